@@ -1,0 +1,74 @@
+"""The exceptions a user of SparsePipe can meet.
+
+Every message says what is wrong and names the remedy, so that it can be acted on
+without reading a traceback. ``assert`` is kept for invariants of our own code.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class SparsePipeError(Exception):
+    """Base of all errors raised for something the user can mend.
+
+    Args:
+        message: what is wrong, with the offending value.
+        remedy: what to do about it, as an imperative sentence.
+    """
+
+    exit_code: ClassVar[int] = 1
+    """Status with which the command line leaves when this error ends a run."""
+
+    def __init__(self, message: str, *, remedy: str) -> None:
+        super().__init__(message, remedy)
+        self.message = message
+        self.remedy = remedy
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only arguments do not survive Exception's default pickling, and
+        # errors do cross process borders (loader workers, ranks).
+        return _rebuild, (type(self), self.message, self.remedy)
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  remedy: {self.remedy}"
+
+
+def _rebuild(kind: type[SparsePipeError], message: str, remedy: str) -> SparsePipeError:
+    return kind(message, remedy=remedy)
+
+
+class ConfigError(SparsePipeError, ValueError):
+    """A configuration key or value that cannot be used."""
+
+    exit_code = 2
+
+
+class DataError(SparsePipeError):
+    """Data that is missing, broken or cannot be cached."""
+
+    exit_code = 3
+
+
+class CoordinateError(SparsePipeError, ValueError):
+    """Voxel coordinates outside what a sparse tensor can hold."""
+
+    exit_code = 3
+
+
+class HardwareError(SparsePipeError):
+    """A demand the chosen hardware inventory cannot meet."""
+
+    exit_code = 4
+
+
+class CheckpointError(SparsePipeError):
+    """A checkpoint that is missing, broken or belongs to another model."""
+
+    exit_code = 5
+
+
+class BackendError(SparsePipeError):
+    """A sparse backend that is missing or cannot do what was asked of it."""
+
+    exit_code = 6
