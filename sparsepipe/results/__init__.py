@@ -1,0 +1,1 @@
+"""The ledger of runs: plain values in, tables, figures and files out."""
