@@ -1,0 +1,194 @@
+"""OFF meshes in and out, by way of trimesh, for files as they are found in the wild.
+
+ModelNet's files fuse the header with the counts (``OFF490 518 0``), double faces and
+carry degenerate ones; other collections add comments, polygons and colour columns. What
+can be read is read; what is broken is refused with the file, the fault and a remedy.
+
+Shapes: V vertices, F faces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import trimesh
+
+from sparsepipe.errors import DataError
+
+# The format's optional prefixes: ST (texture), C (colour), N (normal) add columns behind
+# the three coordinates, which the loader ignores. "4" and "n" change the coordinates
+# themselves and are refused.
+_HEADER = re.compile(r"(?:ST)?C?N?OFF", re.IGNORECASE)
+_COMMENT = re.compile(r"#[^\r\n]*")
+_DEGENERATE_SHARE = 1e-14
+"""Faces smaller than this share of the squared extent are rounding, not surface."""
+_SIGNIFICANT_DIGITS = 8
+"""Decimals relative to the extent: kept when writing, compared when merging vertices."""
+
+
+def read_off(path: str | os.PathLike[str]) -> trimesh.Trimesh:
+    """Read an OFF file as a triangle mesh fit for sampling by area.
+
+    Polygons are triangulated (as fans beyond quads), vertices in the same place are merged,
+    unused ones dropped, degenerate and duplicate faces removed (two faces on the same three
+    corners are duplicates whatever their winding). The scale is kept.
+
+    Args:
+        path: the file; fused header, comments, blank lines, CRLF, colour columns and the
+            COFF, NOFF and STOFF variants are understood.
+
+    Raises:
+        DataError: the file is missing, empty, no OFF file, truncated, has vertices that
+            are not finite or faces that point at none, or has no face of positive area.
+    """
+    path = Path(path)
+    lines_text, num_vertices, num_faces = _split(path, _read_text(path))
+    text = "\n".join(["OFF", *lines_text])
+    try:
+        mesh = trimesh.load_mesh(io.BytesIO(text.encode()), file_type="off", process=False)
+    except (ValueError, TypeError, IndexError, OverflowError) as error:
+        fault = _first_fault(lines_text, num_vertices, num_faces) or str(error)
+        raise _broken(path, fault) from error
+    _check_faces_complete(path, lines_text, num_vertices, num_faces)
+    if not np.isfinite(mesh.vertices).all():
+        bad = int(np.flatnonzero(~np.isfinite(mesh.vertices).all(axis=1))[0])
+        raise _broken(path, f"vertex {bad} is not finite (NaN or infinite)")
+    return _clean(path, mesh)
+
+
+def write_off(mesh: trimesh.Trimesh, path: str | os.PathLike[str]) -> None:
+    """Write ``mesh`` as an OFF file; the file appears whole or not at all.
+
+    Coordinates keep 8 decimal digits relative to the mesh's extent.
+
+    Raises:
+        DataError: the file cannot be written (disk full, no permission).
+    """
+    path = Path(path)
+    text = mesh.export(file_type="off", digits=max(_decimals(mesh.vertices), 0))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="ascii")
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise DataError(
+            f"cannot write {path}: {error.strerror or error}",
+            remedy="Free space or grant write permission there, or choose another folder.",
+        ) from error
+
+
+def _read_text(path: Path) -> str:
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{path} does not exist", remedy="Check the path and the data set's root."
+        ) from error
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: {error.strerror or error}",
+            remedy="Check that it is a file and that you have permission to read it.",
+        ) from error
+    # Only comments can hold other characters than ASCII, and those are dropped.
+    text = _COMMENT.sub("", raw.decode("utf-8-sig", errors="replace")).strip()
+    if not text:
+        raise _broken(path, "the file is empty")
+    return text
+
+
+def _split(path: Path, text: str) -> tuple[list[str], int, int]:
+    """Data lines (the first holds the counts), number of vertices and of faces."""
+    header = _HEADER.match(text)
+    if header is None:
+        raise DataError(
+            f"{path} is not an OFF file of three-dimensional points: "
+            f"it begins with {text[:20].splitlines()[0]!r}",
+            remedy="Convert it to a text OFF file, or remove it from the data set.",
+        )
+    lines = [line for line in map(str.strip, text[header.end() :].splitlines()) if line]
+    counts = lines[0].split() if lines else []
+    if len(counts) < 2 or not all(count.isdecimal() for count in counts[:2]):
+        found = repr(lines[0][:40]) if lines else "nothing"
+        raise _broken(path, f"the header names no vertex and face counts, found {found}")
+    num_vertices, num_faces = int(counts[0]), int(counts[1])
+    if num_vertices == 0 or num_faces == 0:
+        what = "vertices" if num_vertices == 0 else "faces"
+        raise _broken(path, f"the mesh has no {what}")
+    missing = 1 + num_vertices + num_faces - len(lines)
+    if missing > 0:
+        raise _broken(
+            path,
+            f"truncated: the header promises {num_vertices} vertices and {num_faces} faces, "
+            f"{missing} of their lines are missing",
+        )
+    return lines[: 1 + num_vertices + num_faces], num_vertices, num_faces
+
+
+def _check_faces_complete(path: Path, lines: list[str], num_vertices: int, num_faces: int) -> None:
+    # The loader takes a face that lacks corners for a smaller polygon.
+    for line in lines[1 + num_vertices :]:
+        if int(line.split(None, 1)[0]) >= len(line.split()):
+            fault = _first_fault(lines, num_vertices, num_faces)
+            raise _broken(path, fault or "a face lacks corners")
+
+
+def _first_fault(lines: list[str], num_vertices: int, num_faces: int) -> str | None:
+    """Name the first line that is no vertex or no face; None if all are."""
+    for number, line in enumerate(lines[1 : 1 + num_vertices]):
+        if not _are(float, line.split()[:3], count=3):
+            return f"vertex {number} is not three numbers: {line[:60]!r}"
+    for number, line in enumerate(lines[1 + num_vertices : 1 + num_vertices + num_faces]):
+        count, *corners = line.split()
+        if not count.isdecimal() or not _are(int, corners[: int(count)], count=int(count)):
+            return f"face {number} is not a count and as many corners: {line[:60]!r}"
+        for corner in map(int, corners[: int(count)]):
+            if not 0 <= corner < num_vertices:
+                return f"face {number} points at vertex {corner} of {num_vertices}"
+    return None
+
+
+def _are(kind: type[float] | type[int], words: Sequence[str], *, count: int) -> bool:
+    try:
+        return len([kind(word) for word in words]) == count
+    except ValueError:
+        return False
+
+
+def _clean(path: Path, mesh: trimesh.Trimesh) -> trimesh.Trimesh:
+    if len(mesh.faces):
+        # Relative to the extent: the library's own tolerance is absolute, and would
+        # collapse a small model in metres or miss doubles of a large one in millimetres.
+        mesh.merge_vertices(digits_vertex=_decimals(mesh.vertices))
+        extent = float(np.ptp(mesh.vertices, axis=0).max())
+        with np.errstate(over="ignore", invalid="ignore"):
+            area_F = mesh.area_faces
+            keep_F = area_F > _DEGENERATE_SHARE * extent * extent
+        mesh.update_faces(keep_F & mesh.unique_faces())
+        mesh.remove_unreferenced_vertices()
+    if not len(mesh.faces) or not mesh.area > 0:
+        raise _broken(path, "the mesh has zero area: every face is degenerate")
+    if not np.isfinite(mesh.area):
+        raise _broken(path, "the mesh's area is not finite: its coordinates are too large")
+    return mesh
+
+
+def _decimals(vertices_V3: np.ndarray) -> int:
+    extent = float(np.ptp(vertices_V3, axis=0).max()) if len(vertices_V3) else 0.0
+    if not 0 < extent < np.inf:
+        return _SIGNIFICANT_DIGITS
+    return _SIGNIFICANT_DIGITS - int(np.ceil(np.log10(extent)))
+
+
+def _broken(path: Path, fault: str) -> DataError:
+    return DataError(
+        f"{path}: {fault}",
+        remedy="Restore the file from its source, or remove it from the data set.",
+    )
