@@ -1,0 +1,34 @@
+"""Networks as ordered layer lists, and the LightningModules that train them.
+
+Nothing here knows of parallelism: a network is an ``nn.Sequential`` whose entries
+are the unit of profiling and partitioning, and a LightningModule is written as for
+one device.
+"""
+
+from sparsepipe.models.classifier import Classifier
+from sparsepipe.models.schedule import LRSchedule
+from sparsepipe.models.vgg_dense import (
+    dense_vgg11_bn,
+    dense_vgg13_bn,
+    dense_vgg16_bn,
+    dense_vgg19_bn,
+)
+from sparsepipe.models.vgg_sparse import (
+    sparse_vgg11_bn,
+    sparse_vgg13_bn,
+    sparse_vgg16_bn,
+    sparse_vgg19_bn,
+)
+
+__all__ = [
+    "Classifier",
+    "LRSchedule",
+    "dense_vgg11_bn",
+    "dense_vgg13_bn",
+    "dense_vgg16_bn",
+    "dense_vgg19_bn",
+    "sparse_vgg11_bn",
+    "sparse_vgg13_bn",
+    "sparse_vgg16_bn",
+    "sparse_vgg19_bn",
+]

@@ -1,0 +1,158 @@
+"""The shape classifier, written as for one device.
+
+Shapes: B samples, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
+
+from sparsepipe.models.schedule import LRSchedule
+
+
+class Classifier(pl.LightningModule):
+    """Cross-entropy classification of shapes.
+
+    A batch is a mapping with ``input`` (what ``layers`` takes: a ``SparseTensor`` or dense
+    occupancy [B, C, X, Y, Z]), ``label`` (int64 [B]) and ``index`` (int64 [B], the shape's
+    number in its split).
+
+    Logged: ``train/loss`` and ``train/accuracy`` (per epoch, the loss per step as well),
+    ``val/…`` and ``test/…`` alike, and ``test/class_accuracy``, the mean of the per-class
+    accuracies. Accuracies are top-1 shares in [0, 1].
+
+    Args:
+        layers: the network, one entry a layer; maps the input to logits [B, K].
+        num_classes: K.
+        optimizer: called with the parameters.
+        schedule: the learning-rate schedule, if any.
+        label_smoothing: share of the target spread evenly over the classes (training only).
+        class_names: K names, for reports.
+
+    Attributes:
+        test_confusion: int64 [K, K] after a test, true class by row, over all ranks.
+        test_predictions: after a test, this rank's ``index``, ``label``, ``prediction``
+            (int64 [n]) and ``probability`` (float [n], of the predicted class).
+    """
+
+    def __init__(
+        self,
+        layers: nn.Sequential,
+        *,
+        num_classes: int,
+        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+        schedule: LRSchedule | None = None,
+        label_smoothing: float = 0.0,
+        class_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.layers = layers
+        self.num_classes = num_classes
+        self.class_names = tuple(class_names or map(str, range(num_classes)))
+        self.label_smoothing = label_smoothing
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self.train_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.confusion = MulticlassConfusionMatrix(num_classes)
+        self.test_confusion: Tensor | None = None
+        self.test_predictions: dict[str, Tensor] = {}
+        self._collected: list[dict[str, Tensor]] = []
+
+    def forward(self, x: Any) -> Tensor:
+        """Logits [B, K] of a batch's input."""
+        logits_BK: Tensor = self.layers(x)
+        return logits_BK
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        label_B = batch["label"]
+        logits_BK = self.layers(batch["input"])
+        loss = F.cross_entropy(logits_BK.float(), label_B, label_smoothing=self.label_smoothing)
+        self.train_accuracy(logits_BK, label_B)
+        size = label_B.numel()
+        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=size)
+        self.log(
+            "train/accuracy",
+            self.train_accuracy,
+            prog_bar=True,
+            on_step=False,
+            on_epoch=True,
+            batch_size=size,
+        )
+        return loss
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        label_B = batch["label"]
+        logits_BK = self.layers(batch["input"])
+        self.val_accuracy(logits_BK, label_B)
+        self._log_epoch("val/loss", F.cross_entropy(logits_BK.float(), label_B), label_B.numel())
+        self._log_epoch("val/accuracy", self.val_accuracy, label_B.numel())
+
+    def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        label_B = batch["label"]
+        logits_BK = self.layers(batch["input"])
+        self._log_epoch("test/loss", F.cross_entropy(logits_BK.float(), label_B), label_B.numel())
+        self.confusion.update(logits_BK, label_B)
+        self._collected.append(_prediction(batch, logits_BK))
+
+    def predict_step(self, batch: dict[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
+        return _prediction(batch, self.layers(batch["input"]))
+
+    def on_test_epoch_start(self) -> None:
+        self.confusion.reset()
+        self._collected.clear()
+
+    def on_test_epoch_end(self) -> None:
+        counts_KK = self.confusion.compute()
+        self.test_confusion = counts_KK.cpu()
+        hits_K, shapes_K = counts_KK.diagonal(), counts_KK.sum(dim=1)
+        present = shapes_K > 0
+        class_accuracy_K = hits_K[present] / shapes_K[present]
+        # The counts are those of all ranks already, so nothing is left to synchronise.
+        self.log("test/accuracy", hits_K.sum() / shapes_K.sum(), prog_bar=True)
+        self.log("test/class_accuracy", class_accuracy_K.mean())
+        if self._collected:
+            self.test_predictions = {
+                key: torch.cat([entry[key] for entry in self._collected])
+                for key in self._collected[0]
+            }
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self._optimizer(self.parameters())
+        if self._schedule is None:
+            return optimizer
+        entry = self._schedule.build(
+            optimizer,
+            steps=int(self.trainer.estimated_stepping_batches),
+            epochs=self.trainer.max_epochs or 1,
+        )
+        return {"optimizer": optimizer, "lr_scheduler": entry}
+
+    def _log_epoch(self, name: str, value: Any, size: int) -> None:
+        self.log(
+            name,
+            value,
+            prog_bar=True,
+            on_step=False,
+            on_epoch=True,
+            sync_dist=isinstance(value, Tensor),
+            batch_size=size,
+        )
+
+
+def _prediction(batch: dict[str, Any], logits_BK: Tensor) -> dict[str, Tensor]:
+    probability_B, prediction_B = logits_BK.detach().float().softmax(dim=1).max(dim=1)
+    return {
+        "index": batch["index"].cpu(),
+        "label": batch["label"].cpu(),
+        "prediction": prediction_B.cpu(),
+        "probability": probability_B.cpu(),
+    }

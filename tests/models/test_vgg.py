@@ -1,0 +1,86 @@
+"""The VGG family: layer lists, sizes, and the same layout in both forms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparsepipe import models
+from sparsepipe.errors import ConfigError
+from sparsepipe.sparse import SparseTensor
+
+# The authors' measured network (52 entries), as kinds in order.
+VGG16_KINDS = (
+    ["conv", "norm", "relu"] * 2
+    + ["pool"]
+    + ["conv", "norm", "relu"] * 2
+    + ["pool"]
+    + (["conv", "norm", "relu"] * 3 + ["pool"]) * 3
+    + ["global", "linear", "relu", "dropout", "linear", "relu", "dropout", "linear"]
+)
+
+
+def kind(layer: torch.nn.Module) -> str:
+    name = type(layer).__name__.lower()
+    for word, result in (("global", "global"), ("conv", "conv"), ("norm", "norm")):
+        if word in name:
+            return result
+    return next(w for w in ("relu", "pool", "linear", "dropout") if w in name)
+
+
+@pytest.mark.parametrize("form", ["sparse", "dense"])
+def test_vgg16_is_the_papers_list_of_52_layers(form: str) -> None:
+    network = getattr(models, f"{form}_vgg16_bn")(40, width=0.05)
+    assert [kind(layer) for layer in network] == VGG16_KINDS
+
+
+@pytest.mark.parametrize(("depth", "entries"), [(11, 37), (13, 43), (16, 52), (19, 61)])
+def test_depths(depth: int, entries: int) -> None:
+    for form in ("sparse", "dense"):
+        assert len(getattr(models, f"{form}_vgg{depth}_bn")(10, width=0.05)) == entries
+
+
+def test_parameter_bytes_are_those_of_the_authors_profile() -> None:
+    # parameter_size column of the authors' measurements: first two convolutions, first
+    # norm, the three linear layers (fp32 bytes).
+    with torch.device("meta"):
+        network = models.sparse_vgg16_bn(40)
+    sizes = [sum(4 * p.numel() for p in layer.parameters()) for layer in network]
+    assert sizes[0] == 6912
+    assert sizes[1] == 512
+    assert sizes[3] == 442368
+    assert [sizes[45], sizes[48], sizes[51]] == [8404992, 67125248, 655520]
+
+
+def test_dense_and_sparse_have_equal_parameter_counts() -> None:
+    with torch.device("meta"):
+        counts = {
+            sum(p.numel() for p in getattr(models, f"{form}_vgg13_bn")(7, width=0.3).parameters())
+            for form in ("sparse", "dense")
+        }
+    assert len(counts) == 1
+
+
+def test_forward_and_backward_reach_every_parameter() -> None:
+    torch.manual_seed(0)
+    coords = torch.unique(torch.randint(0, 12, (2, 300, 3)).flatten(0, 1), dim=0)
+    batch = torch.arange(len(coords)) % 2
+    order = torch.argsort(batch, stable=True)
+    coords = torch.cat([batch[:, None], coords], dim=1)[order].int()
+    sparse_input = SparseTensor(torch.ones(len(coords), 1), coords, spatial_shape=12)
+    dense_input = sparse_input.dense()
+    assert dense_input.shape == (2, 1, 12, 12, 12)
+    for form, x in (("sparse", sparse_input), ("dense", dense_input)):
+        network = getattr(models, f"{form}_vgg11_bn")(5, width=0.1)
+        logits = network(x)
+        assert logits.shape == (2, 5)
+        logits.square().sum().backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"width": 0}, {"width": -1}, {"dropout": 1.0}, {"in_channels": 0}]
+)
+def test_impossible_sizes_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="remedy"):
+        models.sparse_vgg16_bn(10, **wrong)
