@@ -1,0 +1,53 @@
+# Every target does the set-up it needs: a virtual environment with pinned versions.
+#
+#   make demo       train a sparse network on generated CAD shapes, two processes
+#   make test       the quick suite
+#   make test-full  the quick suite and what takes longer
+#   make lint       ruff, mypy, import contracts
+#
+# On a machine without an NVIDIA GPU the much smaller CPU build of PyTorch will do:
+#   make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_ARGS ?=
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup demo test test-full lint format clean
+.DELETE_ON_ERROR:
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "SparsePipe needs Python 3.11 or newer; name one: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
+		--constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/sparsepipe experiment=demo $(DEMO_ARGS)
+
+test: $(READY)
+	$(BIN)/python -m pytest -m "not full" $(PYTEST_ARGS)
+
+test-full: $(READY)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
