@@ -1,0 +1,216 @@
+"""Coordinates as integers: checks, linear keys and the search for neighbours.
+
+A site (b, x, y, z) of a grid of extent (X, Y, Z) has the key
+``((b * X + x) * Y + y) * Z + z``: mixed radix rather than fixed bit fields, so that
+one int64 serves every grid of up to 21 bits an axis whose B * X * Y * Z stays within
+63 bits (a full 21-bit cube leaves room for one sample, a 50,000^3 grid for 73,000).
+
+Shape suffixes: N sites, M queried sites, K offsets of a kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sparsepipe.errors import CoordinateError
+from sparsepipe.sparse.kernel_spec import Triple
+
+COORDINATE_BITS = 21
+MAX_COORDINATE = 2**COORDINATE_BITS - 1
+_MAX_KEYS = 2**63
+
+# A table costs memory and a fill for every cell, a search a sort and log N steps for
+# every site: tables pay where cells are few in all and few per site.
+_TABLE_MAX_CELLS = 2**26
+_TABLE_MIN_CELLS = 2**16
+_TABLE_CELLS_PER_SITE = 512
+
+
+class SiteIndex(Protocol):
+    """Finds the rows of sites by coordinate."""
+
+    def find(self, base_M4: Tensor, offsets_K3: Tensor) -> Tensor:
+        """Rows (int32 [K, M], -1 where there is none) of ``base + offset``."""
+        ...
+
+
+def check_bounds(coords_N4: Tensor, *, batch_size: int, spatial_shape: Triple | None) -> Triple:
+    """Check the range of coordinates and return the extent of their grid.
+
+    Costs one reduction and one read-back. The extent is ``spatial_shape`` where it
+    is given, otherwise the largest coordinate plus one on each axis.
+
+    Raises:
+        CoordinateError: negative, beyond 21 bits, beyond ``spatial_shape``, batch
+            index beyond ``batch_size``, or a grid whose keys do not fit 63 bits.
+    """
+    if coords_N4.shape[0] == 0:
+        extent = spatial_shape or (1, 1, 1)
+    else:
+        lowest, highest = (bound.tolist() for bound in coords_N4.aminmax(dim=0))
+        _check_batch_column(lowest[0], highest[0], batch_size)
+        for axis, low, high in zip("xyz", lowest[1:], highest[1:], strict=True):
+            _check_axis(axis, low, high)
+        extent = spatial_shape or (highest[1] + 1, highest[2] + 1, highest[3] + 1)
+        for axis, high, size in zip("xyz", highest[1:], extent, strict=True):
+            if high >= size:
+                raise CoordinateError(
+                    f"{axis} coordinate {high} lies outside the spatial shape {extent}",
+                    remedy="give the grid's true spatial_shape, and coordinates as"
+                    " (batch, x, y, z): a batch-last tensor becomes coords[:, [3, 0, 1, 2]]",
+                )
+    if max(extent) > MAX_COORDINATE + 1 or batch_size * math.prod(extent) > _MAX_KEYS:
+        raise CoordinateError(
+            f"a grid of {extent} with {batch_size} samples does not fit a 63-bit key",
+            remedy="use larger voxels, a tighter spatial_shape or fewer samples a batch",
+        )
+    return extent
+
+
+def _check_batch_column(low: int, high: int, batch_size: int) -> None:
+    if low < 0 or high >= batch_size:
+        raise CoordinateError(
+            f"batch index {low if low < 0 else high} is outside a batch of {batch_size}",
+            remedy="order the columns as (batch, x, y, z), batch first: a batch-last tensor"
+            " becomes coords[:, [3, 0, 1, 2]]; otherwise pass the true batch_size",
+        )
+
+
+def _check_axis(axis: str, low: int, high: int) -> None:
+    if low < 0:
+        raise CoordinateError(
+            f"{axis} coordinate {low} is negative",
+            remedy="shift the coordinates of each sample so that they start at 0",
+        )
+    if high > MAX_COORDINATE:
+        raise CoordinateError(
+            f"{axis} coordinate {high} needs more than {COORDINATE_BITS} bits",
+            remedy=f"keep coordinates up to {MAX_COORDINATE}: use larger voxels or crop",
+        )
+
+
+def linear_keys(coords_N4: Tensor, extent: Triple) -> Tensor:
+    """The int64 keys [N] of sites in a grid of ``extent``; order is lexicographic."""
+    b, x, y, z = coords_N4.long().unbind(1)
+    return ((b * extent[0] + x) * extent[1] + y) * extent[2] + z
+
+
+def coords_of_keys(keys_N: Tensor, extent: Triple) -> Tensor:
+    """Invert :func:`linear_keys` (int32 [N, 4])."""
+    columns = []
+    for size in reversed(extent):
+        above = torch.div(keys_N, size, rounding_mode="floor")
+        columns.append(keys_N - above * size)
+        keys_N = above
+    return torch.stack([keys_N, *reversed(columns)], dim=1).int()
+
+
+def build_index(
+    coords_N4: Tensor, *, batch_size: int, extent: Triple, reach: Triple, method: str = "auto"
+) -> SiteIndex:
+    """Index sites for windows that reach up to ``reach`` voxels beyond them.
+
+    Args:
+        coords_N4: int32 sites, within ``extent``.
+        batch_size: samples in the batch.
+        extent: the grid's size per axis.
+        reach: largest offset per axis that will be asked for.
+        method: "table" (dense lookup table), "sort" (sorted keys and binary search)
+            or "auto" (a table where the grid is small enough).
+
+    Raises:
+        CoordinateError: two sites have the same coordinates.
+    """
+    if method == "auto":
+        cells = batch_size * math.prod(e + r for e, r in zip(extent, reach, strict=True))
+        most = max(_TABLE_MIN_CELLS, _TABLE_CELLS_PER_SITE * coords_N4.shape[0])
+        method = "table" if cells <= min(_TABLE_MAX_CELLS, most) else "sort"
+    if method == "table":
+        return TableIndex(coords_N4, batch_size=batch_size, extent=extent, reach=reach)
+    return SortedIndex(coords_N4, extent=extent)
+
+
+class TableIndex:
+    """A dense table from cell to row.
+
+    Each axis is padded by its reach on one side only: a step below zero lands in the
+    padding of the neighbouring line, which is empty, so no step needs a bounds check.
+    """
+
+    __slots__ = ("_base", "_strides_4", "_table")
+
+    def __init__(
+        self, coords_N4: Tensor, *, batch_size: int, extent: Triple, reach: Triple
+    ) -> None:
+        size_x, size_y, size_z = (e + r for e, r in zip(extent, reach, strict=True))
+        self._strides_4 = (size_x * size_y * size_z, size_y * size_z, size_z, 1)
+        self._base = sum(r * s for r, s in zip(reach, self._strides_4[1:], strict=True))
+        cells = batch_size * self._strides_4[0] + 2 * self._base
+        rows_N = torch.arange(coords_N4.shape[0], dtype=torch.int32, device=coords_N4.device)
+        self._table = torch.full((cells,), -1, dtype=torch.int32, device=coords_N4.device)
+        keys_N = self._keys(coords_N4)
+        self._table[keys_N] = rows_N
+        if not torch.equal(self._table[keys_N], rows_N):
+            raise_duplicate(coords_N4, keys_N)
+
+    def _keys(self, coords_N4: Tensor) -> Tensor:
+        b, x, y, z = coords_N4.long().unbind(1)
+        stride_b, stride_x, stride_y, _ = self._strides_4
+        return b * stride_b + x * stride_x + y * stride_y + (z + self._base)
+
+    def find(self, base_M4: Tensor, offsets_K3: Tensor) -> Tensor:
+        """See :class:`SiteIndex`."""
+        strides_3 = torch.tensor(self._strides_4[1:], device=base_M4.device)
+        steps_K = (offsets_K3.long() * strides_3).sum(1)
+        keys_KM = steps_K[:, None] + self._keys(base_M4)[None, :]
+        return self._table.index_select(0, keys_KM.reshape(-1)).view(keys_KM.shape)
+
+
+class SortedIndex:
+    """Sorted keys and a binary search, for grids too large for a table."""
+
+    __slots__ = ("_extent", "_keys_N", "_order_N")
+
+    def __init__(self, coords_N4: Tensor, *, extent: Triple) -> None:
+        keys_N = linear_keys(coords_N4, extent)
+        self._extent = extent
+        self._keys_N, order_N = torch.sort(keys_N)
+        self._order_N = order_N.int()
+        if bool((self._keys_N[1:] == self._keys_N[:-1]).any()):
+            raise_duplicate(coords_N4, keys_N)
+
+    def find(self, base_M4: Tensor, offsets_K3: Tensor) -> Tensor:
+        """See :class:`SiteIndex`."""
+        if self._keys_N.shape[0] == 0:
+            shape = (offsets_K3.shape[0], base_M4.shape[0])
+            return torch.full(shape, -1, dtype=torch.int32, device=base_M4.device)
+        return torch.stack([self._find_one(base_M4, offset_3) for offset_3 in offsets_K3])
+
+    def _find_one(self, base_M4: Tensor, offset_3: Tensor) -> Tensor:
+        sites_M4 = base_M4.clone()
+        sites_M4[:, 1:] += offset_3
+        extent_3 = torch.tensor(self._extent, dtype=torch.int32, device=base_M4.device)
+        inside_M = ((sites_M4[:, 1:] >= 0) & (sites_M4[:, 1:] < extent_3)).all(1)
+        keys_M = linear_keys(sites_M4, self._extent)
+        place_M = torch.searchsorted(self._keys_N, keys_M).clamp_(max=self._keys_N.shape[0] - 1)
+        hit_M = inside_M & (self._keys_N.index_select(0, place_M) == keys_M)
+        return self._order_N.index_select(0, place_M).masked_fill_(~hit_M, -1)
+
+
+def raise_duplicate(coords_N4: Tensor, keys_N: Tensor) -> None:
+    """Raise for the first row whose coordinates an earlier row already has."""
+    sorted_N, order_N = torch.sort(keys_N, stable=True)
+    repeats = (sorted_N[1:] == sorted_N[:-1]).nonzero().flatten()
+    later = order_N[repeats + 1]
+    which = int(torch.argmin(later))
+    first, second = int(order_N[repeats[which]]), int(later[which])
+    raise CoordinateError(
+        f"rows {first} and {second} have the same coordinates (batch, x, y, z)"
+        f" {tuple(coords_N4[second].tolist())}",
+        remedy="merge points of one voxel before building the tensor, for example with"
+        " torch.unique(coords, dim=0, return_inverse=True) and a mean of the features",
+    )

@@ -1,0 +1,97 @@
+"""How a sparse convolution walks its pairs: gather, multiply, sum, block by block.
+
+Pairs (row, source) are grouped by block of rows and, within a block, by kernel
+offset. A block's sources are gathered once, one matrix product per offset turns them
+into parts, and every row sums its parts as one bag of indices. Rows are written once,
+in a fixed order of addition, so results are deterministic on every device, and a
+block's buffers can be kept small enough to stay in the processor's cache.
+
+Shape suffixes: K offsets, R rows of the level, B blocks, P pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The pairs of one block of rows; P here counts this block's pairs.
+
+    Attributes:
+        first: first row of the block.
+        last: one past its last row.
+        counts: pairs per offset, K values that sum to P.
+        sources_P: int32, row of the source tensor of each pair, grouped by offset.
+        rows_P: int32, row (of the whole level) that each pair contributes to.
+        bag_P: int32, positions in 0..P-1 of each row's pairs, row after row.
+        bag_starts: int32 [last - first], where each row's positions start in ``bag_P``.
+    """
+
+    first: int
+    last: int
+    counts: list[int]
+    sources_P: Tensor
+    rows_P: Tensor
+    bag_P: Tensor
+    bag_starts: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GatherPlan:
+    """All blocks of a level, with the totals that size the work space."""
+
+    num_rows: int
+    num_pairs: int
+    max_pairs: int
+    blocks: list[Block]
+
+
+def build_gather_plan(sources_KR: Tensor, rows_per_block: int) -> GatherPlan:
+    """Group the pairs of a neighbour table (int32, -1 where there is none).
+
+    Costs one read-back to the host: the number of pairs per block and offset.
+    """
+    volume, num_rows = sources_KR.shape
+    num_blocks = max(1, -(-num_rows // rows_per_block))
+    padded = num_blocks * rows_per_block
+    if padded != num_rows:
+        sources_KR = torch.nn.functional.pad(sources_KR, (0, padded - num_rows), value=-1)
+    grouped = sources_KR.view(volume, num_blocks, rows_per_block).transpose(0, 1).contiguous()
+    exists = grouped >= 0
+    counts_BK: list[list[int]] = exists.sum(2).tolist()
+    flat_P = exists.view(-1).nonzero().view(-1)
+    sources_P = grouped.view(-1).index_select(0, flat_P)
+    block_P = flat_P // (volume * rows_per_block)
+    rows_P = (flat_P % rows_per_block + block_P * rows_per_block).int()
+
+    # The same pairs in row order: where does each stand in its block's offset order?
+    pairs_B = [sum(counts) for counts in counts_BK]
+    place = exists.view(num_blocks, -1).cumsum(1, dtype=torch.int32) - 1
+    by_row = exists.transpose(1, 2)
+    bag_P = place.view(exists.shape).transpose(1, 2)[by_row]
+    per_row = by_row.sum(2, dtype=torch.int32)
+    starts = per_row.cumsum(1, dtype=torch.int32) - per_row
+
+    blocks = []
+    begin = 0
+    for b, pairs in enumerate(pairs_B):
+        first = b * rows_per_block
+        last = min(num_rows, first + rows_per_block)
+        part = slice(begin, begin + pairs)
+        blocks.append(
+            Block(
+                first=first,
+                last=last,
+                counts=counts_BK[b],
+                sources_P=sources_P[part],
+                rows_P=rows_P[part],
+                bag_P=bag_P[part],
+                bag_starts=starts[b, : last - first],
+            )
+        )
+        begin += pairs
+    return GatherPlan(num_rows, begin, max(pairs_B), blocks)

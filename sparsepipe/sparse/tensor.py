@@ -1,0 +1,298 @@
+"""The sparse tensor: features at the occupied voxels of a batch of grids.
+
+Shape suffixes: N sites, C channels, B samples, X Y Z the grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from sparsepipe.errors import CoordinateError
+from sparsepipe.sparse.cache import CoordinateCache
+from sparsepipe.sparse.coordinates import MAX_COORDINATE, linear_keys
+from sparsepipe.sparse.kernel_spec import Triple, as_triple
+
+
+class SparseTensor:
+    """Features and integer coordinates of occupied voxels.
+
+    Args:
+        feats: floating [N, C].
+        coords: int32 [N, 4], columns (batch, x, y, z), divided by ``stride``; each
+            site at most once, rows in any order.
+        stride: how many voxels of the finest grid one voxel spans, per axis.
+        spatial_shape: extent of the grid at this level; None means the largest
+            coordinate plus one.
+        batch_size: samples in the batch; None takes the largest batch index plus one
+            (which reads one number back from the device).
+        cache: kernel maps of these very coordinates, shared between tensors.
+
+    Raises:
+        CoordinateError: wrong shape, dtype or device. Coordinates out of range and
+            duplicates are found when a kernel map is first built, or by :meth:`check`.
+    """
+
+    __slots__ = ("_cache", "batch_size", "coords", "feats", "spatial_shape", "stride")
+
+    feats: Tensor
+    coords: Tensor
+    stride: Triple
+    spatial_shape: Triple | None
+    batch_size: int
+
+    def __init__(
+        self,
+        feats: Tensor,
+        coords: Tensor,
+        *,
+        stride: int | Sequence[int] = 1,
+        spatial_shape: Sequence[int] | None = None,
+        batch_size: int | None = None,
+        cache: CoordinateCache | None = None,
+    ) -> None:
+        _check_layout(feats, coords)
+        self.feats = feats
+        self.coords = coords
+        self.stride = as_triple(stride, name="stride")
+        self.spatial_shape = (
+            None if spatial_shape is None else as_triple(spatial_shape, name="spatial_shape")
+        )
+        if batch_size is None:
+            batch_size = int(coords[:, 0].max()) + 1 if coords.shape[0] else 0
+        self.batch_size = batch_size
+        self._cache = cache
+
+    @property
+    def cache(self) -> CoordinateCache:
+        """What is derived from the coordinates; made at first use, never sent."""
+        if self._cache is None:
+            self._cache = CoordinateCache(
+                self.coords, batch_size=self.batch_size, spatial_shape=self.spatial_shape
+            )
+        return self._cache
+
+    @property
+    def device(self) -> torch.device:
+        """Where features and coordinates are."""
+        return self.feats.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the features."""
+        return self.feats.dtype
+
+    @property
+    def num_channels(self) -> int:
+        """C, columns of the features."""
+        return self.feats.shape[1]
+
+    def __len__(self) -> int:
+        return self.coords.shape[0]
+
+    def check(self) -> SparseTensor:
+        """Check bounds and uniqueness of the coordinates now; returns itself.
+
+        Raises:
+            CoordinateError: naming the first offending value or pair of rows.
+        """
+        self.cache.check()
+        return self
+
+    def replace_feats(self, feats_NC: Tensor) -> SparseTensor:
+        """The same sites, and the same cache, with other features.
+
+        Raises:
+            CoordinateError: as many rows as sites are needed.
+        """
+        cache = self.cache
+        if feats_NC.shape[:1] != self.coords.shape[:1]:
+            raise CoordinateError(
+                f"{tuple(feats_NC.shape)} features for {len(self)} sites",
+                remedy="give one row of features for each row of coords",
+            )
+        return _rebuild(feats_NC, self.coords, self._context(), cache)
+
+    def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
+        """As ``torch.Tensor.to``; a dtype applies to the features only."""
+        feats = self.feats.to(*args, **kwargs)
+        copying = {k: v for k, v in kwargs.items() if k in ("non_blocking", "copy")}
+        non_blocking = bool(copying.get("non_blocking", False)) or any(
+            isinstance(arg, bool) and arg for arg in args[1:2]
+        )
+        coords = self.coords.to(feats.device, non_blocking=non_blocking)
+        # A cache belongs to its coordinates: kept when they did not move.
+        cache = self._cache if coords is self.coords else None
+        return _rebuild(feats, coords, self._context(), cache)
+
+    def pin_memory(self) -> SparseTensor:
+        """A copy in page-locked memory, for the loader's pinning thread."""
+        return _rebuild(self.feats.pin_memory(), self.coords.pin_memory(), self._context(), None)
+
+    def detach(self) -> SparseTensor:
+        """The same sites with features cut from the graph."""
+        return self.replace_feats(self.feats.detach())
+
+    def dense(self) -> Tensor:
+        """Features on the full grid, [B, C, X, Y, Z], zero where no site is.
+
+        Raises:
+            CoordinateError: the coordinates are not valid.
+        """
+        cache = self.cache
+        cache.check()
+        x, y, z = cache.extent
+        keys_N = linear_keys(self.coords, cache.extent)
+        grid = self.feats.new_zeros(self.batch_size * x * y * z, self.num_channels)
+        grid = grid.index_copy(0, keys_N, self.feats)
+        return grid.view(self.batch_size, x, y, z, -1).permute(0, 4, 1, 2, 3)
+
+    @classmethod
+    def from_dense(cls, dense_BCXYZ: Tensor) -> SparseTensor:
+        """The sites where any channel is not zero, in lexicographic order."""
+        if dense_BCXYZ.dim() != 5:
+            raise CoordinateError(
+                f"a dense grid of shape {tuple(dense_BCXYZ.shape)}",
+                remedy="give [B, C, X, Y, Z]",
+            )
+        sites_N4 = (dense_BCXYZ.detach() != 0).any(1).nonzero()
+        b, x, y, z = sites_N4.unbind(1)
+        feats_NC = dense_BCXYZ.permute(0, 2, 3, 4, 1)[b, x, y, z]
+        return cls(
+            feats_NC,
+            sites_N4.int(),
+            spatial_shape=dense_BCXYZ.shape[2:],
+            batch_size=dense_BCXYZ.shape[0],
+        )
+
+    def _context(self) -> _Context:
+        return self.stride, self.spatial_shape, self.batch_size
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self.feats, self.coords, self._context(), None)
+
+    def __repr__(self) -> str:
+        return (
+            f"SparseTensor(sites={len(self)}, channels={tuple(self.feats.shape[1:])},"
+            f" batch_size={self.batch_size}, stride={self.stride},"
+            f" spatial_shape={self.spatial_shape}, dtype={self.dtype}, device={self.device})"
+        )
+
+
+_Context = tuple[Triple, Triple | None, int]
+
+
+def _rebuild(
+    feats: Any, coords: Any, context: _Context, cache: CoordinateCache | None
+) -> SparseTensor:
+    # Without checks: tree maps put things other than tensors in a node's place.
+    tensor = SparseTensor.__new__(SparseTensor)
+    tensor.feats, tensor.coords = feats, coords
+    tensor.stride, tensor.spatial_shape, tensor.batch_size = context
+    tensor._cache = cache
+    return tensor
+
+
+def _check_layout(feats: Tensor, coords: Tensor) -> None:
+    if coords.dim() != 2 or coords.shape[1] != 4 or coords.dtype != torch.int32:
+        raise CoordinateError(
+            f"coords are {coords.dtype} of shape {tuple(coords.shape)}",
+            remedy="give int32 of shape [N, 4] with columns (batch, x, y, z)",
+        )
+    if feats.dim() != 2 or feats.shape[0] != coords.shape[0] or not feats.is_floating_point():
+        raise CoordinateError(
+            f"feats are {feats.dtype} of shape {tuple(feats.shape)} for {coords.shape[0]} sites",
+            remedy="give floating point of shape [N, C], one row for each row of coords",
+        )
+    if feats.device != coords.device:
+        raise CoordinateError(
+            f"feats are on {feats.device}, coords on {coords.device}",
+            remedy="move both to one device, or build the tensor first and call .to(device)",
+        )
+
+
+def sparse_collate(
+    samples: Sequence[tuple[Tensor, Tensor]], *, spatial_shape: Sequence[int] | None
+) -> SparseTensor:
+    """Join samples into one batch; sample ``i`` gets batch index ``i``.
+
+    Args:
+        samples: (coords, feats) of each: integer [n, 3] and floating [n, C]; n may
+            be 0 and differs from sample to sample.
+        spatial_shape: extent of the grid they share, None where it is not known.
+
+    Raises:
+        CoordinateError: no samples, wrong shapes or dtypes, coordinates beyond 21 bits.
+    """
+    if not samples:
+        raise CoordinateError("no samples to collate", remedy="give at least one sample")
+    for i, (coords_n3, feats_nC) in enumerate(samples):
+        _check_sample(i, coords_n3, feats_nC)
+    sizes = torch.tensor([coords.shape[0] for coords, _ in samples])
+    coords = torch.cat([coords for coords, _ in samples])
+    if coords.numel() and not 0 <= int(coords.min()) <= int(coords.max()) <= MAX_COORDINATE:
+        raise CoordinateError(
+            f"coordinates from {int(coords.min())} to {int(coords.max())}",
+            remedy=f"keep them from 0 to {MAX_COORDINATE}: shift each sample, or use larger voxels",
+        )
+    batch = torch.repeat_interleave(torch.arange(len(samples), dtype=torch.int32), sizes)
+    coords_N4 = torch.cat([batch[:, None].to(coords.device), coords.int()], dim=1)
+    feats_NC = torch.cat([feats for _, feats in samples])
+    return SparseTensor(feats_NC, coords_N4, spatial_shape=spatial_shape, batch_size=len(samples))
+
+
+def _check_sample(i: int, coords_n3: Tensor, feats_nC: Tensor) -> None:
+    integral = not (coords_n3.is_floating_point() or coords_n3.is_complex())
+    if coords_n3.dim() != 2 or coords_n3.shape[1] != 3 or not integral:
+        raise CoordinateError(
+            f"sample {i}: coords are {coords_n3.dtype} of shape {tuple(coords_n3.shape)}",
+            remedy="give integers of shape [n, 3] (x, y, z) without a batch column",
+        )
+    if feats_nC.dim() != 2 or feats_nC.shape[0] != coords_n3.shape[0]:
+        raise CoordinateError(
+            f"sample {i}: feats of shape {tuple(feats_nC.shape)} for {coords_n3.shape[0]} sites",
+            remedy="give features of shape [n, C], one row for each site",
+        )
+
+
+def _flatten(x: SparseTensor) -> tuple[list[Any], _Context]:
+    return [x.feats, x.coords], x._context()
+
+
+def _flatten_with_keys(x: SparseTensor) -> tuple[list[tuple[Any, Any]], _Context]:
+    keys = pytree.GetAttrKey("feats"), pytree.GetAttrKey("coords")
+    return [(keys[0], x.feats), (keys[1], x.coords)], x._context()
+
+
+def _unflatten(children: Any, context: _Context) -> SparseTensor:
+    feats, coords = children
+    return _rebuild(feats, coords, context, None)
+
+
+def _dump(context: _Context) -> list[Any]:
+    stride, shape, batch_size = context
+    return [list(stride), None if shape is None else list(shape), batch_size]
+
+
+def _load(dumped: Any) -> _Context:
+    stride, shape, batch_size = dumped
+    return (
+        as_triple(stride, name="stride"),
+        None if shape is None else as_triple(shape, name="spatial_shape"),
+        int(batch_size),
+    )
+
+
+pytree.register_pytree_node(
+    SparseTensor,
+    _flatten,
+    _unflatten,
+    serialized_type_name="sparsepipe.sparse.SparseTensor",
+    to_dumpable_context=_dump,
+    from_dumpable_context=_load,
+    flatten_with_keys_fn=_flatten_with_keys,
+)
