@@ -1,0 +1,33 @@
+"""Meshes and points in, voxels out.
+
+Names are imported on first use: the processes that sample meshes need numpy and trimesh
+only, and would start seconds later with torch and Lightning.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparsepipe.data.augment import Augment as Augment
+    from sparsepipe.data.datamodule import ShapeDataModule as ShapeDataModule
+    from sparsepipe.data.points import PointSet as PointSet
+    from sparsepipe.data.sources import NpzBundle as NpzBundle
+    from sparsepipe.data.voxels import voxelise as voxelise
+
+_HOMES = {
+    "Augment": "augment",
+    "NpzBundle": "sources",
+    "PointSet": "points",
+    "ShapeDataModule": "datamodule",
+    "voxelise": "voxels",
+}
+
+__all__ = ["Augment", "NpzBundle", "PointSet", "ShapeDataModule", "voxelise"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

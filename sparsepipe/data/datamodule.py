@@ -1,0 +1,250 @@
+"""The LightningDataModule: settings in, loaders of sparse or dense batches out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+
+from sparsepipe.data.augment import Augment, Axis
+from sparsepipe.data.checks import (
+    check_choices,
+    check_dense,
+    check_numbers,
+    check_ratio,
+    check_resolution,
+    check_share,
+)
+from sparsepipe.data.dataset import Representation, ShapeDataset, Voxelisation
+from sparsepipe.data.draw import RatioMode
+from sparsepipe.data.loading import ShapeLoader, default_workers, make_loader
+from sparsepipe.data.points import IntArray, MappedArray, PointSet
+from sparsepipe.data.samplers import EvalSampler, TrainSampler, split_validation
+from sparsepipe.data.sources.base import SPLITS, CacheSettings, Source, Split
+from sparsepipe.data.voxels import Span
+from sparsepipe.errors import ConfigError, DataError
+
+
+class ShapeDataModule(pl.LightningDataModule):
+    """Shapes as voxels, for training, validation, test and prediction.
+
+    A batch is ``dict(input=SparseTensor | Tensor [B, 1, R, R, R], label=[B], index=[B])``;
+    the input feature is the constant 1. ``index`` is the shape's place in its split.
+
+    Args:
+        root: directory of the data.
+        source: class (or partial) called with ``root``, see ``sparsepipe.data.sources``.
+        cache_dir: where sampled points and other preparations are kept.
+        resolution: R, voxels along each side of the grid, 1 to 2^21.
+        span: what the grid spans: the shape's ``extent`` on each axis (the paper's), the
+            ``cube`` of its longest side, or its bounding ``sphere``.
+        representation: ``sparse`` sites, ``dense`` occupancy from the same points, or
+            ``dense_surface``, occupancy from the mesh itself.
+        cached_points: points sampled once from each mesh.
+        num_points: points drawn from these at each access; None is all that are stored.
+        point_ratio: share p of the drawn points, in (0, 1], in training and testing.
+        ratio_mode: ``fixed`` keeps the share p, ``uniform`` a share from U(0, p] per shape.
+        augment: random variation of training shapes; None is none.
+        up_axis: vertical axis of the shapes, about which augmentation turns them.
+        batch_size: shapes in a batch, for each device.
+        num_workers: loader processes for each rank; None chooses by the number of cores.
+        val_share: share of every class's training shapes kept for validation, in [0, 1).
+        seed: determines sampling, drawing, augmentation, order and validation split.
+        strict: refuse corrupt files instead of leaving them out.
+        cache_workers: processes that build a cache; 0 is one for each core.
+        lock_wait_s: how long to wait for another process that builds the same cache.
+
+    Raises:
+        ConfigError: a setting is out of its range.
+        DataError: the root is missing or of another layout.
+    """
+
+    def __init__(
+        self,
+        root: Path | str | None,
+        *,
+        source: Callable[[Path | str | None], Source],
+        cache_dir: Path | str,
+        resolution: int = 32,
+        span: Span = "extent",
+        representation: Representation = "sparse",
+        cached_points: int = 16_384,
+        num_points: int | None = 4_096,
+        point_ratio: float = 1.0,
+        ratio_mode: RatioMode = "fixed",
+        augment: Augment | None = None,
+        up_axis: Axis = "z",
+        batch_size: int = 32,
+        num_workers: int | None = None,
+        val_share: float = 0.0,
+        seed: int = 0,
+        strict: bool = False,
+        cache_workers: int = 0,
+        lock_wait_s: float = 7_200.0,
+    ) -> None:
+        super().__init__()
+        check_resolution(resolution)
+        check_ratio(point_ratio)
+        check_numbers(
+            least_1={
+                "cached_points": cached_points,
+                "num_points": num_points,
+                "batch_size": batch_size,
+            },
+            least_0={"num_workers": num_workers, "cache_workers": cache_workers},
+        )
+        check_choices(
+            span=(span, Span),
+            representation=(representation, Representation),
+            ratio_mode=(ratio_mode, RatioMode),
+            up_axis=(up_axis, Axis),
+        )
+        check_share(val_share)
+        check_dense(
+            representation,
+            batch_size=batch_size,
+            resolution=resolution,
+            whole=point_ratio == 1 and not (augment is not None and augment.enabled),
+        )
+        self._source = source(root)
+        self._cache = CacheSettings(
+            directory=Path(os.path.expandvars(cache_dir)).expanduser().absolute(),
+            points=cached_points,
+            seed=seed,
+            strict=strict,
+            workers=cache_workers,
+            lock_wait_s=lock_wait_s,
+        )
+        self._resolution, self._span, self._representation = resolution, span, representation
+        self._num_points, self._point_ratio, self._ratio_mode = num_points, point_ratio, ratio_mode
+        self._augment, self._up_axis, self._seed = augment, up_axis, seed
+        self.batch_size = batch_size
+        self._num_workers = default_workers() if num_workers is None else num_workers
+        self._val_share = val_share
+        self._splits: dict[Split, PointSet] = {}
+        self._surfaces: dict[Split, MappedArray] = {}
+        self._train_N: IntArray = np.empty(0, np.int64)
+        self._val_N: IntArray = np.empty(0, np.int64)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names; labels index them."""
+        return self.point_set("train").classes
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.classes)
+
+    def fingerprint(self) -> str:
+        """Digest of what the root holds, the same wherever it lies on the disk."""
+        return self._source.fingerprint(self._cache)
+
+    def point_set(self, split: Split) -> PointSet:
+        """The clouds of ``train`` (with validation) or ``test``; built where needed."""
+        if split not in self._splits:
+            points = self._source.load(split, self._cache)
+            stored = points.points_per_shape
+            if self._num_points is not None and self._num_points > stored:
+                raise ConfigError(
+                    f"data.num_points={self._num_points}, but {stored} points are stored a shape",
+                    remedy=f"set data.num_points to at most {stored}, or to null for all",
+                )
+            if "train" in self._splits and points.classes != self._splits["train"].classes:
+                raise DataError(
+                    "training and test data name different classes",
+                    remedy="check data.root: both splits must hold the same classes",
+                )
+            self._splits[split] = points
+        return self._splits[split]
+
+    def prepare_data(self) -> None:
+        """Build all that is read later into the cache; call it in one process only."""
+        for split in SPLITS:
+            self._open(split)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the caches and carve out the validation split."""
+        del stage  # opening is cheap: all splits are always at hand
+        for split in SPLITS:
+            self._open(split)
+        self._train_N, self._val_N = split_validation(
+            self.point_set("train").labels_S, share=self._val_share, seed=self._seed
+        )
+
+    def train_dataloader(self) -> ShapeLoader:
+        """Shuffled, augmented training shapes; every rank gets the same number."""
+        dataset = self.dataset("train", self._train_N, augment=self._augment, stream=0)
+        return self._loader(dataset, TrainSampler(dataset, seed=self._seed, **self._ranks()))
+
+    def val_dataloader(self) -> ShapeLoader | list[ShapeLoader]:
+        """The validation split, or no loader when ``val_share`` is 0."""
+        if not len(self._val_N):
+            return []
+        dataset = self.dataset("train", self._val_N, augment=None, stream=1)
+        return self._loader(dataset, EvalSampler(dataset, **self._ranks()))
+
+    def test_dataloader(self) -> ShapeLoader:
+        """The test split; no rank repeats a shape."""
+        indices_N = np.arange(len(self.point_set("test")))
+        dataset = self.dataset("test", indices_N, augment=None, stream=2)
+        return self._loader(dataset, EvalSampler(dataset, **self._ranks()))
+
+    def predict_dataloader(self) -> ShapeLoader:
+        """The test split, read exactly as for testing."""
+        return self.test_dataloader()
+
+    def dataset(
+        self, split: Split, indices_N: IntArray, *, augment: Augment | None, stream: int
+    ) -> ShapeDataset:
+        """Some shapes of a split as a data set; ``stream`` tells uses apart in the seed."""
+        self._open(split)
+        points = self.point_set(split)
+        return ShapeDataset(
+            points,
+            indices_N,
+            voxelisation=Voxelisation(
+                resolution=self._resolution,
+                span=self._span,
+                representation=self._representation,
+                num_points=self._num_points or points.points_per_shape,
+                point_ratio=self._point_ratio,
+                ratio_mode=self._ratio_mode,
+                up_axis=self._up_axis,
+                seed=self._seed,
+            ),
+            augment=augment,
+            stream=stream,
+            surface=self._surfaces.get(split),
+        )
+
+    def _open(self, split: Split) -> None:
+        self.point_set(split)
+        if self._representation == "dense_surface" and split not in self._surfaces:
+            load_surface = getattr(self._source, "load_surface", None)
+            if load_surface is None:
+                raise ConfigError(
+                    f"data.representation=dense_surface needs meshes, but "
+                    f"{type(self._source).__name__} holds points only",
+                    remedy="set data.representation=dense, or use a data group of OFF meshes "
+                    "(data=shapes, modelnet10 or modelnet40)",
+                )
+            self._surfaces[split] = load_surface(
+                split, self._cache, resolution=self._resolution, span=self._span
+            )
+
+    def _loader(self, dataset: ShapeDataset, sampler: TrainSampler | EvalSampler) -> ShapeLoader:
+        return make_loader(
+            dataset, sampler=sampler, batch_size=self.batch_size, num_workers=self._num_workers
+        )
+
+    def _ranks(self) -> dict[str, int]:
+        """This process's share, from the trainer where there is one."""
+        kwargs: dict[str, Any] = (
+            (self.trainer.distributed_sampler_kwargs or {}) if self.trainer is not None else {}
+        )
+        return {"num_replicas": kwargs.get("num_replicas", 1), "rank": kwargs.get("rank", 0)}

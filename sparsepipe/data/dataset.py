@@ -1,0 +1,164 @@
+"""One shape at a time: points drawn, varied, voxelised.
+
+Shapes: P points stored, N points kept, M occupied voxels, R voxels a side, B shapes a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from sparsepipe.data.augment import Augment, Axis
+from sparsepipe.data.draw import RatioMode, draw_points
+from sparsepipe.data.points import FloatArray, IntArray, MappedArray, PointSet
+from sparsepipe.data.samplers import Access
+from sparsepipe.data.voxels import Span, grid_box, occupancy, voxelise
+from sparsepipe.sparse import sparse_collate
+
+Representation = Literal["sparse", "dense", "dense_surface"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Voxelisation:
+    """How a stored cloud becomes a network's input.
+
+    Attributes:
+        resolution: R, voxels along each side of the grid.
+        span: the box that the grid divides.
+        representation: sparse sites or dense occupancy.
+        num_points: points drawn at each access.
+        point_ratio: share p of them, see ``draw_points``.
+        ratio_mode: how p acts.
+        up_axis: the vertical axis of the stored shapes.
+        seed: with split, epoch and index, determines all that is random.
+    """
+
+    resolution: int
+    span: Span
+    representation: Representation
+    num_points: int
+    point_ratio: float
+    ratio_mode: RatioMode
+    up_axis: Axis
+    seed: int
+
+
+class ShapeDataset(Dataset[dict[str, Any]]):
+    """Shapes of one split (or a part of it), indexed by (epoch, index).
+
+    Args:
+        points: the split's clouds.
+        indices_N: the shapes of ``points`` that belong to this data set.
+        voxelisation: how a cloud becomes an input.
+        augment: random variation; None for evaluation.
+        stream: tells splits apart in the seed.
+        surface: for ``dense_surface``, packed bits of each shape's occupancy.
+    """
+
+    def __init__(
+        self,
+        points: PointSet,
+        indices_N: IntArray,
+        *,
+        voxelisation: Voxelisation,
+        augment: Augment | None = None,
+        stream: int = 0,
+        surface: MappedArray | None = None,
+    ) -> None:
+        self.points = points
+        self.indices_N = indices_N
+        self.voxelisation = voxelisation
+        self.augment = augment if augment is not None and augment.enabled else None
+        self.stream = stream
+        self.surface = surface
+
+    def __len__(self) -> int:
+        return len(self.indices_N)
+
+    def __getitem__(self, access: Access) -> dict[str, Any]:
+        """Label, index and either ``coords`` [M, 3] int32 or ``grid`` [1, R, R, R] float32.
+
+        ``index`` is the shape's place in the split's ``PointSet``.
+        """
+        epoch, position = access
+        index = int(self.indices_N[position])
+        sample: dict[str, Any] = {"label": int(self.points.labels_S[index]), "index": index}
+        settings = self.voxelisation
+        if settings.representation == "dense_surface":
+            sample["grid"] = self._surface_grid(index)
+            return sample
+        rng = np.random.default_rng([settings.seed, self.stream, epoch, index])
+        coords_M3 = voxelise(self.unit_cloud(index, rng), resolution=settings.resolution)
+        if settings.representation == "sparse":
+            sample["coords"] = coords_M3
+        else:
+            sample["grid"] = occupancy(coords_M3, resolution=settings.resolution)
+        return sample
+
+    def unit_cloud(self, index: int, rng: np.random.Generator) -> FloatArray:
+        """Drawn and varied points [N, 3] of a shape, the grid being the cube [-1, 1]^3."""
+        settings, points, augment = self.voxelisation, self.points, self.augment
+        picked_N = draw_points(
+            rng,
+            stored=points.points_per_shape,
+            drawn=settings.num_points,
+            point_ratio=settings.point_ratio,
+            ratio_mode=settings.ratio_mode,
+        )
+        cloud_N3 = points.cloud(index, picked_N)
+        frames = points.frames
+        low_3, high_3 = frames.low_S3[index], frames.high_S3[index]
+        center_3 = frames.center_S3[index]
+        if augment is not None and augment.turns:
+            pose_33 = augment.pose(rng, up_axis=settings.up_axis)
+            cloud_N3, center_3 = cloud_N3 @ pose_33, center_3 @ pose_33
+            # All stored points measure the turned shape, so that the grid spans the shape's
+            # extent and not that of the few points kept.
+            turned_P3 = points.cloud(index) @ pose_33
+            low_3, high_3 = turned_P3.min(axis=0), turned_P3.max(axis=0)
+        middle_3, half_3 = grid_box(
+            low_3, high_3, center_3, float(frames.radius_S[index]), span=settings.span
+        )
+        unit_N3 = (cloud_N3 - middle_3) / half_3
+        return unit_N3 if augment is None else augment.vary(unit_N3, rng)
+
+    def _surface_grid(self, index: int) -> FloatArray:
+        assert self.surface is not None
+        side = self.voxelisation.resolution
+        packed = self.surface.array[self.points.rows_S[index]]
+        bits = np.unpackbits(packed, count=side**3)
+        return bits.reshape(1, side, side, side).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Collate:
+    """Puts samples together into the batch that models take.
+
+    Attributes:
+        resolution: R, for the extent of the sparse tensor.
+    """
+
+    resolution: int
+
+    def __call__(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """``input`` (SparseTensor, or Tensor [B, 1, R, R, R]), ``label`` [B], ``index`` [B]."""
+        batch: dict[str, Any] = {
+            name: torch.tensor([sample[name] for sample in samples], dtype=torch.int64)
+            for name in ("label", "index")
+        }
+        if "grid" in samples[0]:
+            batch["input"] = torch.from_numpy(np.stack([sample["grid"] for sample in samples]))
+            return batch
+        batch["input"] = sparse_collate(
+            [
+                (torch.from_numpy(sample["coords"]), torch.ones(len(sample["coords"]), 1))
+                for sample in samples
+            ],
+            spatial_shape=(self.resolution,) * 3,
+        )
+        return batch

@@ -1,0 +1,94 @@
+"""DataLoaders: how many workers, how they start, what they say when they fail."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from sparsepipe.data.dataset import Collate, ShapeDataset
+from sparsepipe.data.samplers import Access
+from sparsepipe.errors import DataError, SparsePipeError
+
+_CORES_PER_WORKER = 4
+_MAX_WORKERS = 8
+
+
+def default_workers() -> int:
+    """Loader workers for this process: one for every four of its cores, at most eight.
+
+    Reading a shape costs well below a millisecond, so on few cores a worker would only take
+    time from training; 0 reads in the training process.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return min(_MAX_WORKERS, (cores or 1) // max(1, local_ranks) // _CORES_PER_WORKER)
+
+
+class ShapeLoader(DataLoader[dict[str, Any]]):
+    """A DataLoader over ``ShapeDataset`` that explains why its workers failed.
+
+    It has the arguments of ``DataLoader``, since Lightning builds it anew for prediction.
+    """
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:  # type: ignore[override]
+        batches = super().__iter__()
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except RuntimeError as error:
+                raise _explained(error) from error
+            yield batch
+
+
+def make_loader(
+    dataset: ShapeDataset, *, sampler: Sampler[Access], batch_size: int, num_workers: int
+) -> ShapeLoader:
+    """A loader of collated batches.
+
+    Workers start by ``forkserver`` (``spawn`` where there is none): forking the training
+    process itself is unsafe once it runs threads, as autograd, OpenMP and gloo do.
+
+    Args:
+        dataset: the shapes.
+        sampler: yields (epoch, index).
+        batch_size: shapes in a batch.
+        num_workers: processes that read; 0 reads in this one.
+    """
+    methods = multiprocessing.get_all_start_methods()
+    method = "forkserver" if "forkserver" in methods else "spawn"
+    return ShapeLoader(
+        dataset,
+        sampler=sampler,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        collate_fn=Collate(dataset.voxelisation.resolution),
+        pin_memory=torch.cuda.is_available(),
+        multiprocessing_context=method if num_workers else None,
+        persistent_workers=num_workers > 0,
+        worker_init_fn=_start_worker,
+    )
+
+
+def _start_worker(worker: int) -> None:
+    """One thread for each worker: the cores belong to training."""
+    del worker  # nothing random depends on which worker reads a shape
+    torch.set_num_threads(1)
+
+
+def _explained(error: RuntimeError) -> Exception:
+    """A worker's death as an error with a remedy; other errors as they are."""
+    if isinstance(error, SparsePipeError) or "DataLoader worker" not in str(error):
+        return error
+    return DataError(
+        f"a loader worker ended unexpectedly: {str(error).splitlines()[0]}",
+        remedy="usually memory or shared memory (/dev/shm) ran out: lower data.batch_size or "
+        "data.num_workers; data.num_workers=0 reads in the training process and shows the "
+        "cause",
+    )

@@ -1,0 +1,157 @@
+"""Point clouds in two npz files, ``train.npz`` and ``test.npz``.
+
+Each holds ``points`` [S, P, 3] (integers, with a number ``scale`` that makes coordinates
+of them, or floats), ``labels`` [S], ``classes`` (names) and optionally ``names`` [S].
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparsepipe.data.files import digest_file, digest_values, explaining_full_disk, replacing
+from sparsepipe.data.points import Frames, MappedArray, PointSet, measure_frames
+from sparsepipe.data.sources.base import (
+    SPLITS,
+    CacheSettings,
+    Split,
+    require_root,
+    wrong_layout,
+)
+from sparsepipe.errors import DataError
+
+_LOG = logging.getLogger(__name__)
+
+WHERE_FROM = (
+    "the bundle holds train.npz and test.npz with the arrays points, labels, classes, "
+    "names and scale; its shapes come from ModelNet, https://modelnet.cs.princeton.edu"
+)
+
+
+class NpzBundle:
+    """Source: ``root/train.npz`` and ``root/test.npz``.
+
+    The points are unpacked once into a memory-mapped ``.npy`` in the cache.
+
+    Args:
+        root: directory with the two files.
+    """
+
+    def __init__(self, root: Path | str | None) -> None:
+        self.root = require_root(root, what="an npz bundle of point clouds", where_from=WHERE_FROM)
+        for split in SPLITS:
+            if not (self.root / f"{split}.npz").is_file():
+                raise wrong_layout(self.root, expected="train.npz and test.npz")
+
+    def load(self, split: Split, cache: CacheSettings) -> PointSet:
+        """The clouds of a split; see ``Source.load``."""
+        path = self.root / f"{split}.npz"
+        directory = cache.directory / "npz" / digest_file(path)
+        small = _read_small(path)
+        points_path = directory / "points.npy"
+        if not points_path.is_file():
+            _LOG.info("unpacking %s into %s", path, directory)
+            with explaining_full_disk(cache.directory):
+                _unpack_points(path, points_path)
+        points = MappedArray(points_path)
+        _check_arrays(path, points.array, small)
+        scale = float(small.get("scale", 1.0))
+        frames = _frames(directory / "frames.npz", points.array, scale, cache)
+        num_shapes = len(points.array)
+        names = small.get("names", np.char.add(f"{split}_", np.arange(num_shapes).astype(str)))
+        return PointSet(
+            points=points,
+            rows_S=np.arange(num_shapes),
+            offset_S3=np.zeros((num_shapes, 3), np.float32),
+            step_S3=np.full((num_shapes, 3), scale, np.float32),
+            frames=frames,
+            labels_S=small["labels"].astype(np.int64),
+            names=tuple(str(name) for name in names),
+            classes=tuple(str(name) for name in small["classes"]),
+        )
+
+    def fingerprint(self, cache: CacheSettings) -> str:
+        """Digest of the two files; see ``Source.fingerprint``."""
+        del cache  # two files are read faster than a manifest of them would be kept
+        return digest_values([digest_file(self.root / f"{split}.npz") for split in SPLITS])
+
+
+def _unreadable(path: Path, reason: object) -> DataError:
+    return DataError(
+        f"{path} is no npz bundle of point clouds: {reason}",
+        remedy=f"copy the file again or set data.root to another bundle; {WHERE_FROM}",
+    )
+
+
+def _read_small(path: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of a bundle but the points."""
+    try:
+        with np.load(path) as bundle:
+            missing = {"points", "labels", "classes"} - set(bundle.files)
+            if missing:
+                raise _unreadable(path, f"it lacks {', '.join(sorted(missing))}")
+            return {name: bundle[name] for name in bundle.files if name != "points"}
+    except (ValueError, OSError, zipfile.BadZipFile) as error:
+        if isinstance(error, DataError):
+            raise
+        raise _unreadable(path, error) from error
+
+
+def _unpack_points(path: Path, target: Path) -> None:
+    """Stream the member ``points.npy`` out of the archive, without holding it in memory."""
+    try:
+        with (
+            replacing(target) as temporary,
+            zipfile.ZipFile(path) as archive,
+            archive.open("points.npy") as member,
+            temporary.open("wb") as file,
+        ):
+            shutil.copyfileobj(member, file, 1 << 20)
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _check_arrays(path: Path, points_SP3: NDArray[Any], small: dict[str, NDArray[Any]]) -> None:
+    """Refuse arrays that do not fit each other."""
+    labels_S, classes = small["labels"], small["classes"]
+    if points_SP3.ndim != 3 or points_SP3.shape[2] != 3 or not points_SP3.size:
+        raise _unreadable(path, f"points has shape {points_SP3.shape}, not [shapes, points, 3]")
+    if labels_S.shape != points_SP3.shape[:1]:
+        raise _unreadable(path, f"{len(points_SP3)} shapes but labels of {labels_S.shape}")
+    if labels_S.min() < 0 or labels_S.max() >= len(classes):
+        raise _unreadable(path, f"labels up to {labels_S.max()} for {len(classes)} classes")
+    if not np.isfinite(small.get("scale", np.ones(()))).all():
+        raise _unreadable(path, "scale is not a finite number")
+
+
+def _frames(path: Path, points_SP3: NDArray[Any], scale: float, cache: CacheSettings) -> Frames:
+    """Frames of all clouds, measured once and kept beside the points."""
+    if not path.is_file():
+        frames = measure_frames(points_SP3, scale)
+        bad_S = ~np.isfinite(frames.radius_S)
+        if bad_S.any():
+            raise DataError(
+                f"{int(bad_S.sum())} shapes of the bundle have points that are not numbers, "
+                f"first in row {int(np.flatnonzero(bad_S)[0])}",
+                remedy="remove these rows from the bundle",
+            )
+        with (
+            explaining_full_disk(cache.directory),
+            replacing(path) as temporary,
+            temporary.open("wb") as file,
+        ):
+            np.savez(
+                file,
+                low=frames.low_S3,
+                high=frames.high_S3,
+                center=frames.center_S3,
+                radius=frames.radius_S,
+            )
+    with np.load(path) as kept:
+        return Frames(kept["low"], kept["high"], kept["center"], kept["radius"])

@@ -1,0 +1,83 @@
+"""From points to voxels: the grid's place around a shape, sparse sites, dense occupancy.
+
+Shapes: N points, M occupied voxels, R voxels along each side of the grid.
+
+**Where the grid lies.** ``span`` chooses the box that the grid divides:
+
+- ``extent``: the shape's bounding box, each axis stretched to the whole grid. This is the
+  SparsePipe paper's: 4,096 points on ModelNet40 then fill about 7.6 % of 32^3 and 2.6 % of
+  50^3, as printed there; the two spans below fill fewer.
+- ``cube``: the cube around the box's middle with the longest side; keeps proportions.
+- ``sphere``: the cube around the bounding sphere of the points' mean; keeps proportions,
+  leaves room for augmentation, and does not change when the shape is turned.
+
+The chosen box is mapped to the cube [-1, 1]^3, "the unit cube" below.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparsepipe.data.points import FloatArray
+
+Span = Literal["extent", "cube", "sphere"]
+
+_TABLE_VOXELS = 2**18
+"""Up to this many voxels a table of flags is faster than sorting the keys."""
+
+_FLAT = 1e-6
+"""An axis thinner than this share of the longest one is flat: its points lie mid-grid."""
+
+
+def grid_box(
+    low_3: FloatArray, high_3: FloatArray, center_3: FloatArray, radius: float, *, span: Span
+) -> tuple[FloatArray, FloatArray]:
+    """Middle [3] and half widths [3] of the box that the grid divides; no half width is 0."""
+    if span == "sphere":
+        return center_3, np.full(3, max(radius, np.finfo(np.float32).tiny), np.float32)
+    middle_3 = (low_3 + high_3) * np.float32(0.5)
+    half_3 = (high_3 - low_3) * np.float32(0.5)
+    longest = max(float(half_3.max()), float(np.finfo(np.float32).tiny))
+    if span == "cube":
+        return middle_3, np.full(3, longest, np.float32)
+    return middle_3, np.where(half_3 > _FLAT * longest, half_3, longest).astype(np.float32)
+
+
+def voxelise(unit_N3: NDArray[np.floating], *, resolution: int) -> NDArray[np.int32]:
+    """Occupied voxels of points in the unit cube.
+
+    A voxel holds the points from its lower faces up to, but without, its upper ones; the
+    grid's own upper faces belong to it. Points beyond the grid count for the nearest voxel.
+
+    Args:
+        unit_N3: points, [-1, 1] on each axis inside the grid.
+        resolution: R, voxels along each side, 1 to 2^21.
+
+    Returns:
+        Distinct voxels [M, 3] as int32 (x, y, z), in ascending order, x slowest.
+    """
+    # Float32 cannot tell the voxels of a very fine grid apart.
+    exact_N3 = unit_N3 if resolution <= 1024 else unit_N3.astype(np.float64)
+    scaled_N3 = (exact_N3 + 1) * (resolution / 2)
+    sites_N3 = np.clip(scaled_N3, 0, resolution - 1).astype(np.int64)
+    keys_N = (sites_N3[:, 0] * resolution + sites_N3[:, 1]) * resolution + sites_N3[:, 2]
+    if resolution**3 <= _TABLE_VOXELS:
+        table = np.zeros(resolution**3, np.bool_)
+        table[keys_N] = True
+        keys_M = np.flatnonzero(table)
+    else:
+        keys_M = np.unique(keys_N)
+    coords_M3 = np.empty((len(keys_M), 3), np.int32)
+    rest_M, coords_M3[:, 2] = np.divmod(keys_M, resolution)
+    coords_M3[:, 0], coords_M3[:, 1] = np.divmod(rest_M, resolution)
+    return coords_M3
+
+
+def occupancy(coords_M3: NDArray[np.int32], *, resolution: int) -> FloatArray:
+    """Dense grid [1, R, R, R] with 1 in occupied voxels and 0 elsewhere."""
+    grid = np.zeros((1, resolution, resolution, resolution), np.float32)
+    grid[0, coords_M3[:, 0], coords_M3[:, 1], coords_M3[:, 2]] = 1.0
+    return grid
