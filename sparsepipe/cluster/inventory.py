@@ -1,0 +1,187 @@
+"""Inventories as values: hosts with devices, links between them, YAML in and out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from sparsepipe.errors import HardwareError
+
+Accelerator = Literal["cpu", "cuda"]
+_Value = TypeVar("_Value", bound="Device | Link | Host")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A number of like devices in one host.
+
+    Args:
+        name: the model, as the vendor calls it.
+        count: how many of them.
+        accelerator: ``cpu`` (one device a core) or ``cuda``.
+        memory_bytes: memory of one device; cores of a host share it evenly.
+        tflops: peak in 1e12 floating-point operations a second, if known.
+        memory_bytes_per_s: memory bandwidth, if known.
+        profile: profile file of each model measured on this device, by model name.
+    """
+
+    name: str
+    count: int
+    accelerator: Accelerator = "cuda"
+    memory_bytes: int | None = None
+    tflops: float | None = None
+    memory_bytes_per_s: float | None = None
+    profile: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A connection, in bytes per second each way."""
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A machine: its devices and the link between them."""
+
+    name: str
+    devices: tuple[Device, ...]
+    link: Link | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """All hosts a run may use, and the link between any two of them."""
+
+    hosts: tuple[Host, ...]
+    link: Link | None = None
+
+    @property
+    def num_devices(self) -> int:
+        """Devices over all hosts."""
+        return sum(device.count for host in self.hosts for device in host.devices)
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The kind of device; an inventory of several kinds is refused where it is run on.
+
+        Raises:
+            HardwareError: devices of both kinds.
+        """
+        kinds: set[Accelerator] = {d.accelerator for host in self.hosts for d in host.devices}
+        if len(kinds) != 1:
+            raise HardwareError(
+                f"the inventory mixes {sorted(kinds) or 'no'} devices",
+                remedy="list devices of one kind, 'cpu' or 'cuda'",
+            )
+        return kinds.pop()
+
+    def require(self, count: int) -> None:
+        """Asserts that ``count`` devices can be had.
+
+        Raises:
+            HardwareError: there are fewer.
+        """
+        if count > self.num_devices:
+            names = ", ".join(
+                f"{device.count} x {device.name}" for host in self.hosts for device in host.devices
+            )
+            raise HardwareError(
+                f"{count} devices are asked for, the inventory has {self.num_devices} ({names})",
+                remedy=f"set parallel.devices to at most {self.num_devices}, or choose another "
+                "hardware",
+            )
+
+    def fingerprint(self) -> str:
+        """A hash of what is computed on: equal for inventories that are interchangeable.
+
+        Host names are left out, so that a run can go on on another machine of the same kind,
+        and memory counts by the GiB, since what a kernel reports differs between boots.
+        """
+        value = asdict(self)
+        for host in value["hosts"]:
+            del host["name"]
+            for device in host["devices"]:
+                device["memory_bytes"] = round((device["memory_bytes"] or 0) / 2**30)
+        text = json.dumps(value, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def to_yaml(self) -> str:
+        """The inventory as YAML; :meth:`from_yaml` reads it back."""
+        return yaml.safe_dump(_plain(asdict(self)), sort_keys=False)
+
+    @classmethod
+    def from_yaml(cls, source: str | os.PathLike[str]) -> Inventory:
+        """Reads an inventory file.
+
+        Raises:
+            HardwareError: the file is missing, not YAML, or has keys an inventory has not.
+        """
+        path = Path(source)
+        try:
+            value = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, yaml.YAMLError) as error:
+            raise HardwareError(
+                f"inventory {path} cannot be read: {error}", remedy="check the path and its YAML"
+            ) from error
+        return cls.from_dict(value)
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Inventory:
+        """Builds an inventory from plain mappings and lists.
+
+        Raises:
+            HardwareError: a key is missing or unknown.
+        """
+        if not isinstance(value, Mapping) or not isinstance(value.get("hosts"), list):
+            raise HardwareError("the inventory lists no hosts", remedy="give it a list 'hosts'")
+        return cls(
+            hosts=tuple(_host(host) for host in value["hosts"]),
+            link=_link(value.get("link")),
+        )
+
+
+def _host(value: Mapping[str, Any]) -> Host:
+    devices = tuple(_build(Device, device) for device in value.get("devices", ()))
+    if not devices:
+        raise HardwareError(
+            f"host {value.get('name')!r} has no devices", remedy="list its 'devices'"
+        )
+    return _build(Host, {**value, "devices": devices, "link": _link(value.get("link"))})
+
+
+def _link(value: Mapping[str, Any] | None) -> Link | None:
+    return None if value is None else _build(Link, value)
+
+
+def _build(kind: type[_Value], value: Mapping[str, Any]) -> _Value:
+    known = [f.name for f in fields(kind)]
+    unknown = sorted(set(value) - set(known))
+    if unknown:
+        raise HardwareError(
+            f"a {kind.__name__.lower()} has no {', '.join(unknown)}",
+            remedy=f"use {', '.join(known)}",
+        )
+    try:
+        return kind(**value)
+    except TypeError as error:
+        raise HardwareError(
+            f"a {kind.__name__.lower()} is incomplete: {error}", remedy="add what is missing"
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

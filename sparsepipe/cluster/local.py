@@ -1,0 +1,88 @@
+"""Detection of the machine at hand."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from pathlib import Path
+from typing import Literal
+
+from sparsepipe.cluster.inventory import Device, Host, Inventory
+from sparsepipe.errors import HardwareError
+
+
+def local(*, accelerator: Literal["auto", "cpu", "cuda"] = "auto") -> Inventory:
+    """The machine this runs on: its CUDA GPUs, or its CPU with one device a core.
+
+    Only the cores this process may run on count, so that containers and ``taskset``
+    are respected.
+
+    Args:
+        accelerator: ``auto`` takes the GPUs where there are any.
+
+    Raises:
+        HardwareError: ``cuda`` is asked for where torch sees no GPU, or an unknown kind.
+    """
+    if accelerator not in ("auto", "cpu", "cuda"):
+        raise HardwareError(
+            f"no accelerator is called {accelerator!r}", remedy="use 'auto', 'cpu' or 'cuda'"
+        )
+    devices = () if accelerator == "cpu" else _cuda_devices()
+    if not devices and accelerator == "cuda":
+        raise HardwareError(
+            "torch sees no CUDA device here",
+            remedy="install a CUDA build of torch and its driver, or set hardware.accelerator=cpu",
+        )
+    return Inventory(hosts=(Host(name=socket.gethostname(), devices=devices or (_cpu(),)),))
+
+
+def _cuda_devices() -> tuple[Device, ...]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return ()
+    counts: dict[tuple[str, int], int] = {}
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        key = (properties.name, properties.total_memory)
+        counts[key] = counts.get(key, 0) + 1
+    return tuple(
+        Device(name=name, count=count, accelerator="cuda", memory_bytes=memory_bytes)
+        for (name, memory_bytes), count in counts.items()
+    )
+
+
+def _cpu() -> Device:
+    cores = num_cores()
+    total_bytes = _memory_bytes()
+    return Device(
+        name=_cpu_name(),
+        count=cores,
+        accelerator="cpu",
+        memory_bytes=None if total_bytes is None else total_bytes // cores,
+    )
+
+
+def num_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None  # not every platform tells

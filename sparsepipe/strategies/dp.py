@@ -1,0 +1,135 @@
+"""Data parallelism: every device holds the model and a share of each batch."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.plugins import ClusterEnvironment
+from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
+from pytorch_lightning.utilities.types import STEP_OUTPUT
+from torch import Tensor
+from typing_extensions import override
+
+from sparsepipe.runtime import group
+from sparsepipe.strategies.environment import RankEnvironment
+
+
+class DataParallelStrategy(DDPStrategy):
+    """Lightning's DDP, made to fit samplers without padding and cheap BatchNorm.
+
+    What differs:
+
+    - Buffers are not broadcast at each step. BatchNorm's running statistics are averaged
+      over the ranks before validation, test, prediction and checkpoints.
+    - Evaluation steps call the module itself, not its DDP wrapper: ranks may see unequal
+      numbers of batches, so nothing in them may wait for another rank.
+    - Signals are agreed on by the caller; Lightning's own agreement, a broadcast at each
+      step, is off.
+
+    Args:
+        timeout_s: limit of every wait for another rank.
+        process_group_backend: ``gloo`` or ``nccl``; by default what suits the device.
+        gradient_as_bucket_view: gradients live in the buffers they are reduced in.
+        bucket_cap_mb: size of these buffers in MiB.
+        cluster_environment: by default the ranks of an elastic agent or ``torchrun``.
+        **kwargs: passed to Lightning's strategy and DDP (``static_graph``,
+            ``find_unused_parameters``, ...).
+    """
+
+    strategy_name = "sparsepipe_dp"
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float = 300.0,
+        process_group_backend: str | None = None,
+        gradient_as_bucket_view: bool = True,
+        bucket_cap_mb: int = 25,
+        cluster_environment: ClusterEnvironment | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            cluster_environment=cluster_environment or RankEnvironment(),
+            process_group_backend=process_group_backend,
+            timeout=timedelta(seconds=timeout_s),
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            bucket_cap_mb=bucket_cap_mb,
+            broadcast_buffers=False,
+            **kwargs,
+        )
+        self._buffers_differ = False
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        super().setup(trainer)
+        # Lightning broadcasts a flag at each step; private, hence guarded.
+        if hasattr(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor"):
+            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing  # type: ignore[method-assign]
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        self._buffers_differ = True
+        return super().training_step(*args, **kwargs)
+
+    @override
+    def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        assert self.lightning_module is not None
+        with self.precision_plugin.val_step_context():
+            return self.lightning_module.validation_step(*args, **kwargs)
+
+    @override
+    def test_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        assert self.lightning_module is not None
+        with self.precision_plugin.test_step_context():
+            return self.lightning_module.test_step(*args, **kwargs)
+
+    @override
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        assert self.lightning_module is not None
+        with self.precision_plugin.predict_step_context():
+            return self.lightning_module.predict_step(*args, **kwargs)
+
+    @override
+    def on_validation_start(self) -> None:
+        self.synchronize_buffers()
+
+    @override
+    def on_test_start(self) -> None:
+        self.synchronize_buffers()
+
+    @override
+    def on_predict_start(self) -> None:
+        self.synchronize_buffers()
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        # Lightning calls this on every rank when it saves a checkpoint.
+        self.synchronize_buffers()
+        return super().lightning_module_state_dict()
+
+    def synchronize_buffers(self) -> None:
+        """Makes the ranks' buffers equal: their mean. Every rank must call it."""
+        if not self._buffers_differ or self.lightning_module is None:
+            return
+        with torch.no_grad():
+            group.average_(_statistics(self.lightning_module))
+        self._buffers_differ = False
+
+
+def _statistics(module: pl.LightningModule) -> list[Tensor]:
+    """Running statistics: the floating-point buffers of a module, metrics' states excluded."""
+    return [buffer for buffer in module.buffers() if buffer.is_floating_point()]
+
+
+def _nothing() -> None:
+    return None
+
+
+StrategyRegistry.register(
+    DataParallelStrategy.strategy_name,
+    DataParallelStrategy,
+    description="DDP with unpadded evaluation and BatchNorm statistics averaged at need",
+)

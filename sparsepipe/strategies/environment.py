@@ -1,0 +1,41 @@
+"""Where a rank finds its place: the variables torch's elastic agent and torchrun set."""
+
+from __future__ import annotations
+
+import os
+
+from lightning_fabric.plugins.environments import LightningEnvironment
+from typing_extensions import override
+
+
+class RankEnvironment(LightningEnvironment):
+    """A cluster environment for ranks that were started from outside.
+
+    Lightning's own environment for the elastic agent insists on the same number of devices
+    on every host; this one takes rank and world size as the agent gives them.
+    """
+
+    @property
+    @override
+    def creates_processes_externally(self) -> bool:
+        return "LOCAL_RANK" in os.environ
+
+    @override
+    def global_rank(self) -> int:
+        return int(os.environ.get("RANK", super().global_rank()))
+
+    @override
+    def set_global_rank(self, rank: int) -> None:
+        super().set_global_rank(int(os.environ.get("RANK", rank)))
+
+    @override
+    def world_size(self) -> int:
+        return int(os.environ.get("WORLD_SIZE", super().world_size()))
+
+    @override
+    def set_world_size(self, size: int) -> None:
+        super().set_world_size(int(os.environ.get("WORLD_SIZE", size)))
+
+    @override
+    def teardown(self) -> None:
+        """Leaves the environment alone: the agent set it, and a second fit needs it."""
