@@ -1,0 +1,105 @@
+"""The metrics file of a run, read back as one series per metric.
+
+The file is what Lightning's ``CSVLogger`` writes: one row per log event with the
+columns ``epoch``, ``step`` and one per metric, blank where a metric was not logged.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparsepipe.errors import DataError
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric over epochs: ``values[i]`` is the mean over ``epochs[i]``."""
+
+    epochs: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def __len__(self) -> int:
+        return len(self.epochs)
+
+
+def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, str]]:
+    """Reads the rows of a metrics CSV; values stay text, blanks stay blank.
+
+    Raises:
+        DataError: the file is missing, unreadable or empty.
+    """
+    source = Path(path)
+    try:
+        with source.open(newline="", encoding="utf-8") as stream:
+            rows = list(csv.DictReader(stream))
+    except OSError as error:
+        raise DataError(
+            f"metrics file {source} cannot be read: {error.strerror or error}",
+            remedy="Give the metrics.csv of a run that logged at least once.",
+        ) from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(
+            f"metrics file {source} is not a CSV table: {error}",
+            remedy="Give the metrics.csv of a run, or run again with force=true.",
+        ) from error
+    if not rows:
+        raise DataError(
+            f"metrics file {source} has no rows",
+            remedy="Give the metrics.csv of a run that logged at least once.",
+        )
+    return rows
+
+
+def epoch_series(rows: Iterable[Row], name: str) -> Series:
+    """The metric ``name`` per epoch, several values within an epoch averaged.
+
+    A resumed run logs again what it repeats: a row at or before the place
+    (epoch, step) an earlier row of the same metric had reached replaces everything
+    from that place on, so that only the history that led to the final weights
+    remains. Blank, unreadable and non-finite values are left out, and so are rows
+    without an epoch.
+    """
+    history: list[tuple[int, float, float]] = []  # epoch, step, value; increasing
+    for row in rows:
+        epoch, value = _number(row.get("epoch")), _number(row.get(name))
+        if epoch is None or value is None:
+            continue
+        step = _number(row.get("step"))
+        place = (int(epoch), -1.0 if step is None else step)
+        while history and history[-1][:2] >= place:
+            history.pop()
+        history.append((*place, value))
+    by_epoch: dict[int, list[float]] = {}
+    for epoch_index, _, value in history:
+        by_epoch.setdefault(epoch_index, []).append(value)
+    return Series(
+        epochs=tuple(by_epoch),
+        values=tuple(math.fsum(values) / len(values) for values in by_epoch.values()),
+    )
+
+
+def last_value(rows: Iterable[Row], name: str) -> float | None:
+    """The value of ``name`` logged last, or None when there is none."""
+    found = None
+    for row in rows:
+        value = _number(row.get(name))
+        found = found if value is None else value
+    return found
+
+
+def _number(cell: Any) -> float | None:
+    if cell is None or isinstance(cell, bool):
+        return None
+    try:
+        value = float(cell)
+    except (TypeError, ValueError):
+        return None
+    return value if math.isfinite(value) else None
