@@ -10,21 +10,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparsepipe.data.augment import Augment as Augment
-    from sparsepipe.data.datamodule import ShapeDataModule as ShapeDataModule
-    from sparsepipe.data.points import PointSet as PointSet
-    from sparsepipe.data.sources import NpzBundle as NpzBundle
-    from sparsepipe.data.voxels import voxelise as voxelise
+    from sparsepipe.data.augment import Augment
+    from sparsepipe.data.datamodule import ShapeDataModule
+    from sparsepipe.data.points import PointSet
+    from sparsepipe.data.sources import GeneratedShapes, NormalResampled, NpzBundle, OffTree
+    from sparsepipe.data.voxels import voxelise
+
+__all__ = [
+    "Augment",
+    "GeneratedShapes",
+    "NormalResampled",
+    "NpzBundle",
+    "OffTree",
+    "PointSet",
+    "ShapeDataModule",
+    "voxelise",
+]
 
 _HOMES = {
     "Augment": "augment",
+    "GeneratedShapes": "sources",
+    "NormalResampled": "sources",
     "NpzBundle": "sources",
+    "OffTree": "sources",
     "PointSet": "points",
     "ShapeDataModule": "datamodule",
     "voxelise": "voxels",
 }
-
-__all__ = ["Augment", "NpzBundle", "PointSet", "ShapeDataModule", "voxelise"]
 
 
 def __getattr__(name: str) -> Any:

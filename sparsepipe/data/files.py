@@ -19,6 +19,13 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _BLOCK_BYTES = 1 << 20
 
 
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def digest_file(path: Path) -> str:
     """Hex digest (BLAKE2b, 128 bits) of a file's bytes."""
     digest = hashlib.blake2b(digest_size=16)

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from sparsepipe.data.dataset import Collate, ShapeDataset
+from sparsepipe.data.files import usable_cores
 from sparsepipe.data.samplers import Access
 from sparsepipe.errors import DataError, SparsePipeError
 
@@ -24,9 +25,8 @@ def default_workers() -> int:
     Reading a shape costs well below a millisecond, so on few cores a worker would only take
     time from training; 0 reads in the training process.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return min(_MAX_WORKERS, (cores or 1) // max(1, local_ranks) // _CORES_PER_WORKER)
+    return min(_MAX_WORKERS, usable_cores() // max(1, local_ranks) // _CORES_PER_WORKER)
 
 
 class ShapeLoader(DataLoader[dict[str, Any]]):

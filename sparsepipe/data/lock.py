@@ -1,0 +1,61 @@
+"""One builder at a time, across processes; a lock dies with the process that holds it."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sparsepipe.errors import DataError
+
+_LOG = logging.getLogger(__name__)
+_POLL_S = 0.1
+
+
+@contextmanager
+def locked(path: Path, *, wait_s: float) -> Iterator[None]:
+    """Hold the lock file ``path`` while the block runs.
+
+    Args:
+        path: the lock file; it stays behind and is empty of meaning when nobody holds it.
+        wait_s: how long to wait for another process that holds it.
+
+    Raises:
+        DataError: another process still held the lock after ``wait_s``.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        _acquire(descriptor, path, wait_s)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)  # releases the lock
+
+
+def _acquire(descriptor: int, path: Path, wait_s: float) -> None:
+    deadline_s = time.monotonic() + wait_s
+    told = False
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace") or "unknown"
+        else:
+            return
+        if time.monotonic() >= deadline_s:
+            raise DataError(
+                f"process {holder} has been building the cache {path.parent} for longer than "
+                f"{wait_s:g} s",
+                remedy="wait for it and run the same command again, raise data.lock_wait_s, "
+                "or end that process; what it has built is kept",
+            )
+        if not told:
+            _LOG.info("waiting for process %s, which builds %s", holder, path.parent)
+            told = True
+        time.sleep(_POLL_S)

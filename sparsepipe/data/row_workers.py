@@ -1,0 +1,137 @@
+"""Reading files in parallel processes that end when their parent does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import connection, get_context, parent_process
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparsepipe.data.manifest import ShapeFile
+from sparsepipe.errors import DataError
+
+_CHUNK_FILES = 8
+"""Files in a task: enough to outweigh its overhead, few enough for a smooth progress bar."""
+
+_FILES_PER_WORKER = 24
+"""A process takes about a second to start; with fewer files it is not worth it."""
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+_Read = Callable[[Path, str], tuple[NDArray[Any], NDArray[np.float32]]]
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What became of one file: a row and its numbers, or a fault."""
+
+    index: int
+    row: NDArray[Any] | None = None
+    meta_K: NDArray[np.float32] | None = None
+    fault: str | None = None
+
+
+def read_rows(
+    read: _Read, files: Sequence[ShapeFile], todo: Sequence[int], *, workers: int
+) -> Iterator[RowResult]:
+    """Rows of the files numbered in ``todo``, in any order.
+
+    Raises:
+        DataError: a worker was killed.
+    """
+    workers = min(workers, len(todo) // _FILES_PER_WORKER)
+    try:
+        if workers <= 1:
+            for index in todo:
+                yield _read_one(read, index, files[index])
+        else:
+            yield from _read_parallel(read, files, todo, workers)
+    except (BrokenProcessPool, MemoryError) as error:
+        raise DataError(
+            "a process that prepares shapes was killed or ran out of memory",
+            remedy="lower data.cache_workers, then run the same command again: what is done "
+            "is kept",
+        ) from error
+
+
+def _read_parallel(
+    read: _Read, files: Sequence[ShapeFile], todo: Sequence[int], workers: int
+) -> Iterator[RowResult]:
+    """Keep a few chunks for each worker under way, so that memory stays bounded."""
+    chunks = [
+        [(index, files[index]) for index in todo[start : start + _CHUNK_FILES]]
+        for start in range(0, len(todo), _CHUNK_FILES)
+    ]
+    remaining = iter(chunks)
+    waiting: set[Future[list[RowResult]]] = set()
+    with (
+        _single_threaded_children(),
+        ProcessPoolExecutor(workers, get_context("spawn"), _start_worker) as pool,
+    ):
+        try:
+            while True:
+                for chunk in remaining:
+                    waiting.add(pool.submit(_read_chunk, read, chunk))
+                    if len(waiting) >= 3 * workers:
+                        break
+                if not waiting:
+                    return
+                finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    yield from future.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _read_chunk(read: _Read, chunk: Sequence[tuple[int, ShapeFile]]) -> list[RowResult]:
+    return [_read_one(read, *task) for task in chunk]
+
+
+def _read_one(read: _Read, index: int, file: ShapeFile) -> RowResult:
+    try:
+        row, meta_K = read(file.path, file.digest)
+    except DataError as error:
+        return RowResult(index, fault=error.message)
+    except MemoryError:
+        raise  # says nothing about the file
+    except Exception as error:  # a mesh that trips the libraries is corrupt too
+        return RowResult(index, fault=f"{file.path}: {type(error).__name__}: {error}")
+    return RowResult(index, row, meta_K)
+
+
+def _start_worker() -> None:
+    """Leave Ctrl-C to the parent, and end when it is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    assert parent is not None
+
+    def follow_parent() -> None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=follow_parent, daemon=True).start()
+
+
+@contextmanager
+def _single_threaded_children() -> Iterator[None]:
+    """Processes started inside the block get one thread each: they share the cores."""
+    before = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
+    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,246 @@
+"""A cache of one row for each file, that survives being killed at any moment.
+
+Shapes: S files.
+
+A cache is a directory named after its content and settings. It holds ``rows.npy``
+[S, ...], ``meta.npy`` [S, K] and ``state.npy`` [S], which says for each row whether it is
+still to do, done, or belongs to a corrupt file. A row is marked only after its bytes have
+reached the disk, so whatever ends the building process, a row that is marked is whole; a
+rerun goes on with the others. Only the process that holds the lock writes. Rows are written
+by ``pwrite``, not through the memory map, where a full disk would kill the process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from sparsepipe.data.files import digest_values, explaining_full_disk, replacing, write_json
+from sparsepipe.data.lock import locked
+from sparsepipe.data.manifest import ShapeFile, digest_listing
+from sparsepipe.data.points import MappedArray
+from sparsepipe.data.progress import progress
+from sparsepipe.data.row_workers import RowResult, read_rows
+from sparsepipe.errors import DataError
+
+TODO, DONE, CORRUPT = 0, 1, 2
+
+_MARK_ROWS = 64
+_MARK_EVERY_S = 2.0
+_SPARE_BYTES = 1 << 20
+
+_Fault = dict[str, str]
+
+
+class RowReader(Protocol):
+    """Makes a row of a file; it is sent to worker processes, so it must pickle.
+
+    Attributes:
+        kind: name of the rows, part of the directory's.
+        row_shape: shape of a row.
+        dtype: numpy type of a row.
+        meta_size: K, numbers kept beside each row.
+    """
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def row_shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def meta_size(self) -> int: ...
+
+    def settings(self) -> dict[str, Any]:
+        """All that rows depend on beside the files, with the version of the algorithm."""
+        ...
+
+    def __call__(self, path: Path, digest: str) -> tuple[NDArray[Any], NDArray[np.float32]]:
+        """The row and the K numbers of one file.
+
+        Raises:
+            DataError: the file is corrupt.
+        """
+        ...
+
+
+class RowCache:
+    """Rows of some files, see above; ``build`` makes those that are missing.
+
+    Args:
+        files: the files, in the order of the rows.
+        reader: makes a row of a file.
+        cache_directory: where caches live.
+    """
+
+    def __init__(
+        self, files: Sequence[ShapeFile], reader: RowReader, *, cache_directory: Path
+    ) -> None:
+        self.files, self.reader = files, reader
+        key = digest_values([reader.settings(), digest_listing(files)])
+        self.directory = cache_directory / reader.kind / key
+        self.rows = MappedArray(self.directory / "rows.npy")
+        self._row_bytes = math.prod(reader.row_shape) * np.dtype(reader.dtype).itemsize
+
+    def state_S(self) -> NDArray[np.uint8]:
+        """State of each row: ``TODO``, ``DONE`` or ``CORRUPT``."""
+        path = self.directory / "state.npy"
+        if not path.is_file():
+            return np.zeros(len(self.files), np.uint8)
+        state_S: NDArray[np.uint8] = np.load(path)
+        return state_S
+
+    def meta_SK(self) -> NDArray[np.float32]:
+        """The numbers kept beside each row."""
+        meta_SK: NDArray[np.float32] = np.load(self.directory / "meta.npy")
+        return meta_SK
+
+    def corrupt(self) -> _Fault:
+        """Names of corrupt files and what is wrong with them."""
+        path = self.directory / "corrupt.json"
+        faults: _Fault = json.loads(path.read_text()) if path.is_file() else {}
+        return faults
+
+    def build(self, *, workers: int, lock_wait_s: float) -> None:
+        """Make all rows that are still to do.
+
+        Args:
+            workers: processes that read files.
+            lock_wait_s: how long to wait for another process that builds this cache.
+
+        Raises:
+            DataError: the disk is full, a worker was killed, or the lock was not released
+                in time; in each case what is done is kept.
+        """
+        if (self.state_S() != TODO).all():
+            return
+        lock = self.directory / "lock"
+        with explaining_full_disk(self.directory), locked(lock, wait_s=lock_wait_s):
+            self._allocate()
+            todo = np.flatnonzero(self.state_S() == TODO)
+            self._check_space(len(todo))
+            if len(todo):
+                self._fill([int(row) for row in todo], workers)
+
+    def _allocate(self) -> None:
+        """Create the files at full length; the state comes last and says that all exist."""
+        if (self.directory / "state.npy").is_file():
+            return
+        count, reader = len(self.files), self.reader
+        with replacing(self.directory / "rows.npy") as temporary:
+            # A file with a hole takes space as rows are written.
+            np.lib.format.open_memmap(
+                temporary, mode="w+", dtype=reader.dtype, shape=(count, *reader.row_shape)
+            )
+        # These two are written out in full, so that rows can be marked on a full disk.
+        with (
+            replacing(self.directory / "meta.npy") as temporary,
+            temporary.open("wb") as file,
+        ):
+            np.save(file, np.zeros((count, reader.meta_size), np.float32))
+        write_json(
+            self.directory / "about.json",
+            {"settings": self.reader.settings(), "files": [file.name for file in self.files]},
+        )
+        with (
+            replacing(self.directory / "state.npy") as temporary,
+            temporary.open("wb") as file,
+        ):
+            np.save(file, np.zeros(count, np.uint8))
+
+    def _check_space(self, num_rows: int) -> None:
+        needed = num_rows * (self._row_bytes + 4 * self.reader.meta_size + 1) + _SPARE_BYTES
+        free = shutil.disk_usage(self.directory).free
+        if num_rows and free < needed:
+            raise DataError(
+                f"the cache in {self.directory} needs {needed / 2**20:,.1f} MiB more, but "
+                f"{free / 2**20:,.1f} MiB are free",
+                remedy="free some space, set data.cache_dir to a larger disk or lower "
+                "data.cached_points, then run the same command again",
+            )
+
+    def _fill(self, todo: Sequence[int], workers: int) -> None:
+        with _RowWriter(self) as writer, progress(f"preparing {self.reader.kind}") as advance:
+            for result in read_rows(self.reader, self.files, todo, workers=workers):
+                writer.write(result)
+                advance(len(todo))
+
+
+class _RowWriter:
+    """Writes rows, and marks them done once they are on the disk."""
+
+    def __init__(self, cache: RowCache) -> None:
+        self._cache = cache
+        self._faults = cache.corrupt()
+        self._pending: list[tuple[int, int]] = []  # row, state
+        self._marked_s = time.monotonic()
+
+    def __enter__(self) -> _RowWriter:
+        self._files = {
+            name: (self._cache.directory / f"{name}.npy").open("r+b", buffering=0)
+            for name in ("rows", "meta", "state")
+        }
+        self._starts = {name: _data_start(file) for name, file in self._files.items()}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            # Also after Ctrl-C or a full disk: rows written before it are whole.
+            self._mark()
+        except OSError:
+            if kind is None:
+                raise
+        finally:
+            for file in self._files.values():
+                file.close()
+
+    def write(self, result: RowResult) -> None:
+        """Store one row, or that its file is corrupt."""
+        if result.fault is None:
+            assert result.row is not None
+            assert result.meta_K is not None
+            self._put("rows", result.index, result.row)
+            self._put("meta", result.index, result.meta_K)
+            self._pending.append((result.index, DONE))
+        else:
+            self._faults[self._cache.files[result.index].name] = result.fault
+            self._pending.append((result.index, CORRUPT))
+        if len(self._pending) >= _MARK_ROWS or time.monotonic() - self._marked_s > _MARK_EVERY_S:
+            self._mark()
+
+    def _mark(self) -> None:
+        if not self._pending:
+            return
+        for name in ("rows", "meta"):
+            os.fsync(self._files[name].fileno())
+        if any(state == CORRUPT for _, state in self._pending):
+            write_json(self._cache.directory / "corrupt.json", self._faults)
+        for index, state in self._pending:
+            self._put("state", index, np.uint8(state))
+        self._pending.clear()
+        self._marked_s = time.monotonic()
+
+    def _put(self, name: str, index: int, values: NDArray[Any] | np.uint8) -> None:
+        data = memoryview(values.tobytes())
+        offset = self._starts[name] + index * len(data)
+        while data:  # a nearly full disk takes a part first
+            written = os.pwrite(self._files[name].fileno(), data, offset)
+            data, offset = data[written:], offset + written
+
+
+def _data_start(file: Any) -> int:
+    """Where the values of an ``.npy`` file begin."""
+    version = npy.read_magic(file)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    read(file)
+    return int(file.tell())

@@ -1,0 +1,172 @@
+"""ModelNet as text files of points with normals, ``modelnet40_normal_resampled``.
+
+``<class>/<class>_0001.txt`` holds lines ``x,y,z,nx,ny,nz``; ``modelnet40_shape_names.txt``
+names the classes, ``modelnet40_train.txt`` and ``modelnet40_test.txt`` the shapes of each
+split (or ``modelnet10_...`` of the ten-class subset).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparsepipe.data.files import digest_values
+from sparsepipe.data.manifest import digest_listing, scan_files
+from sparsepipe.data.mesh_rows import FRAME_NUMBERS, quantise
+from sparsepipe.data.points import FloatArray, PointSet
+from sparsepipe.data.sources.base import (
+    SPLITS,
+    CacheSettings,
+    Split,
+    require_root,
+    wrong_layout,
+)
+from sparsepipe.data.sources.listing import Listing, open_points
+from sparsepipe.errors import DataError
+
+WHERE_FROM = (
+    "modelnet40_normal_resampled.zip is distributed with PointNet++ and its successors "
+    "(made from ModelNet, https://modelnet.cs.princeton.edu, for research)"
+)
+
+_COLUMNS = 6
+
+
+class NormalResampled:
+    """Source: text files of points; the normals are not used.
+
+    Args:
+        root: directory with the class folders and the lists of shapes.
+        subset: 40 for all classes, 10 for the ten-class subset.
+    """
+
+    def __init__(self, root: Path | str | None, *, subset: int = 40) -> None:
+        self.root = require_root(
+            root, what="the directory modelnet40_normal_resampled", where_from=WHERE_FROM
+        )
+        self._prefix = f"modelnet{subset}"
+        lists = ["shape_names", *SPLITS]
+        if not all((self.root / f"{self._prefix}_{name}.txt").is_file() for name in lists):
+            raise wrong_layout(
+                self.root,
+                expected="class folders, "
+                + ", ".join(f"{self._prefix}_{name}.txt" for name in lists),
+            )
+
+    def load(self, split: Split, cache: CacheSettings) -> PointSet:
+        """The clouds of a split; see ``Source.load``."""
+        return open_points(self.listing(split), TextPoints(cache.points), cache)
+
+    def fingerprint(self, cache: CacheSettings) -> str:
+        """Digest of names, sizes and contents; see ``Source.fingerprint``."""
+        names = [name for split in SPLITS for name in self.listing(split).names]
+        return digest_values(
+            digest_listing(scan_files(self.root, names, cache_directory=cache.directory))
+        )
+
+    def listing(self, split: Split) -> Listing:
+        """The files of a split.
+
+        Raises:
+            DataError: a list is empty, or names a shape of no class.
+        """
+        classes = self._lines("shape_names")
+        shapes = self._lines(split)
+        numbers = {name: number for number, name in enumerate(classes)}
+        owners = [shape.rpartition("_")[0] for shape in shapes]
+        strangers = sorted(set(owners) - set(numbers))
+        if strangers:
+            raise DataError(
+                f"{self.root}/{self._prefix}_{split}.txt names shapes of unknown classes: "
+                f"{', '.join(strangers[:5])}",
+                remedy=f"add them to {self._prefix}_shape_names.txt or take the lists from the "
+                "same archive",
+            )
+        return Listing(
+            root=self.root,
+            split=split,
+            names=tuple(
+                f"{owner}/{shape}.txt" for owner, shape in zip(owners, shapes, strict=True)
+            ),
+            labels_S=np.array([numbers[owner] for owner in owners], np.int64),
+            classes=tuple(classes),
+        )
+
+    def _lines(self, name: str) -> list[str]:
+        path = self.root / f"{self._prefix}_{name}.txt"
+        lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        if not lines:
+            raise DataError(f"{path} is empty", remedy=f"unpack the archive again; {WHERE_FROM}")
+        return lines
+
+
+@dataclass(frozen=True, slots=True)
+class TextPoints:
+    """The first points of a text file, quantised to the shape's box.
+
+    Attributes:
+        points: P, lines taken from each file; a file with fewer is corrupt.
+    """
+
+    points: int
+
+    @property
+    def kind(self) -> str:
+        """Name of these rows."""
+        return "text_points"
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of a row: [P, 3]."""
+        return (self.points, 3)
+
+    @property
+    def dtype(self) -> str:
+        """Type of a row: 16-bit steps across the shape's box."""
+        return "<u2"
+
+    @property
+    def meta_size(self) -> int:
+        """Numbers beside a row: the frame."""
+        return FRAME_NUMBERS
+
+    def settings(self) -> dict[str, Any]:
+        """All that the rows depend on beside the files."""
+        return {"algorithm": "text 1", "points": self.points}
+
+    def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint16], FloatArray]:
+        """Quantised points [P, 3] and the frame of one file.
+
+        Raises:
+            DataError: the file is missing, is no table of six columns, or is too short.
+        """
+        del digest  # nothing is random here
+        points_P3 = _read_points(path)[: self.points]
+        if len(points_P3) < self.points:
+            raise _broken(path, f"it has {len(points_P3)} points, {self.points} are needed")
+        if not np.isfinite(points_P3).all():
+            raise _broken(path, "it has coordinates that are not finite")
+        return quantise(points_P3, points_P3.min(axis=0), points_P3.max(axis=0))
+
+
+def _read_points(path: Path) -> NDArray[np.float64]:
+    try:
+        lines = path.read_text(encoding="ascii").split()
+        values = np.array(",".join(lines).split(","), np.float64)
+    except (OSError, ValueError) as error:
+        raise _broken(path, str(error)) from error
+    if not lines or len(values) != _COLUMNS * len(lines):
+        raise _broken(path, f"its lines do not have {_COLUMNS} numbers x,y,z,nx,ny,nz each")
+    return values.reshape(-1, _COLUMNS)[:, :3]
+
+
+def _broken(path: Path, reason: str) -> DataError:
+    return DataError(
+        f"{path}: {reason}",
+        remedy="unpack the archive again, or lower data.cached_points; the file is left out "
+        "unless data.strict=true",
+    )
