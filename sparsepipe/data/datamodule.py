@@ -45,6 +45,8 @@ class ShapeDataModule(pl.LightningDataModule):
         representation: ``sparse`` sites, ``dense`` occupancy from the same points, or
             ``dense_surface``, occupancy from the mesh itself.
         cached_points: points sampled once from each mesh.
+        sampling_seed: seed of that sampling; apart from ``seed``, so that runs with other
+            seeds share the cache.
         num_points: points drawn from these at each access; None is all that are stored.
         point_ratio: share p of the drawn points, in (0, 1], in training and testing.
         ratio_mode: ``fixed`` keeps the share p, ``uniform`` a share from U(0, p] per shape.
@@ -53,7 +55,7 @@ class ShapeDataModule(pl.LightningDataModule):
         batch_size: shapes in a batch, for each device.
         num_workers: loader processes for each rank; None chooses by the number of cores.
         val_share: share of every class's training shapes kept for validation, in [0, 1).
-        seed: determines sampling, drawing, augmentation, order and validation split.
+        seed: determines drawing, augmentation, order and validation split.
         strict: refuse corrupt files instead of leaving them out.
         cache_workers: processes that build a cache; 0 is one for each core.
         lock_wait_s: how long to wait for another process that builds the same cache.
@@ -73,6 +75,7 @@ class ShapeDataModule(pl.LightningDataModule):
         span: Span = "extent",
         representation: Representation = "sparse",
         cached_points: int = 16_384,
+        sampling_seed: int = 0,
         num_points: int | None = 4_096,
         point_ratio: float = 1.0,
         ratio_mode: RatioMode = "fixed",
@@ -114,7 +117,7 @@ class ShapeDataModule(pl.LightningDataModule):
         self._cache = CacheSettings(
             directory=Path(os.path.expandvars(cache_dir)).expanduser().absolute(),
             points=cached_points,
-            seed=seed,
+            seed=sampling_seed,
             strict=strict,
             workers=cache_workers,
             lock_wait_s=lock_wait_s,

@@ -69,7 +69,10 @@ def voxelise(unit_N3: NDArray[np.floating], *, resolution: int) -> NDArray[np.in
         table[keys_N] = True
         keys_M = np.flatnonzero(table)
     else:
-        keys_M = np.unique(keys_N)
+        keys_N.sort()  # several times faster than np.unique
+        first_N = np.ones(len(keys_N), np.bool_)
+        np.not_equal(keys_N[1:], keys_N[:-1], out=first_N[1:])
+        keys_M = keys_N[first_N]
     coords_M3 = np.empty((len(keys_M), 3), np.int32)
     rest_M, coords_M3[:, 2] = np.divmod(keys_M, resolution)
     coords_M3[:, 0], coords_M3[:, 1] = np.divmod(rest_M, resolution)
