@@ -100,7 +100,7 @@ def launch(
             raise _explain(failure, reports) from None
 
 
-def report_failure(error: BaseException, *, exit_code: int) -> None:
+def report_failure(error: BaseException, *, exit_code: int, trace: str) -> None:
     """Leaves word for the launching process why this rank ends."""
     directory = os.environ.get(REPORT_VARIABLE)
     if directory is None:
@@ -115,6 +115,7 @@ def report_failure(error: BaseException, *, exit_code: int) -> None:
         "message": error.message if isinstance(error, SparsePipeError) else str(error),
         "remedy": error.remedy if isinstance(error, SparsePipeError) else None,
         "known": known,
+        "trace": trace,
         "exit_code": exit_code,
     }
     partial = Path(directory) / f".rank{rank}.tmp"
@@ -164,9 +165,8 @@ def _explain(failure: Any, reports: Path) -> BaseException:
         return Stopped(stops[0]["stopped"])
     rank, report = min(found.items(), key=lambda item: item[1]["time"])
     return SparsePipeError(
-        f"rank {rank} raised {report['kind']}: {report['message']}",
-        remedy="see the traceback above; after mending, the same command goes on from the last "
-        "checkpoint",
+        f"{report['trace'].rstrip()}\nrank {rank} raised {report['kind']}: {report['message']}",
+        remedy="mend the cause; the same command then goes on from the last checkpoint",
     )
 
 

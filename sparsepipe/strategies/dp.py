@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from datetime import timedelta
 from typing import Any
 
@@ -11,10 +12,19 @@ from pytorch_lightning.plugins import ClusterEnvironment
 from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from sparsepipe.runtime import group
 from sparsepipe.strategies.environment import RankEnvironment
+
+
+# torch 2.13 renames the option that makes each forward broadcast buffers.
+_BUFFERS_OPTION = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
+)
 
 
 class DataParallelStrategy(DDPStrategy):
@@ -57,7 +67,7 @@ class DataParallelStrategy(DDPStrategy):
             timeout=timedelta(seconds=timeout_s),
             gradient_as_bucket_view=gradient_as_bucket_view,
             bucket_cap_mb=bucket_cap_mb,
-            broadcast_buffers=False,
+            **{_BUFFERS_OPTION: False},
             **kwargs,
         )
         self._buffers_differ = False

@@ -1,0 +1,100 @@
+"""The command ``sparsepipe``: the one Hydra entry point."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf.errors import OmegaConfBaseException
+
+from sparsepipe.errors import ConfigError, SparsePipeError
+from sparsepipe.experiment import compose, logs
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What is left to say when Hydra is done."""
+
+    errors: list[SparsePipeError] = field(default_factory=list)
+    directory: Path | None = None
+    exit_code: int = 0
+
+
+def main() -> None:
+    """Composes the configuration and runs its task; see ``sparsepipe --help``."""
+    arguments = sys.argv[1:]
+    sys.argv[1:] = compose.admit(arguments)
+    logs.configure()
+    # Hydra would print its own view of an error and leave with 1; ours says more.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    outcome = _Outcome()
+    try:
+        _hydra_main(outcome)
+    except (HydraException, OmegaConfBaseException) as error:
+        _report(_explained(error, arguments), outcome)
+    except KeyboardInterrupt:
+        print("\nstopped; run the same command again to go on", file=sys.stderr)
+        outcome.exit_code = 130
+    if outcome.directory is not None:
+        print(outcome.directory, flush=True)
+    sys.stdout.flush()
+    sys.exit(outcome.exit_code)
+
+
+def _hydra_main(outcome: _Outcome) -> None:
+    @hydra.main(
+        version_base="1.3", config_path=str(compose.config_dir()), config_name=compose.CONFIG_NAME
+    )
+    def sparsepipe(config: DictConfig) -> None:
+        _job(config, outcome)
+
+    sparsepipe()
+
+
+def _job(config: DictConfig, outcome: _Outcome) -> None:
+    """Runs one job; its errors are kept, so that a sweep goes on with the next."""
+    sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    try:
+        plain = compose.resolve(config)
+        from sparsepipe.experiment.job import run_job, stopped_message
+        from sparsepipe.runtime.launch import Stopped
+
+        try:
+            outcome.directory = run_job(plain, fresh_processes=sweep).path
+        except Stopped as stop:
+            print(f"\n{stopped_message(stop)}", file=sys.stderr)
+            sys.exit(stop.exit_code)
+    except SparsePipeError as error:
+        _report(error, outcome)
+
+
+def _report(error: SparsePipeError, outcome: _Outcome) -> None:
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    outcome.exit_code = outcome.exit_code or error.exit_code
+
+
+def _explained(error: Exception, arguments: list[str]) -> ConfigError:
+    overrides = [item for item in arguments if "=" in item and not item.startswith("-")]
+    directories = [
+        *(item.partition("=")[2] for item in arguments if item.startswith("--config-dir=")),
+        *(
+            value
+            for option, value in zip(arguments, arguments[1:], strict=False)
+            if option in ("--config-dir", "-cd")
+        ),
+    ]
+    return compose.explain(error, overrides, compose.config_loader(directories))
+
+
+if __name__ == "__main__":
+    main()

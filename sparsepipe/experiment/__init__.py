@@ -1,0 +1,1 @@
+"""Experiments: typed configuration, run directories, and the tasks that fill them."""

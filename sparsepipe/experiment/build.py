@@ -1,0 +1,106 @@
+"""Builds objects from configuration nodes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import pytorch_lightning as pl
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from torch import nn
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.errors import ConfigError, SparsePipeError
+from sparsepipe.models import Classifier
+
+
+def build(node: Mapping[str, Any], **given: Any) -> Any:
+    """Builds what a node with ``_target_`` describes, with further keyword arguments.
+
+    Raises:
+        SparsePipeError: what the target itself raised for the user.
+        ConfigError: the target cannot be called like that.
+    """
+    try:
+        return instantiate(dict(node), _convert_="all", **given)
+    except InstantiationException as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, SparsePipeError):
+                raise cause from None
+            cause = cause.__cause__
+        raise ConfigError(
+            f"{node.get('_target_')} cannot be built: {error.__cause__ or error}",
+            remedy="correct its arguments; `sparsepipe --cfg job` prints them",
+        ) from error
+
+
+def build_with(node: Mapping[str, Any], **offered: Any) -> Any:
+    """As :func:`build`, passing on only those arguments that the target takes."""
+    from sparsepipe.experiment.signature import locate
+
+    parameters = inspect.signature(locate(node["_target_"])).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    given = {k: v for k, v in offered.items() if takes_all or k in parameters}
+    return build(node, **{k: v for k, v in given.items() if k not in node})
+
+
+def build_inventory(config: Mapping[str, Any]) -> Inventory:
+    """The hardware of a configuration.
+
+    Raises:
+        ConfigError: the node builds something else.
+    """
+    inventory = build(config["hardware"])
+    if not isinstance(inventory, Inventory):
+        raise ConfigError(
+            f"hardware builds a {type(inventory).__name__}",
+            remedy="name a function that returns a sparsepipe.cluster.Inventory",
+        )
+    return inventory
+
+
+def build_data(config: Mapping[str, Any]) -> pl.LightningDataModule:
+    """The data module of a configuration.
+
+    Raises:
+        ConfigError: the node builds something else.
+    """
+    data = build(config["data"])
+    if not isinstance(data, pl.LightningDataModule):
+        raise ConfigError(
+            f"data builds a {type(data).__name__}",
+            remedy="name a pytorch_lightning.LightningDataModule",
+        )
+    return data
+
+
+def build_module(config: Mapping[str, Any], data: pl.LightningDataModule) -> pl.LightningModule:
+    """The LightningModule: a layer list wrapped in the classifier, or a module as it is.
+
+    ``data`` must be prepared, since it knows the classes.
+
+    Raises:
+        ConfigError: the node builds neither.
+    """
+    classes = tuple(getattr(data, "classes", ()))
+    num_classes = int(getattr(data, "num_classes", len(classes)))
+    model = build_with(config["model"], num_classes=num_classes, class_names=classes)
+    if isinstance(model, pl.LightningModule):
+        return model
+    if not isinstance(model, nn.Sequential):
+        raise ConfigError(
+            f"model builds a {type(model).__name__}",
+            remedy="name a function that returns an nn.Sequential, or a LightningModule",
+        )
+    optim = config["optim"]
+    return Classifier(
+        model,
+        num_classes=num_classes,
+        optimizer=build(optim["optimizer"]),
+        schedule=None if optim["schedule"] is None else build(optim["schedule"]),
+        label_smoothing=optim["label_smoothing"],
+        class_names=classes,
+    )

@@ -1,0 +1,17 @@
+"""Lightning callbacks of the house: checkpoints, stops, the metrics file, throughput, progress."""
+
+from sparsepipe.experiment.callbacks.checkpoint import Resume, RunCheckpoint
+from sparsepipe.experiment.callbacks.metrics_csv import MetricsCsv
+from sparsepipe.experiment.callbacks.progress import EpochLines, ShapesProgressBar
+from sparsepipe.experiment.callbacks.stop import StopOnSignal
+from sparsepipe.experiment.callbacks.throughput import Throughput
+
+__all__ = [
+    "EpochLines",
+    "MetricsCsv",
+    "Resume",
+    "RunCheckpoint",
+    "ShapesProgressBar",
+    "StopOnSignal",
+    "Throughput",
+]

@@ -1,0 +1,70 @@
+"""Ends a run in good order when a signal comes."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytorch_lightning as pl
+from typing_extensions import override
+
+from sparsepipe.experiment.callbacks.checkpoint import RunCheckpoint
+from sparsepipe.experiment.signals import SignalWatch
+from sparsepipe.runtime import group
+from sparsepipe.runtime.launch import Stopped
+
+
+class StopOnSignal(pl.Callback):
+    """Stops all ranks after the same step, with a checkpoint of it.
+
+    During validation nothing is asked, since ranks may see unequal numbers of batches;
+    the epoch's end follows.
+
+    Args:
+        watch: notes the signals.
+        checkpoint: writes the checkpoint.
+    """
+
+    def __init__(self, watch: SignalWatch, checkpoint: RunCheckpoint) -> None:
+        self._watch = watch
+        self._checkpoint = checkpoint
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Lightning has put its own handler in place of ours by now.
+        self._watch.install()
+        self._watch.deferred = True
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if trainer.is_last_batch:
+            return  # the epoch's end is near and leaves the better checkpoint
+        if group.any_rank(self._watch.signum is not None, device=pl_module.device):
+            self._checkpoint.save(trainer, epoch=trainer.current_epoch, batches=batch_idx + 1)
+            self._stop()
+
+    @override
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Here, not at the epoch's end: its checkpoint is written by then.
+        if group.any_rank(self._watch.signum is not None, device=pl_module.device):
+            self._stop()
+
+    @override
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._watch.deferred = False
+        if group.any_rank(self._watch.signum is not None, device=pl_module.device):
+            self._stop()
+
+    @override
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._watch.install()
+
+    def _stop(self) -> None:
+        raise Stopped(self._watch.signum or signal.SIGTERM)

@@ -1,0 +1,84 @@
+"""How fast the training goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pytorch_lightning as pl
+from torch import Tensor
+from typing_extensions import override
+
+from sparsepipe.runtime import group
+
+
+class Throughput(pl.Callback):
+    """Logs ``time/epoch_s`` and ``train/shapes_per_s``, summed over the ranks.
+
+    An epoch's time is that of its training steps; validation and checkpoints are not in it.
+
+    Attributes:
+        epochs: (seconds, shapes of this rank) of each whole epoch this process trained.
+        shapes_per_s: running rate of all ranks, for the progress bar.
+    """
+
+    def __init__(self) -> None:
+        self.epochs: list[tuple[float, int]] = []
+        self.shapes_per_s = 0.0
+        self._started_s = 0.0
+        self._last_s = 0.0
+        self._shapes = 0
+        self._whole = True
+
+    @override
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._started_s = self._last_s = time.perf_counter()
+        self._shapes = 0
+        self._whole = True
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # An epoch that was begun by an earlier process has no start here.
+        self._started_s = self._last_s = time.perf_counter()
+        self._shapes = 0
+        self._whole = False
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        now_s = time.perf_counter()
+        shapes = batch_size_of(batch)
+        rate = trainer.world_size * shapes / max(now_s - self._last_s, 1e-9)
+        self.shapes_per_s = rate if not self._shapes else 0.9 * self.shapes_per_s + 0.1 * rate
+        self._shapes += shapes
+        self._last_s = now_s
+
+    @override
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # The last batch's end, since validation has come in between.
+        epoch_s = self._last_s - self._started_s
+        if self._whole:
+            self.epochs.append((epoch_s, self._shapes))
+        shapes = sum(group.gather_objects(self._shapes))
+        pl_module.log("time/epoch_s", epoch_s)
+        pl_module.log("train/shapes_per_s", shapes / max(epoch_s, 1e-9))
+
+
+def batch_size_of(batch: Any) -> int:
+    """Number of shapes in a batch: the length of its labels, or of its first tensor."""
+    if isinstance(batch, Mapping) and "label" in batch:
+        return len(batch["label"])
+    if isinstance(batch, Tensor):
+        return len(batch)
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)):
+        return next((size for item in batch if (size := batch_size_of(item))), 0)
+    return 0

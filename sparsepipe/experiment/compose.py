@@ -1,0 +1,140 @@
+"""From the command line to a checked, plain configuration.
+
+Hydra composes; its complaints about names are replaced by ours, which name the nearest
+valid one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.experiment.check import check, suggest
+from sparsepipe.experiment.schema import Config
+
+CONFIG_NAME = "config"
+_PLAIN_ASSIGNMENT = re.compile(r"^[A-Za-z_][\w-]*(\.[\w-]+)+=")
+
+
+def config_dir() -> Path:
+    """The directory of the YAML groups: in the package, or beside it in a checkout.
+
+    Raises:
+        ConfigError: neither is there.
+    """
+    package = Path(__file__).resolve().parent.parent
+    for directory in (package / "conf", package.parent / "conf"):
+        if (directory / f"{CONFIG_NAME}.yaml").is_file():
+            return directory
+    raise ConfigError(
+        f"no configuration directory beside or inside {package}",
+        remedy="install sparsepipe from its wheel, or run from a complete checkout",
+    )
+
+
+def config_loader(directories: Sequence[str] = ()) -> ConfigLoader:
+    """Knows the groups of :func:`config_dir` and of further directories."""
+    path = create_config_search_path(str(config_dir()))
+    for directory in directories:
+        path.append("command-line", f"file://{Path(directory).absolute()}")
+    return ConfigLoaderImpl(path)
+
+
+def admit(arguments: Sequence[str]) -> list[str]:
+    """Command-line arguments such that every dotted ``key=value`` reaches the schema.
+
+    Hydra refuses keys that the composed files leave out, even where the schema knows them;
+    with its ``++`` prefix it takes them, and :func:`check` decides.
+    """
+    return [
+        f"++{item}" if _PLAIN_ASSIGNMENT.match(item) and not item.startswith("hydra.") else item
+        for item in arguments
+    ]
+
+
+def resolve(config: DictConfig) -> dict[str, Any]:
+    """The composed configuration as plain, checked values.
+
+    Raises:
+        ConfigError: see :func:`check`; or an interpolation that leads nowhere.
+    """
+    try:
+        value = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            f"the configuration cannot be resolved: {_first_line(error)}",
+            remedy="set the missing value, or the environment variable it is read from",
+        ) from error
+    assert isinstance(value, dict)
+    plain = {str(key): item for key, item in value.items() if key != "hydra"}
+    check(plain)
+    return plain
+
+
+def explain(error: Exception, overrides: Sequence[str], loader: ConfigLoader) -> ConfigError:
+    """Says in the house's terms why Hydra could not compose.
+
+    Args:
+        error: what Hydra raised.
+        overrides: the command line's assignments.
+        loader: knows the groups and their options.
+    """
+    for problem in _name_problems(overrides, loader):
+        return ConfigError(problem, remedy="`sparsepipe --help` lists groups and options")
+    return ConfigError(
+        f"the configuration cannot be composed: {_first_line(error)}",
+        remedy="check the overrides; `sparsepipe --help` lists groups and options",
+    )
+
+
+def _name_problems(overrides: Sequence[str], loader: ConfigLoader) -> Iterator[str]:
+    groups = [name for name in loader.list_groups("") if name != "hydra"]
+    keys = sorted({*groups, *Config.__dataclass_fields__})
+    for override in _parse(overrides):
+        name = override.key_or_group
+        if name in groups:
+            options = loader.get_group_options(name, ObjectType.CONFIG)
+            for option in _chosen(override):
+                if option not in options:
+                    listed = ", ".join(sorted(options))
+                    yield (
+                        f"'{name}' has no option '{option}'{suggest(option, options)}; "
+                        f"there are: {listed}"
+                    )
+        elif "." not in name and not name.startswith("hydra") and name not in keys:
+            yield f"unknown key or group '{name}'{suggest(name, keys)}"
+
+
+def _parse(overrides: Sequence[str]) -> list[Override]:
+    try:
+        return OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException:
+        return []  # Hydra's own message about the syntax says it best
+
+
+def _chosen(override: Override) -> list[str]:
+    if override.is_sweep_override():
+        return [str(value) for value in override.sweep_string_iterator()]
+    value = override.value()
+    return [str(item) for item in (value if isinstance(value, list) else [value]) if item]
+
+
+def _first_line(error: BaseException) -> str:
+    cause: BaseException = error
+    if not str(error).strip() and error.__cause__ is not None:
+        cause = error.__cause__
+    lines = [line for line in str(cause).splitlines() if line.strip()]
+    return lines[0] if lines else type(cause).__name__

@@ -1,0 +1,149 @@
+"""The task ``evaluate``: accuracy of a checkpoint, and how fast it infers."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from typing_extensions import override
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.experiment.build import build_data, build_module
+from sparsepipe.experiment.callbacks.metrics_csv import epoch_metrics, mean_over_ranks, write_rows
+from sparsepipe.experiment.callbacks.throughput import batch_size_of
+from sparsepipe.experiment.checkpoints import find_checkpoint, load_weights, read_checkpoint
+from sparsepipe.experiment.figures import draw_test
+from sparsepipe.experiment.loaders import adapt_loaders
+from sparsepipe.experiment.result import write_result
+from sparsepipe.experiment.run import Run
+from sparsepipe.experiment.seeding import seed_ranks
+from sparsepipe.runtime import group
+
+
+class _Clock(pl.Callback):
+    """Times a test from its first batch to its last, loader included."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.shapes = 0
+        self._started = 0.0
+
+    @override
+    def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._started = time.perf_counter()
+
+    @override
+    def on_test_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self.shapes += batch_size_of(batch)
+        _synchronize(pl_module.device)
+        self.seconds = time.perf_counter() - self._started
+
+
+def evaluate(
+    run: Run, *, gallery: int = 24, warmup_batches: int = 2, timed_batches: int = 20
+) -> None:
+    """Measures a checkpoint on the test split.
+
+    Args:
+        run: configuration and directory; ``checkpoint`` names a file or a run directory.
+        gallery: test shapes in ``predictions.png``.
+        warmup_batches: forwards before the clock starts.
+        timed_batches: forwards while it runs.
+
+    Raises:
+        ConfigError: no checkpoint is named.
+        CheckpointError: it is missing, broken or another model's.
+    """
+    del gallery  # read where it is drawn
+    if run.config["checkpoint"] is None:
+        raise ConfigError(
+            "task=evaluate needs a checkpoint",
+            remedy="set checkpoint= to a .ckpt file or to the directory of a training run",
+        )
+    data = build_data(run.config)
+    data.setup("test")
+    module = build_module(run.config, data)
+    path = find_checkpoint(run.config["checkpoint"])
+    load_weights(module, read_checkpoint(path)["state_dict"], path)
+    adapt_loaders(data)
+    clock = _Clock()
+    trainer = run.trainer([clock])
+    seed_ranks(int(run.config["seed"]))
+    trainer.test(module, datamodule=data, verbose=False)
+    values: dict[str, Any] = mean_over_ranks(epoch_metrics(trainer))
+    metrics = dict(values)
+    rates = {
+        "test_shapes_per_s": clock.shapes / max(clock.seconds, 1e-9),
+        "inference_shapes_per_s": inference_rate(
+            trainer, module, data, warmup=warmup_batches, timed=timed_batches
+        ),
+    }
+    everyone = group.gather_objects(rates)
+    values.update({name: sum(rank[name] for rank in everyone) for name in rates})
+    values["evaluated_checkpoint"] = path.name
+    if group.rank() == 0:
+        write_rows(run.directory.metrics, [{"epoch": 0, "step": 0, **metrics}])
+        draw_test(run, module, data)
+    write_result(run, values)
+
+
+@torch.inference_mode()
+def inference_rate(
+    trainer: pl.Trainer,
+    module: pl.LightningModule,
+    data: pl.LightningDataModule,
+    *,
+    warmup: int,
+    timed: int,
+) -> float:
+    """Shapes a second of this rank's forwards, kernel maps included, loading excluded."""
+    read = list(islice(iter(data.test_dataloader()), warmup + timed))
+    if not read or not timed:
+        return 0.0
+    module.eval()
+    device = module.to(trainer.strategy.root_device).device
+    batches = [
+        module.transfer_batch_to_device(_uncached(read[number % len(read)]), device, 0)
+        for number in range(warmup + timed)
+    ]
+    started_s = 0.0
+    for number, batch in enumerate(batches):
+        if number == warmup:
+            _synchronize(device)
+            started_s = time.perf_counter()
+        with trainer.precision_plugin.predict_step_context():
+            module(batch["input"])
+    _synchronize(device)
+    elapsed_s = time.perf_counter() - started_s
+    return sum(batch_size_of(batch) for batch in batches[warmup:]) / elapsed_s
+
+
+def _uncached(batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch with an input that has no kernel maps yet."""
+    x = batch["input"]
+    if isinstance(x, torch.Tensor):
+        return batch
+    fresh = type(x)(
+        x.feats,
+        x.coords,
+        stride=x.stride,
+        spatial_shape=x.spatial_shape,
+        batch_size=x.batch_size,
+    )
+    return {**batch, "input": fresh}
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

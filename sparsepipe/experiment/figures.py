@@ -1,0 +1,89 @@
+"""The pictures of a run, drawn from what it measured.
+
+Shapes: B samples, N points, K classes.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sparsepipe.errors import DataError
+from sparsepipe.experiment.run import Run
+
+log = logging.getLogger(__name__)
+
+
+def draw_curves(run: Run) -> None:
+    """``learning_curves.png`` from ``metrics.csv``; nothing where nothing was logged."""
+    from sparsepipe.results.curves import learning_curves
+
+    if not run.directory.metrics.exists():
+        return
+    try:
+        learning_curves(run.directory.metrics, run.directory.path / "learning_curves.png")
+    except DataError as error:
+        log.info("no learning curves: %s", error.message)
+
+
+def draw_test(run: Run, module: pl.LightningModule, data: pl.LightningDataModule) -> None:
+    """``confusion.png`` and ``predictions.png``, for modules that keep what they show."""
+    from sparsepipe.results.confusion import confusion_matrix
+    from sparsepipe.results.gallery import prediction_gallery
+
+    counts_KK = getattr(module, "test_confusion", None)
+    classes = tuple(getattr(module, "class_names", ()))
+    if counts_KK is None or not classes:
+        return
+    confusion_matrix(counts_KK.numpy(), classes, run.directory.path / "confusion.png")
+    batch = gallery_batch(data, count=run.config["task"]["gallery"])
+    if batch is None:
+        return
+    prediction = _predict(module, batch)
+    prediction_gallery(
+        clouds(batch["input"]),
+        prediction["label"].tolist(),
+        prediction["prediction"].tolist(),
+        classes,
+        run.directory.path / "predictions.png",
+        probabilities=prediction["probability"].tolist(),
+    )
+
+
+def gallery_batch(data: pl.LightningDataModule, *, count: int) -> dict[str, Any] | None:
+    """Test shapes spread evenly over the split, hence over its classes, as one batch."""
+    loader = data.test_dataloader()
+    dataset = getattr(loader, "dataset", None)
+    if count < 1 or dataset is None or not len(dataset):
+        return None
+    picked = np.unique(np.linspace(0, len(dataset) - 1, count).round().astype(int))
+    # What the sampler yields is what the data set takes: an index, or epoch and index.
+    example = next(iter(loader.sampler))
+    keys = [(0, int(i)) if isinstance(example, tuple) else int(i) for i in picked]
+    batch = loader.collate_fn([dataset[key] for key in keys])
+    if not isinstance(batch, dict) or not {"input", "label"} <= batch.keys():
+        return None
+    x = batch["input"]
+    return batch if hasattr(x, "coords") or (isinstance(x, Tensor) and x.dim() == 5) else None
+
+
+def clouds(x: Any) -> list[NDArray[np.float64]]:
+    """Centres [N, 3] of the occupied voxels of each sample, as the network sees them."""
+    if isinstance(x, Tensor):
+        return [np.argwhere(grid.sum(dim=0).numpy() > 0).astype(float) for grid in x.cpu()]
+    coords_N4 = x.coords.cpu().numpy()
+    return [coords_N4[coords_N4[:, 0] == b, 1:].astype(float) for b in range(x.batch_size)]
+
+
+@torch.no_grad()
+def _predict(module: pl.LightningModule, batch: dict[str, Any]) -> dict[str, Tensor]:
+    module.eval()
+    placed = {key: value.to(module.device) for key, value in batch.items()}
+    prediction: dict[str, Tensor] = module.predict_step(placed, 0)
+    return prediction

@@ -1,0 +1,216 @@
+"""One job from its configuration to its finished run directory.
+
+The process that composed the configuration prepares data and directory; ranks then run
+the task, in this process where there is one rank only, else started by the elastic agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.cluster.local import num_cores
+from sparsepipe.errors import ConfigError, SparsePipeError
+from sparsepipe.experiment.build import build_data, build_inventory
+from sparsepipe.experiment.checkpoints import find_checkpoint
+from sparsepipe.experiment.logs import quiet
+from sparsepipe.experiment.run import Run, num_ranks
+from sparsepipe.experiment.rundir import RunDir, file_fingerprint, flatten, run_dir
+from sparsepipe.experiment.seeding import seed_model
+from sparsepipe.experiment.signals import SignalWatch
+from sparsepipe.experiment.signature import locate
+from sparsepipe.results.files import read_json
+from sparsepipe.runtime import group
+from sparsepipe.runtime.launch import Stopped, launch
+
+log = logging.getLogger(__name__)
+
+
+def run_job(config: Mapping[str, Any], *, fresh_processes: bool = False) -> RunDir:
+    """Runs a job, or skips it when it is finished, or goes on with it.
+
+    Args:
+        config: resolved and checked.
+        fresh_processes: start a process even for a single rank, as sweeps must.
+
+    Returns:
+        The run's directory, finished.
+
+    Raises:
+        SparsePipeError: something a user can mend.
+        Stopped: a signal ended the run.
+    """
+    watch = SignalWatch()
+    watch.install()
+    inventory = build_inventory(config)
+    ranks = num_ranks(config, inventory)
+    if group.started_externally():
+        return _run_as_rank(config, inventory, watch, ranks)
+    nodes = config["parallel"]["num_nodes"]
+    if nodes > 1:
+        raise ConfigError(
+            f"parallel.num_nodes={nodes}, but only this machine was asked",
+            remedy="start the command on every node with torchrun",
+        )
+    directory = prepare(config, inventory)
+    if _finished(directory, config):
+        return directory
+    with _locked(directory):
+        directory.open(config)
+        if ranks == 1 and not fresh_processes:
+            execute(directory, config, inventory, watch)
+        else:
+            launch(
+                [sys.executable, "-m", "sparsepipe.experiment.worker", str(directory.path)],
+                ranks=ranks,
+                threads_per_rank=max(1, num_cores() // ranks),
+                reports=directory.reports,
+                grace_s=float(config["parallel"]["grace_s"]),
+            )
+            shutil.rmtree(directory.reports, ignore_errors=True)
+        _finish(directory)
+    return directory
+
+
+def prepare(config: Mapping[str, Any], inventory: Inventory) -> RunDir:
+    """Prepares the data and finds the run's directory.
+
+    Done before ranks exist, so that none of them waits for a cache to be built.
+    """
+    data = build_data(config)
+    data.prepare_data()
+    fingerprint = getattr(data, "fingerprint", None)
+    checkpoint = config["checkpoint"]
+    return run_dir(
+        config,
+        inventory=inventory,
+        data_fingerprint=fingerprint() if fingerprint else str(flatten(config["data"])),
+        checkpoint_fingerprint=(
+            None if checkpoint is None else file_fingerprint(find_checkpoint(checkpoint))
+        ),
+    )
+
+
+def execute(
+    directory: RunDir, config: Mapping[str, Any], inventory: Inventory, watch: SignalWatch
+) -> None:
+    """Runs the task in this process, which is one rank or the only one.
+
+    Raises:
+        Stopped: a signal ended it; whatever the signal broke in passing is not told.
+    """
+    quiet()
+    run = Run(config=config, directory=directory, inventory=inventory, watch=watch)
+    with _group(run):
+        group.assert_world_size(run.ranks)
+        seed_model(int(config["seed"]))
+        node = dict(config["task"])
+        task = locate(node.pop("_target_"))
+        try:
+            task(run, **node)
+        except Exception:
+            watch.stop_if_asked()
+            raise
+
+
+def _run_as_rank(
+    config: Mapping[str, Any], inventory: Inventory, watch: SignalWatch, ranks: int
+) -> RunDir:
+    """Runs under an outer launcher: every rank is here, rank 0 decides."""
+    group.assert_world_size(ranks)
+    with _joined(config, inventory):
+        decided: tuple[Path, bool] | SparsePipeError | None = None
+        if group.rank() == 0:
+            try:
+                found = prepare(config, inventory)
+                skip = _finished(found, config)
+                if not skip:
+                    found.open(config)
+                decided = (found.path, skip)
+            except SparsePipeError as error:
+                decided = error
+        decided = group.broadcast_object(decided)
+        if isinstance(decided, SparsePipeError):
+            raise decided
+        assert decided is not None
+        directory = RunDir(decided[0])
+        if not decided[1]:
+            execute(directory, config, inventory, watch)
+            if group.rank() == 0:
+                _finish(directory)
+    return directory
+
+
+@contextlib.contextmanager
+def _group(run: Run) -> Iterator[None]:
+    """The process group of a run with several ranks."""
+    if run.ranks == 1:
+        yield
+        return
+    with _joined(run.config, run.inventory):
+        yield
+
+
+@contextlib.contextmanager
+def _joined(config: Mapping[str, Any], inventory: Inventory) -> Iterator[None]:
+    import torch
+
+    strategy = config["parallel"]["strategy"] or {}
+    cuda = inventory.accelerator == "cuda"
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else None
+    group.join(
+        strategy.get("process_group_backend") or ("nccl" if cuda else "gloo"),
+        timeout_s=float(strategy.get("timeout_s", 300.0)),
+        device=device,
+    )
+    yield
+    group.leave()  # not after an error: it could wait for ranks that are gone
+
+
+def _finished(directory: RunDir, config: Mapping[str, Any]) -> bool:
+    if config["force"] or not directory.done.exists():
+        return False
+    log.info("finished before, nothing to do; force=true starts anew")
+    return True
+
+
+def _finish(directory: RunDir) -> None:
+    result = read_json(directory.result)
+    directory.finish({"run_id": directory.run_id, "time": time.time(), "kind": result["kind"]})
+
+
+@contextlib.contextmanager
+def _locked(directory: RunDir) -> Iterator[None]:
+    """Keeps two processes from working on one run.
+
+    Raises:
+        ConfigError: another one does.
+    """
+    directory.path.parent.mkdir(parents=True, exist_ok=True)
+    path = directory.path.parent / f".{directory.run_id}.lock"
+    with path.open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"another process is working on {directory.path}",
+                remedy="wait for it or end it, then run the command again",
+            ) from error
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def stopped_message(stop: Stopped) -> str:
+    """What to tell after a stop."""
+    return f"stopped by {stop}; run the same command again to go on"

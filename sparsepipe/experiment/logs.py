@@ -1,0 +1,37 @@
+"""Logging of the house, on stderr: stdout's last line is the run directory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+
+_NOISE = (
+    ".*does not have many workers.*",
+    ".*smaller than the logging interval.*",
+    ".*ended before the epoch ended and your dataloader is not resumable.*",
+    ".*`Trainer.fit` will load.*",
+    ".*Checkpoint directory .* exists and is not empty.*",
+    ".*isinstance.treespec, LeafSpec.*",
+    ".*no `val_dataloader`.*",
+    ".*It is recommended to use `self.log.*sync_dist=True.*",
+)
+
+
+def configure() -> None:
+    """Sends the house's messages to stderr, on rank 0 only."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("[sparsepipe] %(message)s"))
+    house = logging.getLogger("sparsepipe")
+    house.handlers[:] = [handler]
+    house.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
+    house.propagate = False
+
+
+def quiet() -> None:
+    """Silences what other libraries say about things the house has decided."""
+    for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in _NOISE:
+        warnings.filterwarnings("ignore", message=message)

@@ -1,0 +1,86 @@
+"""``result.json``: what came out of a run, flat, so that a table can be made of many."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparsepipe import __version__
+from sparsepipe.experiment.run import Run
+from sparsepipe.experiment.rundir import flatten
+from sparsepipe.results.files import write_json
+from sparsepipe.runtime import group
+
+_PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "numpy")
+_LEFT_OUT = ("callbacks", "checkpoint", "force", "logger", "paths")
+
+
+def write_result(run: Run, values: Mapping[str, Any]) -> None:
+    """Writes a task's ``values`` with configuration, memory, hardware and versions.
+
+    Every rank must call it; rank 0 writes.
+    """
+    peaks = group.gather_objects(peak_memory_bytes())
+    if group.rank() != 0:
+        return
+    devices = [device for host in run.inventory.hosts for device in host.devices]
+    settings = {key: item for key, item in run.config.items() if key not in _LEFT_OUT}
+    settings["data"] = {k: v for k, v in settings["data"].items() if k not in ("root", "cache_dir")}
+    write_json(
+        run.directory.result,
+        {
+            "run_id": run.directory.run_id,
+            "task_name": run.task_name,
+            "kind": "measured",
+            **values,
+            **{f"peak_{name}": max(peak[name] for peak in peaks) for name in peaks[0]},
+            "ranks": run.ranks,
+            "hardware_devices": ", ".join(f"{d.count} x {d.name}" for d in devices),
+            "hardware_accelerator": run.inventory.accelerator,
+            "threads_per_rank": torch.get_num_threads(),
+            "python": platform.python_version(),
+            "sparsepipe": __version__,
+            **{name: metadata.version(name) for name in _PACKAGES},
+            "git_commit": git_commit(),
+            **flatten(settings),
+        },
+    )
+
+
+def peak_memory_bytes() -> dict[str, int]:
+    """Largest memory of this process so far, and of its GPU where it uses one."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    peaks = {"memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    if torch.cuda.is_available():
+        peaks["device_memory_bytes"] = torch.cuda.max_memory_allocated()
+    return peaks
+
+
+def git_commit() -> str | None:
+    """The commit of the checkout this package runs from, marked where it was changed."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        ).stdout.strip()
+
+    try:
+        dirty = git("status", "--porcelain", "--untracked-files=no", "--", "sparsepipe", "conf")
+        return git("rev-parse", "HEAD") + ("-dirty" if dirty else "")
+    except (OSError, subprocess.SubprocessError):
+        return None  # no git, or not our checkout

@@ -1,0 +1,114 @@
+"""What a task is given: its configuration, its directory, and how to make a Trainer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytorch_lightning as pl
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.errors import ConfigError
+from sparsepipe.experiment.build import build, build_with
+from sparsepipe.experiment.callbacks import EpochLines, ShapesProgressBar, Throughput
+from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.experiment.signals import SignalWatch
+from sparsepipe.strategies import RankEnvironment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of one task, as a rank sees it.
+
+    Args:
+        config: resolved and checked.
+        directory: where results go.
+        inventory: the hardware.
+        watch: notes signals.
+        throughput: measures the training.
+    """
+
+    config: Mapping[str, Any]
+    directory: RunDir
+    inventory: Inventory
+    watch: SignalWatch
+    throughput: Throughput = field(default_factory=Throughput)
+
+    @property
+    def task_name(self) -> str:
+        """The task's function, by its bare name."""
+        return str(self.config["task"]["_target_"]).rpartition(".")[2]
+
+    @property
+    def ranks(self) -> int:
+        """Processes of this run, over all nodes."""
+        return num_ranks(self.config, self.inventory)
+
+    def trainer(self, callbacks: Sequence[pl.Callback]) -> pl.Trainer:
+        """A Lightning Trainer as configured; ``callbacks`` come after the house's own."""
+        parallel, arguments = self.config["parallel"], dict(self.config["trainer"])
+        arguments["enable_progress_bar"], shown = self._progress(arguments)
+        more = [build(node) for node in self.config["callbacks"].values()]
+        strategy = parallel["strategy"]
+        for name in ("profiler", "plugins"):
+            if isinstance(arguments[name], Mapping):
+                arguments[name] = build(arguments[name])
+        return pl.Trainer(
+            **arguments,
+            accelerator="gpu" if self.inventory.accelerator == "cuda" else "cpu",
+            devices=self.ranks // parallel["num_nodes"],
+            num_nodes=parallel["num_nodes"],
+            strategy="auto" if strategy is None else self._strategy(strategy),
+            logger=self._loggers() or False,
+            callbacks=[self.throughput, *more, *shown, *callbacks],
+            default_root_dir=str(self.directory.path),
+            use_distributed_sampler=False,
+        )
+
+    def _strategy(self, node: Mapping[str, Any]) -> Any:
+        return build_with(node, cluster_environment=RankEnvironment())
+
+    def _loggers(self) -> list[Any]:
+        return [
+            build_with(
+                node,
+                run_id=self.directory.run_id,
+                run_dir=self.directory.path,
+                job_type=self.task_name,
+            )
+            for node in self.config["logger"].values()
+        ]
+
+    def _progress(self, arguments: Mapping[str, Any]) -> tuple[bool, list[pl.Callback]]:
+        if arguments["enable_progress_bar"] is False:
+            return False, []
+        if sys.stdout.isatty():
+            return True, [ShapesProgressBar(self.throughput)]
+        return False, [EpochLines()]
+
+
+def num_ranks(config: Mapping[str, Any], inventory: Inventory) -> int:
+    """Processes that a configuration asks for, over all nodes.
+
+    Raises:
+        ConfigError: no whole number of them for each node.
+        HardwareError: more than the inventory has.
+    """
+    parallel = config["parallel"]
+    nodes, devices = parallel["num_nodes"], parallel["devices"]
+    if devices == "auto":
+        return nodes * inventory.num_devices
+    if not isinstance(devices, int) or devices < 1 or nodes < 1 or devices % nodes:
+        raise ConfigError(
+            f"parallel.devices={devices} on parallel.num_nodes={nodes} is not possible",
+            remedy="set devices to 'auto' or to a multiple of num_nodes, at least 1 for each",
+        )
+    inventory.require(devices // nodes)
+    if parallel["strategy"] is None and devices > 1:
+        raise ConfigError(
+            f"parallel.devices={devices} without a strategy",
+            remedy="choose parallel=dp, or parallel.devices=1",
+        )
+    return devices

@@ -1,0 +1,178 @@
+"""Run directories: named by what a run is, so that the same run is never done twice.
+
+``outputs/<experiment>/<run id>/`` holds ``config.yaml``, ``metrics.csv``, ``result.json``,
+checkpoints and figures; ``DONE.json`` is written last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.errors import ConfigError
+from sparsepipe.results.files import write_json, write_text_atomic
+
+_NOT_IDENTITY = (
+    "data.cache_dir",
+    "data.cache_workers",
+    "data.lock_wait_s",
+    "data.num_workers",
+    "data.root",
+    "force",
+    "logger",
+    "name",
+    "parallel.grace_s",
+    "parallel.strategy.timeout_s",
+    "paths",
+    "trainer.enable_model_summary",
+    "trainer.enable_progress_bar",
+    "trainer.log_every_n_steps",
+    "trainer.profiler",
+)
+"""Keys that do not change what a run computes, or that a fingerprint stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """A run's directory.
+
+    Args:
+        path: absolute.
+    """
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        """The run's identity."""
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """One row an epoch."""
+        return self.path / "metrics.csv"
+
+    @property
+    def result(self) -> Path:
+        """What came out, flat."""
+        return self.path / "result.json"
+
+    @property
+    def done(self) -> Path:
+        """Exists once the run is finished."""
+        return self.path / "DONE.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Directory of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def last(self) -> Path:
+        """The checkpoint to go on from."""
+        return self.checkpoints / "last.ckpt"
+
+    @property
+    def best(self) -> Path:
+        """The checkpoint with the best monitored metric."""
+        return self.checkpoints / "best.ckpt"
+
+    @property
+    def reports(self) -> Path:
+        """Where ranks say why they failed."""
+        return self.path / ".ranks"
+
+    def open(self, config: Mapping[str, Any]) -> None:
+        """Makes the directory ready for a run, anew where ``force`` is set."""
+        if config["force"] and self.path.exists():
+            # Moved first: a directory that is half removed must not look like a run.
+            aside = self.path.with_name(f".{self.run_id}.{os.getpid()}.{time.time_ns()}")
+            self.path.rename(aside)
+            shutil.rmtree(aside)
+        self.path.mkdir(parents=True, exist_ok=True)
+        settings = {key: value for key, value in config.items() if key != "force"}
+        write_text_atomic(self.config, OmegaConf.to_yaml(OmegaConf.create(settings)))
+
+    def load_config(self) -> dict[str, Any]:
+        """The configuration the run was opened with.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        try:
+            value = OmegaConf.to_container(OmegaConf.load(self.config))
+        except (OSError, OmegaConfBaseException) as error:
+            raise ConfigError(
+                f"{self.config} cannot be read: {error}", remedy="give a run's directory"
+            ) from error
+        assert isinstance(value, dict)
+        return {"force": False, **{str(key): item for key, item in value.items()}}
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Marks the run as finished."""
+        write_json(self.done, dict(summary))
+
+
+def run_dir(
+    config: Mapping[str, Any],
+    *,
+    inventory: Inventory,
+    data_fingerprint: str,
+    checkpoint_fingerprint: str | None,
+) -> RunDir:
+    """The directory that belongs to a configuration on some data and hardware."""
+    identity = identity_of(config)
+    identity["data fingerprint"] = data_fingerprint
+    identity["checkpoint"] = checkpoint_fingerprint
+    identity["hardware fingerprint"] = inventory.fingerprint()
+    text = json.dumps(identity, sort_keys=True, default=str)
+    run_id = hashlib.sha256(text.encode()).hexdigest()[:12]
+    outputs = Path(os.path.expandvars(config["paths"]["outputs"])).expanduser()
+    return RunDir((outputs / str(config["name"]) / run_id).absolute())
+
+
+def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration flattened to dotted keys, without what does not change the run."""
+    flat = flatten(config)
+    return {
+        key: value
+        for key, value in flat.items()
+        if not any(key == drop or key.startswith(f"{drop}.") for drop in _NOT_IDENTITY)
+    }
+
+
+def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one with dotted keys; lists stay values."""
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        name = f"{prefix}{key}"
+        if isinstance(item, Mapping) and item:
+            flat.update(flatten(item, f"{name}."))
+        else:
+            flat[name] = item
+    return flat
+
+
+def file_fingerprint(path: Path) -> str:
+    """SHA-256 of a file's content, shortened."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()[:16]

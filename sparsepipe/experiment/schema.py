@@ -1,0 +1,141 @@
+"""What the configuration may hold: one dataclass per group that is the house's own.
+
+A :class:`Node` is a mapping with ``_target_``; it is checked against the signature of
+what it names, so that classes from elsewhere are as good as ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Type of a configuration node that builds an object.
+
+    Args:
+        given: parameters of the target that the house passes itself.
+        optional: the node may be null.
+    """
+
+    given: tuple[str, ...] = ()
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMap:
+    """Type of a mapping from any name to a node."""
+
+    node: Node = field(default_factory=Node)
+
+
+def _node(*given: str, optional: bool = False) -> dict[str, Node]:
+    return {"node": Node(given, optional)}
+
+
+def _node_map(*given: str) -> dict[str, NodeMap]:
+    return {"node": NodeMap(Node(given))}
+
+
+@dataclass
+class Paths:
+    """Where things lie."""
+
+    data: str
+    cache: str
+    outputs: str
+
+
+@dataclass
+class Parallel:
+    """How many devices, and what makes them one."""
+
+    devices: int | str
+    num_nodes: int
+    grace_s: float
+    strategy: Any = field(metadata=_node("cluster_environment", optional=True))
+
+
+@dataclass
+class Optim:
+    """Optimizer and schedule of the classifier."""
+
+    label_smoothing: float
+    optimizer: Any = field(metadata=_node("params"))
+    schedule: Any = field(metadata=_node(optional=True))
+
+
+@dataclass
+class TrainerArguments:
+    """The arguments of Lightning's Trainer that no other group sets."""
+
+    max_epochs: int | None
+    min_epochs: int | None
+    max_steps: int
+    min_steps: int | None
+    max_time: str | dict[str, int] | None
+    precision: str | int | None
+    gradient_clip_val: float | None
+    gradient_clip_algorithm: str | None
+    accumulate_grad_batches: int
+    limit_train_batches: int | float | None
+    limit_val_batches: int | float | None
+    limit_test_batches: int | float | None
+    limit_predict_batches: int | float | None
+    overfit_batches: int | float
+    val_check_interval: int | float | str | dict[str, int] | None
+    check_val_every_n_epoch: int | None
+    num_sanity_val_steps: int | None
+    fast_dev_run: int | bool
+    log_every_n_steps: int | None
+    enable_progress_bar: bool | None
+    enable_model_summary: bool | None
+    deterministic: bool | str | None
+    benchmark: bool | None
+    inference_mode: bool
+    detect_anomaly: bool
+    sync_batchnorm: bool
+    reload_dataloaders_every_n_epochs: int
+    profiler: Any
+    plugins: Any
+    barebones: bool
+    model_registry: str | None
+    enable_autolog_hparams: bool
+
+
+@dataclass
+class Config:
+    """The whole configuration."""
+
+    name: str
+    seed: int
+    force: bool
+    checkpoint: str | None
+    paths: Paths
+    parallel: Parallel
+    optim: Optim
+    trainer: TrainerArguments
+    task: Any = field(metadata=_node("run"))
+    model: Any = field(metadata=_node("num_classes", "class_names"))
+    data: Any = field(metadata=_node())
+    hardware: Any = field(metadata=_node())
+    backend: Any = field(metadata=_node())
+    logger: Any = field(metadata=_node_map("run_id", "run_dir", "job_type"))
+    callbacks: Any = field(metadata=_node_map())
+
+
+SET_ELSEWHERE = frozenset(
+    {
+        "accelerator",
+        "callbacks",
+        "default_root_dir",
+        "devices",
+        "enable_checkpointing",
+        "logger",
+        "num_nodes",
+        "strategy",
+        "use_distributed_sampler",
+    }
+)
+"""Arguments of Lightning's Trainer that other groups or the run directory decide."""

@@ -1,0 +1,60 @@
+"""Ctrl-C and SIGTERM: the first asks for an orderly end, the second gets an immediate one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from types import FrameType
+
+from sparsepipe.runtime.launch import Stopped
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+log = logging.getLogger(__name__)
+
+
+class SignalWatch:
+    """Notes signals while steps run, raises them while nothing would be lost.
+
+    Attributes:
+        deferred: whether somebody looks at :attr:`signum` regularly. As long as nobody
+            does, a signal raises :class:`~sparsepipe.runtime.launch.Stopped` where it
+            arrives.
+        signum: the first signal that came, if any.
+    """
+
+    def __init__(self) -> None:
+        self.deferred = False
+        self.signum: int | None = None
+        self._process = os.getpid()
+
+    def install(self) -> None:
+        """Takes over the signals of this process. Calling it again is harmless."""
+        if threading.current_thread() is threading.main_thread():
+            for signum in _SIGNALS:
+                signal.signal(signum, self._handle)
+
+    def stop_if_asked(self) -> None:
+        """Raises where a signal has come.
+
+        Raises:
+            Stopped: one has.
+        """
+        if self.signum is not None:
+            raise Stopped(self.signum)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        del frame
+        if os.getpid() != self._process:
+            return  # a forked loader process: its parent decides
+        if self.signum is not None:
+            os._exit(128 + signum)
+        self.signum = signum
+        if not self.deferred:
+            raise Stopped(signum)
+        if os.environ.get("RANK", "0") == "0":
+            log.warning(
+                "%s: writing a checkpoint after this step; once more ends at once",
+                signal.Signals(signum).name,
+            )

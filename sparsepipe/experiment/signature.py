@@ -1,0 +1,92 @@
+"""What a ``_target_`` takes."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparsepipe.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """Parameters of a callable.
+
+    Args:
+        types: type hint by name; ``Any`` where there is none.
+        required: those without a default.
+        open: any further keyword is taken as well.
+    """
+
+    types: Mapping[str, Any]
+    required: tuple[str, ...]
+    open: bool
+
+
+def parameters_of(target: str) -> Parameters:
+    """Imports ``target`` and reads its signature.
+
+    Raises:
+        ConfigError: there is no such thing, or it cannot be called.
+    """
+    found = locate(target)
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):
+        return Parameters(types={}, required=(), open=True)  # builtins tell nothing
+    kinds = inspect.Parameter
+    named = {
+        name: parameter
+        for name, parameter in signature.parameters.items()
+        if parameter.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+    }
+    hints = _hints(found)
+    return Parameters(
+        types={name: hints.get(name, Any) for name in named},
+        required=tuple(name for name, value in named.items() if value.default is kinds.empty),
+        open=any(p.kind is kinds.VAR_KEYWORD for p in signature.parameters.values()),
+    )
+
+
+def locate(target: str) -> Any:
+    """The object with this dotted name.
+
+    Raises:
+        ConfigError: there is no such thing, or it cannot be called.
+    """
+    parts = target.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        module_name = ".".join(parts[:length])
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and module_name.startswith(error.name):
+                continue  # the tail may be a class
+            raise _unusable(target, f"its module needs {error.name}, which is missing") from error
+        for name in parts[length:]:
+            if not hasattr(found, name):
+                raise _unusable(target, f"{module_name} has no {name}")
+            found = getattr(found, name)
+        if not callable(found):
+            raise _unusable(target, "it cannot be called")
+        return found
+    raise _unusable(target, f"there is no module {parts[0]}")
+
+
+def _unusable(target: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"'{target}' cannot be used: {reason}",
+        remedy="give the full dotted name of a class or function that can be imported",
+    )
+
+
+def _hints(found: Any) -> dict[str, Any]:
+    source = found.__init__ if inspect.isclass(found) else found
+    try:
+        return typing.get_type_hints(inspect.unwrap(source))
+    except Exception:
+        return {}  # names that only a type checker sees: then types are not checked

@@ -1,0 +1,125 @@
+"""The task ``train``: fit, validate, and one look at the test split at the end."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+
+from sparsepipe.experiment.build import build_data, build_module
+from sparsepipe.experiment.callbacks import MetricsCsv, Resume, RunCheckpoint, StopOnSignal
+from sparsepipe.experiment.callbacks.checkpoint import STATE_KEY
+from sparsepipe.experiment.callbacks.metrics_csv import (
+    add_to_last_row,
+    epoch_metrics,
+    mean_over_ranks,
+    read_rows,
+)
+from sparsepipe.experiment.checkpoints import find_checkpoint, load_weights, read_checkpoint
+from sparsepipe.experiment.figures import draw_curves, draw_test
+from sparsepipe.experiment.loaders import adapt_loaders
+from sparsepipe.experiment.result import write_result
+from sparsepipe.experiment.run import Run
+from sparsepipe.experiment.seeding import seed_ranks
+from sparsepipe.runtime import group
+
+log = logging.getLogger(__name__)
+
+
+def train(
+    run: Run,
+    *,
+    test: bool = True,
+    monitor: str | None = None,
+    mode: str = "max",
+    gallery: int = 24,
+) -> None:
+    """Trains a model, from the run's last checkpoint where there is one.
+
+    Args:
+        run: configuration and directory.
+        test: measure on the test split when training is done.
+        monitor: metric by which the best checkpoint is kept; None: ``val/accuracy``.
+        mode: ``max`` or ``min``.
+        gallery: test shapes in ``predictions.png``.
+
+    Raises:
+        CheckpointError: the checkpoint to start from is broken or another model's.
+        Stopped: a signal ended the run; a checkpoint is written.
+    """
+    del gallery  # read where it is drawn
+    data = build_data(run.config)
+    data.setup("fit")
+    module = build_module(run.config, data)
+    resume = _place(run, module)
+    adapt_loaders(data, resume=resume)
+    checkpoint = RunCheckpoint(run.directory.checkpoints, monitor=monitor, mode=mode, resume=resume)
+    stop = StopOnSignal(run.watch, checkpoint)
+    trainer = run.trainer([MetricsCsv(run.directory.metrics), stop, checkpoint])
+    for logger in trainer.loggers:
+        logger.log_hyperparams(dict(run.config))
+    seed_ranks(int(run.config["seed"]))
+    trainer.fit(
+        module,
+        datamodule=data,
+        ckpt_path=None if resume is None else resume.path,
+        weights_only=False,
+    )
+    run.watch.stop_if_asked()
+    values = _training_values(run, trainer)
+    if test:
+        values.update(_test(trainer, module, data))
+    if group.rank() == 0:
+        if test:
+            tested = {k: v for k, v in values.items() if k.startswith("test/")}
+            add_to_last_row(run.directory.metrics, tested)
+            draw_test(run, module, data)
+        draw_curves(run)
+    write_result(run, values)
+
+
+def _place(run: Run, module: pl.LightningModule) -> Resume | None:
+    """Where the run goes on; a fresh run takes first weights from ``checkpoint``, if any."""
+    last, first = run.directory.last, run.config["checkpoint"]
+    if last.exists():
+        content = read_checkpoint(last)
+        load_weights(module, content["state_dict"], last)
+        place = Resume.read(last, content["callbacks"])
+        log.info("going on at epoch %d, batch %d", place.epoch + 1, place.batches + 1)
+        return place
+    if first is not None:
+        path = find_checkpoint(first)
+        load_weights(module, read_checkpoint(path)["state_dict"], path)
+    return None
+
+
+def _training_values(run: Run, trainer: pl.Trainer) -> dict[str, Any]:
+    rows = read_rows(run.directory.metrics)
+    values: dict[str, Any] = {"epochs": len(rows), "steps": trainer.global_step}
+    if rows:
+        values.update({key: _number(value) for key, value in rows[-1].items() if "/" in key})
+        times_s = [float(row["time/epoch_s"]) for row in rows if row.get("time/epoch_s")]
+        if times_s:
+            values["epoch_time_s"] = statistics.median(times_s)
+            values["train_time_s"] = sum(times_s)
+        rates = [float(r["train/shapes_per_s"]) for r in rows if r.get("train/shapes_per_s")]
+        if rates:
+            values["train_shapes_per_s"] = statistics.median(rates)
+    if trainer.checkpoint_callback is not None and Path(run.directory.best).exists():
+        best = read_checkpoint(run.directory.best)["callbacks"][STATE_KEY]["best"]
+        values["best_monitored"] = best
+    return values
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text not in ("", None) else None
+
+
+def _test(
+    trainer: pl.Trainer, module: pl.LightningModule, data: pl.LightningDataModule
+) -> dict[str, float]:
+    trainer.test(module, datamodule=data, verbose=False)
+    return mean_over_ranks(epoch_metrics(trainer))

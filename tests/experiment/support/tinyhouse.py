@@ -1,0 +1,101 @@
+"""Somebody's own data and models, small enough for tests: vectors in two classes.
+
+Nothing here imports the house: the command line must be able to train what others wrote.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytorch_lightning as pl
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+
+class Vectors(Dataset):
+    def __init__(self, count: int, *, seed: int, delay_s: float = 0.0) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.label = torch.arange(count) % 2
+        noise = torch.randn(count, 8, generator=generator)
+        self.vector = noise + self.label[:, None]
+        self.delay_s = delay_s
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def __getitem__(self, index: int) -> dict[str, object]:
+        time.sleep(self.delay_s)
+        return {"input": self.vector[index], "label": self.label[index], "index": index}
+
+
+class VectorData(pl.LightningDataModule):
+    def __init__(
+        self,
+        *,
+        train_size: int = 32,
+        val_size: int = 8,
+        test_size: int = 9,
+        batch_size: int = 4,
+        delay_s: float = 0.0,
+        num_workers: int = 0,
+        version: int = 0,
+    ) -> None:
+        super().__init__()
+        self.sizes = {"train": train_size, "val": val_size, "test": test_size}
+        self.batch_size, self.delay_s, self.num_workers = batch_size, delay_s, num_workers
+        self.classes, self.num_classes = ("down", "up"), 2
+
+    def fingerprint(self) -> str:
+        return "vectors"
+
+    def _loader(self, split: str, seed: int) -> DataLoader | list[DataLoader]:
+        if not self.sizes[split]:
+            return []
+        dataset = Vectors(
+            self.sizes[split], seed=seed, delay_s=self.delay_s if split == "train" else 0.0
+        )
+        kwargs = (self.trainer.distributed_sampler_kwargs if self.trainer else None) or {}
+        ranks = {"num_replicas": kwargs.get("num_replicas", 1), "rank": kwargs.get("rank", 0)}
+        sampler = DistributedSampler(dataset, shuffle=split == "train", **ranks)
+        return DataLoader(
+            dataset,
+            sampler=sampler,
+            batch_size=self.batch_size,
+            num_workers=self.num_workers,
+            multiprocessing_context="fork" if self.num_workers else None,
+        )
+
+    def train_dataloader(self):
+        return self._loader("train", 1)
+
+    def val_dataloader(self):
+        return self._loader("val", 2)
+
+    def test_dataloader(self):
+        return self._loader("test", 3)
+
+
+def mlp(*, num_classes: int, width: int = 8, dropout: float = 0.0, norm: bool = False):
+    """Layers for the house's classifier."""
+    norms = [nn.BatchNorm1d(width)] if norm else []
+    return nn.Sequential(
+        nn.Linear(8, width), *norms, nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, num_classes)
+    )
+
+
+class Crash(pl.Callback):
+    """Ends one rank in one step, without a word or with one."""
+
+    def __init__(self, *, rank: int, step: int, how: str) -> None:
+        self.rank, self.step, self.how = rank, step, how
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_rank != self.rank or trainer.global_step != self.step:
+            return
+        if self.how == "kill":
+            os.kill(os.getpid(), 9)
+        if self.how == "stop":
+            os.kill(os.getpid(), 19)
+        raise ValueError("somebody's own mistake")
