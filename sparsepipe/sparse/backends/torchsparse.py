@@ -1,0 +1,293 @@
+"""torchsparse (Tang et al., MLSys 2022 and MICRO 2023) behind the backend protocol.
+
+Runs on CUDA in float32 and float16, with torchsparse 2.0 or 2.1 built from its sources.
+torchsparse is imported when the first convolution runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from sparsepipe.errors import BackendError
+from sparsepipe.sparse.backends import torchsparse_convert as convert
+from sparsepipe.sparse.backends.native import NativeBackend
+from sparsepipe.sparse.cache import CoordinateCache
+from sparsepipe.sparse.kernel_spec import KernelSpec
+from sparsepipe.sparse.tensor import SparseTensor
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TorchSparseBackend:
+    """Convolutions by torchsparse, max-pooling (which it lacks) by the native backend.
+
+    Output sites, weights and results are those of the native backend, whatever the
+    version of torchsparse. Windows that this version would compute differently
+    (dilated ones, for example) go to the native backend, with one warning each. In
+    float32, TF32 is used only where ``torch.set_float32_matmul_precision`` allows it.
+
+    Raises:
+        BackendError: torchsparse is not installed.
+    """
+
+    name: ClassVar[str] = "torchsparse"
+
+    def __post_init__(self) -> None:
+        # Importing it starts CUDA, which must not happen before processes are forked.
+        if importlib.util.find_spec("torchsparse") is None:
+            raise _missing()
+
+    def conv3d(
+        self, x: SparseTensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec
+    ) -> SparseTensor:
+        """See :class:`~sparsepipe.sparse.backends.protocol.Backend`.
+
+        Raises:
+            BackendError: torchsparse is missing or broken, the tensor is not on CUDA, or
+                its dtype or shape does not suit.
+            CoordinateError: the coordinates are not valid.
+        """
+        if x.device.type != "cuda":
+            raise BackendError(
+                f"torchsparse convolves on CUDA only, the tensor is on {x.device}",
+                remedy="use backend=native, or run on a GPU",
+            )
+        return convolve(load_library(), x, kernel, bias, spec)
+
+    def max_pool3d(self, x: SparseTensor, spec: KernelSpec) -> SparseTensor:
+        """See :meth:`NativeBackend.max_pool3d`, which does it."""
+        return NativeBackend().max_pool3d(x, spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """An imported torchsparse and the conventions of its version."""
+
+    module: Any
+    functional: Any
+    convention: convert.Convention
+
+    @classmethod
+    def of(cls, module: ModuleType | Any) -> Library:
+        """Tell the version of an imported torchsparse.
+
+        Raises:
+            BackendError: it is older than 2.0.
+        """
+        version = str(getattr(module, "__version__", "0"))
+        if int(version.split(".", maxsplit=1)[0]) < 2:
+            raise BackendError(
+                f"torchsparse {version} is too old",
+                remedy="install torchsparse 2.0 or 2.1, or use backend=native",
+            )
+        # Development versions of 2.1 also call themselves 2.0: ask for what it can do.
+        is_2_1 = hasattr(module.backend, "GPUHashTable")
+        return cls(module, module.nn.functional, convert.V2_1 if is_2_1 else convert.V2_0)
+
+
+@functools.cache
+def load_library() -> Library:
+    """Import torchsparse.
+
+    Raises:
+        BackendError: it is not there, does not work here, or is too old.
+    """
+    try:
+        import torchsparse
+        import torchsparse.backend
+        import torchsparse.nn.functional
+    except ModuleNotFoundError as error:
+        if error.name == "torchsparse":
+            raise _missing() from error
+        raise _broken(error) from error
+    except Exception as error:  # its import asks CUDA for the device and loads a binary
+        raise _broken(error) from error
+    return Library.of(torchsparse)
+
+
+def convolve(
+    library: Library, x: SparseTensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec
+) -> SparseTensor:
+    """Convolve with ``library``, or natively what it would compute differently."""
+    if spec.is_pointwise or not len(x):  # a matrix product; nothing to launch a kernel on
+        return NativeBackend().conv3d(x, kernel, bias, spec)
+    reason = convert.difference(spec, library.convention)
+    if reason is not None:
+        _warn_once(f"{reason}: windows {spec} are convolved by the native backend")
+        return NativeBackend().conv3d(x, kernel, bias, spec)
+    feats, kernel, bias = _operands(x, kernel, bias, spec)
+    level = _Level.of(x.cache)
+    level.check()
+    weight = convert.to_torchsparse(kernel, spec.size)
+    out = _call(library, level, x, (feats, weight, bias), spec)
+    sx, sy, sz = (a * b for a, b in zip(x.stride, spec.stride, strict=True))
+    if not spec.is_submanifold:
+        coords_M4 = convert.coords_from_torchsparse(out.coords, (sx, sy, sz), library.convention)
+        level = level.downsampled(spec, coords_M4)
+    return SparseTensor(
+        out.feats,
+        level.coords_N4,
+        stride=(sx, sy, sz),
+        spatial_shape=level.spatial_shape,
+        batch_size=x.batch_size,
+        cache=level,
+    )
+
+
+def _call(
+    library: Library,
+    level: _Level,
+    x: SparseTensor,
+    operands: tuple[Tensor, Tensor, Tensor | None],
+    spec: KernelSpec,
+) -> Any:
+    """Torchsparse's convolution of operands (features, weight, bias): its own tensor."""
+    feats, weight, bias = operands
+    coords_N4 = convert.coords_to_torchsparse(level.coords_N4, x.stride, library.convention)
+    # Maps made for inference lack what the backward pass needs.
+    training = torch.is_grad_enabled()
+    arguments: dict[str, Any] = {
+        "kernel_size": spec.size,
+        "bias": bias,
+        "stride": spec.stride,
+        "dilation": 1,
+    }
+    if library.convention == convert.V2_0:
+        tensor = library.module.SparseTensor(feats, coords_N4, stride=x.stride)
+        tensor.kmaps = level.kmaps[training]
+        return library.functional.conv3d(tensor, weight, **arguments)
+    reach = convert.spatial_range(level.extent, batch_size=x.batch_size, spec=spec)
+    tensor = library.module.SparseTensor(feats, coords_N4, stride=x.stride, spatial_range=reach)
+    # Kernel maps are kept, hash tables are not: a strided convolution stores the table of
+    # its output sites as that of its input level, where a later window would find it.
+    tensor._caches = type(tensor._caches)()
+    tensor._caches.kmaps = level.kmaps[training]
+    arguments |= {
+        "padding": convert.padding(spec),
+        "training": training,
+        "config": _config(library),
+    }
+    with _settings(library, spec, feats):
+        return library.functional.conv3d(tensor, weight, **arguments)
+
+
+def _config(library: Library) -> Any:
+    """The options of torchsparse 2.1 whose output sites and offsets were read and hold."""
+    config = library.functional.conv_config.get_default_conv_config().copy()
+    config["dataflow"] = library.functional.Dataflow.ImplicitGEMM
+    config["kmap_mode"] = "hashmap_on_the_fly"
+    config["downsample_mode"] = "spconv"
+    config["ifsort"] = False  # its masks hold 32 offsets; 5^3 has 125
+    return config
+
+
+@contextmanager
+def _settings(library: Library, spec: KernelSpec, feats: Tensor) -> Iterator[None]:
+    """Torchsparse's global settings for one convolution."""
+    backends = library.module.backends
+    room = backends.hash_rsv_ratio
+    # The backward pass reads this one as well, so it stays.
+    backends.allow_tf32 = torch.get_float32_matmul_precision() != "highest" and _has_tf32(
+        feats.device
+    )
+    if not spec.is_submanifold:
+        # The table holds the output sites then; by default there is room for 2 N.
+        backends.hash_rsv_ratio = max(room, 2 * convert.most_outputs_per_input(spec))
+    try:
+        yield
+    finally:
+        backends.hash_rsv_ratio = room
+
+
+def _has_tf32(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+class _Level(CoordinateCache):
+    """A coordinate cache that also keeps torchsparse's kernel maps.
+
+    Attributes:
+        kmaps: torchsparse's own dictionaries, for training (True) and for inference.
+    """
+
+    __slots__ = ("_downsampled", "kmaps")
+
+    kmaps: dict[bool, dict[Any, Any]]
+    _downsampled: dict[KernelSpec, _Level]
+
+    @classmethod
+    def of(cls, cache: CoordinateCache) -> _Level:
+        """The cache itself, or one that shares what it has derived so far."""
+        if isinstance(cache, cls):
+            return cache
+        level = cls.__new__(cls)
+        for name in CoordinateCache.__slots__:
+            setattr(level, name, getattr(cache, name))
+        level.kmaps = {True: {}, False: {}}
+        level._downsampled = {}
+        return level
+
+    def coarser(self, coords_M4: Tensor, spatial_shape: tuple[int, int, int]) -> _Level:
+        return _Level.of(super().coarser(coords_M4, spatial_shape))
+
+    def downsampled(self, spec: KernelSpec, coords_M4: Tensor) -> _Level:
+        """The level below by a window, made once (its kernel map is kept as well)."""
+        if spec not in self._downsampled:
+            x, y, z = (-(-d // s) for d, s in zip(self.extent, spec.stride, strict=True))
+            self._downsampled[spec] = self.coarser(coords_M4, (x, y, z))
+        return self._downsampled[spec]
+
+
+def _operands(
+    x: SparseTensor, kernel: Tensor, bias: Tensor | None, spec: KernelSpec
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    feats = x.feats
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        feats, kernel = feats.to(dtype), kernel.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    if feats.dtype not in (torch.float32, torch.float16) or kernel.dtype != feats.dtype:
+        raise BackendError(
+            f"torchsparse cannot convolve {feats.dtype} features with a {kernel.dtype} kernel",
+            remedy="use float32 or float16 for both (trainer.precision=16-true or 32-true),"
+            " or backend=native",
+        )
+    if kernel.dim() != 3 or kernel.shape[:2] != (spec.volume, feats.shape[1]):
+        raise BackendError(
+            f"a kernel of shape {tuple(kernel.shape)} for {feats.shape[1]} channels and a window"
+            f" of {spec.size}",
+            remedy=f"give a kernel of shape [{spec.volume}, {feats.shape[1]}, out_channels]",
+        )
+    return feats, kernel, bias
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    _log.warning(message)
+
+
+def _missing() -> BackendError:
+    return BackendError(
+        "torchsparse is not installed",
+        remedy="use backend=native, or build torchsparse from its sources with CUDA:"
+        " https://github.com/mit-han-lab/torchsparse",
+    )
+
+
+def _broken(error: Exception) -> BackendError:
+    return BackendError(
+        f"torchsparse does not import here: {error}",
+        remedy="use backend=native; torchsparse needs a CUDA device and must be built for the"
+        f" installed torch {torch.__version__}",
+    )
