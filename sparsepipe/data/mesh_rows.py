@@ -29,7 +29,7 @@ size, would be off by up to 1/20 of such a voxel near the far faces.
 FRAME_NUMBERS = 10
 """Lower corner (3), upper corner (3), mean of the points (3), radius about it (1)."""
 
-_LATTICE_VOXELS = 0.5
+_LATTICE_VOXELS = 0.25
 _LATTICE_CHUNK = 1 << 20
 
 Triangles = NDArray[np.float64]
@@ -149,7 +149,7 @@ class SurfaceVoxels:
     """Voxels that a mesh's surface passes through, one bit each.
 
     As in Kaolin's conversion of triangle meshes, the surface is subdivided until it is finer
-    than the grid, here to a lattice spaced by at most half a voxel, and every voxel that
+    than the grid, here to a lattice spaced by at most a quarter of a voxel, and every voxel that
     holds a lattice point is occupied.
 
     Attributes:
@@ -212,7 +212,7 @@ class SurfaceVoxels:
 
 
 def surface_lattice(triangles_F33: Triangles) -> Iterator[NDArray[np.float64]]:
-    """Points [L, 3] on triangles given in voxels, half a voxel apart or less, in portions.
+    """Points [L, 3] on triangles given in voxels, a quarter apart or less, in portions.
 
     Each triangle is crossed from the corner opposite its shortest edge in rows parallel to
     that edge, so that slivers cost no more points than they need.

@@ -1,0 +1,65 @@
+"""Small data sets in each layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trimesh
+
+from sparsepipe.data.off import write_off
+
+CLASSES = ("ball", "box", "rod")
+
+
+def make_mesh(class_name: str, rng: np.random.Generator) -> trimesh.Trimesh:
+    size = rng.uniform(0.5, 2.0, 3)
+    if class_name == "ball":
+        mesh = trimesh.creation.icosphere(subdivisions=1)
+        mesh.apply_scale(size)
+        return mesh
+    if class_name == "box":
+        return trimesh.creation.box(size)
+    return trimesh.creation.cylinder(radius=size[0] / 4, height=size[2], sections=12)
+
+
+@pytest.fixture
+def make_tree(tmp_path: Path) -> Callable[..., Path]:
+    """Writes OFF meshes in ModelNet's layout, ``per_class`` for each class and split."""
+
+    def make(per_class: int = 4, *, test_per_class: int | None = None, name: str = "tree") -> Path:
+        root = tmp_path / name
+        rng = np.random.default_rng(7)
+        counts = {"train": per_class, "test": test_per_class or per_class}
+        for class_name in CLASSES:
+            for split, count in counts.items():
+                folder = root / class_name / split
+                folder.mkdir(parents=True)
+                for number in range(count):
+                    path = folder / f"{class_name}_{number:04}.off"
+                    write_off(make_mesh(class_name, rng), path)
+        return root
+
+    return make
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """An npz bundle of quantised clouds: 12 training and 7 test shapes of 3 classes."""
+    root = tmp_path / "bundle"
+    root.mkdir()
+    rng = np.random.default_rng(3)
+    for split, count in (("train", 12), ("test", 7)):
+        points = rng.integers(-32000, 32000, (count, 128, 3)).astype(np.int16)
+        points[:, :, 2] //= 3
+        np.savez_compressed(
+            root / f"{split}.npz",
+            points=points,
+            labels=(np.arange(count) % 3).astype(np.uint8),
+            names=np.array([f"thing_{number}" for number in range(count)]),
+            classes=np.array(CLASSES),
+            scale=np.float32(3.125e-05),
+        )
+    return root
