@@ -1,0 +1,202 @@
+"""Writes the embedded data set as OFF files in ModelNet's layout.
+
+A shape depends on (seed, class, split, number) and on nothing else: not on the other
+classes, the counts or the processes. So a set can be made in part, interrupted, mended by
+deleting files, or made anew elsewhere, with the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+from sparsepipe.data.files import write_json
+from sparsepipe.data.off import write_off
+from sparsepipe.data.progress import progress
+from sparsepipe.data.row_workers import _single_threaded_children, _start_worker
+from sparsepipe.data.shapes.registry import SHAPE_CLASSES, make_shape
+from sparsepipe.errors import ConfigError, DataError
+
+MODELLER_VERSION = 1
+"""Raised with any change that gives a shape other triangles."""
+
+SETTINGS_FILE = "shapes.json"
+"""Names the settings a folder was made with; written before the first shape."""
+
+_SPLITS = ("train", "test")
+_CHUNK_SHAPES = 16
+_SHAPES_PER_WORKER = 200
+"""A process takes about a second to start; for fewer shapes it is not worth it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShapesSettings:
+    """What a folder of generated shapes holds."""
+
+    classes: tuple[str, ...]
+    train_per_class: int
+    test_per_class: int
+    seed: int
+    modeller_version: int = MODELLER_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One shape to model and write."""
+
+    path: Path
+    class_name: str
+    split: str
+    number: int
+    seed: int
+
+
+def generate_shapes(
+    root: Path | str,
+    *,
+    classes: Sequence[str] | None = None,
+    train_per_class: int,
+    test_per_class: int,
+    seed: int,
+    workers: int = 1,
+) -> None:
+    """Model shapes and write ``<root>/<class>/{train,test}/<class>_0001.off`` and on.
+
+    Files that exist are kept; only missing ones are made. Each is written whole or not at
+    all, so that an interrupted call goes on where it was. One folder holds one choice of
+    settings, recorded in ``shapes.json``.
+
+    Args:
+        root: folder to write to; made if it is missing.
+        classes: which of ``SHAPE_CLASSES``; None is all.
+        train_per_class: training shapes of each class.
+        test_per_class: test shapes of each class.
+        seed: seed of all shapes, 0 or more.
+        workers: processes to share the work.
+
+    Raises:
+        ConfigError: unknown classes or negative counts.
+        DataError: the folder holds something else, or it cannot be written to.
+    """
+    settings = _settings(classes, train_per_class, test_per_class, seed)
+    root = Path(root)
+    _claim(root, settings)
+    tasks = list(_missing(root, settings))
+    workers = min(workers, len(tasks) // _SHAPES_PER_WORKER)
+    with progress("modelling shapes") as advance:
+        for done in _write_parallel(tasks, workers) if workers > 1 else map(_write, tasks):
+            for _ in range(done):
+                advance(len(tasks))
+
+
+def shape_rng(seed: int, class_name: str, split: str, number: int) -> np.random.Generator:
+    """The random numbers of one shape."""
+    return np.random.default_rng(
+        [seed, zlib.crc32(class_name.encode()), _SPLITS.index(split), number]
+    )
+
+
+def _settings(
+    classes: Sequence[str] | None, train_per_class: int, test_per_class: int, seed: int
+) -> ShapesSettings:
+    chosen = SHAPE_CLASSES if classes is None else tuple(sorted(set(classes)))
+    unknown = [name for name in chosen if name not in SHAPE_CLASSES]
+    if unknown or not chosen:
+        raise ConfigError(
+            f"there are no shape classes {', '.join(unknown)}" if unknown else "no classes chosen",
+            remedy=f"Choose from {', '.join(SHAPE_CLASSES)}.",
+        )
+    if min(train_per_class, test_per_class, seed) < 0:
+        raise ConfigError(
+            f"train_per_class={train_per_class}, test_per_class={test_per_class} and "
+            f"seed={seed} must not be negative",
+            remedy="Set them to 0 or more.",
+        )
+    return ShapesSettings(chosen, train_per_class, test_per_class, seed)
+
+
+def _claim(root: Path, settings: ShapesSettings) -> None:
+    """Record the settings in an empty folder, compare them in one that has them.
+
+    Raises:
+        DataError: the folder was made with other settings or by something else.
+    """
+    path = root / SETTINGS_FILE
+    asked = json.loads(json.dumps(asdict(settings)))
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        foreign = [name for name in os.listdir(root) if not name.startswith(".")]
+        if not foreign:
+            write_json(path, asked)
+        found = json.loads(path.read_text()) if path.exists() else None
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"cannot use {root} for generated shapes: {error}",
+            remedy="Choose a folder you can write to, or delete this one.",
+        ) from error
+    if found is None:
+        raise DataError(
+            f"{root} holds other data ({', '.join(sorted(foreign)[:3])}, ...)",
+            remedy="Choose an empty or new folder for the generated shapes.",
+        )
+    if found != asked:
+        differing = [
+            key for key in asked if not isinstance(found, dict) or found.get(key) != asked[key]
+        ]
+        raise DataError(
+            f"{root} holds shapes generated with other settings ({', '.join(differing)})",
+            remedy=f"Delete {root} to generate them anew, or choose another folder.",
+        )
+
+
+def _missing(root: Path, settings: ShapesSettings) -> Iterator[_Task]:
+    counts = {"train": settings.train_per_class, "test": settings.test_per_class}
+    for class_name in settings.classes:
+        for split, count in counts.items():
+            folder = root / class_name / split
+            folder.mkdir(parents=True, exist_ok=True)
+            with os.scandir(folder) as entries:
+                present = {entry.name for entry in entries if entry.stat().st_size > 0}
+            for number in range(1, count + 1):
+                name = f"{class_name}_{number:04d}.off"
+                if name not in present:
+                    yield _Task(folder / name, class_name, split, number, settings.seed)
+
+
+def _write(task: _Task) -> int:
+    rng = shape_rng(task.seed, task.class_name, task.split, task.number)
+    write_off(make_shape(task.class_name, rng), task.path)
+    return 1
+
+
+def _write_all(tasks: Sequence[_Task]) -> int:
+    return sum(map(_write, tasks))
+
+
+def _write_parallel(tasks: Sequence[_Task], workers: int) -> Iterator[int]:
+    """Numbers of shapes written, as they are; an interrupt drops what has not begun."""
+    chunks = [tasks[i : i + _CHUNK_SHAPES] for i in range(0, len(tasks), _CHUNK_SHAPES)]
+    context = get_context("spawn")
+    with (
+        _single_threaded_children(),
+        ProcessPoolExecutor(workers, context, initializer=_start_worker) as pool,
+    ):
+        try:
+            yield from pool.map(_write_all, chunks)
+        except BrokenProcessPool as error:
+            raise DataError(
+                "a process that models shapes was killed or ran out of memory",
+                remedy="Run the same command again, perhaps with fewer workers: what is "
+                "written is kept.",
+            ) from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
