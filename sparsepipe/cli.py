@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from dataclasses import dataclass, field
@@ -89,7 +90,7 @@ def _explained(error: Exception, arguments: list[str]) -> ConfigError:
         *(item.partition("=")[2] for item in arguments if item.startswith("--config-dir=")),
         *(
             value
-            for option, value in zip(arguments, arguments[1:], strict=False)
+            for option, value in itertools.pairwise(arguments)
             if option in ("--config-dir", "-cd")
         ),
     ]

@@ -26,7 +26,8 @@ from sparsepipe.experiment.check import check, suggest
 from sparsepipe.experiment.schema import Config
 
 CONFIG_NAME = "config"
-_PLAIN_ASSIGNMENT = re.compile(r"^[A-Za-z_][\w-]*(\.[\w-]+)+=")
+# A dotted key, or the one key of ours whose mapping starts empty; groups have no dots.
+_PLAIN_ASSIGNMENT = re.compile(r"^(callbacks|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
 
 
 def config_dir() -> Path:

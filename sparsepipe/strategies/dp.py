@@ -18,7 +18,6 @@ from typing_extensions import override
 from sparsepipe.runtime import group
 from sparsepipe.strategies.environment import RankEnvironment
 
-
 # torch 2.13 renames the option that makes each forward broadcast buffers.
 _BUFFERS_OPTION = (
     "forward_sync_buffers"
