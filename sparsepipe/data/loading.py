@@ -13,10 +13,13 @@ from torch.utils.data import DataLoader, Sampler
 from sparsepipe.data.dataset import Collate, ShapeDataset
 from sparsepipe.data.files import usable_cores
 from sparsepipe.data.samplers import Access
-from sparsepipe.errors import DataError, SparsePipeError
+from sparsepipe.errors import DataError
 
 _CORES_PER_WORKER = 4
 _MAX_WORKERS = 8
+
+_DEATHS = ("exited unexpectedly", "is killed by signal", "bus error", "timed out")
+"""What torch says when a worker is gone; what a worker raised is told with its traceback."""
 
 
 def default_workers() -> int:
@@ -83,11 +86,12 @@ def _start_worker(worker: int) -> None:
 
 
 def _explained(error: RuntimeError) -> Exception:
-    """A worker's death as an error with a remedy; other errors as they are."""
-    if isinstance(error, SparsePipeError) or "DataLoader worker" not in str(error):
+    """A worker's death as an error with a remedy; errors raised in a worker as they are."""
+    text = str(error)
+    if not any(sign in text for sign in _DEATHS):
         return error
     return DataError(
-        f"a loader worker ended unexpectedly: {str(error).splitlines()[0]}",
+        f"a loader worker was ended: {text.splitlines()[0]}",
         remedy="usually memory or shared memory (/dev/shm) ran out: lower data.batch_size or "
         "data.num_workers; data.num_workers=0 reads in the training process and shows the "
         "cause",

@@ -80,12 +80,21 @@ def wrong_layout(root: Path, *, expected: str) -> DataError:
     """The error for a root of another layout, naming what lies there and the group that fits."""
     found = sorted(entry.name + "/" * entry.is_dir() for entry in root.iterdir())
     listing = ", ".join(found[:6]) + (f" and {len(found) - 6} more" if len(found) > 6 else "")
-    fitting = _fitting_group(root)
-    hint = f"use data={fitting}, which reads this layout" if fitting else "check data.root"
     return DataError(
         f"data.root={root} should hold {expected}, but holds {listing or 'nothing'}",
-        remedy=hint,
+        remedy=_hint(root, expected),
     )
+
+
+def _hint(root: Path, expected: str) -> str:
+    """What a root of another layout was probably meant to be."""
+    fitting = _fitting_group(root)
+    if fitting:
+        return f"use data={fitting}, which reads this layout"
+    for inner in sorted(path for path in root.iterdir() if path.is_dir()):
+        if fitting := _fitting_group(inner):
+            return f"set data.root={inner} (with data={fitting})"
+    return f"set data.root to the directory that holds {expected}"
 
 
 def _fitting_group(root: Path) -> str | None:

@@ -63,10 +63,13 @@ class NormalResampled:
 
     def fingerprint(self, cache: CacheSettings) -> str:
         """Digest of names, sizes and contents; see ``Source.fingerprint``."""
-        names = [name for split in SPLITS for name in self.listing(split).names]
-        return digest_values(
-            digest_listing(scan_files(self.root, names, cache_directory=cache.directory))
-        )
+        digests = [
+            digest_listing(
+                scan_files(self.root, self.listing(split).names, cache_directory=cache.directory)
+            )
+            for split in SPLITS
+        ]
+        return digest_values([self._lines("shape_names"), *digests])
 
     def listing(self, split: Split) -> Listing:
         """The files of a split.

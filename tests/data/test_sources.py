@@ -1,0 +1,287 @@
+"""Layouts that are read, and what is said about those that are not."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparsepipe.data.sources import (
+    CacheSettings,
+    GeneratedShapes,
+    NormalResampled,
+    NpzBundle,
+    OffTree,
+)
+from sparsepipe.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> CacheSettings:
+    return CacheSettings(directory=tmp_path / "cache", points=64, workers=1)
+
+
+@pytest.fixture
+def resampled(tmp_path: Path) -> Path:
+    """Three classes, one with an underscore in its name, 100 points a shape."""
+    root = tmp_path / "modelnet40_normal_resampled"
+    rng = np.random.default_rng(5)
+    classes = ("bowl", "night_stand", "vase")
+    splits: dict[str, list[str]] = {"train": [], "test": []}
+    for class_name in classes:
+        (root / class_name).mkdir(parents=True)
+        for number in range(1, 6):
+            name = f"{class_name}_{number:04}"
+            np.savetxt(
+                root / class_name / f"{name}.txt",
+                rng.uniform(-1, 1, (100, 6)),
+                fmt="%.6f",
+                delimiter=",",
+            )
+            splits["train" if number < 4 else "test"].append(name)
+    (root / "modelnet40_shape_names.txt").write_text("\n".join(classes) + "\n")
+    for split, names in splits.items():
+        (root / f"modelnet40_{split}.txt").write_text("\n".join(names) + "\n")
+    return root
+
+
+def test_off_tree(make_tree: Callable[..., Path], settings: CacheSettings) -> None:
+    root = make_tree(3, test_per_class=2)
+    (root / "README.txt").write_text("as in the archive")
+    (root / "__MACOSX").mkdir()
+    source = OffTree(root)
+    train, test = source.load("train", settings), source.load("test", settings)
+    assert (len(train), len(test)) == (9, 6)
+    assert train.classes == test.classes == ("ball", "box", "rod")
+    assert train.names[4] == "box_0001"
+    assert train.labels_S.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    cloud_N3 = train.cloud(4)
+    assert cloud_N3.shape == (64, 3)
+    # Points lie on the box: on each, some coordinate is at a face.
+    low_3, high_3 = train.frames.low_S3[4], train.frames.high_S3[4]
+    gap_N3 = np.minimum(np.abs(cloud_N3 - low_3), np.abs(cloud_N3 - high_3))
+    assert gap_N3.min(axis=1).max() < 1e-4
+
+
+def test_real_meshes(check_data: Path, settings: CacheSettings) -> None:
+    points = OffTree(check_data / "modelnet10_off").load("train", settings)
+    assert len(points) == 5
+    assert points.classes == ("bathtub",)
+    assert np.isfinite(points.frames.radius_S).all()
+    with pytest.raises(DataError, match="no test mesh of class bathtub"):
+        OffTree(check_data / "modelnet10_off").load("test", settings)
+
+
+def test_npz_bundle(bundle: Path, settings: CacheSettings) -> None:
+    source = NpzBundle(bundle)
+    for split, count in (("train", 12), ("test", 7)):
+        points = source.load(split, settings)  # type: ignore[arg-type]
+        assert len(points) == count
+        assert points.names[2] == "thing_2"
+        with np.load(bundle / f"{split}.npz") as stored:
+            expected = stored["points"].astype(np.float64) * float(stored["scale"])
+        for index in range(count):
+            np.testing.assert_allclose(points.cloud(index), expected[index], atol=1e-6)
+        np.testing.assert_allclose(points.frames.low_S3, expected.min(axis=1), atol=1e-6)
+        np.testing.assert_allclose(points.frames.high_S3, expected.max(axis=1), atol=1e-6)
+        centers = expected.mean(axis=1)
+        np.testing.assert_allclose(points.frames.center_S3, centers, atol=1e-6)
+        radii = np.linalg.norm(expected - centers[:, None], axis=2).max(axis=1)
+        np.testing.assert_allclose(points.frames.radius_S, radii, rtol=1e-6)
+
+
+def test_npz_points_are_mapped_and_unpacked_once(bundle: Path, settings: CacheSettings) -> None:
+    NpzBundle(bundle).load("train", settings)
+    unpacked = next(settings.directory.rglob("points.npy"))
+    time_ns = unpacked.stat().st_mtime_ns
+    points = NpzBundle(bundle).load("train", settings)
+    assert points.points.path.stat().st_mtime_ns == time_ns
+    assert isinstance(points.points.array.base, np.memmap)
+
+
+def test_real_bundle_fills_the_known_number_of_voxels(
+    check_data: Path, settings: CacheSettings
+) -> None:
+    from sparsepipe.data import ShapeDataModule
+
+    for resolution, mean in ((32, 636), (50, 823)):
+        data = ShapeDataModule(
+            check_data / "modelnet40_1024",
+            source=NpzBundle,
+            cache_dir=settings.directory,
+            resolution=resolution,
+            span="sphere",
+            num_points=None,
+        )
+        data.setup()
+        shapes = data.test_dataloader().dataset
+        counts = [len(shapes[0, index]["coords"]) for index in range(len(shapes))]  # type: ignore[arg-type]
+        assert len(counts) == 2468
+        assert np.mean(counts) == pytest.approx(mean, abs=0.6)
+
+
+def test_resampled_text(resampled: Path, settings: CacheSettings) -> None:
+    source = NormalResampled(resampled)
+    train, test = source.load("train", settings), source.load("test", settings)
+    assert (len(train), len(test)) == (9, 6)
+    assert train.classes == ("bowl", "night_stand", "vase")
+    assert train.names[3] == "night_stand_0001"
+    table = np.loadtxt(resampled / "night_stand" / "night_stand_0001.txt", delimiter=",")
+    np.testing.assert_allclose(train.cloud(3), table[:64, :3], atol=2e-5)
+
+
+@pytest.mark.parametrize("text", ["1,2,3\n" * 80, "1,2,3,a,b,c\n" * 80, "1,2,3,0,0,1\n" * 20, ""])
+def test_broken_text_is_left_out(resampled: Path, settings: CacheSettings, text: str) -> None:
+    (resampled / "bowl" / "bowl_0002.txt").write_text(text)
+    (resampled / "vase" / "vase_0001.txt").unlink()
+    points = NormalResampled(resampled).load("train", settings)
+    assert len(points) == 7
+    assert not {"bowl_0002", "vase_0001"} & set(points.names)
+
+
+def test_generated_shapes(tmp_path: Path, settings: CacheSettings) -> None:
+    source = GeneratedShapes(
+        tmp_path / "shapes", train_per_class=2, test_per_class=1, classes=["mug", "chair"]
+    )
+    train, test = source.load("train", settings), source.load("test", settings)
+    assert (len(train), len(test)) == (4, 2)
+    assert train.classes == ("chair", "mug")
+    larger = GeneratedShapes(
+        tmp_path / "shapes", train_per_class=3, test_per_class=1, classes=["mug", "chair"]
+    )
+    assert len(larger.load("train", settings)) == 6
+    assert len(source.load("train", settings)) == 4
+    assert larger.fingerprint(settings) != source.fingerprint(settings)
+
+
+@pytest.mark.parametrize("count", ["train_per_class", "test_per_class"])
+def test_generated_shapes_need_a_count(tmp_path: Path, count: str) -> None:
+    with pytest.raises(ConfigError, match=rf"data\.source\.{count}=0"):
+        GeneratedShapes(tmp_path, **{count: 0})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("source", [OffTree, NpzBundle, NormalResampled])
+@pytest.mark.parametrize("root", [None, "", "/nowhere/at/all"])
+def test_a_missing_root_says_what_to_set_and_where_data_is(
+    source: type[OffTree], root: str | None
+) -> None:
+    with pytest.raises(DataError, match=r"data\.root") as caught:
+        source(root)
+    assert "set data.root" in caught.value.remedy
+    assert "https://modelnet.cs.princeton.edu" in caught.value.remedy
+
+
+def test_another_layout_names_what_it_is_and_the_group_that_fits(
+    make_tree: Callable[..., Path], bundle: Path, resampled: Path, settings: CacheSettings
+) -> None:
+    tree = make_tree(1)
+    fitting = {tree: "modelnet10", bundle: "modelnet40_points", resampled: "modelnet40_normal"}
+    for source in (OffTree, NpzBundle, NormalResampled):
+        for root, group in fitting.items():
+            if (source, root) in ((OffTree, tree), (NpzBundle, bundle)):
+                continue
+            if (source, root) == (NormalResampled, resampled):
+                continue
+            with pytest.raises(DataError, match=r"should hold .* but holds") as caught:
+                source(root).load("train", settings)  # type: ignore[attr-defined]
+            assert f"use data={group}" in caught.value.remedy
+
+
+def test_a_root_one_level_too_high_is_recognised(
+    make_tree: Callable[..., Path], settings: CacheSettings
+) -> None:
+    tree = make_tree(1)
+    outer = tree.parent / "outer"
+    outer.mkdir()
+    tree.rename(outer / "ModelNet10")
+    with pytest.raises(DataError) as caught:
+        OffTree(outer).load("train", settings)
+    assert f"data.root={outer / 'ModelNet10'}" in caught.value.remedy
+
+
+def test_an_empty_root_is_another_layout(tmp_path: Path, settings: CacheSettings) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="holds nothing"):
+        OffTree(tmp_path / "empty").load("train", settings)
+
+
+def test_an_empty_class_folder_is_refused_in_training_only(
+    make_tree: Callable[..., Path], settings: CacheSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = make_tree(2)
+    shutil.rmtree(root / "box" / "test")
+    assert len(OffTree(root).load("test", settings)) == 4
+    assert "no test mesh of class box" in caplog.text
+    for path in (root / "box" / "train").iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match="no train mesh of class box") as caught:
+        OffTree(root).load("train", settings)
+    assert str(root / "box" / "train") in caught.value.remedy
+
+
+def test_no_usable_shape_is_refused(
+    make_tree: Callable[..., Path], settings: CacheSettings
+) -> None:
+    root = make_tree(2)
+    for path in (root / "box").rglob("*.off"):
+        path.write_text("OFF\n3 1 0\n")
+    with pytest.raises(DataError, match="no usable training shape of class box"):
+        OffTree(root).load("train", settings)
+    assert len(OffTree(root).load("test", settings)) == 4
+    for path in root.rglob("*.off"):
+        path.write_text("OFF\n3 1 0\n")
+    with pytest.raises(DataError, match="no usable test shape"):
+        OffTree(root).load("test", settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"labels": None}, "lacks labels"),
+        ({"labels": np.zeros(3)}, "12 shapes but labels"),
+        ({"labels": np.full(12, 7)}, "labels up to 7 for 3 classes"),
+        ({"points": np.zeros((12, 5))}, "not \\[shapes, points, 3\\]"),
+        ({"points": np.full((12, 5, 3), np.nan)}, "12 shapes of the bundle"),
+    ],
+)
+def test_bundles_whose_arrays_do_not_fit(
+    bundle: Path, settings: CacheSettings, change: dict[str, np.ndarray | None], said: str
+) -> None:
+    with np.load(bundle / "train.npz") as stored:
+        arrays = {**stored, **change}
+    np.savez(
+        bundle / "train.npz", **{name: array for name, array in arrays.items() if array is not None}
+    )
+    with pytest.raises(DataError, match=said):
+        NpzBundle(bundle).load("train", settings)
+
+
+def test_a_truncated_bundle_is_refused(bundle: Path, settings: CacheSettings) -> None:
+    content = (bundle / "train.npz").read_bytes()
+    (bundle / "train.npz").write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError, match=r"train\.npz is no npz bundle"):
+        NpzBundle(bundle).load("train", settings)
+
+
+def test_fingerprints_follow_content_not_place(
+    make_tree: Callable[..., Path], bundle: Path, resampled: Path, settings: CacheSettings
+) -> None:
+    for source, root in (
+        (OffTree, make_tree(1)),
+        (NpzBundle, bundle),
+        (NormalResampled, resampled),
+    ):
+        before = source(root).fingerprint(settings)  # type: ignore[attr-defined]
+        copy = root.with_name(f"{root.name}-copy")
+        shutil.copytree(root, copy)
+        assert source(copy).fingerprint(settings) == before  # type: ignore[attr-defined]
+        victim = next(
+            path
+            for path in sorted(copy.rglob("*"))
+            if path.suffix in (".off", ".npz") or path.name.endswith("_0001.txt")
+        )
+        victim.write_bytes(victim.read_bytes() + b"\n")
+        assert source(copy).fingerprint(settings) != before  # type: ignore[attr-defined]
