@@ -6,7 +6,6 @@ import itertools
 import os
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
@@ -27,7 +26,6 @@ class _Outcome:
     """What is left to say when Hydra is done."""
 
     errors: list[SparsePipeError] = field(default_factory=list)
-    directory: Path | None = None
     exit_code: int = 0
 
 
@@ -46,9 +44,6 @@ def main() -> None:
     except KeyboardInterrupt:
         print("\nstopped; run the same command again to go on", file=sys.stderr)
         outcome.exit_code = 130
-    if outcome.directory is not None:
-        print(outcome.directory, flush=True)
-    sys.stdout.flush()
     sys.exit(outcome.exit_code)
 
 
@@ -71,10 +66,11 @@ def _job(config: DictConfig, outcome: _Outcome) -> None:
         from sparsepipe.runtime.launch import Stopped
 
         try:
-            outcome.directory = run_job(plain, fresh_processes=sweep).path
+            directory = run_job(plain, fresh_processes=sweep)
         except Stopped as stop:
             print(f"\n{stopped_message(stop)}", file=sys.stderr)
             sys.exit(stop.exit_code)
+        print(directory.path, flush=True)
     except SparsePipeError as error:
         _report(error, outcome)
 

@@ -98,8 +98,8 @@ def num_ranks(config: Mapping[str, Any], inventory: Inventory) -> int:
     """
     parallel = config["parallel"]
     nodes, devices = parallel["num_nodes"], parallel["devices"]
-    if devices == "auto":
-        return nodes * inventory.num_devices
+    if devices == "auto" and isinstance(nodes, int):
+        devices = nodes * inventory.num_devices
     if not isinstance(devices, int) or devices < 1 or nodes < 1 or devices % nodes:
         raise ConfigError(
             f"parallel.devices={devices} on parallel.num_nodes={nodes} is not possible",
@@ -108,7 +108,7 @@ def num_ranks(config: Mapping[str, Any], inventory: Inventory) -> int:
     inventory.require(devices // nodes)
     if parallel["strategy"] is None and devices > 1:
         raise ConfigError(
-            f"parallel.devices={devices} without a strategy",
+            f"{devices} devices (parallel.devices={parallel['devices']}) without a strategy",
             remedy="choose parallel=dp, or parallel.devices=1",
         )
     return devices

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.plugins import ClusterEnvironment
+from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
@@ -66,8 +66,7 @@ class DataParallelStrategy(DDPStrategy):
             timeout=timedelta(seconds=timeout_s),
             gradient_as_bucket_view=gradient_as_bucket_view,
             bucket_cap_mb=bucket_cap_mb,
-            **{_BUFFERS_OPTION: False},
-            **kwargs,
+            **{_BUFFERS_OPTION: False, **kwargs},
         )
         self._buffers_differ = False
 

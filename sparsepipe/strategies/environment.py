@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from lightning_fabric.plugins.environments import LightningEnvironment
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from typing_extensions import override
 
 

@@ -111,9 +111,10 @@ class RunCheckpoint(Checkpoint):
         if improved:
             assert value is not None
             self._best = float(value)
-        if not trainer.fast_dev_run:
-            self.save(trainer, epoch=trainer.current_epoch + 1, batches=0)
-        if improved and trainer.is_global_zero and not trainer.fast_dev_run:
+        if getattr(trainer, "fast_dev_run", False):
+            return
+        self.save(trainer, epoch=trainer.current_epoch + 1, batches=0)
+        if improved and trainer.is_global_zero:
             _link(self._directory / "last.ckpt", self._directory / "best.ckpt")
 
     def save(self, trainer: pl.Trainer, *, epoch: int, batches: int) -> None:
@@ -180,11 +181,11 @@ def _link(source: Path, target: Path) -> None:
 
 def get_randomness() -> dict[str, Any]:
     """State of this process's random generators, as values a checkpoint may hold."""
-    name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
+    name, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),
+        "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
         "python": random.getstate(),
     }
 

@@ -41,7 +41,7 @@ class MetricsCsv(pl.Callback):
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         values = mean_over_ranks(epoch_metrics(trainer))
-        if not trainer.is_global_zero or trainer.fast_dev_run:
+        if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
             return
         row: dict[str, Any] = {"epoch": trainer.current_epoch, "step": trainer.global_step}
         row.update(values)
