@@ -26,8 +26,12 @@ from sparsepipe.errors import DataError
 # themselves and are refused.
 _HEADER = re.compile(r"(?:ST)?C?N?OFF", re.IGNORECASE)
 _COMMENT = re.compile(r"#[^\r\n]*")
+_LARGEST_LOADED = 4
+"""Corners of the largest faces that the loader triangulates."""
 _DEGENERATE_SHARE = 1e-14
 """Faces smaller than this share of the squared extent are rounding, not surface."""
+_LARGEST_EXTENT = 1e70
+"""Beyond, the squares under the roots of areas overflow."""
 _SIGNIFICANT_DIGITS = 8
 """Decimals relative to the extent: kept when writing, compared when merging vertices."""
 
@@ -48,14 +52,16 @@ def read_off(path: str | os.PathLike[str]) -> trimesh.Trimesh:
             are not finite or faces that point at none, or has no face of positive area.
     """
     path = Path(path)
-    lines_text, num_vertices, num_faces = _split(path, _read_text(path))
-    text = "\n".join(["OFF", *lines_text])
+    lines, num_vertices = _split(path, _read_text(path))
+    vertex_lines, face_lines = lines[:num_vertices], lines[num_vertices:]
     try:
+        triangles_and_quads = _without_polygons(face_lines)
+        counts = f"{num_vertices} {len(triangles_and_quads)} 0"
+        text = "\n".join(["OFF", counts, *vertex_lines, *triangles_and_quads])
         mesh = trimesh.load_mesh(io.BytesIO(text.encode()), file_type="off", process=False)
     except (ValueError, TypeError, IndexError, OverflowError) as error:
-        fault = _first_fault(lines_text, num_vertices, num_faces) or str(error)
+        fault = _first_fault(vertex_lines, face_lines) or str(error)
         raise _broken(path, fault) from error
-    _check_faces_complete(path, lines_text, num_vertices, num_faces)
     if not np.isfinite(mesh.vertices).all():
         bad = int(np.flatnonzero(~np.isfinite(mesh.vertices).all(axis=1))[0])
         raise _broken(path, f"vertex {bad} is not finite (NaN or infinite)")
@@ -104,8 +110,8 @@ def _read_text(path: Path) -> str:
     return text
 
 
-def _split(path: Path, text: str) -> tuple[list[str], int, int]:
-    """Data lines (the first holds the counts), number of vertices and of faces."""
+def _split(path: Path, text: str) -> tuple[list[str], int]:
+    """Lines of the vertices, then of the faces; how many are vertices."""
     header = _HEADER.match(text)
     if header is None:
         raise DataError(
@@ -129,29 +135,43 @@ def _split(path: Path, text: str) -> tuple[list[str], int, int]:
             f"truncated: the header promises {num_vertices} vertices and {num_faces} faces, "
             f"{missing} of their lines are missing",
         )
-    return lines[: 1 + num_vertices + num_faces], num_vertices, num_faces
+    return lines[1 : 1 + num_vertices + num_faces], num_vertices
 
 
-def _check_faces_complete(path: Path, lines: list[str], num_vertices: int, num_faces: int) -> None:
-    # The loader takes a face that lacks corners for a smaller polygon.
-    for line in lines[1 + num_vertices :]:
-        if int(line.split(None, 1)[0]) >= len(line.split()):
-            fault = _first_fault(lines, num_vertices, num_faces)
-            raise _broken(path, fault or "a face lacks corners")
+def _without_polygons(face_lines: list[str]) -> list[str]:
+    """The faces, those with more than four corners as fans of triangles.
+
+    The loader's own fans fail on text, and it takes a face that lacks corners for a smaller
+    one.
+
+    Raises:
+        ValueError: a face has fewer corners than it says.
+    """
+    lines = []
+    for line in face_lines:
+        words = line.split()
+        corners = int(words[0])
+        if corners >= len(words):
+            raise ValueError("a face lacks corners")
+        if corners <= _LARGEST_LOADED:
+            lines.append(line)
+        else:
+            lines += [f"3 {words[1]} {words[i]} {words[i + 1]}" for i in range(2, corners)]
+    return lines
 
 
-def _first_fault(lines: list[str], num_vertices: int, num_faces: int) -> str | None:
+def _first_fault(vertex_lines: list[str], face_lines: list[str]) -> str | None:
     """Name the first line that is no vertex or no face; None if all are."""
-    for number, line in enumerate(lines[1 : 1 + num_vertices]):
+    for number, line in enumerate(vertex_lines):
         if not _are(float, line.split()[:3], count=3):
             return f"vertex {number} is not three numbers: {line[:60]!r}"
-    for number, line in enumerate(lines[1 + num_vertices : 1 + num_vertices + num_faces]):
+    for number, line in enumerate(face_lines):
         count, *corners = line.split()
         if not count.isdecimal() or not _are(int, corners[: int(count)], count=int(count)):
             return f"face {number} is not a count and as many corners: {line[:60]!r}"
         for corner in map(int, corners[: int(count)]):
-            if not 0 <= corner < num_vertices:
-                return f"face {number} points at vertex {corner} of {num_vertices}"
+            if not 0 <= corner < len(vertex_lines):
+                return f"face {number} points at vertex {corner} of {len(vertex_lines)}"
     return None
 
 
@@ -164,19 +184,17 @@ def _are(kind: type[float] | type[int], words: Sequence[str], *, count: int) -> 
 
 def _clean(path: Path, mesh: trimesh.Trimesh) -> trimesh.Trimesh:
     if len(mesh.faces):
+        extent = float(np.ptp(mesh.vertices, axis=0).max())
+        if not extent < _LARGEST_EXTENT:
+            raise _broken(path, f"the mesh is {extent:.3g} wide, so its area is not finite")
         # Relative to the extent: the library's own tolerance is absolute, and would
         # collapse a small model in metres or miss doubles of a large one in millimetres.
         mesh.merge_vertices(digits_vertex=_decimals(mesh.vertices))
-        extent = float(np.ptp(mesh.vertices, axis=0).max())
-        with np.errstate(over="ignore", invalid="ignore"):
-            area_F = mesh.area_faces
-            keep_F = area_F > _DEGENERATE_SHARE * extent * extent
-        mesh.update_faces(keep_F & mesh.unique_faces())
+        solid_F = mesh.area_faces > _DEGENERATE_SHARE * extent * extent
+        mesh.update_faces(solid_F & mesh.unique_faces())
         mesh.remove_unreferenced_vertices()
     if not len(mesh.faces) or not mesh.area > 0:
         raise _broken(path, "the mesh has zero area: every face is degenerate")
-    if not np.isfinite(mesh.area):
-        raise _broken(path, "the mesh's area is not finite: its coordinates are too large")
     return mesh
 
 
