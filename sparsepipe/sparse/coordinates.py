@@ -185,7 +185,7 @@ class SortedIndex:
 
     def find(self, base_M4: Tensor, offsets_K3: Tensor) -> Tensor:
         """See :class:`SiteIndex`."""
-        if self._keys_N.shape[0] == 0:
+        if self._keys_N.shape[0] == 0 or offsets_K3.shape[0] == 0:
             shape = (offsets_K3.shape[0], base_M4.shape[0])
             return torch.full(shape, -1, dtype=torch.int32, device=base_M4.device)
         return torch.stack([self._find_one(base_M4, offset_3) for offset_3 in offsets_K3])

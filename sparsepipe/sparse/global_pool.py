@@ -37,7 +37,7 @@ class GlobalAvgPool(nn.Module):
 
 def _by_sample(feats_NC: Tensor, rows_BL: Tensor, padding: float) -> Tensor:
     padded = torch.cat([feats_NC, feats_NC.new_full((1, feats_NC.shape[1]), padding)])
-    return padded.index_select(0, rows_BL.view(-1)).view(*rows_BL.shape, -1)
+    return padded.index_select(0, rows_BL.view(-1)).view(*rows_BL.shape, feats_NC.shape[1])
 
 
 class _GlobalMax(torch.autograd.Function):

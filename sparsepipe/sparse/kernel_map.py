@@ -32,6 +32,7 @@ class KernelMap:
 
     __slots__ = (
         "_by_site",
+        "_num_pairs",
         "_plans",
         "_reversed",
         "neighbours_KM",
@@ -59,6 +60,7 @@ class KernelMap:
         self.parent_N = parent_N
         self.offset_N = offset_N
         self._plans: dict[tuple[str, int], GatherPlan] = {}
+        self._num_pairs: int | None = None
         self._by_site: Tensor | None = None
         self._reversed: Tensor | None = None
 
@@ -66,6 +68,13 @@ class KernelMap:
     def num_outputs(self) -> int:
         """M, rows of the output level."""
         return self.neighbours_KM.shape[1]
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of an input and an output over all offsets (read back once)."""
+        if self._num_pairs is None:
+            self._num_pairs = int((self.neighbours_KM >= 0).sum())
+        return self._num_pairs
 
     def gather_plan(self, rows_per_block: int) -> GatherPlan:
         """The plan that makes outputs from inputs, in blocks of output rows."""

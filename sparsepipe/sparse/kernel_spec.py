@@ -31,8 +31,9 @@ class KernelSpec:
     """Size, stride and dilation of a window, each per axis (x, y, z).
 
     An odd size is centred (offsets ``-(K//2) .. K//2``), an even one starts at the
-    site (offsets ``0 .. K-1``); offsets are multiplied by the dilation. Output site
-    ``y`` reads the inputs ``y * stride + offset * dilation``.
+    site (offsets ``0 .. K-1``), as does every window that tiles the grid (size equal to
+    stride on every axis); offsets are multiplied by the dilation. Output site ``y``
+    reads the inputs ``y * stride + offset * dilation``.
     """
 
     size: Triple
@@ -89,14 +90,23 @@ class KernelSpec:
     def reach(self) -> Triple:
         """How far, per axis, a window reads beyond its site (in input voxels)."""
         x, y, z = (
-            d * (k // 2 if k % 2 else k - 1) for k, d in zip(self.size, self.dilation, strict=True)
+            d * max(before, k - 1 - before)
+            for k, d, before in zip(self.size, self.dilation, self.before, strict=True)
         )
+        return x, y, z
+
+    @property
+    def before(self) -> Triple:
+        """How many offsets, per axis, are below zero."""
+        if self.is_tiling:
+            return 0, 0, 0
+        x, y, z = (k // 2 if k % 2 else 0 for k in self.size)
         return x, y, z
 
     def offsets(self) -> list[Triple]:
         """The ``volume`` offsets (dx, dy, dz) with dilation applied, x fastest."""
         xs, ys, zs = (
-            [d * (i - (k // 2 if k % 2 else 0)) for i in range(k)]
-            for k, d in zip(self.size, self.dilation, strict=True)
+            [d * (i - before) for i in range(k)]
+            for k, d, before in zip(self.size, self.dilation, self.before, strict=True)
         )
         return [(x, y, z) for z in zs for y in ys for x in xs]

@@ -19,6 +19,10 @@ from sparsepipe.sparse.kernel_map import KernelMap
 # multiplies zeros, but products this thin are bound by memory, not by arithmetic.
 _NARROW_CHANNELS = 4
 
+_BLOCK_BYTES = 3_000_000
+_PAIRS_PER_CHANNEL = 1.0
+_MIN_BLOCK_ROWS = 256
+
 
 def convolve(feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Tensor:
     """Convolve; returns features [M, D] of the map's output level."""
@@ -29,9 +33,32 @@ def convolve(feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Ten
     return out
 
 
-def _block_rows(kernel_map: KernelMap, like: Tensor, channels: int) -> int:
-    del like, channels
-    return max(1, kernel_map.num_outputs, kernel_map.num_inputs)
+def prepare(kernel_map: KernelMap, channels: int, width: int, dtype: torch.dtype) -> None:
+    """Derive from the map now what a training step of such a convolution will use."""
+    if channels <= _NARROW_CHANNELS:
+        _ = kernel_map.neighbours_MK
+    else:
+        rows = _block_rows(kernel_map, max(channels, width), dtype)
+        kernel_map.gather_plan(rows)
+        kernel_map.scatter_plan(rows)
+
+
+def _block_rows(kernel_map: KernelMap, channels: int, dtype: torch.dtype) -> int:
+    """Rows to a block: as many as fit the budget, but enough to pay for the kernel.
+
+    Every block reads the whole kernel, so a block that holds fewer pairs to an offset
+    than there are channels moves more weights than features.
+    """
+    rows = max(1, kernel_map.num_outputs, kernel_map.num_inputs)
+    if kernel_map.neighbours_KM.device.type != "cpu":
+        return rows
+    pairs_per_row = max(1.0, kernel_map.num_pairs / rows)
+    pairs = max(
+        _BLOCK_BYTES / (channels * dtype.itemsize),
+        _PAIRS_PER_CHANNEL * channels * kernel_map.spec.volume,
+    )
+    blocks = max(1, round(rows * pairs_per_row / pairs))
+    return min(rows, max(_MIN_BLOCK_ROWS, -(-rows // blocks)))
 
 
 class _Convolution(torch.autograd.Function):
@@ -41,7 +68,7 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Tensor:
         ctx.save_for_backward(feats_NC, kernel_KCD)
         ctx.kernel_map = kernel_map
-        block_rows = _block_rows(kernel_map, feats_NC, max(kernel_KCD.shape[1:]))
+        block_rows = _block_rows(kernel_map, max(kernel_KCD.shape[1:]), feats_NC.dtype)
         plan = kernel_map.gather_plan(block_rows)
         return _sum_of_products(plan, feats_NC, kernel_KCD)
 
@@ -141,7 +168,7 @@ def _gradients(
     need_kernel: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Both gradients from one gathering of the output's gradient at the inputs."""
-    block_rows = _block_rows(kernel_map, feats_NC, max(kernel_KCD.shape[1:]))
+    block_rows = _block_rows(kernel_map, max(kernel_KCD.shape[1:]), feats_NC.dtype)
     plan = kernel_map.scatter_plan(block_rows)
     grad_feats = torch.zeros_like(feats_NC) if need_feats else None
     grad_kernel = torch.zeros_like(kernel_KCD) if need_kernel else None

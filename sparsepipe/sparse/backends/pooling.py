@@ -53,9 +53,9 @@ class _MaxPool(torch.autograd.Function):
             assert kernel_map.offset_N is not None
             own = winner.index_select(0, kernel_map.parent_N) == kernel_map.offset_N[:, None]
             return grad_MC.index_select(0, kernel_map.parent_N) * own, None
-        readers_KN = kernel_map.readers_KN
+        readers_KN = kernel_map.readers_KN if grad_MC.shape[0] else ()
         grad = grad_MC.new_zeros(kernel_map.num_inputs, grad_MC.shape[1])
-        for k in range(readers_KN.shape[0]):
+        for k in range(len(readers_KN)):
             exists = readers_KN[k] >= 0
             rows = readers_KN[k].clamp(min=0)
             own = (winner.index_select(0, rows) == k) & exists[:, None]

@@ -1,0 +1,217 @@
+"""Convolution against dense convolution in float64."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from sparse_references import Case, at_sites, cases, dense_conv, relative_error, sites
+
+from sparsepipe.errors import BackendError
+from sparsepipe.sparse import Conv3d, KernelSpec, NativeBackend, SparseTensor
+from sparsepipe.sparse.backends import convolution
+
+TOLERANCE = 1e-5
+BACKEND = NativeBackend()
+
+
+@pytest.fixture(params=["one block", "blocks"])
+def block_bytes(request, monkeypatch):
+    # Small enough that even these grids are walked in several blocks of rows.
+    if request.param == "blocks":
+        monkeypatch.setattr(convolution, "_BLOCK_BYTES", 600)
+        monkeypatch.setattr(convolution, "_MIN_BLOCK_ROWS", 4)
+    return request.param
+
+
+def run(case, dtype):
+    """Output, input gradient and kernel gradient of the sparse convolution."""
+    x = case.tensor(dtype)
+    feats = x.feats.clone().requires_grad_()
+    kernel = case.kernel(dtype).requires_grad_()
+    y = BACKEND.conv3d(x.replace_feats(feats), kernel, None, case.spec)
+    upstream = torch.randn(
+        y.feats.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(case.seed)
+    )
+    grads = torch.autograd.grad(y.feats, (feats, kernel), upstream.to(dtype))
+    return x, y, upstream, *grads
+
+
+def run_dense(case, x, y, upstream):
+    """The same from a dense convolution in float64."""
+    dense = case.tensor().dense().requires_grad_()
+    kernel = case.kernel().requires_grad_()
+    out = dense_conv(dense, kernel, case.spec)
+    picked = at_sites(out, y.coords)
+    grad_dense, grad_kernel = torch.autograd.grad(picked, (dense, kernel), upstream)
+    return out, picked, at_sites(grad_dense, x.coords), grad_kernel
+
+
+@settings(max_examples=120, deadline=None, derandomize=True)
+@given(case=cases())
+def test_matches_dense_convolution(case):
+    x, y, upstream, grad_feats, grad_kernel = run(case, torch.float32)
+    out, expected, expected_feats, expected_kernel = run_dense(case, x, y, upstream)
+    assert y.spatial_shape == tuple(out.shape[2:])
+    assert relative_error(y.feats, expected) <= TOLERANCE
+    assert relative_error(grad_feats, expected_feats) <= TOLERANCE
+    assert relative_error(grad_kernel, expected_kernel) <= TOLERANCE
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("dilation", [1, 2])
+@pytest.mark.parametrize("channels", [1, 7])
+def test_every_window_in_one_block_and_in_several(size, stride, dilation, channels, block_bytes):
+    spec = KernelSpec.of(size, stride=stride, dilation=dilation)
+    case = Case((9, 7, 8), 3, 0.25, channels, 6, spec, seed=5)
+    x, y, upstream, grad_feats, grad_kernel = run(case, torch.float64)
+    _, expected, expected_feats, expected_kernel = run_dense(case, x, y, upstream)
+    assert relative_error(y.feats, expected) <= 1e-13
+    assert relative_error(grad_feats, expected_feats) <= 1e-13
+    assert relative_error(grad_kernel, expected_kernel) <= 1e-13
+
+
+def test_odd_windows_that_tile_start_at_their_site():
+    case = Case((8, 9, 7), 2, 0.3, 6, 5, KernelSpec.of(3, stride=3), seed=3)
+    x, y, upstream, grad_feats, grad_kernel = run(case, torch.float64)
+    _, expected, expected_feats, expected_kernel = run_dense(case, x, y, upstream)
+    assert relative_error(y.feats, expected) <= 1e-13
+    assert relative_error(grad_feats, expected_feats) <= 1e-13
+    assert relative_error(grad_kernel, expected_kernel) <= 1e-13
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(case=cases())
+def test_output_sites(case):
+    x = case.tensor()
+    y = BACKEND.conv3d(x, case.kernel(), None, case.spec)
+    assert len(sites(y.coords)) == len(y)
+    if case.spec.is_submanifold:
+        assert torch.equal(y.coords, x.coords)
+        return
+    if case.spec.is_tiling:
+        strides = torch.tensor((1, *case.spec.stride))
+        expected = sites(torch.div(x.coords, strides, rounding_mode="floor"))
+    else:
+        ones = x.replace_feats(torch.ones(len(x), 1, dtype=torch.float64)).dense()
+        reached = dense_conv(ones, torch.ones(case.spec.volume, 1, 1).double(), case.spec)
+        expected = sites((reached[:, 0] > 0.5).nonzero())
+    assert sites(y.coords) == expected
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("channels", [2, 5])
+def test_gradcheck(size, stride, channels):
+    spec = KernelSpec.of(size, stride=stride)
+    case = Case((4, 3, 4), 2, 0.3, channels, 3, spec, seed=1)
+    x = case.tensor()
+    bias = torch.randn(3, dtype=torch.float64, requires_grad=True)
+
+    def call(feats, kernel, bias):
+        return BACKEND.conv3d(x.replace_feats(feats), kernel, bias, spec).feats
+
+    inputs = (x.feats.clone().requires_grad_(), case.kernel().requires_grad_(), bias)
+    assert torch.autograd.gradcheck(call, inputs)
+
+
+def test_only_the_gradients_asked_for():
+    spec = KernelSpec.of(3)
+    case = Case((6, 6, 6), 2, 0.3, 5, 4, spec, seed=2)
+    x, kernel = case.tensor(), case.kernel().requires_grad_()
+    BACKEND.conv3d(x, kernel, None, spec).feats.sum().backward()
+    both = run(case, torch.float64)
+    assert kernel.grad is not None
+    assert x.feats.grad is None
+    feats = x.feats.clone().requires_grad_()
+    y = BACKEND.conv3d(x.replace_feats(feats), kernel.detach(), None, spec)
+    (grad,) = torch.autograd.grad(y.feats, feats, both[2])
+    assert torch.equal(grad, both[3])
+
+
+def test_does_not_depend_on_the_order_of_rows():
+    spec = KernelSpec.of(3, stride=2)
+    case = Case((9, 9, 9), 2, 0.2, 6, 4, spec, seed=3)
+    x, kernel = case.tensor(), case.kernel()
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    shuffled = SparseTensor(
+        x.feats[order], x.coords[order], spatial_shape=x.spatial_shape, batch_size=x.batch_size
+    )
+    one, other = (BACKEND.conv3d(t, kernel, None, spec) for t in (x, shuffled))
+    torch.testing.assert_close(one.dense(), other.dense(), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("channels", [1, 16])
+def test_two_runs_give_the_same_bits(channels):
+    case = Case((12, 12, 12), 2, 0.3, channels, 24, KernelSpec.of(3), seed=4)
+    first, second = run(case, torch.float32), run(case, torch.float32)
+    for a, b in zip((first[1].feats, *first[2:]), (second[1].feats, *second[2:]), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("channels", [1, 16])
+def test_half_precision_is_close(dtype, channels):
+    case = Case((8, 8, 8), 2, 0.3, channels, 8, KernelSpec.of(3), seed=6)
+    x, y, upstream, grad_feats, grad_kernel = run(case, dtype)
+    _, expected, expected_feats, expected_kernel = run_dense(case, x, y, upstream)
+    assert y.feats.dtype == grad_feats.dtype == grad_kernel.dtype == dtype
+    assert relative_error(y.feats, expected) < 0.02
+    assert relative_error(grad_feats, expected_feats) < 0.02
+    assert relative_error(grad_kernel, expected_kernel) < 0.02
+
+
+def test_autocast_runs_in_its_dtype_and_keeps_float32_gradients():
+    case = Case((8, 8, 8), 2, 0.3, 6, 8, KernelSpec.of(3), seed=7)
+    x = case.tensor(torch.float32)
+    conv = Conv3d(6, 8, bias=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = conv(x)
+    assert y.feats.dtype == torch.bfloat16
+    y.feats.float().sum().backward()
+    assert conv.kernel.grad.dtype == torch.float32
+    assert relative_error(y.feats.detach(), conv(x).feats.detach().double()) < 0.02
+
+
+def test_a_sample_without_sites_and_a_batch_without_any():
+    conv = Conv3d(2, 3, bias=True)
+    down = Conv3d(3, 4, 3, stride=2)
+    coords = torch.tensor([[2, 0, 0, 0]], dtype=torch.int32)
+    for rows in (0, 1):
+        feats = torch.ones(rows, 2, requires_grad=True)
+        x = SparseTensor(feats, coords[:rows], spatial_shape=(4, 4, 4), batch_size=4)
+        y = down(conv(x))
+        assert y.feats.shape == (rows, 4)
+        assert y.batch_size == 4
+        y.feats.sum().backward()
+        assert feats.grad.shape == (rows, 2)
+        assert torch.isfinite(conv.kernel.grad).all()
+
+
+def test_operands_that_do_not_fit():
+    case = Case((4, 4, 4), 1, 0.5, 3, 2, KernelSpec.of(3), seed=8)
+    x = case.tensor()
+    with pytest.raises(BackendError, match=r"\[27, 3, out_channels\]"):
+        BACKEND.conv3d(x, torch.zeros(27, 4, 2).double(), None, case.spec)
+    with pytest.raises(BackendError, match="autocast"):
+        BACKEND.conv3d(x, torch.zeros(27, 3, 2), None, case.spec)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("channels", [1, 16])
+def test_cuda_matches_cpu_and_repeats_its_bits(stride, channels):
+    case = Case((16, 16, 16), 3, 0.2, channels, 24, KernelSpec.of(3, stride=stride), seed=9)
+
+    def on(device, dtype):
+        x, kernel = case.tensor(dtype).to(device), case.kernel(dtype).to(device)
+        feats, kernel = x.feats.requires_grad_(), kernel.requires_grad_()
+        y = BACKEND.conv3d(x.replace_feats(feats), kernel, None, case.spec)
+        grads = torch.autograd.grad(y.feats.square().sum(), (feats, kernel))
+        return y.coords, y.feats.detach(), *grads
+
+    expected = on("cpu", torch.float64)
+    one, two = on("cuda", torch.float32), on("cuda", torch.float32)
+    assert torch.equal(one[0].cpu(), expected[0])
+    for a, b, reference in zip(one[1:], two[1:], expected[1:], strict=True):
+        assert torch.equal(a, b)
+        assert relative_error(a.cpu(), reference) < 1e-4
