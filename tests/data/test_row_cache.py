@@ -27,12 +27,14 @@ POINTS = 1024
 BUILD = """
 import resource, sys
 from pathlib import Path
+from sparsepipe.data import row_workers
 from sparsepipe.data.sources import CacheSettings, OffTree
 
 if __name__ == "__main__":
     root, cache, workers, limit = sys.argv[1:]
     if int(limit):
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+    row_workers._SECONDS_PER_WORKER = 0.01  # start them for a small tree, too
     settings = CacheSettings(directory=Path(cache), points=1024, workers=int(workers))
     OffTree(Path(root)).load("train", settings)
 """
@@ -49,6 +51,12 @@ class CountingSampler(SurfaceSampler):
         self.seen.append(path.name)
         self.then(len(self.seen))
         return SurfaceSampler.__call__(self, path, digest)
+
+
+@pytest.fixture(autouse=True)
+def eager_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes start for a small tree, too, where a test asks for them."""
+    monkeypatch.setattr("sparsepipe.data.row_workers._SECONDS_PER_WORKER", 0.01)
 
 
 def cache_of(root: Path, directory: Path, reader: SurfaceSampler | None = None) -> RowCache:

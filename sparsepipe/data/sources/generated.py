@@ -37,8 +37,8 @@ class GeneratedShapes(OffTree):
         self,
         root: Path | str | None,
         *,
-        train_per_class: int = 160,
-        test_per_class: int = 50,
+        train_per_class: int = 200,
+        test_per_class: int = 52,
         classes: Sequence[str] | None = None,
         seed: int = 0,
     ) -> None:

@@ -1,0 +1,148 @@
+"""Is reading data ever what training waits for? Loader, training step and cache side by side.
+
+On the embedded shapes: meshes a second of the cache build; mean occupancy with 4,096 points
+beside the paper's; then, at 32^3 and 50^3, shapes a second that one process reads from the
+cache (drawing, augmenting, voxelising, collating), and shapes a second that a training step
+of sparse VGG16-BN in full width consumes on this machine.
+
+    python benchmarks/data.py
+
+Shapes: B shapes in a batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import tempfile
+import time
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparsepipe.data import Augment, GeneratedShapes, ShapeDataModule
+from sparsepipe.data.files import usable_cores
+from sparsepipe.data.loading import default_workers
+from sparsepipe.models import sparse_vgg16_bn
+
+PAPER_OCCUPANCY = {32: 0.076, 50: 0.026}
+"""Mean share of occupied voxels on ModelNet40, as the SparsePipe paper prints it."""
+
+WARM_UP_STEPS = 1
+
+
+def open_data(options: argparse.Namespace, directory: Path, resolution: int) -> ShapeDataModule:
+    """The embedded shapes as training reads them."""
+    data = ShapeDataModule(
+        directory / "shapes",
+        source=partial(GeneratedShapes, train_per_class=options.train, test_per_class=options.test),
+        cache_dir=directory / "cache",
+        resolution=resolution,
+        augment=Augment(scale=(0.75, 1.0), shift=0.1, jitter=0.01),
+        batch_size=options.batch_size,
+        num_workers=options.workers,
+    )
+    data.setup()
+    return data
+
+
+def time_cache(options: argparse.Namespace, directory: Path) -> tuple[int, float]:
+    """Number of meshes sampled into the cache, and the seconds that took."""
+    source = GeneratedShapes(
+        directory / "shapes", train_per_class=options.train, test_per_class=options.test
+    )
+    count = sum(len(source.listing(split).names) for split in ("train", "test"))
+    start_s = time.perf_counter()
+    open_data(options, directory, 32)
+    return count, time.perf_counter() - start_s
+
+
+def mean_occupancy(data: ShapeDataModule, resolution: int) -> float:
+    """Mean share of occupied voxels over the test shapes."""
+    counts = [len(batch["input"]) / len(batch["label"]) for batch in data.test_dataloader()]
+    return mean(counts) / resolution**3
+
+
+def loader_shapes_per_s(data: ShapeDataModule, least_s: float) -> float:
+    """Shapes a second that the training loader yields, over whole epochs."""
+    loader = data.train_dataloader()
+    for _ in islice(loader, 2):
+        pass  # workers start, files are mapped
+    shapes, epoch, start_s = 0, 0, time.perf_counter()
+    while time.perf_counter() - start_s < least_s:
+        loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
+        shapes += sum(len(batch["label"]) for batch in loader)
+        epoch += 1
+    return shapes / (time.perf_counter() - start_s)
+
+
+def training_shapes_per_s(data: ShapeDataModule, steps: int) -> float:
+    """Shapes a second of forward, backward and update, the batch being at hand."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    layers = sparse_vgg16_bn(data.num_classes).to(device).train()
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.01, momentum=0.9)
+    seconds: list[float] = []
+    batches = islice(cycle(list(islice(data.train_dataloader(), steps))), WARM_UP_STEPS + steps)
+    size = data.batch_size
+    for batch in batches:
+        size = len(batch["label"])
+        seconds.append(time_step(layers, optimizer, batch, device))
+    return size / median(seconds[WARM_UP_STEPS:])
+
+
+def time_step(
+    layers: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, Any], device: torch.device
+) -> float:
+    """Seconds of one training step."""
+    inputs, labels_B = batch["input"].to(device), batch["label"].to(device)
+    start_s = time.perf_counter()
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(layers(inputs), labels_B).backward()
+    optimizer.step()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--train", type=int, default=20, help="training shapes of each class")
+    parser.add_argument("--test", type=int, default=10, help="test shapes of each class")
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=5, help="measured training steps")
+    parser.add_argument("--seconds", type=float, default=5.0, help="least time of a loader run")
+    parser.add_argument("--workers", type=int, default=default_workers(), help="loader processes")
+    options = parser.parse_args()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
+    print(
+        f"{usable_cores()} cores, {torch.get_num_threads()} threads, {device}, torch "
+        f"{torch.__version__}, load {os.getloadavg()[0]:.1f}, loader processes {options.workers}"
+    )
+    with tempfile.TemporaryDirectory() as name:
+        report(options, Path(name))
+
+
+def report(options: argparse.Namespace, directory: Path) -> None:
+    """Measure and print everything."""
+    count, seconds = time_cache(options, directory)
+    print(f"cache build: {count} meshes in {seconds:.1f} s, {count / seconds:.0f} meshes/s")
+    print("4,096 points      occupied  paper  loader shapes/s  training shapes/s  ratio")
+    for resolution, printed in PAPER_OCCUPANCY.items():
+        data = open_data(options, directory, resolution)
+        occupied = mean_occupancy(data, resolution)
+        loaded = loader_shapes_per_s(data, options.seconds)
+        trained = training_shapes_per_s(data, options.steps)
+        print(
+            f"{resolution}^3, batch {options.batch_size:3d}  {occupied:8.2%} {printed:6.1%}"
+            f"  {loaded:15.0f}  {trained:17.1f}  {loaded / trained:4.0f}x"
+        )
+
+
+if __name__ == "__main__":
+    main()
