@@ -15,14 +15,13 @@ _SHOWN = 3
 
 
 def find_checkpoint(source: str) -> Path:
-    """The checkpoint file that a path names: itself, or the best or last of a run directory.
+    """The checkpoint file that a path names: itself, or the last of a run directory.
 
     Raises:
         CheckpointError: there is none.
     """
     path = Path(source).expanduser()
-    inside = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
-    for candidate in (path, *inside):
+    for candidate in (path, path / "checkpoints" / "last.ckpt"):
         if candidate.is_file():
             return candidate.absolute()
     raise CheckpointError(

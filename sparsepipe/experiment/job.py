@@ -49,12 +49,18 @@ def run_job(config: Mapping[str, Any], *, fresh_processes: bool = False) -> RunD
         SparsePipeError: something a user can mend.
         Stopped: a signal ended the run.
     """
-    watch = SignalWatch()
-    watch.install()
     inventory = build_inventory(config)
     ranks = num_ranks(config, inventory)
-    if group.started_externally():
-        return _run_as_rank(config, inventory, watch, ranks)
+    with SignalWatch() as watch:
+        if group.started_externally():
+            return _run_as_rank(config, inventory, watch, ranks)
+        return _run_here(config, inventory, watch, alone=ranks == 1 and not fresh_processes)
+
+
+def _run_here(
+    config: Mapping[str, Any], inventory: Inventory, watch: SignalWatch, *, alone: bool
+) -> RunDir:
+    """Runs as the one process that the user started."""
     nodes = config["parallel"]["num_nodes"]
     if nodes > 1:
         raise ConfigError(
@@ -66,19 +72,23 @@ def run_job(config: Mapping[str, Any], *, fresh_processes: bool = False) -> RunD
         return directory
     with _locked(directory):
         directory.open(config)
-        if ranks == 1 and not fresh_processes:
+        if alone:
             execute(directory, config, inventory, watch)
         else:
-            launch(
-                [sys.executable, "-m", "sparsepipe.experiment.worker", str(directory.path)],
-                ranks=ranks,
-                threads_per_rank=max(1, num_cores() // ranks),
-                reports=directory.reports,
-                grace_s=float(config["parallel"]["grace_s"]),
-            )
-            shutil.rmtree(directory.reports, ignore_errors=True)
+            _launch(directory, config, ranks=num_ranks(config, inventory))
         _finish(directory)
     return directory
+
+
+def _launch(directory: RunDir, config: Mapping[str, Any], *, ranks: int) -> None:
+    launch(
+        [sys.executable, "-m", "sparsepipe.experiment.worker", str(directory.path)],
+        ranks=ranks,
+        threads_per_rank=max(1, num_cores() // ranks),
+        reports=directory.reports,
+        grace_s=float(config["parallel"]["grace_s"]),
+    )
+    shutil.rmtree(directory.reports, ignore_errors=True)
 
 
 def prepare(config: Mapping[str, Any], inventory: Inventory) -> RunDir:
@@ -120,6 +130,15 @@ def execute(
         except Exception:
             watch.stop_if_asked()
             raise
+        finally:
+            _close_wandb()
+
+
+def _close_wandb() -> None:
+    """Ends a Weights & Biases run with its job: the next job of the process is another."""
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and wandb.run is not None:
+        wandb.finish(quiet=True)
 
 
 def _run_as_rank(

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from types import FrameType
+from typing import Any, Self
 
 from sparsepipe.runtime.launch import Stopped
 
@@ -28,9 +29,21 @@ class SignalWatch:
         self.deferred = False
         self.signum: int | None = None
         self._process = os.getpid()
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        """Takes over the signals until the block ends."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
+        self.install()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
 
     def install(self) -> None:
-        """Takes over the signals of this process. Calling it again is harmless."""
+        """Takes over the signals of this process, also where somebody else has since."""
         if threading.current_thread() is threading.main_thread():
             for signum in _SIGNALS:
                 signal.signal(signum, self._handle)

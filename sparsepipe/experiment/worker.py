@@ -29,11 +29,10 @@ def _run(path: Path) -> None:
     from sparsepipe.experiment.signals import SignalWatch
 
     configure()
-    watch = SignalWatch()
-    watch.install()
-    directory = RunDir(path)
-    config = directory.load_config()
-    execute(directory, config, build_inventory(config), watch)
+    with SignalWatch() as watch:
+        directory = RunDir(path)
+        config = directory.load_config()
+        execute(directory, config, build_inventory(config), watch)
 
 
 def _leave(error: BaseException, exit_code: int) -> None:

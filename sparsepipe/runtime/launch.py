@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -157,8 +157,8 @@ def _explain(failure: Any, reports: Path) -> BaseException:
     if silent:
         rank, entry = min(silent.items(), key=lambda item: item[1].timestamp)
         return SparsePipeError(
-            f"rank {rank} {_death(entry.exitcode)}; the other ranks were ended",
-            remedy="see what rank printed above, free memory if it was killed for that, then "
+            f"rank {rank} {_death(entry, found)}; the other ranks were ended",
+            remedy="see whether the machine runs out of memory or the process was stopped, then "
             "run the same command again to go on from the last checkpoint",
         )
     if stops:
@@ -178,10 +178,15 @@ def _revive(report: dict[str, Any]) -> SparsePipeError:
     return kind(report["message"], remedy=report["remedy"])
 
 
-def _death(exit_code: int) -> str:
-    if exit_code < 0:
-        return f"was killed by {signal.Signals(-exit_code).name}"
-    return f"ended with exit code {exit_code}"
+def _death(entry: Any, reports: Mapping[int, dict[str, Any]]) -> str:
+    """How a rank ended that left no report."""
+    if entry.exitcode >= 0:
+        return f"ended with exit code {entry.exitcode}"
+    # Who still has to be killed by the agent after others complained did not answer them.
+    complaints = [report["time"] for report in reports.values()]
+    if entry.exitcode == -signal.SIGKILL and complaints and min(complaints) + 1 < entry.timestamp:
+        return "did not answer within the limit (parallel.strategy.timeout_s)"
+    return f"was killed by {signal.Signals(-entry.exitcode).name}"
 
 
 @contextmanager

@@ -43,9 +43,10 @@ class DataParallelStrategy(DDPStrategy):
         process_group_backend: ``gloo`` or ``nccl``; by default what suits the device.
         gradient_as_bucket_view: gradients live in the buffers they are reduced in.
         bucket_cap_mb: size of these buffers in MiB.
+        find_unused_parameters: look in every step for parameters without a gradient; costs
+            time, needed by networks that skip layers.
+        static_graph: promise that every step uses the same parameters in the same way.
         cluster_environment: by default the ranks of an elastic agent or ``torchrun``.
-        **kwargs: passed to Lightning's strategy and DDP (``static_graph``,
-            ``find_unused_parameters``, ...).
     """
 
     strategy_name = "sparsepipe_dp"
@@ -57,16 +58,20 @@ class DataParallelStrategy(DDPStrategy):
         process_group_backend: str | None = None,
         gradient_as_bucket_view: bool = True,
         bucket_cap_mb: int = 25,
+        find_unused_parameters: bool = False,
+        static_graph: bool = False,
         cluster_environment: ClusterEnvironment | None = None,
-        **kwargs: Any,
     ) -> None:
+        buffers: dict[str, Any] = {_BUFFERS_OPTION: False}
         super().__init__(
             cluster_environment=cluster_environment or RankEnvironment(),
             process_group_backend=process_group_backend,
             timeout=timedelta(seconds=timeout_s),
             gradient_as_bucket_view=gradient_as_bucket_view,
             bucket_cap_mb=bucket_cap_mb,
-            **{_BUFFERS_OPTION: False, **kwargs},
+            find_unused_parameters=find_unused_parameters,
+            static_graph=static_graph,
+            **buffers,
         )
         self._buffers_differ = False
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,6 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+
+from sparsepipe.experiment import compose
+from sparsepipe.experiment.job import run_job
 
 SUPPORT = Path(__file__).parent / "support"
 _HERE = ("--config-dir", str(SUPPORT / "conf"), "experiment=tiny")
@@ -73,6 +77,32 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     assert not orphans(tmp_path), "processes were left behind"
 
 
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Runs a job in this process, which is quicker where no signals or ranks matter."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(SUPPORT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return lambda *overrides: run_job(composed("experiment=tiny", *overrides)).path
+
+
+def composed(*overrides: str) -> dict[str, Any]:
+    """The checked configuration, as the command line would make it."""
+    with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
+        config = hydra_compose(
+            compose.CONFIG_NAME,
+            [f"hydra.searchpath=[file://{SUPPORT / 'conf'}]", *compose.admit(overrides)],
+        )
+    return compose.resolve(config)
+
+
+def fault(plan: list[tuple[int, int]], **more: object) -> str:
+    """An override that lets ``tinyhouse.Fault`` act; ``plan`` pairs steps with signals."""
+    pairs = [[step, int(signum)] for step, signum in plan]
+    rest = "".join(f", {name}: {value}" for name, value in more.items())
+    return f"callbacks={{fault: {{_target_: tinyhouse.Fault, plan: {pairs}{rest}}}}}"
+
+
 def orphans(cwd: Path) -> list[str]:
     """Command lines of processes that work in ``cwd``; waits a little for them to end."""
     deadline = time.monotonic() + 5
@@ -94,11 +124,6 @@ def wait_for(condition: Callable[[], bool], *, timeout_s: float = 60) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
-
-
-def kill_group(process: subprocess.Popen[str]) -> None:
-    """SIGKILL to the command itself, as the kernel does it; ranks have their own groups."""
-    os.kill(process.pid, signal.SIGKILL)
 
 
 def rows(run: Path) -> list[dict[str, str]]:

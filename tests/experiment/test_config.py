@@ -1,0 +1,137 @@
+"""What the configuration refuses, and that all it offers is sound."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import yaml
+
+from sparsepipe.errors import ConfigError, HardwareError
+from sparsepipe.experiment.check import fits
+from sparsepipe.experiment.compose import config_dir
+from sparsepipe.experiment.rundir import identity_of
+from sparsepipe.experiment.schema import SET_ELSEWHERE, TrainerArguments
+from tests.experiment.conftest import SUPPORT, Shell, composed
+
+GROUPS = sorted(path for path in config_dir().iterdir() if path.is_dir())
+OPTIONS = [(g.name, o.stem) for g in GROUPS for o in sorted(g.glob("*.yaml"))]
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SUPPORT))
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_option_composes(group: str, option: str) -> None:
+    config = composed(f"{group}={option}")
+    assert group == "experiment" or group in config
+
+
+def test_trainer_arguments_are_lightnings() -> None:
+    known = set(inspect.signature(pl.Trainer).parameters)
+    ours = set(TrainerArguments.__dataclass_fields__)
+    assert ours | SET_ELSEWHERE == known
+    assert not ours & SET_ELSEWHERE
+    assert set(yaml.safe_load((config_dir() / "trainer/default.yaml").read_text())) == ours
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.max_epoch=3", "'trainer.max_epoch' (nearest: 'trainer.max_epochs')"),
+        ("+trainer.max_epoch=3", "'trainer.max_epoch' (nearest: 'trainer.max_epochs')"),
+        ("+sede=3", "'sede' (nearest: 'seed')"),
+        ("optim.optimizer.momentun=0.5", "(nearest: 'optim.optimizer.momentum')"),
+        ("model.widht=16", "(nearest: 'model.width')"),
+        ("data.batchsize=4", "(nearest: 'data.batch_size')"),
+        ("parallel.strategy.timeout=4", "(nearest: 'parallel.strategy.timeout_s')"),
+        ("trainer.max_epochs=abc", "'trainer.max_epochs' must be a whole number or null"),
+        ("trainer.max_epochs=1.5", "must be a whole number"),
+        ("data.batch_size=many", "'data.batch_size' must be a whole number"),
+        ("optim.label_smoothing=null", "'optim.label_smoothing' must be a number"),
+        ("model._target_=tinyhouse.mpl", "tinyhouse has no mpl"),
+        ("model._target_=nohouse.mlp", "there is no module nohouse"),
+        ("optim.optimizer=5", "'optim.optimizer' must be a mapping with a _target_"),
+        ("callbacks.early={_target_: tinyhouse.Fault}", "'callbacks.early.plan' is missing"),
+        ("paths.data=${oc.env:NO_SUCH_VARIABLE}", "cannot be resolved"),
+    ],
+)
+def test_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        composed("data=vectors", "model=mlp", "parallel=dp", override)
+    assert message in error.value.message
+    assert error.value.remedy
+
+
+def test_arguments_left_out_of_the_yaml_can_be_set() -> None:
+    config = composed("data=vectors", "model=mlp", "optim.optimizer.foreach=true")
+    assert config["optim"]["optimizer"]["foreach"] is True
+
+
+def test_several_mistakes_are_told_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"max_epoch'.*widht") as error:
+        composed("data=vectors", "model=mlp", "trainer.max_epoch=1", "trainer.widht=2")
+    assert error.value.message.count("unknown key") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["trainer.max_epoch=3"], 2, "(nearest: 'trainer.max_epochs')"),
+        (["+trainer.max_epoch=3"], 2, "(nearest: 'trainer.max_epochs')"),
+        (["modle=mlp"], 2, "unknown key or group 'modle' (nearest: 'model')"),
+        (["model=mpl"], 2, "'model' has no option 'mpl' (nearest: 'mlp'); there are: dense_vgg11"),
+        (["experiment=tinny"], 2, "(nearest: 'tiny')"),
+        (["trainer.max_epochs=abc"], 2, "must be a whole number or null, not 'abc'"),
+        (["trainer.max_epochs="], 2, "must be a whole number or null"),
+        (["trainer.max_epochs=[1"], 2, "cannot be composed"),
+    ],
+)
+def test_command_line_refuses(tmp_path: Path, arguments: list[str], code: int, message: str):
+    refused = Shell(tmp_path)(*arguments)
+    assert refused.code == code
+    assert message in refused.err
+    assert "remedy:" in refused.err
+    assert "Traceback" not in refused.err
+    assert not refused.out
+    assert not list(tmp_path.iterdir()), "a refused run leaves nothing behind"
+
+
+def test_more_devices_than_there_are(job) -> None:
+    with pytest.raises(HardwareError, match="999 devices are asked for, the inventory has"):
+        job("parallel=dp", "parallel.devices=999", "hardware.accelerator=cpu")
+
+
+def test_several_devices_need_a_strategy(job) -> None:
+    with pytest.raises(ConfigError, match="without a strategy"):
+        job("parallel=single", "parallel.devices=2", "hardware.accelerator=cpu")
+
+
+def test_identity_leaves_out_what_changes_nothing() -> None:
+    base = identity_of(composed("data=vectors"))
+    same = composed("data=vectors", "data.num_workers=3", "force=true", "logger=wandb_offline")
+    assert identity_of(same) == base
+    assert identity_of(composed("data=vectors", "seed=1")) != base
+    stop = "callbacks={stop: {_target_: pytorch_lightning.callbacks.EarlyStopping, monitor: a}}"
+    assert identity_of(composed("data=vectors", stop)) != base
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "expected"),
+    [
+        (True, int, False),
+        (1, float, True),
+        (1.0, int, False),
+        ("a", str | None, True),
+        (None, str | None, True),
+        ([1], tuple[int, ...], True),
+        ("x", Path, True),
+        (object(), pl.Trainer, True),
+    ],
+)
+def test_fits(value: object, hint: object, expected: bool) -> None:
+    assert fits(value, hint) is expected
