@@ -138,7 +138,7 @@ def _close_wandb() -> None:
     """Ends a Weights & Biases run with its job: the next job of the process is another."""
     wandb = sys.modules.get("wandb")
     if wandb is not None and wandb.run is not None:
-        wandb.finish(quiet=True)
+        wandb.finish()
 
 
 def _run_as_rank(

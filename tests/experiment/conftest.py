@@ -43,21 +43,28 @@ class Shell:
 
     cwd: Path
 
+    @property
+    def environment(self) -> dict[str, str]:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("SPARSEPIPE")}
+        return {**inherited, "PYTHONPATH": str(SUPPORT), "OMP_NUM_THREADS": "1"}
+
+    def command(self, *arguments: str) -> list[str]:
+        return ["sparsepipe", *_HERE, *arguments]
+
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        environment = {
-            **{k: v for k, v in os.environ.items() if not k.startswith("SPARSEPIPE")},
-            "PYTHONPATH": str(SUPPORT),
-            "OMP_NUM_THREADS": "1",
-        }
         return subprocess.Popen(
-            [sys.executable, "-m", "sparsepipe", *_HERE, *arguments],
+            [sys.executable, "-m", *self.command(*arguments)],
             cwd=self.cwd,
-            env=environment,
+            env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
+
+    def sweep(self, *arguments: str, timeout_s: float = 120) -> Finished:
+        """A multirun; Hydra wants its options before the overrides."""
+        return self.wait(self.start(*arguments, "hydra.mode=MULTIRUN"), timeout_s=timeout_s)
 
     def __call__(self, *arguments: str, timeout_s: float = 120) -> Finished:
         return self.wait(self.start(*arguments), timeout_s=timeout_s)

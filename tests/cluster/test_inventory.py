@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.cluster import Device, Host, Inventory, Link, local
+from sparsepipe.errors import HardwareError
+
+
+def two_hosts(name: str = "a") -> Inventory:
+    gpu = Device(name="TITAN V", count=2, memory_bytes=12 * 2**30, tflops=14.9)
+    other = Device(name="RTX 2080 Ti", count=3, profile={"sparse_vgg16_bn": "rtx.json"})
+    return Inventory(
+        hosts=(
+            Host(name=name, devices=(gpu,), link=Link(bytes_per_s=12e9)),
+            Host(name="b", devices=(other,)),
+        ),
+        link=Link(bytes_per_s=125e6, latency_s=1e-4),
+    )
+
+
+def test_yaml_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "servers.yaml"
+    path.write_text(two_hosts().to_yaml())
+    assert Inventory.from_yaml(path) == two_hosts()
+
+
+def test_counts_and_fingerprint() -> None:
+    inventory = two_hosts()
+    assert inventory.num_devices == 5
+    assert inventory.accelerator == "cuda"
+    assert inventory.fingerprint() == two_hosts("renamed").fingerprint()
+    slower = Inventory(hosts=inventory.hosts, link=Link(bytes_per_s=1e6))
+    assert inventory.fingerprint() != slower.fingerprint()
+    inventory.require(5)
+    with pytest.raises(HardwareError, match=r"6 devices .* has 5 \(2 x TITAN V, 3 x RTX"):
+        inventory.require(6)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hosts: [", "cannot be read"),
+        ("devices: []", "lists no hosts"),
+        ("hosts: [{name: a, devices: []}]", "has no devices"),
+        ("hosts: [{name: a, devices: [{nam: x, count: 1}]}]", "a device has no nam"),
+        ("hosts: [{name: a, devices: [{name: x}]}]", "a device is incomplete"),
+    ],
+)
+def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "servers.yaml"
+    path.write_text(text)
+    with pytest.raises(HardwareError, match=message):
+        Inventory.from_yaml(path)
+
+
+def test_mixed_kinds_are_refused() -> None:
+    devices = (Device(name="x", count=1), Device(name="y", count=1, accelerator="cpu"))
+    with pytest.raises(HardwareError, match="mixes"):
+        _ = Inventory(hosts=(Host(name="a", devices=devices),)).accelerator
+
+
+def test_local_cpu() -> None:
+    inventory = local(accelerator="cpu")
+    assert inventory.num_devices == len(os.sched_getaffinity(0))
+    assert inventory.accelerator == "cpu"
+    assert inventory.fingerprint() == local(accelerator="cpu").fingerprint()
+
+
+def test_local_refuses() -> None:
+    with pytest.raises(HardwareError, match="no accelerator is called"):
+        local(accelerator="tpu")  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="there is a GPU")
+def test_local_without_gpu() -> None:
+    with pytest.raises(HardwareError, match="no CUDA device"):
+        local(accelerator="cuda")
+    assert local().accelerator == "cpu"

@@ -1,0 +1,100 @@
+"""Data parallelism through the command line: what it computes and how it fails."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparsepipe.results.files import read_json
+from tests.experiment.conftest import Shell, fault, rows, weights
+
+Job = Callable[..., Path]
+DP = ("parallel=dp", "parallel.devices=2")
+SAVE = "callbacks={save: {_target_: tinyhouse.SaveWeights}}"
+
+
+def test_equals_one_process_with_the_whole_batch(shell: Shell, job: Job) -> None:
+    run = shell(*DP, SAVE, "data.batch_size=4").run
+    alone = job("parallel=single", "data.batch_size=8")
+    torch.testing.assert_close(weights(run), weights(alone), rtol=1e-6, atol=1e-7)
+    for ours, theirs in zip(rows(run), rows(alone), strict=True):
+        for name in ("train/loss", "train/accuracy", "val/loss", "val/accuracy"):
+            assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-5)
+    assert read_json(run / "result.json")["ranks"] == 2
+    same_on_both(shell.cwd)
+    # Nine test shapes on two ranks: unequal numbers of batches, and none counted twice.
+    evaluated = job("task=evaluate", f"checkpoint={run}", "parallel=single", "data.batch_size=4")
+    for name in ("test/accuracy", "test/loss"):
+        value = read_json(run / "result.json")[name]
+        assert value == pytest.approx(read_json(evaluated / "result.json")[name], rel=1e-5)
+
+
+def same_on_both(directory: Path) -> None:
+    first, second = (torch.load(directory / f"rank{rank}.pt") for rank in range(2))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_sweep_of_world_sizes(shell: Shell) -> None:
+    """Under an outer sweep every job has its own processes, as many as its settings say."""
+    swept = shell.sweep(
+        "parallel=dp,single",
+        "parallel.devices=2,1",
+        "trainer.max_epochs=1",
+        "model.norm=true",
+        SAVE,
+    )
+    # dp on two, dp on one, single on two (refused, the sweep goes on), single on one.
+    assert swept.code == 2
+    assert "without a strategy" in swept.err
+    results = [read_json(run / "result.json") for run in shell.runs()]
+    assert sorted((r["parallel.devices"], r["ranks"]) for r in results) == [(1, 1), (1, 1), (2, 2)]
+    same_on_both(shell.cwd)  # BatchNorm's running statistics included
+    assert [line for line in swept.out.splitlines() if line.startswith("/")]
+    assert not (shell.cwd / "multirun").exists()
+
+
+def test_under_torchrun(shell: Shell) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    process = subprocess.run(
+        [*command, "-m", *shell.command(*DP, "trainer.max_epochs=1")],
+        cwd=shell.cwd,
+        env=shell.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    (run,) = shell.runs()
+    assert read_json(run / "result.json")["ranks"] == 2
+    assert (run / "DONE.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("signum", "message"),
+    [(signal.SIGKILL, "rank 1 was killed by SIGKILL"), (0, "rank 1 raised ValueError")],
+    ids=["killed", "raises"],
+)
+def test_failing_rank(shell: Shell, signum: int, message: str) -> None:
+    failed = shell(*DP, fault([(3, signum)], rank=1))
+    assert failed.code == 1
+    assert message in failed.err
+    assert failed.err.count("remedy:") == 1
+    assert failed.err.count("Traceback") == (1 if signum == 0 else 0)
+    assert not failed.out.strip().endswith(str(shell.runs()[0]))
+
+
+@pytest.mark.full
+def test_rank_that_hangs(shell: Shell) -> None:
+    failed = shell(
+        *DP, fault([(3, signal.SIGSTOP)], rank=1), "parallel.strategy.timeout_s=5", timeout_s=120
+    )
+    assert failed.code == 1
+    assert "rank 1 did not answer within the limit" in failed.err

@@ -1,0 +1,147 @@
+"""Ranks as real processes: how they are started, and that none outlives a failure."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.errors import ConfigError, SparsePipeError
+from sparsepipe.runtime import group
+from sparsepipe.runtime.launch import Stopped, launch
+
+PROLOGUE = """
+import os, signal, sys, time
+from pathlib import Path
+rank = int(os.environ["RANK"])
+Path(f"pid{rank}").write_text(str(os.getpid()))
+"""
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Launches two ranks of a script in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+    def start(script: str, *, grace_s: float = 5) -> None:
+        path = tmp_path / "script.py"
+        path.write_text(PROLOGUE + textwrap.dedent(script))
+        launch(
+            [sys.executable, str(path)],
+            ranks=2,
+            threads_per_rank=3,
+            reports=tmp_path / "reports",
+            grace_s=grace_s,
+        )
+
+    yield start
+    for rank in range(2):
+        pid = int((tmp_path / f"pid{rank}").read_text())
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_environment(ranks, tmp_path: Path) -> None:
+    ranks(
+        """
+        names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS"]
+        Path(f"out{rank}").write_text(" ".join(os.environ[name] for name in names))
+        """
+    )
+    assert (tmp_path / "out0").read_text() == "0 0 2 127.0.0.1 3"
+    assert (tmp_path / "out1").read_text() == "1 1 2 127.0.0.1 3"
+    assert "LOCAL_RANK" not in os.environ
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+def test_killed_rank_is_named(ranks) -> None:
+    with pytest.raises(SparsePipeError, match="rank 1 was killed by SIGKILL"):
+        ranks("os.kill(os.getpid(), 9) if rank else time.sleep(60)")
+
+
+def test_exit_code_is_named(ranks) -> None:
+    with pytest.raises(SparsePipeError, match="rank 1 ended with exit code 3"):
+        ranks("sys.exit(3) if rank else time.sleep(60)")
+
+
+def test_error_of_a_rank_comes_back(ranks) -> None:
+    with pytest.raises(ConfigError, match="not like this") as error:
+        ranks(
+            """
+            from sparsepipe.errors import ConfigError
+            from sparsepipe.runtime.launch import report_failure
+            if rank:
+                error = ConfigError("not like this", remedy="but like that")
+                report_failure(error, exit_code=2, trace="")
+                sys.exit(2)
+            time.sleep(60)
+            """
+        )
+    assert error.value.remedy == "but like that"
+
+
+def test_signal_reaches_every_rank_once(ranks, tmp_path: Path) -> None:
+    def interrupt() -> None:
+        while not all((tmp_path / f"ready{rank}").exists() for rank in range(2)):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(Stopped) as stop:
+        ranks(
+            """
+            def note(signum, frame):
+                with open(f"signals{rank}", "a") as file:
+                    file.write(f"{signum} ")
+            signal.signal(signal.SIGINT, note)
+            Path(f"ready{rank}").touch()
+            while not Path(f"signals{rank}").exists():
+                time.sleep(0.05)
+            time.sleep(0.5)
+            """
+        )
+    thread.join()
+    assert stop.value.exit_code == 130
+    assert signal.getsignal(signal.SIGINT) is before
+    for rank in range(2):
+        assert (tmp_path / f"signals{rank}").read_text() == "2 "
+
+
+def test_ranks_that_ignore_the_signal_are_killed(ranks, tmp_path: Path) -> None:
+    def interrupt() -> None:
+        while not all((tmp_path / f"ready{rank}").exists() for rank in range(2)):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(Stopped) as stop:
+        ranks(
+            """
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            Path(f"ready{rank}").touch()
+            time.sleep(60)
+            """,
+            grace_s=1,
+        )
+    thread.join()
+    assert stop.value.exit_code == 143
+
+
+def test_world_size_is_asserted(monkeypatch: pytest.MonkeyPatch) -> None:
+    group.assert_world_size(1)
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "4")):
+        monkeypatch.setenv(name, value)
+    group.assert_world_size(4)
+    with pytest.raises(ConfigError, match="is for 2 ranks, 4 were started"):
+        group.assert_world_size(2)
