@@ -33,7 +33,7 @@ def things(
     """Up to ``most`` boxes, cans and balls that stand on a surface at height ``low``."""
     parts = []
     for _ in range(count(rng, 0, most)):
-        radius, height = between(rng, 0.08, 0.3) * half_y, between(rng, 0.05, 0.35)
+        radius, height = between(rng, 0.08, 0.35) * half_y, between(rng, 0.05, 0.6)
         x, y = between(rng, -0.8, 0.8) * half_x, between(rng, -0.7, 0.7) * half_y
         kind = one_of(rng, "box", "can", "ball")
         if kind == "box":

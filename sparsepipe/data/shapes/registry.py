@@ -66,7 +66,7 @@ def make_shape(class_name: str, rng: np.random.Generator) -> trimesh.Trimesh:
     mesh = join(BUILDERS[class_name](rng))
     angle, scale = between(rng, 0, 2 * np.pi), np.exp(between(rng, -1, 1))
     # Proportions vary beyond what the builder draws, as they do between makers.
-    stretch_3 = scale * np.exp(rng.uniform(-0.2, 0.2, 3))
+    stretch_3 = scale * np.exp(rng.uniform(-0.3, 0.3, 3))
     cosine, sine = np.cos(angle), np.sin(angle)
     turn_33 = np.array([[cosine, -sine, 0.0], [sine, cosine, 0.0], [0.0, 0.0, 1.0]])
     mesh.vertices = np.asarray(mesh.vertices) * stretch_3 @ turn_33.T

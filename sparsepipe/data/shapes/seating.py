@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparsepipe.data.shapes.draw import between, chance, count, one_of
+from sparsepipe.data.shapes.draw import between, chance, count, one_of, things
 from sparsepipe.data.shapes.legs import four_legs, pedestal, splayed_legs
 from sparsepipe.data.shapes.parts import Part, box, loft, moved, prism, rod, superellipse, turned
 
@@ -14,6 +14,7 @@ def stool(rng: np.random.Generator) -> list[Part]:
     half_x, half_y, top, parts = _seat(rng)
     thick, share = between(rng, 0.06, 0.12), between(rng, 0.8, 1.0)
     outline = superellipse(half_x * share, half_y * share, power=between(rng, 2, 8))
+    parts += things(rng, half_x, half_y, top + thick, most=1)
     return [*parts, loft([outline, outline, outline * 0.85], [top, top + thick * 0.6, top + thick])]
 
 

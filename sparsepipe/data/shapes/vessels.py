@@ -97,22 +97,22 @@ def _handle(rng: np.random.Generator, profile: Profile) -> Part:
     start, stop = _radius_at(profile, low), _radius_at(profile, high)
     angle = np.linspace(-np.pi / 2, np.pi / 2, 10)
     path = np.zeros((10, 3))
-    bow = between(rng, 0.18, 0.34)
+    bow = between(rng, 0.18, 0.36)
     path[:, 0] = np.linspace(start, stop, 10) - 0.03 + bow * np.cos(angle)
     path[:, 2] = (low + high) / 2 + (high - low) / 2 * np.sin(angle)
-    return tube(path, between(rng, 0.035, 0.06))
+    return tube(path, between(rng, 0.06, 0.1))
 
 
 def _spout(rng: np.random.Generator, profile: Profile) -> Part:
     """A tapering pipe that leaves the body on the side of negative x and rises."""
     height = profile[-1][1]
     low = between(rng, 0.3, 0.6) * height
-    start, reach = _radius_at(profile, low), between(rng, 0.18, 0.34)
+    start, reach = _radius_at(profile, low), between(rng, 0.18, 0.36)
     angle = np.linspace(0.15, np.pi / 2 + 0.4, 7)
     path = np.zeros((7, 3))
     path[:, 0] = -start - reach + reach * np.cos(angle)
     path[:, 2] = low + (height * 1.02 - low) * np.sin(angle)
-    return tube(path, between(rng, 0.07, 0.1))
+    return tube(path, between(rng, 0.08, 0.12))
 
 
 def _lid(rng: np.random.Generator, profile: Profile) -> list[Part]:

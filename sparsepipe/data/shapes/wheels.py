@@ -10,9 +10,9 @@ from sparsepipe.data.shapes.parts import Part, around, lathe, prism, rod, turned
 
 def gear(rng: np.random.Generator) -> list[Part]:
     """A rim with teeth."""
-    thick, root = between(rng, 0.15, 0.5), between(rng, 0.78, 0.86)
+    thick, root = between(rng, 0.15, 0.5), between(rng, 0.64, 0.76)
     parts = _web(rng, root, thick)
-    teeth = count(rng, 10, 18)
+    teeth = count(rng, 7, 11)
     width = between(rng, 1.5, 1.9) * root / teeth
     parts += [_tooth(direction, root, width, thick) for direction in around(teeth)]
     return _laid(rng, parts)
@@ -21,7 +21,7 @@ def gear(rng: np.random.Generator) -> list[Part]:
 def pulley(rng: np.random.Generator) -> list[Part]:
     """A rim with one or two deep grooves for belts."""
     thick, grooves = between(rng, 0.25, 0.5), count(rng, 1, 2)
-    bottom = between(rng, 0.72, 0.82)
+    bottom = between(rng, 0.64, 0.76)
     parts = _web(rng, bottom, thick)
     lip = thick / grooves * between(rng, 0.12, 0.25)
     profile = [(bottom - 0.02, 0.0)]
@@ -34,7 +34,7 @@ def pulley(rng: np.random.Generator) -> list[Part]:
 
 def wheel(rng: np.random.Generator) -> list[Part]:
     """A rim in a round tyre."""
-    thick, bulge = between(rng, 0.2, 0.5), between(rng, 0.12, 0.22)
+    thick, bulge = between(rng, 0.2, 0.5), between(rng, 0.14, 0.26)
     parts = _web(rng, 1 - bulge, thick)
     angle = np.linspace(-np.pi / 2, np.pi / 2, 8)
     tyre = [

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.data.off import read_off
+from sparsepipe.data.shapes import SHAPE_CLASSES, generate, generate_shapes
+from sparsepipe.errors import ConfigError, DataError
+
+SMALL = {"classes": ["mug", "chair"], "train_per_class": 4, "test_per_class": 3, "seed": 7}
+BASELINE = Path(__file__).parents[2] / "benchmarks" / "shapes_baseline.py"
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*.off"))}
+
+
+def test_layout_is_modelnets_and_files_are_readable(tmp_path: Path) -> None:
+    generate_shapes(tmp_path, **SMALL)
+    expected = {
+        f"{name}/{split}/{name}_{number:04d}.off"
+        for name in ("mug", "chair")
+        for split, count in (("train", 4), ("test", 3))
+        for number in range(1, count + 1)
+    }
+    made = contents(tmp_path)
+    assert set(made) == expected
+    assert len(set(made.values())) == len(expected)  # no two shapes are the same
+    for name in made:
+        assert read_off(tmp_path / name).area > 0
+
+
+def test_a_shape_does_not_depend_on_the_rest_of_the_set(tmp_path: Path) -> None:
+    generate_shapes(tmp_path / "a", **SMALL)
+    generate_shapes(tmp_path / "b", classes=["mug"], train_per_class=6, test_per_class=1, seed=7)
+    generate_shapes(tmp_path / "c", **{**SMALL, "seed": 8})
+    small, large, other = (contents(tmp_path / name) for name in "abc")
+    common = set(small) & set(large)
+    assert len(common) == 5
+    assert all(small[name] == large[name] for name in common)
+    assert all(small[name] != other[name] for name in small)
+
+
+def test_a_rerun_keeps_files_and_makes_missing_ones_anew(tmp_path: Path) -> None:
+    generate_shapes(tmp_path, **SMALL)
+    before = contents(tmp_path)
+    kept, lost, cut = (tmp_path / f"mug/train/mug_000{i}.off" for i in (1, 2, 3))
+    os.utime(kept, (1, 1))
+    lost.unlink()
+    cut.write_bytes(b"")  # what a power failure may leave
+    (tmp_path / "mug/train/.mug_0002.off.123.tmp").write_text("OFF\n3 ")
+    generate_shapes(tmp_path, **SMALL)
+    assert contents(tmp_path) == before
+    assert kept.stat().st_mtime == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 8}, {"train_per_class": 5}, {"test_per_class": 2}, {"classes": ["mug"]}]
+)
+def test_a_folder_of_other_settings_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    generate_shapes(tmp_path, **SMALL)
+    before = contents(tmp_path)
+    with pytest.raises(DataError, match=next(iter(change))) as caught:
+        generate_shapes(tmp_path, **{**SMALL, **change})
+    assert str(tmp_path) in caught.value.remedy
+    assert contents(tmp_path) == before
+
+
+def test_settings_are_recorded(tmp_path: Path) -> None:
+    generate_shapes(tmp_path, **SMALL)
+    recorded = json.loads((tmp_path / "shapes.json").read_text())
+    assert recorded == {
+        "classes": ["chair", "mug"],
+        "train_per_class": 4,
+        "test_per_class": 3,
+        "seed": 7,
+        "modeller_version": generate.MODELLER_VERSION,
+    }
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null"])
+def test_broken_settings_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "shapes.json").write_text(text)
+    with pytest.raises(DataError):
+        generate_shapes(tmp_path, **SMALL)
+
+
+def test_other_data_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "bathtub").mkdir()
+    (tmp_path / ".lock").touch()
+    with pytest.raises(DataError, match="bathtub"):
+        generate_shapes(tmp_path, **SMALL)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "bathtub"]
+
+
+def test_bad_settings_are_refused(tmp_path: Path) -> None:
+    for change, fault in (
+        ({"classes": ["spoon", "mug"]}, "spoon"),
+        ({"classes": []}, "no classes"),
+        ({"seed": -1}, "seed=-1"),
+        ({"test_per_class": -1}, "test_per_class=-1"),
+    ):
+        with pytest.raises(ConfigError, match=fault):
+            generate_shapes(tmp_path / "none", **{**SMALL, **change})
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_root_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match="cannot use"):
+        generate_shapes(tmp_path / "file" / "shapes", **SMALL)
+
+
+def test_the_number_of_processes_does_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generate, "_SHAPES_PER_WORKER", 1)
+    generate_shapes(tmp_path / "one", **SMALL, workers=1)
+    generate_shapes(tmp_path / "two", **SMALL, workers=2)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+SCRIPT = """
+import sys
+from sparsepipe.data.shapes import generate_shapes
+if __name__ == "__main__":
+    generate_shapes(
+        sys.argv[1], train_per_class=300, test_per_class=50, seed=0, workers=2
+    )
+"""
+
+
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_ends_and_leaves_whole_files(
+    tmp_path: Path, kill: signal.Signals
+) -> None:
+    script, root = tmp_path / "make.py", tmp_path / "shapes"
+    script.write_text(SCRIPT)
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(root)], stderr=subprocess.PIPE, start_new_session=True
+    )
+    deadline_s = time.monotonic() + 60
+    while not any(root.rglob("*.off")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    if kill is signal.SIGINT:
+        os.killpg(process.pid, kill)  # as a terminal does
+    else:
+        process.kill()
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    # Orphans of a killed parent end too.
+    while _group_alive(process.pid):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    made = sorted(root.rglob("*.off"))
+    assert 0 < len(made) < 350 * len(SHAPE_CLASSES)
+    for path in made[-3:]:
+        assert read_off(path).area > 0
+
+
+def _group_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_gross_form_alone_does_not_tell_the_classes_apart(tmp_path: Path) -> None:
+    generate_shapes(tmp_path, train_per_class=30, test_per_class=12, seed=0, workers=1)
+    ran = subprocess.run(
+        [sys.executable, str(BASELINE), str(tmp_path), "--workers", "1"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert f"{30 * len(SHAPE_CLASSES)} train, {12 * len(SHAPE_CLASSES)} test" in ran.stdout
+    found = re.search(r"accuracy +([\d.]+)%", ran.stdout)
+    assert found is not None
+    # Below 40 the classes would be noise; with more training shapes it rises.
+    assert 40 < float(found[1]) < 75
