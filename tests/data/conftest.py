@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -63,3 +65,27 @@ def bundle(tmp_path: Path) -> Path:
             scale=np.float32(3.125e-05),
         )
     return root
+
+
+@pytest.fixture
+def small_disk_or_none(tmp_path: Path) -> Iterator[Path | None]:
+    """A file system of 1 MiB; None where this process may not mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(mount, capture_output=True, check=False).returncode
+    ):
+        yield None
+        return
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.fixture
+def small_disk(small_disk_or_none: Path | None) -> Path:
+    """A file system of 1 MiB."""
+    if small_disk_or_none is None:
+        pytest.skip("mounting a tmpfs needs privileges that this process does not have")
+    return small_disk_or_none
