@@ -39,14 +39,17 @@ class Block:
     bag_P: Tensor
     bag_starts: Tensor
 
+    @property
+    def num_pairs(self) -> int:
+        """P."""
+        return self.sources_P.shape[0]
+
 
 @dataclass(frozen=True, slots=True)
 class GatherPlan:
-    """All blocks of a level, with the totals that size the work space."""
+    """All blocks of a level; at least one, which may be empty."""
 
     num_rows: int
-    num_pairs: int
-    max_pairs: int
     blocks: list[Block]
 
 
@@ -94,4 +97,4 @@ def build_gather_plan(sources_KR: Tensor, rows_per_block: int) -> GatherPlan:
             )
         )
         begin += pairs
-    return GatherPlan(num_rows, begin, max(pairs_B), blocks)
+    return GatherPlan(num_rows, blocks)

@@ -6,6 +6,7 @@ channels, P pairs of a block.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,45 +20,55 @@ from sparsepipe.sparse.kernel_map import KernelMap
 # multiplies zeros, but products this thin are bound by memory, not by arithmetic.
 _NARROW_CHANNELS = 4
 
-_BLOCK_BYTES = 3_000_000
-_PAIRS_PER_CHANNEL = 1.0
+# Parts of a block are written by the products and read once by the sums. On a CPU they
+# should be in its last-level cache by then; elsewhere this only bounds memory.
+_BLOCK_BYTES = 16_000_000
+_DEVICE_BLOCK_BYTES = 2_000_000_000
 _MIN_BLOCK_ROWS = 256
 
 
 def convolve(feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Tensor:
     """Convolve; returns features [M, D] of the map's output level."""
-    if feats_NC.shape[1] <= _NARROW_CHANNELS:
-        out: Tensor = _NarrowConvolution.apply(feats_NC, kernel_KCD, kernel_map)  # type: ignore[no-untyped-call]
-    else:
-        out = _Convolution.apply(feats_NC, kernel_KCD, kernel_map)  # type: ignore[no-untyped-call]
-    return out
+    if kernel_map.num_outputs == 0 or kernel_map.num_inputs == 0:
+        # No rows, no products, yet both operands stay in the graph.
+        out = feats_NC.sum(0) @ kernel_KCD.sum(0)
+        return out.expand(kernel_map.num_outputs, -1)
+    function = _NarrowConvolution if _is_narrow(kernel_KCD) else _Convolution
+    result: Tensor = function.apply(feats_NC, kernel_KCD, kernel_map)  # type: ignore[no-untyped-call]
+    return result
 
 
-def prepare(kernel_map: KernelMap, channels: int, width: int, dtype: torch.dtype) -> None:
-    """Derive from the map now what a training step of such a convolution will use."""
-    if channels <= _NARROW_CHANNELS:
+def prepare(kernel_map: KernelMap, kernel_KCD: Tensor) -> None:
+    """Derive from the map now what a training step with such a kernel will use."""
+    if _is_narrow(kernel_KCD):
         _ = kernel_map.neighbours_MK
     else:
-        rows = _block_rows(kernel_map, max(channels, width), dtype)
+        rows = _block_rows(kernel_map, kernel_KCD)
         kernel_map.gather_plan(rows)
         kernel_map.scatter_plan(rows)
 
 
-def _block_rows(kernel_map: KernelMap, channels: int, dtype: torch.dtype) -> int:
+def _is_narrow(kernel_KCD: Tensor) -> bool:
+    return kernel_KCD.shape[1] <= _NARROW_CHANNELS
+
+
+def _centre(kernel_map: KernelMap) -> int | None:
+    """The offset at which every site reads itself, if there is one."""
+    return kernel_map.spec.volume // 2 if kernel_map.spec.is_symmetric else None
+
+
+def _block_rows(kernel_map: KernelMap, kernel_KCD: Tensor) -> int:
     """Rows to a block: as many as fit the budget, but enough to pay for the kernel.
 
     Every block reads the whole kernel, so a block that holds fewer pairs to an offset
     than there are channels moves more weights than features.
     """
+    volume, *channels = kernel_KCD.shape
     rows = max(1, kernel_map.num_outputs, kernel_map.num_inputs)
-    if kernel_map.neighbours_KM.device.type != "cpu":
-        return rows
-    pairs_per_row = max(1.0, kernel_map.num_pairs / rows)
-    pairs = max(
-        _BLOCK_BYTES / (channels * dtype.itemsize),
-        _PAIRS_PER_CHANNEL * channels * kernel_map.spec.volume,
-    )
-    blocks = max(1, round(rows * pairs_per_row / pairs))
+    on_cpu = kernel_KCD.device.type == "cpu"
+    budget = _BLOCK_BYTES if on_cpu else _DEVICE_BLOCK_BYTES
+    pairs = max(budget / (max(channels) * kernel_KCD.element_size()), max(channels) * volume)
+    blocks = max(1, round(kernel_map.num_pairs / pairs))
     return min(rows, max(_MIN_BLOCK_ROWS, -(-rows // blocks)))
 
 
@@ -68,9 +79,9 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Tensor:
         ctx.save_for_backward(feats_NC, kernel_KCD)
         ctx.kernel_map = kernel_map
-        block_rows = _block_rows(kernel_map, max(kernel_KCD.shape[1:]), feats_NC.dtype)
-        plan = kernel_map.gather_plan(block_rows)
-        return _sum_of_products(plan, feats_NC, kernel_KCD)
+        plan = kernel_map.gather_plan(_block_rows(kernel_map, kernel_KCD))
+        feats_NC = feats_NC.contiguous()
+        return _sum_of_products(plan, feats_NC, kernel_KCD, centre=_centre(kernel_map))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -120,42 +131,24 @@ class _NarrowConvolution(torch.autograd.Function):
         return grad_feats, grad_kernel, None
 
 
-def _bag_sum(parts_PD: Tensor, block: Block) -> Tensor:
-    """Sum each row's parts in a fixed order; rows without parts are zero."""
-    out: Tensor = torch.ops.aten._embedding_bag_forward_only(
-        parts_PD, block.bag_P, block.bag_starts
-    )[0]
-    return out
+def _sum_of_products(
+    plan: GatherPlan, source_SC: Tensor, kernel_KCD: Tensor, *, centre: int | None
+) -> Tensor:
+    """``out[r] = sum over pairs (r, s) at offset k of source[s] @ kernel[k]``.
 
-
-def _sum_of_products(plan: GatherPlan, source_SC: Tensor, kernel_KCD: Tensor) -> Tensor:
-    """``out[r] = sum over pairs (r, s) at offset k of source[s] @ kernel[k]``."""
-    out = source_SC.new_zeros(plan.num_rows, kernel_KCD.shape[2])
+    At the offset ``centre``, where there is one, every row is its own source.
+    """
     kernels = kernel_KCD.unbind(0)
+    sums = []
     for block in plan.blocks:
-        gathered = _gather("gathered", source_SC, block.sources_P)
-        parts = _products(gathered, kernels, block)
-        out[block.first : block.last] = _bag_sum(parts, block)
-    return out
-
-
-def _gather(name: str, source: Tensor, rows_P: Tensor) -> Tensor:
-    out = workspace.take(name, (rows_P.shape[0], source.shape[1]), source)
-    return torch.index_select(source, 0, rows_P, out=out)
-
-
-def _products(gathered_PC: Tensor, kernels: tuple[Tensor, ...], block: Block) -> Tensor:
-    shape = gathered_PC.shape[0], kernels[0].shape[1]
-    parts = workspace.take("parts", shape, gathered_PC)
-    sections = zip(
-        gathered_PC.split_with_sizes(block.counts),
-        parts.split_with_sizes(block.counts),
-        strict=True,
-    )
-    for kernel_CD, (section, part) in zip(kernels, sections, strict=True):
-        if section.shape[0]:
-            torch.mm(section, kernel_CD, out=part)
-    return parts
+        parts = workspace.take("parts", (block.num_pairs, kernel_KCD.shape[2]), source_SC)
+        for k, (rows_P, part) in enumerate(_by_offset(block, block.sources_P, parts)):
+            if k == centre:
+                torch.mm(source_SC[block.first : block.last], kernels[k], out=part)
+            elif part.shape[0]:
+                torch.mm(_gather("gathered", source_SC, rows_P), kernels[k], out=part)
+        sums.append(_bag_sum(parts, block))
+    return sums[0] if len(sums) == 1 else torch.cat(sums)
 
 
 def _gradients(
@@ -168,29 +161,59 @@ def _gradients(
     need_kernel: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Both gradients from one gathering of the output's gradient at the inputs."""
-    block_rows = _block_rows(kernel_map, max(kernel_KCD.shape[1:]), feats_NC.dtype)
-    plan = kernel_map.scatter_plan(block_rows)
-    grad_feats = torch.zeros_like(feats_NC) if need_feats else None
-    grad_kernel = torch.zeros_like(kernel_KCD) if need_kernel else None
-    # A symmetric map's own plan lists the readers of offset k under K - 1 - k.
-    reverse = kernel_map.spec.is_symmetric
+    plan = kernel_map.scatter_plan(_block_rows(kernel_map, kernel_KCD))
+    centre = _centre(kernel_map)
     kernels = kernel_KCD.transpose(1, 2).unbind(0)
-    kernels = kernels[::-1] if reverse else kernels
-    slots = () if grad_kernel is None else grad_kernel.unbind(0)
-    slots = slots[::-1] if reverse else slots
-    for block in plan.blocks:
-        gathered = _gather("gathered", grad_MD, block.sources_P)
-        if grad_kernel is not None:
-            rows = _gather("rows", feats_NC, block.rows_P)
-            sections = zip(
-                rows.split_with_sizes(block.counts),
-                gathered.split_with_sizes(block.counts),
-                strict=True,
-            )
-            for slot, (row, section) in zip(slots, sections, strict=True):
-                if row.shape[0]:
-                    slot.addmm_(row.t(), section)
-        if grad_feats is not None:
-            parts = _products(gathered, kernels, block)
-            grad_feats[block.first : block.last] = _bag_sum(parts, block)
-    return grad_feats, grad_kernel
+    grad_kernel = torch.empty_like(kernel_KCD) if need_kernel else None
+    slots = None if grad_kernel is None else grad_kernel.unbind(0)
+    if kernel_map.spec.is_symmetric:
+        # Its own plan lists the readers of offset k under K - 1 - k.
+        kernels, slots = kernels[::-1], None if slots is None else slots[::-1]
+    sums = []
+    for b, block in enumerate(plan.blocks):
+        parts = workspace.take("parts", (block.num_pairs, feats_NC.shape[1]), feats_NC)
+        own_rows = block.rows_P.split_with_sizes(block.counts)
+        for k, (rows_P, part) in enumerate(_by_offset(block, block.sources_P, parts)):
+            if k == centre:
+                read, own = (t[block.first : block.last] for t in (grad_MD, feats_NC))
+            else:
+                read = _gather("gathered", grad_MD, rows_P)
+                own = _gather("own", feats_NC, own_rows[k]) if slots else feats_NC[:0]
+            if slots is not None:
+                _accumulate(slots[k], own.t(), read, first=b == 0)
+            if need_feats and part.shape[0]:
+                torch.mm(read, kernels[k], out=part)
+        if need_feats:
+            sums.append(_bag_sum(parts, block))
+    return (torch.cat(sums) if need_feats else None), grad_kernel
+
+
+def _accumulate(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
+    """``total += left @ right``, or ``=`` at first."""
+    if right.shape[0] == 0:
+        if first:
+            total.zero_()
+    elif first:
+        torch.mm(left, right, out=total)
+    else:
+        total.addmm_(left, right)
+
+
+def _by_offset(block: Block, rows_P: Tensor, parts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pair up the sections of both at each offset."""
+    return zip(
+        rows_P.split_with_sizes(block.counts), parts.split_with_sizes(block.counts), strict=True
+    )
+
+
+def _gather(name: str, source: Tensor, rows_P: Tensor) -> Tensor:
+    out = workspace.take(name, (rows_P.shape[0], source.shape[1]), source)
+    return torch.index_select(source, 0, rows_P, out=out)
+
+
+def _bag_sum(parts_PD: Tensor, block: Block) -> Tensor:
+    """Sum each row's parts in a fixed order; rows without parts are zero."""
+    out: Tensor = torch.ops.aten._embedding_bag_forward_only(
+        parts_PD, block.bag_P, block.bag_starts
+    )[0]
+    return out
