@@ -72,10 +72,14 @@ def _run_here(
         return directory
     with _locked(directory):
         directory.open(config)
-        if alone:
-            execute(directory, config, inventory, watch)
-        else:
-            _launch(directory, config, ranks=num_ranks(config, inventory))
+        try:
+            if alone:
+                execute(directory, config, inventory, watch)
+            else:
+                _launch(directory, config, ranks=num_ranks(config, inventory))
+        except BaseException:
+            directory.remove_if_unused()
+            raise
         _finish(directory)
     return directory
 

@@ -109,6 +109,12 @@ class RunDir:
         settings = {key: value for key, value in config.items() if key != "force"}
         write_text_atomic(self.config, OmegaConf.to_yaml(OmegaConf.create(settings)))
 
+    def remove_if_unused(self) -> None:
+        """Removes the directory of a run that failed before it had anything to keep."""
+        shutil.rmtree(self.reports, ignore_errors=True)
+        if all(path == self.config for path in self.path.iterdir()):
+            shutil.rmtree(self.path)
+
     def load_config(self) -> dict[str, Any]:
         """The configuration the run was opened with.
 

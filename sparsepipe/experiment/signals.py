@@ -60,7 +60,8 @@ class SignalWatch:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         del frame
         if os.getpid() != self._process:
-            return  # a forked loader process: its parent decides
+            _as_child(signum)
+            return
         if self.signum is not None:
             os._exit(128 + signum)
         self.signum = signum
@@ -71,3 +72,10 @@ class SignalWatch:
                 "%s: writing a checkpoint after this step; once more ends at once",
                 signal.Signals(signum).name,
             )
+
+
+def _as_child(signum: int) -> None:
+    """In a forked helper: a terminal's Ctrl-C is for the parent, other signals end it."""
+    if signum != signal.SIGINT:
+        signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)

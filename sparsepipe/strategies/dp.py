@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from sparsepipe.runtime import group
+from sparsepipe.runtime import group as ranks
 from sparsepipe.strategies.environment import RankEnvironment
 
 # torch 2.13 renames the option that makes each forward broadcast buffers.
@@ -123,12 +123,25 @@ class DataParallelStrategy(DDPStrategy):
         self.synchronize_buffers()
         return super().lightning_module_state_dict()
 
+    @override
+    def reduce(
+        self,
+        tensor: Tensor,
+        group: Any | None = None,
+        reduce_op: Any = "mean",
+    ) -> Tensor:
+        # Lightning divides summed values by the mean of the ranks' integer counts, which
+        # loses the fraction where ranks saw unequal numbers of shapes.
+        mean = reduce_op in (None, "mean", "avg")
+        counts = isinstance(tensor, Tensor) and not tensor.is_floating_point()
+        return super().reduce(tensor.double() if mean and counts else tensor, group, reduce_op)
+
     def synchronize_buffers(self) -> None:
         """Makes the ranks' buffers equal: their mean. Every rank must call it."""
         if not self._buffers_differ or self.lightning_module is None:
             return
         with torch.no_grad():
-            group.average_(_statistics(self.lightning_module))
+            ranks.average_(_statistics(self.lightning_module))
         self._buffers_differ = False
 
 

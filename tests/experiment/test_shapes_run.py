@@ -1,0 +1,59 @@
+"""The house's own data and networks through the tasks, as small as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.experiment.compose import config_dir
+from sparsepipe.results.files import read_json
+from tests.experiment.conftest import rows
+
+TINY = (
+    "experiment=demo",
+    "parallel=single",
+    "parallel.devices=1",
+    "data.source.classes=[mug,wheel]",
+    "data.source.train_per_class=4",
+    "data.source.test_per_class=2",
+    "data.val_share=0.25",
+    "data.cached_points=512",
+    "data.num_points=256",
+    "data.resolution=8",
+    "data.batch_size=3",
+    "data.cache_workers=1",
+    "model.width=0.0625",
+    "trainer.max_epochs=2",
+    "task.gallery=4",
+)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        ("model=sparse_vgg11_bn",),
+        ("model=dense_vgg11_bn", "data.representation=dense", "trainer.precision=bf16-mixed"),
+    ],
+    ids=["sparse", "dense"],
+)
+def test_train_and_evaluate(job: Callable[..., Path], network: tuple[str, ...]) -> None:
+    run = job(*TINY, *network)
+    assert (run / "predictions.png").stat().st_size > 1_000
+    assert [row["epoch"] for row in rows(run)] == ["0", "1"]
+    evaluated = job(*TINY, *network, "task=evaluate", "task.timed_batches=2", f"checkpoint={run}")
+    results = [read_json(path / "result.json") for path in (run, evaluated)]
+    assert results[0]["test/accuracy"] == results[1]["test/accuracy"]
+    assert results[1]["inference_shapes_per_s"] > 0
+    assert (evaluated / "predictions.png").exists()
+
+
+def test_same_seed_same_weights(job: Callable[..., Path]) -> None:
+    first, second = (rows(job(*TINY, f"name={name}")) for name in ("one", "two"))
+    assert [row["train/loss"] for row in first] == [row["train/loss"] for row in second]
+
+
+def test_experiments_name_their_directory() -> None:
+    for path in (config_dir() / "experiment").glob("*.yaml"):
+        assert f"\nname: {path.stem}\n" in path.read_text()
