@@ -36,6 +36,7 @@ from torch import Tensor
 
 from sparsepipe.sparse import Conv3d, KernelSpec, SparseTensor, sparse_collate
 from sparsepipe.sparse.backends.convolution import prepare
+from sparsepipe.sparse.backends.pooling import build_rounds
 
 RESOLUTION = 50
 POINTS = 4096
@@ -169,7 +170,9 @@ def build_maps(batch: SparseTensor) -> None:
     cache = fresh(batch).cache
     for depth, shapes in enumerate(LEVELS):
         if depth:
-            cache = cache.kernel_map(DOWN).output
+            down = cache.kernel_map(DOWN)
+            down.derived("rounds", build_rounds)
+            cache = down.output
         kernel_map = cache.kernel_map(WINDOW)
         for channels, width in shapes:
             prepare(kernel_map, torch.empty(WINDOW.volume, channels, width))

@@ -5,7 +5,8 @@ Shape suffixes: N input sites, M output sites, K offsets of a kernel.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from sparsepipe.sparse.kernel_spec import KernelSpec, Triple
 
 if TYPE_CHECKING:
     from sparsepipe.sparse.cache import CoordinateCache
+
+T = TypeVar("T")
 
 
 class KernelMap:
@@ -32,6 +35,7 @@ class KernelMap:
 
     __slots__ = (
         "_by_site",
+        "_derived",
         "_num_pairs",
         "_plans",
         "_reversed",
@@ -60,6 +64,7 @@ class KernelMap:
         self.parent_N = parent_N
         self.offset_N = offset_N
         self._plans: dict[tuple[str, int], GatherPlan] = {}
+        self._derived: dict[str, Any] = {}
         self._num_pairs: int | None = None
         self._by_site: Tensor | None = None
         self._reversed: Tensor | None = None
@@ -109,6 +114,13 @@ class KernelMap:
             else:
                 self._reversed = invert_rows(self.neighbours_KM, self.num_inputs)
         return self._reversed
+
+    def derived(self, name: str, build: Callable[[KernelMap], T]) -> T:
+        """What ``build`` makes of this map, made at first use and kept under ``name``."""
+        if name not in self._derived:
+            self._derived[name] = build(self)
+        value: T = self._derived[name]
+        return value
 
     def _plan(self, direction: str, rows_KM: Tensor, rows_per_block: int) -> GatherPlan:
         key = direction, rows_per_block

@@ -64,6 +64,10 @@ def test_every_window_in_one_block_and_in_several(size, stride, dilation, channe
     spec = KernelSpec.of(size, stride=stride, dilation=dilation)
     case = Case((9, 7, 8), 3, 0.25, channels, 6, spec, seed=5)
     x, y, upstream, grad_feats, grad_kernel = run(case, torch.float64)
+    if block_bytes == "blocks" and size in {2, 3} and channels > 1:
+        kernel_map = x.cache.kernel_map(spec)
+        rows = convolution._block_rows(kernel_map, case.kernel())
+        assert len(kernel_map.gather_plan(rows).blocks) > 1
     _, expected, expected_feats, expected_kernel = run_dense(case, x, y, upstream)
     assert relative_error(y.feats, expected) <= 1e-13
     assert relative_error(grad_feats, expected_feats) <= 1e-13
@@ -112,6 +116,25 @@ def test_gradcheck(size, stride, channels):
 
     inputs = (x.feats.clone().requires_grad_(), case.kernel().requires_grad_(), bias)
     assert torch.autograd.gradcheck(call, inputs)
+
+
+def test_blocks_without_pairs(monkeypatch):
+    monkeypatch.setattr(convolution, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(convolution, "_MIN_BLOCK_ROWS", 4)
+    # With stride 2 a window of one voxel reads even sites only: the first ones here.
+    coords = torch.zeros(40, 4, dtype=torch.int32)
+    coords[:, 1] = torch.tensor([*range(0, 40, 2), *range(1, 40, 2)])
+    feats = torch.randn(40, 6, requires_grad=True)
+    kernel = torch.randn(1, 6, 3, requires_grad=True)
+    spec = KernelSpec.of(1, stride=2)
+    x = SparseTensor(feats, coords, spatial_shape=(40, 1, 1))
+    y = BACKEND.conv3d(x, kernel, None, spec)
+    plan = x.cache.kernel_map(spec).scatter_plan(4)
+    assert [block.num_pairs for block in plan.blocks] == [4] * 5 + [0] * 5
+    torch.testing.assert_close(y.feats, feats[:20] @ kernel[0])
+    y.feats.sum().backward()
+    torch.testing.assert_close(feats.grad[:20], kernel.detach()[0].sum(1).expand(20, 6))
+    assert not feats.grad[20:].any()
 
 
 def test_only_the_gradients_asked_for():

@@ -148,7 +148,7 @@ def _sum_of_products(
             elif part.shape[0]:
                 torch.mm(_gather("gathered", source_SC, rows_P), kernels[k], out=part)
         sums.append(_bag_sum(parts, block))
-    return sums[0] if len(sums) == 1 else torch.cat(sums)
+    return _join(sums)
 
 
 def _gradients(
@@ -185,7 +185,11 @@ def _gradients(
                 torch.mm(read, kernels[k], out=part)
         if need_feats:
             sums.append(_bag_sum(parts, block))
-    return (torch.cat(sums) if need_feats else None), grad_kernel
+    return (_join(sums) if need_feats else None), grad_kernel
+
+
+def _join(blocks: list[Tensor]) -> Tensor:
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
@@ -213,6 +217,8 @@ def _gather(name: str, source: Tensor, rows_P: Tensor) -> Tensor:
 
 def _bag_sum(parts_PD: Tensor, block: Block) -> Tensor:
     """Sum each row's parts in a fixed order; rows without parts are zero."""
+    if block.num_pairs == 0:
+        return parts_PD.new_zeros(block.last - block.first, parts_PD.shape[1])
     out: Tensor = torch.ops.aten._embedding_bag_forward_only(
         parts_PD, block.bag_P, block.bag_starts
     )[0]
