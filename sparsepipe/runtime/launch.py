@@ -73,8 +73,7 @@ def launch(
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # The agent reports in its own terms (pids, local ranks); ours follow below.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    _silence_agent()
     reports.mkdir(parents=True, exist_ok=True)
     for stale in reports.glob("rank*.json"):
         stale.unlink()
@@ -133,6 +132,14 @@ def follow_parent(interval_s: float = 0.5) -> None:
         os._exit(1)  # nothing to tell and nobody to tell it to
 
     threading.Thread(target=watch, name="follow-parent", daemon=True).start()
+
+
+def _silence_agent() -> None:
+    """The agent reports in its own terms (pids, local ranks); the house says it anew."""
+    # torch gives each of these loggers a level of its own, so their parent's does not count.
+    for name in logging.root.manager.loggerDict:
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _explain(failure: Any, reports: Path) -> BaseException:

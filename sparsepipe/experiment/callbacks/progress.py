@@ -30,8 +30,11 @@ class ShapesProgressBar(RichProgressBar):
     def get_metrics(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule
     ) -> dict[str, int | str | float | dict[str, float]]:
-        items = super().get_metrics(trainer, pl_module)
-        items.pop("v_num", None)
+        items = {
+            name.removeprefix("train/").removesuffix("_step"): value
+            for name, value in super().get_metrics(trainer, pl_module).items()
+            if name != "v_num" and not name.endswith("_epoch")
+        }
         if trainer.training and self._throughput.shapes_per_s:
             items["shapes/s"] = f"{self._throughput.shapes_per_s:.0f}"
         return items
