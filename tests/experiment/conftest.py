@@ -2,80 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
+from experiment_harness import SUPPORT, Shell, composed, orphans
 
-from sparsepipe.experiment import compose
 from sparsepipe.experiment.job import run_job
-
-SUPPORT = Path(__file__).parent / "support"
-_HERE = ("--config-dir", str(SUPPORT / "conf"), "experiment=tiny")
-
-
-@dataclass(frozen=True)
-class Finished:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def run(self) -> Path:
-        """The run directory, which is the last line of stdout."""
-        assert self.code == 0, self.err
-        return Path(self.out.splitlines()[-1])
-
-
-@dataclass(frozen=True)
-class Shell:
-    """A directory to work in, and the command."""
-
-    cwd: Path
-
-    @property
-    def environment(self) -> dict[str, str]:
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("SPARSEPIPE")}
-        return {**inherited, "PYTHONPATH": str(SUPPORT), "OMP_NUM_THREADS": "1"}
-
-    def command(self, *arguments: str) -> list[str]:
-        return ["sparsepipe", *_HERE, *arguments]
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", *self.command(*arguments)],
-            cwd=self.cwd,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def sweep(self, *arguments: str, timeout_s: float = 120) -> Finished:
-        """A multirun; Hydra wants its options before the overrides."""
-        return self.wait(self.start(*arguments, "hydra.mode=MULTIRUN"), timeout_s=timeout_s)
-
-    def __call__(self, *arguments: str, timeout_s: float = 120) -> Finished:
-        return self.wait(self.start(*arguments), timeout_s=timeout_s)
-
-    def wait(self, process: subprocess.Popen[str], *, timeout_s: float = 120) -> Finished:
-        out, err = process.communicate(timeout=timeout_s)
-        return Finished(process.returncode, out, err)
-
-    def runs(self) -> list[Path]:
-        """All run directories of the experiment."""
-        return sorted(path.parent for path in self.cwd.glob("outputs/*/*/config.yaml"))
 
 
 @pytest.fixture
@@ -91,57 +24,3 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     monkeypatch.syspath_prepend(str(SUPPORT))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return lambda *overrides: run_job(composed("experiment=tiny", *overrides)).path
-
-
-def composed(*overrides: str) -> dict[str, Any]:
-    """The checked configuration, as the command line would make it."""
-    with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
-        config = hydra_compose(
-            compose.CONFIG_NAME,
-            [f"hydra.searchpath=[file://{SUPPORT / 'conf'}]", *compose.admit(overrides)],
-        )
-    return compose.resolve(config)
-
-
-def fault(plan: list[tuple[int, int]], **more: object) -> str:
-    """An override that lets ``tinyhouse.Fault`` act; ``plan`` pairs steps with signals."""
-    pairs = [[step, int(signum)] for step, signum in plan]
-    rest = "".join(f", {name}: {value}" for name, value in more.items())
-    return f"callbacks={{fault: {{_target_: tinyhouse.Fault, plan: {pairs}{rest}}}}}"
-
-
-def orphans(cwd: Path) -> list[str]:
-    """Command lines of processes that work in ``cwd``; waits a little for them to end."""
-    deadline = time.monotonic() + 5
-    while True:
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                if (process / "cwd").resolve() == cwd.resolve():
-                    found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-            except OSError:
-                continue  # it ended while we looked
-        if not found or time.monotonic() > deadline:
-            return found
-        time.sleep(0.1)
-
-
-def wait_for(condition: Callable[[], bool], *, timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
-def rows(run: Path) -> list[dict[str, str]]:
-    with (run / "metrics.csv").open() as stream:
-        return list(csv.DictReader(stream))
-
-
-def checkpoint(run: Path, name: str = "last") -> dict[str, Any]:
-    return torch.load(run / "checkpoints" / f"{name}.ckpt", weights_only=False)
-
-
-def weights(run: Path) -> torch.Tensor:
-    state = checkpoint(run)["state_dict"]
-    return torch.cat([v.double().reshape(-1) for k, v in state.items() if k.startswith("layers")])

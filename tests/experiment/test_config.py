@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import yaml
+from experiment_harness import SUPPORT, Shell, composed
 
 from sparsepipe.errors import ConfigError, HardwareError
 from sparsepipe.experiment.check import fits
 from sparsepipe.experiment.compose import config_dir
 from sparsepipe.experiment.rundir import identity_of
 from sparsepipe.experiment.schema import SET_ELSEWHERE, TrainerArguments
-from tests.experiment.conftest import SUPPORT, Shell, composed
 
 GROUPS = sorted(path for path in config_dir().iterdir() if path.is_dir())
 OPTIONS = [(g.name, o.stem) for g in GROUPS for o in sorted(g.glob("*.yaml"))]

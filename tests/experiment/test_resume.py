@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-
-from tests.experiment.conftest import Shell, checkpoint, fault, rows, wait_for, weights
+from experiment_harness import Shell, checkpoint, fault, rows, wait_for, weights
 
 SINGLE = ("trainer.max_epochs=3", "model.dropout=0.5", "data.train_size=40")
 DP = (*SINGLE, "parallel=dp", "parallel.devices=2", "model.norm=true")

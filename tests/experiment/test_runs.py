@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from experiment_harness import Shell, checkpoint, rows
 
 from sparsepipe.errors import CheckpointError, ConfigError
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.results.files import read_json
-from tests.experiment.conftest import Shell, checkpoint, rows
 
 Job = Callable[..., Path]
 ROOT = Path(__file__).parents[2]

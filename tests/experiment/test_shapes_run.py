@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from experiment_harness import rows
 
 from sparsepipe.experiment.compose import config_dir
 from sparsepipe.results.files import read_json
-from tests.experiment.conftest import rows
 
 TINY = (
     "experiment=demo",
