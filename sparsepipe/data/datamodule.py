@@ -11,14 +11,7 @@ import numpy as np
 import pytorch_lightning as pl
 
 from sparsepipe.data.augment import Augment, Axis
-from sparsepipe.data.checks import (
-    check_choices,
-    check_dense,
-    check_numbers,
-    check_ratio,
-    check_resolution,
-    check_share,
-)
+from sparsepipe.data.checks import check_dense, check_numbers, check_share
 from sparsepipe.data.dataset import Representation, ShapeDataset, Voxelisation
 from sparsepipe.data.draw import RatioMode
 from sparsepipe.data.loading import ShapeLoader, default_workers, make_loader
@@ -90,29 +83,28 @@ class ShapeDataModule(pl.LightningDataModule):
         lock_wait_s: float = 7_200.0,
     ) -> None:
         super().__init__()
-        check_resolution(resolution)
-        check_ratio(point_ratio)
-        check_numbers(
-            least_1={
-                "cached_points": cached_points,
-                "num_points": num_points,
-                "batch_size": batch_size,
-            },
-            least_0={"num_workers": num_workers, "cache_workers": cache_workers},
-        )
-        check_choices(
-            span=(span, Span),
-            representation=(representation, Representation),
-            ratio_mode=(ratio_mode, RatioMode),
-            up_axis=(up_axis, Axis),
+        self._voxelisation = Voxelisation(
+            resolution=resolution,
+            span=span,
+            representation=representation,
+            num_points=num_points,
+            point_ratio=point_ratio,
+            ratio_mode=ratio_mode,
+            up_axis=up_axis,
+            seed=seed,
         )
         check_share(val_share)
-        check_dense(
-            representation,
-            batch_size=batch_size,
-            resolution=resolution,
-            whole=point_ratio == 1 and not (augment is not None and augment.enabled),
+        check_numbers(
+            least_1={"cached_points": cached_points, "batch_size": batch_size},
+            least_0={
+                "num_workers": num_workers,
+                "cache_workers": cache_workers,
+                "seed": seed,
+                "sampling_seed": sampling_seed,
+            },
         )
+        whole = point_ratio == 1 and not (augment is not None and augment.enabled)
+        check_dense(representation, batch_size=batch_size, resolution=resolution, whole=whole)
         self._source = source(root)
         self._cache = CacheSettings(
             directory=Path(os.path.expandvars(cache_dir)).expanduser().absolute(),
@@ -122,12 +114,8 @@ class ShapeDataModule(pl.LightningDataModule):
             workers=cache_workers,
             lock_wait_s=lock_wait_s,
         )
-        self._resolution, self._span, self._representation = resolution, span, representation
-        self._num_points, self._point_ratio, self._ratio_mode = num_points, point_ratio, ratio_mode
-        self._augment, self._up_axis, self._seed = augment, up_axis, seed
-        self.batch_size = batch_size
+        self._augment, self._val_share, self.batch_size = augment, val_share, batch_size
         self._num_workers = default_workers() if num_workers is None else num_workers
-        self._val_share = val_share
         self._splits: dict[Split, PointSet] = {}
         self._surfaces: dict[Split, MappedArray] = {}
         self._train_N: IntArray = np.empty(0, np.int64)
@@ -152,9 +140,10 @@ class ShapeDataModule(pl.LightningDataModule):
         if split not in self._splits:
             points = self._source.load(split, self._cache)
             stored = points.points_per_shape
-            if self._num_points is not None and self._num_points > stored:
+            wanted = self._voxelisation.num_points
+            if wanted is not None and wanted > stored:
                 raise ConfigError(
-                    f"data.num_points={self._num_points}, but {stored} points are stored a shape",
+                    f"data.num_points={wanted}, but {stored} points are stored a shape",
                     remedy=f"set data.num_points to at most {stored}, or to null for all",
                 )
             if "train" in self._splits and points.classes != self._splits["train"].classes:
@@ -176,13 +165,15 @@ class ShapeDataModule(pl.LightningDataModule):
         for split in SPLITS:
             self._open(split)
         self._train_N, self._val_N = split_validation(
-            self.point_set("train").labels_S, share=self._val_share, seed=self._seed
+            self.point_set("train").labels_S, share=self._val_share, seed=self._voxelisation.seed
         )
 
     def train_dataloader(self) -> ShapeLoader:
         """Shuffled, augmented training shapes; every rank gets the same number."""
         dataset = self.dataset("train", self._train_N, augment=self._augment, stream=0)
-        return self._loader(dataset, TrainSampler(dataset, seed=self._seed, **self._ranks()))
+        return self._loader(
+            dataset, TrainSampler(dataset, seed=self._voxelisation.seed, **self._ranks())
+        )
 
     def val_dataloader(self) -> ShapeLoader | list[ShapeLoader]:
         """The validation split, or no loader when ``val_share`` is 0."""
@@ -206,20 +197,10 @@ class ShapeDataModule(pl.LightningDataModule):
     ) -> ShapeDataset:
         """Some shapes of a split as a data set; ``stream`` tells uses apart in the seed."""
         self._open(split)
-        points = self.point_set(split)
         return ShapeDataset(
-            points,
+            self.point_set(split),
             indices_N,
-            voxelisation=Voxelisation(
-                resolution=self._resolution,
-                span=self._span,
-                representation=self._representation,
-                num_points=self._num_points or points.points_per_shape,
-                point_ratio=self._point_ratio,
-                ratio_mode=self._ratio_mode,
-                up_axis=self._up_axis,
-                seed=self._seed,
-            ),
+            voxelisation=self._voxelisation,
             augment=augment,
             stream=stream,
             surface=self._surfaces.get(split),
@@ -227,7 +208,7 @@ class ShapeDataModule(pl.LightningDataModule):
 
     def _open(self, split: Split) -> None:
         self.point_set(split)
-        if self._representation == "dense_surface" and split not in self._surfaces:
+        if self._voxelisation.representation == "dense_surface" and split not in self._surfaces:
             load_surface = getattr(self._source, "load_surface", None)
             if load_surface is None:
                 raise ConfigError(
@@ -237,7 +218,10 @@ class ShapeDataModule(pl.LightningDataModule):
                     "(data=shapes, modelnet10 or modelnet40)",
                 )
             self._surfaces[split] = load_surface(
-                split, self._cache, resolution=self._resolution, span=self._span
+                split,
+                self._cache,
+                resolution=self._voxelisation.resolution,
+                span=self._voxelisation.span,
             )
 
     def _loader(self, dataset: ShapeDataset, sampler: TrainSampler | EvalSampler) -> ShapeLoader:

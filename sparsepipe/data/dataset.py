@@ -14,6 +14,12 @@ import torch
 from torch.utils.data import Dataset
 
 from sparsepipe.data.augment import Augment, Axis
+from sparsepipe.data.checks import (
+    check_choices,
+    check_numbers,
+    check_ratio,
+    check_resolution,
+)
 from sparsepipe.data.draw import RatioMode, draw_points
 from sparsepipe.data.points import FloatArray, IntArray, MappedArray, PointSet
 from sparsepipe.data.samplers import Access
@@ -31,21 +37,35 @@ class Voxelisation:
         resolution: R, voxels along each side of the grid.
         span: the box that the grid divides.
         representation: sparse sites or dense occupancy.
-        num_points: points drawn at each access.
+        num_points: points drawn at each access; None is all that are stored.
         point_ratio: share p of them, see ``draw_points``.
         ratio_mode: how p acts.
         up_axis: the vertical axis of the stored shapes.
         seed: with split, epoch and index, determines all that is random.
+
+    Raises:
+        ConfigError: a setting is out of its range.
     """
 
     resolution: int
     span: Span
     representation: Representation
-    num_points: int
+    num_points: int | None
     point_ratio: float
     ratio_mode: RatioMode
     up_axis: Axis
     seed: int
+
+    def __post_init__(self) -> None:
+        check_resolution(self.resolution)
+        check_ratio(self.point_ratio)
+        check_numbers(least_1={"num_points": self.num_points}, least_0={})
+        check_choices(
+            span=(self.span, Span),
+            representation=(self.representation, Representation),
+            ratio_mode=(self.ratio_mode, RatioMode),
+            up_axis=(self.up_axis, Axis),
+        )
 
 
 class ShapeDataset(Dataset[dict[str, Any]]):
@@ -106,7 +126,7 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         picked_N = draw_points(
             rng,
             stored=points.points_per_shape,
-            drawn=settings.num_points,
+            drawn=settings.num_points or points.points_per_shape,
             point_ratio=settings.point_ratio,
             ratio_mode=settings.ratio_mode,
         )

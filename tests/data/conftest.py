@@ -6,11 +6,13 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import trimesh
 
+from sparsepipe.data import OffTree, ShapeDataModule
 from sparsepipe.data.off import write_off
 
 CLASSES = ("ball", "box", "rod")
@@ -89,3 +91,30 @@ def small_disk(small_disk_or_none: Path | None) -> Path:
     if small_disk_or_none is None:
         pytest.skip("mounting a tmpfs needs privileges that this process does not have")
     return small_disk_or_none
+
+
+@pytest.fixture
+def make_data(tmp_path: Path) -> Callable[..., ShapeDataModule]:
+    def make(root: Path, **settings: Any) -> ShapeDataModule:
+        defaults: dict[str, Any] = {
+            "source": OffTree,
+            "cache_dir": tmp_path / "cache",
+            "resolution": 16,
+            "cached_points": 512,
+            "num_points": 200,
+            "batch_size": 4,
+            "num_workers": 0,
+            "cache_workers": 1,
+        }
+        data = ShapeDataModule(root, **{**defaults, **settings})
+        data.prepare_data()
+        data.setup()
+        return data
+
+    return make
+
+
+@pytest.fixture
+def eager_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes start for a small tree, too, where a test asks for them."""
+    monkeypatch.setattr("sparsepipe.data.row_workers._SECONDS_PER_WORKER", 0.01)

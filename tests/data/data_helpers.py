@@ -1,0 +1,140 @@
+"""What several tests of the data room share."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sparsepipe.data import Augment, OffTree
+from sparsepipe.data.dataset import ShapeDataset
+from sparsepipe.data.manifest import scan_files
+from sparsepipe.data.mesh_rows import SurfaceSampler
+from sparsepipe.data.rows import TODO, RowCache
+from sparsepipe.errors import DataError
+
+STRONG = Augment(
+    scale=(0.7, 1.1), shift=0.1, jitter=0.02, rotate_deg=180, flip=0.5, dropout=0.3, outside="drop"
+)
+
+
+Shape = tuple[bytes, int]
+
+
+def shapes_of(batches: Iterator[dict[str, Any]] | Any) -> dict[int, Shape]:
+    """Voxels and label of each shape, by index."""
+    shapes: dict[int, Shape] = {}
+    for batch in batches:
+        coords_N4 = batch["input"].coords
+        for place, (index, label) in enumerate(
+            zip(batch["index"].tolist(), batch["label"].tolist(), strict=True)
+        ):
+            own_M3 = coords_N4[coords_N4[:, 0] == place][:, 1:]
+            assert len(own_M3)
+            shapes[index] = (own_M3.numpy().tobytes(), label)
+    return shapes
+
+
+class Fatal(ShapeDataset):
+    """Ends its process as the kernel does when memory runs out."""
+
+    def __getitem__(self, access: tuple[int, int]) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(access)
+
+
+class Unreadable(ShapeDataset):
+    """Fails as a lost disk would."""
+
+    def __getitem__(self, access: tuple[int, int]) -> dict[str, Any]:
+        raise DataError("the disk is gone", remedy="bring it back")
+
+
+POINTS = 1024
+
+
+BUILD = """
+import resource, sys
+from pathlib import Path
+from sparsepipe.data import row_workers
+from sparsepipe.data.sources import CacheSettings, OffTree
+
+if __name__ == "__main__":
+    root, cache, workers, limit = sys.argv[1:]
+    if int(limit):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+    row_workers._SECONDS_PER_WORKER = 0.01  # start them for a small tree, too
+    settings = CacheSettings(directory=Path(cache), points=1024, workers=int(workers))
+    OffTree(Path(root)).load("train", settings)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CountingSampler(SurfaceSampler):
+    """A sampler that notes each file it reads, and may do something after some of them."""
+
+    seen: list[str] = field(default_factory=list)
+    then: Callable[[int], None] = lambda count: None
+
+    def __call__(self, path: Path, digest: str):  # type: ignore[no-untyped-def]
+        self.seen.append(path.name)
+        self.then(len(self.seen))
+        return SurfaceSampler.__call__(self, path, digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Suicidal(SurfaceSampler):
+    """Ends its process as the kernel does when memory runs out."""
+
+    def __call__(self, path: Path, digest: str):  # type: ignore[no-untyped-def]
+        if path.name == "rod_0010.off":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return SurfaceSampler.__call__(self, path, digest)
+
+
+def cache_of(root: Path, directory: Path, reader: SurfaceSampler | None = None) -> RowCache:
+    names = OffTree(root).listing("train").names
+    files = scan_files(root, names, cache_directory=directory)
+    return RowCache(files, reader or SurfaceSampler(POINTS, 0), cache_directory=directory)
+
+
+def build(cache: RowCache) -> RowCache:
+    cache.build(workers=1, lock_wait_s=5)
+    return cache
+
+
+def start_build(root: Path, cache: Path, *, workers: int = 2, limit: int = 0):  # type: ignore[no-untyped-def]
+    arguments = [str(root), str(cache), str(workers), str(limit)]
+    return subprocess.Popen(
+        [sys.executable, "-c", BUILD, *arguments],
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_rows(cache: RowCache, process: subprocess.Popen[str]) -> None:
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        if (cache.state_S() != TODO).any():
+            return
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.005)
+    raise AssertionError("no row was marked within a minute")
+
+
+def assert_session_ends(leader: int) -> None:
+    deadline_s = time.monotonic() + 20
+    while time.monotonic() < deadline_s:
+        try:
+            os.killpg(leader, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    raise AssertionError("workers outlived the process that started them")
