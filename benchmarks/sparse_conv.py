@@ -13,9 +13,8 @@ Peers are rows where they can be imported, at one thread beside ours at one thre
 with more, spconv's CPU wheel returns wrong sums. It goes beside the project, not into
 its environment:
 
-    pip install --no-deps --target /tmp/peers spconv cumm pccm ccimport fire termcolor \
-        lark portalocker pybind11
-    PYTHONPATH=/tmp/peers python benchmarks/sparse_conv.py
+    python -m venv /tmp/peers && /tmp/peers/bin/pip install spconv
+    PYTHONPATH=$(echo /tmp/peers/lib/python*/site-packages) python benchmarks/sparse_conv.py
 
 Shape suffixes: N voxels, M points, K offsets, C input and D output channels.
 """
@@ -23,6 +22,7 @@ Shape suffixes: N voxels, M points, K offsets, C input and D output channels.
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import platform
 import statistics
@@ -178,7 +178,7 @@ def build_maps(batch: SparseTensor) -> None:
             prepare(kernel_map, torch.empty(WINDOW.volume, channels, width))
 
 
-def large_mm(dtype: torch.dtype) -> tuple[Callable[[], None], float]:
+def large_mm(dtype: torch.dtype) -> tuple[Callable[[], object], float]:
     """One large product and its floating point operations."""
     size = 2048
     a, b = torch.rand(2, size, size).to(dtype)
@@ -222,34 +222,34 @@ def measure(batch_size: int, args: argparse.Namespace) -> None:
     """Print the table of one batch size."""
     batch = make_batch(batch_size, args.seed)
     steps: dict[str, Callable[[], object]] = {}
-    flops = {}
     for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):
         layers = make_layers(batch, dtype)
-        flops[name] = sum(layer.flops for layer in layers)
         steps[f"floor {name}"], mm_flops = large_mm(dtype)
         steps[f"torch.mm alone {name}"] = mm_alone(layers)
-        steps[f"ours {name}"] = lambda layers=layers: run_ours(layers)
-    steps["kernel maps"] = lambda: build_maps(batch)
+        steps[f"ours {name}"] = functools.partial(run_ours, layers)
+    steps["kernel maps"] = functools.partial(build_maps, batch)
     layers = make_layers(batch, torch.float32)
+    flops = sum(layer.flops for layer in layers)
     peers = peer_rows([(layer.x, layer.conv.out_channels) for layer in layers])
     torch.set_num_threads(args.threads)
     if peers:
-        steps["ours fp32 (1 thread)"] = on_one_thread(lambda: run_ours(layers))
+        steps["floor fp32 (1 thread)"] = on_one_thread(large_mm(torch.float32)[0])
+        steps["ours fp32 (1 thread)"] = on_one_thread(functools.partial(run_ours, layers))
         steps |= peers
     seconds = time_interleaved(steps, args.repeats)
     if not args.no_dense:
         dense_batch = min(batch_size, args.dense_batch)
         once = time_interleaved({"dense": dense_step(dense_batch)}, 1)["dense"]
         seconds[f"dense nn.Conv3d (from batch {dense_batch})"] = once * batch_size / dense_batch
-    for name in ("fp32", "bf16"):
-        seconds[f"floor {name}"] *= flops[name] / mm_flops
+    for name in (name for name in seconds if name.startswith("floor")):
+        seconds[name] *= flops / mm_flops
     occupied = len(batch) / batch_size
-    print(f"\nbatch {batch_size}: {occupied:.0f} voxels a shape, {flops['fp32'] / 1e9:.1f} GFLOP")
+    print(f"\nbatch {batch_size}: {occupied:.0f} voxels a shape, {flops / 1e9:.1f} GFLOP")
     print(f"{'':36}{'seconds':>9}{'x floor':>9}{'vs ours':>9}")
     for name, value in seconds.items():
         kind = "bf16" if "bf16" in name else "fp32"
         one = " (1 thread)" if "(1 thread)" in name else ""
-        floor, ours = seconds[f"floor {kind}"], seconds[f"ours {kind}{one}"]
+        floor, ours = seconds[f"floor {kind}{one}"], seconds[f"ours {kind}{one}"]
         print(f"{name:36}{value:9.4f}{value / floor:9.2f}{value / ours:9.2f}")
     step = seconds["ours fp32"] + seconds["kernel maps"]
     print(f"kernel maps are {100 * seconds['kernel maps'] / step:.1f} % of maps plus ours fp32")

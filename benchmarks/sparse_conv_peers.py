@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 from collections.abc import Callable, Sequence
@@ -32,11 +33,11 @@ def peer_rows(
             print(f"{module} has no row: {error}")
             continue
         version = importlib.metadata.version(module)
-        rows[f"{module} {version} (1 thread)"] = on_one_thread(lambda work=work: _run(work))
+        rows[f"{module} {version} (1 thread)"] = on_one_thread(functools.partial(_run, work))
     return rows
 
 
-def on_one_thread(step: Callable[[], None]) -> Callable[[], None]:
+def on_one_thread(step: Callable[[], object]) -> Callable[[], None]:
     """The step with one thread, whatever the others run with."""
 
     def run() -> None:

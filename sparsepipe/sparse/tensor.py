@@ -29,7 +29,8 @@ class SparseTensor:
         spatial_shape: extent of the grid at this level; None means the largest
             coordinate plus one.
         batch_size: samples in the batch; None takes the largest batch index plus one
-            (which reads one number back from the device).
+            (which reads one number back from the device, and cannot notice a batch-last
+            order of columns: give it where it is known).
         cache: kernel maps of these very coordinates, shared between tensors.
 
     Raises:
