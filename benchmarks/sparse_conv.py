@@ -40,7 +40,11 @@ from sparsepipe.sparse.backends.pooling import build_rounds
 
 RESOLUTION = 50
 POINTS = 4096
-LEVELS = ((1, 64), (64, 64)), ((64, 128), (128, 128)), ((128, 256), (256, 256), (256, 256))
+LEVELS: tuple[tuple[tuple[int, int], ...], ...] = (
+    ((1, 64), (64, 64)),
+    ((64, 128), (128, 128)),
+    ((128, 256), (256, 256), (256, 256)),
+)
 LEVELS += ((256, 512), (512, 512), (512, 512)), ((512, 512), (512, 512), (512, 512))
 WINDOW = KernelSpec.of(3)
 DOWN = KernelSpec.of(2, stride=2)
