@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.loops.loop import _Loop
 from torch.utils.data import DataLoader
 
 from sparsepipe.experiment.callbacks.checkpoint import Resume
@@ -30,12 +31,27 @@ def adapt_loaders(data: pl.LightningDataModule, *, resume: Resume | None = None)
         for loader in loaders if isinstance(loaders, (list, tuple)) else [loaders]:
             if isinstance(loader, DataLoader) and loader.num_workers:
                 loader.worker_init_fn = _IgnoreSignals(loader.worker_init_fn)
-        return pending.pop().start(loaders) if train and pending else loaders
+        if train and pending:
+            assert data.trainer is not None
+            _begin_epoch(data.trainer, pending[0])
+            pending.pop().start(loaders)
+        return loaders
 
     for name in _HOOKS:
         hook = getattr(data, name)
         call = functools.partial(adapted, hook, train=name == "train_dataloader")
         setattr(data, name, functools.wraps(hook)(lambda call=call: call()))
+
+
+def _begin_epoch(trainer: pl.Trainer, resume: Resume) -> None:
+    """Lets a checkpoint of an epoch's end be followed by the next epoch.
+
+    With ``max_steps`` Lightning takes every checkpoint for one within an epoch and would
+    end the finished epoch once more.
+    """
+    if resume.batches == 0:
+        # The property of FitLoop itself insists; that of its base does as it is told.
+        _Loop.restarting.fset(trainer.fit_loop, False)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)

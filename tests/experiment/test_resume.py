@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from experiment_harness import Shell, checkpoint, fault, rows, wait_for, weights
+
+from sparsepipe.runtime.launch import Stopped
 
 SINGLE = ("trainer.max_epochs=3", "model.dropout=0.5", "data.train_size=40")
 DP = (*SINGLE, "parallel=dp", "parallel.devices=2", "model.norm=true")
@@ -76,3 +80,36 @@ def test_second_interrupt_ends_at_once(shell: Shell) -> None:
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
     assert shell.wait(process, timeout_s=20).code == 130
+
+
+@pytest.mark.parametrize(
+    "steps", [(9, 13), pytest.param((3, 10, 19, 20, 29), marks=pytest.mark.full)], ids=str
+)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        ("trainer.max_steps=25",),
+        ("trainer.val_check_interval=0.5",),
+        ("trainer.check_val_every_n_epoch=2",),
+        ("trainer.accumulate_grad_batches=2",),
+        ("optim=sgd_onecycle", "optim.optimizer.lr=0.1", "trainer.gradient_clip_val=1.0"),
+        ("optim=adamw", "data.val_size=0", "trainer.limit_train_batches=7"),
+        ("trainer.precision=bf16-mixed", "model.norm=true", "data.train_size=38"),
+    ],
+    ids=lambda settings: settings[0] if settings else "plain",
+)
+def test_going_on_changes_nothing(
+    job: Job, settings: tuple[str, ...], steps: tuple[int, ...]
+) -> None:
+    """Ten steps an epoch: the ninth ends one."""
+    expected = job(*SINGLE, *settings, "name=undisturbed")
+    for step in steps:
+        faulty = (*SINGLE, *settings, f"name=step{step}", fault([(step, signal.SIGINT)]))
+        with contextlib.suppress(Stopped):
+            job(*faulty)
+        run = job(*faulty)
+        assert torch.equal(weights(run), weights(expected))
+        for ours, theirs in zip(rows(run), rows(expected), strict=True):
+            for name in ("epoch", "step", "lr", "val/loss"):
+                assert ours.get(name) == theirs.get(name)

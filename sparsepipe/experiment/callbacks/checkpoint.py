@@ -44,7 +44,7 @@ class Resume:
         state = callbacks[STATE_KEY]
         return cls(path, state["epoch"], state["batches"], state["randomness"])
 
-    def start(self, loader: Any) -> Any:
+    def start(self, loader: Any) -> None:
         """Lets the training loader begin at this place, with the random state of then.
 
         Lightning makes the first iterator before it tells the samplers the epoch.
@@ -58,7 +58,6 @@ class Resume:
             assert batch_sampler is not None
             batch_sampler.sampler = _Skipping(inner, self.batches * batch_sampler.batch_size)
         self.restore_randomness()
-        return loader
 
     def restore_randomness(self) -> None:
         """Sets this rank's random generators, where as many ranks run as before."""

@@ -31,6 +31,7 @@ class MetricsCsv(pl.Callback):
     def __init__(self, path: Path) -> None:
         self._path = path
         self._rows: list[dict[str, Any]] = []
+        self._validated = False
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -39,12 +40,18 @@ class MetricsCsv(pl.Callback):
             self._rows = [row for row in rows if int(row["epoch"]) < trainer.current_epoch]
 
     @override
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._validated = not trainer.sanity_checking
+
+    @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         values = mean_over_ranks(epoch_metrics(trainer))
         if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
             return
         row: dict[str, Any] = {"epoch": trainer.current_epoch, "step": trainer.global_step}
-        row.update(values)
+        # Lightning goes on showing the values of an earlier epoch's validation.
+        fresh, self._validated = self._validated, False
+        row.update({k: v for k, v in values.items() if fresh or not k.startswith("val/")})
         if trainer.optimizers:
             row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
         self._rows.append(row)

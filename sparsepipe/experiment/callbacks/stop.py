@@ -46,6 +46,8 @@ class StopOnSignal(pl.Callback):
     ) -> None:
         if trainer.is_last_batch:
             return  # the epoch's end is near and leaves the better checkpoint
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return  # a checkpoint does not hold gradients
         if group.any_rank(self._watch.signum is not None, device=pl_module.device):
             self._checkpoint.save(trainer, epoch=trainer.current_epoch, batches=batch_idx + 1)
             self._stop()
