@@ -23,8 +23,16 @@ def assert_whole(shell: Shell, run: Path, expected: Path) -> None:
     assert run in shell.runs()
     assert [row["epoch"] for row in rows(run)] == ["0", "1", "2"]
     assert (run / "DONE.json").exists()
-    assert torch.equal(weights(run), weights(expected))
-    assert [row["val/loss"] for row in rows(run)] == [row["val/loss"] for row in rows(expected)]
+    ours, theirs = checkpoint(run)["state_dict"], checkpoint(expected)["state_dict"]
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        if "running" in name:
+            # Averaged over the ranks at the stop as well: once more rounded.
+            torch.testing.assert_close(value, theirs[name], rtol=1e-6, atol=1e-7)
+        else:
+            assert torch.equal(value, theirs[name]), name
+    losses = [[float(row["val/loss"]) for row in rows(path)] for path in (run, expected)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
 def test_killed(shell: Shell, job: Job, tmp_path: Path) -> None:
