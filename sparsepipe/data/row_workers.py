@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.data.manifest import ShapeFile
+from sparsepipe.data.processes import worker_pool
 from sparsepipe.errors import DataError
 
 _CHUNK_FILES = 8
@@ -29,8 +25,6 @@ _SECONDS_PER_WORKER = 1.5
 _SECONDS_PER_FILE = 3e-3
 _BYTES_PER_S = 8e6
 """Rough costs on one core: sampling 16,384 points, and reading OFF text."""
-
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 _Read = Callable[[Path, str], tuple[NDArray[Any], NDArray[np.float32]]]
 
@@ -80,23 +74,17 @@ def _read_parallel(
     ]
     remaining = iter(chunks)
     waiting: set[Future[list[RowResult]]] = set()
-    with (
-        _single_threaded_children(),
-        ProcessPoolExecutor(workers, get_context("spawn"), _start_worker) as pool,
-    ):
-        try:
-            while True:
-                for chunk in remaining:
-                    waiting.add(pool.submit(_read_chunk, read, chunk))
-                    if len(waiting) >= 3 * workers:
-                        break
-                if not waiting:
-                    return
-                finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    yield from future.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    with worker_pool(workers) as pool:
+        while True:
+            for chunk in remaining:
+                waiting.add(pool.submit(_read_chunk, read, chunk))
+                if len(waiting) >= 3 * workers:
+                    break
+            if not waiting:
+                return
+            finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in finished:
+                yield from future.result()
 
 
 def _read_chunk(read: _Read, chunk: Sequence[tuple[int, ShapeFile]]) -> list[RowResult]:
@@ -113,31 +101,3 @@ def _read_one(read: _Read, index: int, file: ShapeFile) -> RowResult:
     except Exception as error:  # a mesh that trips the libraries is corrupt too
         return RowResult(index, fault=f"{file.path}: {type(error).__name__}: {error}")
     return RowResult(index, row, meta_K)
-
-
-def _start_worker() -> None:
-    """Leave Ctrl-C to the parent, and end when it is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = parent_process()
-    assert parent is not None
-
-    def follow_parent() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=follow_parent, daemon=True).start()
-
-
-@contextmanager
-def _single_threaded_children() -> Iterator[None]:
-    """Processes started inside the block get one thread each: they share the cores."""
-    before = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -21,8 +21,10 @@ class Conv3d(nn.Module):
     ``kernel`` is [K^3, in_channels, out_channels], x fastest, applied as
     cross-correlation: the layout of torchsparse and MinkowskiEngine, whose state
     dictionaries load (a K=1 kernel without its first axis and a bias of shape
-    [1, out_channels] included). Weights start as in He et al. 2015, equation 10:
-    normal with variance 2 / (K^3 * in_channels); the bias starts at zero.
+    [1, out_channels] included; torchsparse counts even sizes z fastest, so its kernels of
+    size 2 go through ``backends.torchsparse_convert.from_torchsparse`` first). Weights start
+    as in He et al. 2015, equation 10: normal with variance 2 / (K^3 * in_channels); the bias
+    starts at zero.
 
     Args:
         in_channels: C of the input.

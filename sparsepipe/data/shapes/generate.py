@@ -11,18 +11,16 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 
 from sparsepipe.data.files import write_json
 from sparsepipe.data.off import write_off
+from sparsepipe.data.processes import worker_pool
 from sparsepipe.data.progress import progress
-from sparsepipe.data.row_workers import _single_threaded_children, _start_worker
 from sparsepipe.data.shapes.registry import SHAPE_CLASSES, make_shape
 from sparsepipe.errors import ConfigError, DataError
 
@@ -185,18 +183,12 @@ def _write_all(tasks: Sequence[_Task]) -> int:
 def _write_parallel(tasks: Sequence[_Task], workers: int) -> Iterator[int]:
     """Numbers of shapes written, as they are; an interrupt drops what has not begun."""
     chunks = [tasks[i : i + _CHUNK_SHAPES] for i in range(0, len(tasks), _CHUNK_SHAPES)]
-    context = get_context("spawn")
-    with (
-        _single_threaded_children(),
-        ProcessPoolExecutor(workers, context, initializer=_start_worker) as pool,
-    ):
-        try:
+    try:
+        with worker_pool(workers) as pool:
             yield from pool.map(_write_all, chunks)
-        except BrokenProcessPool as error:
-            raise DataError(
-                "a process that models shapes was killed or ran out of memory",
-                remedy="Run the same command again, perhaps with fewer workers: what is "
-                "written is kept.",
-            ) from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+    except BrokenProcessPool as error:
+        raise DataError(
+            "a process that models shapes was killed or ran out of memory",
+            remedy="run the same command again, perhaps with fewer workers: what is written "
+            "is kept",
+        ) from error
