@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+CHECK_DATA = "SPARSEPIPE_TEST_DATA"
+
 
 @pytest.fixture(scope="session")
 def check_data() -> Path:
     """Root of the real data some tests read; they are skipped where it is absent."""
-    beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
-    root = Path(os.environ.get("SPARSEPIPE_TEST_DATA", beside))
-    if not root.is_dir():
-        pytest.skip(f"no check data at {root}: set SPARSEPIPE_TEST_DATA to its root")
-    return root
+    root = os.environ.get(CHECK_DATA)
+    if not root or not Path(root).is_dir():
+        pytest.skip(
+            f"no real data: set {CHECK_DATA} to a directory with ModelNet meshes and points"
+        )
+    return Path(root)
