@@ -1,0 +1,50 @@
+"""What the documents promise: links lead somewhere, code runs, commands exist."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("outputs/*.md")])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text())
+    missing = [
+        target
+        for target in targets
+        if not target.startswith("http") and not (document.parent / target).exists()
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: p.name)
+def test_files_named_in_text_exist(document: Path) -> None:
+    named = re.findall(
+        r"`((?:docs|conf|benchmarks|sparsepipe|tests)/[\w/.]+\.\w+)`", document.read_text()
+    )
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_code_of_the_readme_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block, "README.md", "exec"), {})
+        promised = re.findall(r"print\(.*\)\s+# (.+)", block)
+        assert printed.getvalue().splitlines() == promised
+
+
+def test_make_targets_of_the_readme_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"`?make ([a-z-]+)", (ROOT / "README.md").read_text()))
+    assert {"demo", "test"} <= targets
+    assert not [t for t in targets if not re.search(rf"^{t}:", makefile, re.MULTILINE)]
