@@ -5,8 +5,9 @@ Shapes: N points, 3 axes.
 Two stages. Turning and mirroring act on the shape in its own proportions, *before* the
 grid is laid around it, so a turned shape still spans the grid. Scale, shift and jitter
 act *after* that, in the unit cube (grid half width 1): were they applied before, a grid
-that spans each shape's own extent would undo them. Points that leave the grid then are
-dropped (as if the shape were cropped) or moved to the nearest border voxel.
+that spans each shape's own extent would undo them. Points that scale and shift move out of
+the grid are dropped (as if the shape were cropped) or moved to its border. Jitter never
+drops a point: half of each face that lies on the border would be lost.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from sparsepipe.errors import ConfigError
 
 Axis = Literal["x", "y", "z"]
 
+_ROUNDING = np.float32(1e-4)
+"""A point this little beyond the grid, in its half widths, was put there by rounding."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Augment:
@@ -38,7 +42,8 @@ class Augment:
         rotate_deg: largest turn about the vertical axis either way, in degrees; 180 is any.
         flip: probability of mirroring, for each horizontal axis.
         dropout: largest share of the points dropped at random; the share is drawn per shape.
-        outside: what happens to points that leave the grid, ``drop`` or ``clamp``.
+        outside: what happens to points that scale and shift move out of the grid, ``drop``
+            or ``clamp``.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -107,13 +112,12 @@ class Augment:
             unit_N3 = unit_N3 * _float32(rng.uniform(low, high, 3 if self.scale_per_axis else 1))
         if self.shift > 0:
             unit_N3 = unit_N3 + _float32(rng.uniform(-self.shift, self.shift, 3))
+        if self.outside == "drop":
+            inside_N = (np.abs(unit_N3) <= 1 + _ROUNDING).all(axis=1)
+            unit_N3 = unit_N3[inside_N] if inside_N.any() else unit_N3
         if self.jitter > 0:
             noise_N3 = rng.standard_normal(unit_N3.shape, np.float32) * np.float32(self.jitter)
             unit_N3 = unit_N3 + np.clip(noise_N3, -self.jitter_clip, self.jitter_clip)
-        if self.outside == "drop":
-            inside_N = (np.abs(unit_N3) <= 1).all(axis=1)
-            if inside_N.any():
-                return unit_N3[inside_N]
         return np.clip(unit_N3, -1, 1)
 
 

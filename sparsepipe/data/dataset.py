@@ -100,12 +100,13 @@ class ShapeDataset(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.indices_N)
 
-    def __getitem__(self, access: Access) -> dict[str, Any]:
+    def __getitem__(self, access: Access | int) -> dict[str, Any]:
         """Label, index and either ``coords`` [M, 3] int32 or ``grid`` [1, R, R, R] float32.
 
-        ``index`` is the shape's place in the split's ``PointSet``.
+        ``index`` is the shape's place in the split's ``PointSet``. A plain number, as other
+        samplers yield it (Lightning's, to overfit some batches), is read as in epoch 0.
         """
-        epoch, position = access
+        epoch, position = access if isinstance(access, tuple) else (0, access)
         index = int(self.indices_N[position])
         sample: dict[str, Any] = {"label": int(self.points.labels_S[index]), "index": index}
         settings = self.voxelisation
@@ -137,10 +138,11 @@ class ShapeDataset(Dataset[dict[str, Any]]):
         if augment is not None and augment.turns:
             pose_33 = augment.pose(rng, up_axis=settings.up_axis)
             cloud_N3, center_3 = cloud_N3 @ pose_33, center_3 @ pose_33
-            # All stored points measure the turned shape, so that the grid spans the shape's
-            # extent and not that of the few points kept.
-            turned_P3 = points.cloud(index) @ pose_33
-            low_3, high_3 = turned_P3.min(axis=0), turned_P3.max(axis=0)
+            if settings.span != "sphere":  # which turns with its center
+                # All stored points measure the turned shape, so that the grid spans the
+                # shape's extent and not that of the few points kept.
+                turned_P3 = points.cloud(index) @ pose_33
+                low_3, high_3 = turned_P3.min(axis=0), turned_P3.max(axis=0)
         middle_3, half_3 = grid_box(
             low_3, high_3, center_3, float(frames.radius_S[index]), span=settings.span
         )

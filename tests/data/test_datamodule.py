@@ -14,6 +14,7 @@ from data_helpers import STRONG, shapes_of
 
 from sparsepipe.data import Augment, GeneratedShapes, NpzBundle
 from sparsepipe.data.checks import MAX_RESOLUTION
+from sparsepipe.data.points import PointSet
 from sparsepipe.errors import ConfigError
 from sparsepipe.sparse import SparseTensor
 
@@ -117,6 +118,30 @@ def test_the_grid_spans_turned_shapes_too(
         np.testing.assert_allclose(unit_N3.min(axis=0), -1, atol=1e-5)
 
 
+@pytest.mark.parametrize("augment", [Augment(flip=1.0), Augment(rotate_deg=180)])
+def test_turning_alone_keeps_every_point_of_a_box(
+    make_tree: Callable[..., Path], make_data: Callable[..., Any], augment: Augment
+) -> None:
+    data = make_data(make_tree(4), augment=augment, num_points=None)
+    dataset = data.train_dataloader().dataset
+    for index in range(4, 8):  # the boxes
+        assert len(dataset.unit_cloud(index, np.random.default_rng(index))) == 512
+
+
+def test_turning_a_sphere_needs_no_second_look_at_its_points(
+    make_tree: Callable[..., Path], make_data: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = make_data(make_tree(1), augment=Augment(rotate_deg=180), span="sphere")
+    dataset = data.train_dataloader().dataset
+    reads: list[int] = []
+    cloud = PointSet.cloud
+    monkeypatch.setattr(PointSet, "cloud", lambda *arguments: reads.append(1) or cloud(*arguments))
+    unit_N3 = dataset.unit_cloud(0, np.random.default_rng(0))
+    assert len(reads) == 1
+    # A turned sphere is the same sphere: the farthest points stay where the grid ends.
+    assert np.linalg.norm(unit_N3, axis=1).max() <= 1 + 1e-5
+
+
 def test_validation_is_apart_from_training_and_test(
     make_tree: Callable[..., Path], make_data: Callable[..., Any]
 ) -> None:
@@ -164,7 +189,9 @@ def test_bad_settings_are_refused_with_a_remedy(
         make_data(make_tree(1), **settings)
 
 
-def test_generated_shapes_train_end_to_end(make_data: Callable[..., Any], tmp_path: Path) -> None:
+def test_generated_shapes_become_batches_of_every_class(
+    make_data: Callable[..., Any], tmp_path: Path
+) -> None:
     source = partial(GeneratedShapes, train_per_class=1, test_per_class=1)
     data = make_data(tmp_path / "shapes", source=source)
     assert data.num_classes >= 16

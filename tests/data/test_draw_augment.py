@@ -141,6 +141,20 @@ def test_points_that_leave_the_grid_are_dropped_or_clamped() -> None:
     np.testing.assert_allclose(alone, [[1, 0, 0]])
 
 
+def test_jitter_drops_no_point_of_a_face_on_the_border() -> None:
+    face_N3 = CUBE * 2
+    face_N3[:, 0] = 1
+    varied_N3 = Augment(jitter=0.02).vary(face_N3, np.random.default_rng(0))
+    assert len(varied_N3) == len(face_N3)
+    assert np.abs(varied_N3).max() <= 1
+
+
+def test_rounding_drops_no_point() -> None:
+    beyond_N3 = np.full((5, 3), 1 + 5e-5, np.float32)
+    varied_N3 = Augment(shift=1e-6).vary(beyond_N3, np.random.default_rng(0))
+    np.testing.assert_array_equal(varied_N3, np.ones((5, 3)))
+
+
 @pytest.mark.parametrize(
     "bad",
     [

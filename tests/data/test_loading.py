@@ -110,7 +110,7 @@ class Recorder(pl.LightningModule):
         return self.layer(batch["input"].feats).mean()
 
     def training_step(self, batch: dict[str, Any]) -> torch.Tensor:
-        self.epochs.append(self.trainer.train_dataloader.sampler.epoch)
+        self.epochs.append(getattr(self.trainer.train_dataloader.sampler, "epoch", 0))
         return self._loss(batch, "train")
 
     def validation_step(self, batch: dict[str, Any]) -> torch.Tensor:
@@ -148,3 +148,21 @@ def test_lightning_fits_tests_and_predicts(
     assert sorted(module.seen["train"] + module.seen["val"]) == sorted([*range(15)] * 2)
     assert set(module.epochs) == {0, 1}
     assert module.seen["test"] == module.seen["predict"] == list(range(6))
+
+
+def test_lightning_overfits_some_batches(
+    make_tree: Callable[..., Path], make_data: Callable[..., Any], tmp_path: Path
+) -> None:
+    trainer = pl.Trainer(
+        max_epochs=2,
+        overfit_batches=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    module = Recorder()
+    trainer.fit(module, datamodule=make_data(make_tree(5), augment=STRONG))
+    assert module.seen["train"] == [*range(8)] * 2
