@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import trimesh
 from data_helpers import STRONG, shapes_of
 
 from sparsepipe.data import Augment, GeneratedShapes, NpzBundle
 from sparsepipe.data.checks import MAX_RESOLUTION
+from sparsepipe.data.off import write_off
 from sparsepipe.data.points import PointSet
 from sparsepipe.errors import ConfigError
 from sparsepipe.sparse import SparseTensor
@@ -122,9 +124,13 @@ def test_the_grid_spans_turned_shapes_too(
 def test_turning_alone_keeps_every_point_of_a_box(
     make_tree: Callable[..., Path], make_data: Callable[..., Any], augment: Augment
 ) -> None:
-    data = make_data(make_tree(4), augment=augment, num_points=None)
+    root, rng = make_tree(8), np.random.default_rng(0)
+    for path in sorted((root / "box" / "train").iterdir()):
+        box = trimesh.creation.box(rng.uniform(0.5, 2, 3))
+        write_off(box.apply_translation(rng.uniform(-3, 3, 3)), path)
+    data = make_data(root, augment=augment, num_points=None)
     dataset = data.train_dataloader().dataset
-    for index in range(4, 8):  # the boxes
+    for index in range(8, 16):  # the boxes
         assert len(dataset.unit_cloud(index, np.random.default_rng(index))) == 512
 
 
