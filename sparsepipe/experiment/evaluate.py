@@ -19,7 +19,7 @@ from sparsepipe.experiment.figures import draw_test
 from sparsepipe.experiment.loaders import adapt_loaders
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
-from sparsepipe.experiment.seeding import seed_ranks
+from sparsepipe.experiment.seeding import seed_epoch
 from sparsepipe.runtime import group
 
 
@@ -76,10 +76,11 @@ def evaluate(
     module = build_module(run.config, data)
     path = find_checkpoint(run.config["checkpoint"])
     load_weights(module, read_checkpoint(path)["state_dict"], path)
-    adapt_loaders(data)
+    seed = int(run.config["seed"])
+    adapt_loaders(data, seed=seed)
     clock = _Clock()
     trainer = run.trainer([clock])
-    seed_ranks(int(run.config["seed"]))
+    seed_epoch(seed, 0)
     trainer.test(module, datamodule=data, verbose=False)
     values: dict[str, Any] = mean_over_ranks(epoch_metrics(trainer))
     metrics = dict(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 
@@ -13,7 +14,12 @@ def seed_model(seed: int) -> None:
     pl.seed_everything(seed, workers=True, verbose=False)
 
 
-def seed_ranks(seed: int) -> None:
-    """Seeds torch differently on each rank, once the model is built."""
-    if group.rank():
-        torch.manual_seed(seed + 1_000_003 * group.rank())
+def mixed(*numbers: int) -> int:
+    """One seed from several numbers, another for each of their combinations."""
+    entropy = [number % 2**64 for number in numbers]
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def seed_epoch(seed: int, epoch: int) -> None:
+    """Seeds torch for an epoch, differently on each rank."""
+    torch.manual_seed(mixed(seed, epoch, group.rank()))

@@ -20,10 +20,10 @@ from sparsepipe.experiment.callbacks.metrics_csv import (
 )
 from sparsepipe.experiment.checkpoints import find_checkpoint, load_weights, read_checkpoint
 from sparsepipe.experiment.figures import draw_curves, draw_test
-from sparsepipe.experiment.loaders import adapt_loaders
+from sparsepipe.experiment.loaders import EpochSeeds, adapt_loaders
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
-from sparsepipe.experiment.seeding import seed_ranks
+from sparsepipe.experiment.seeding import seed_epoch
 from sparsepipe.runtime import group
 
 log = logging.getLogger(__name__)
@@ -55,13 +55,15 @@ def train(
     data.setup("fit")
     module = build_module(run.config, data)
     resume = _place(run, module)
-    adapt_loaders(data, resume=resume)
+    seed = int(run.config["seed"])
+    adapt_loaders(data, seed=seed, resume=resume)
     checkpoint = RunCheckpoint(run.directory.checkpoints, monitor=monitor, mode=mode, resume=resume)
     stop = StopOnSignal(run.watch, checkpoint)
-    trainer = run.trainer([MetricsCsv(run.directory.metrics), stop, checkpoint])
+    metrics = MetricsCsv(run.directory.metrics)
+    trainer = run.trainer([EpochSeeds(seed), metrics, stop, checkpoint])
     for logger in trainer.loggers:
         logger.log_hyperparams(dict(run.config))
-    seed_ranks(int(run.config["seed"]))
+    seed_epoch(seed, 0)
     trainer.fit(
         module,
         datamodule=data,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from experiment_harness import rows
+import torch
+from experiment_harness import fault, rows, weights
 
 from sparsepipe.experiment.compose import config_dir
 from sparsepipe.results.files import read_json
+from sparsepipe.runtime.launch import Stopped
 
 TINY = (
     "experiment=demo",
@@ -52,6 +56,22 @@ def test_train_and_evaluate(job: Callable[..., Path], network: tuple[str, ...]) 
 def test_same_seed_same_weights(job: Callable[..., Path]) -> None:
     first, second = (rows(job(*TINY, f"name={name}")) for name in ("one", "two"))
     assert [row["train/loss"] for row in first] == [row["train/loss"] for row in second]
+
+
+@pytest.mark.parametrize("step", [4, 5], ids=["within an epoch", "at an epoch's end"])
+def test_neither_going_on_nor_loader_workers_change_anything(
+    job: Callable[..., Path], step: int
+) -> None:
+    """Three steps an epoch, with dropout: the masks must be the same in all runs."""
+    small = (*TINY, "model.dropout=0.5", "data.batch_size=2", "trainer.max_epochs=3")
+    expected = weights(job(*small, "name=undisturbed", "data.num_workers=0"))
+    for workers in (0, 1):
+        faulty = (*small, f"name=workers{workers}", f"data.num_workers={workers}",
+                  fault([(step, signal.SIGINT)]))  # fmt: skip
+        with contextlib.suppress(Stopped):
+            job(*faulty)
+        assert torch.equal(weights(job(*faulty)), expected)
+        Path(f"fault-at-{step}").unlink()
 
 
 def test_experiments_name_their_directory() -> None:

@@ -96,8 +96,8 @@ class RunCheckpoint(Checkpoint):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        # Making the iterator of an epoch draws a number. At an epoch's start that repeats
-        # what the uninterrupted run does; in its middle it must be taken back.
+        # An epoch's start seeds torch anew; in its middle what was drawn since the process
+        # began must be taken back.
         if self._resume is not None and self._resume.batches:
             self._resume.restore_randomness()
         self._resume = None
