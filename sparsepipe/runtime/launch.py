@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import sys
@@ -21,6 +22,12 @@ REPORT_VARIABLE = "SPARSEPIPE_RANK_REPORTS"
 """Environment variable: directory where a failing rank says why."""
 
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
+_GO_ON = "without force=true then goes on from the last checkpoint"
+_WAITS = re.compile("timed? ?out|connection|gloo|nccl|peer|socket", re.IGNORECASE)
+"""Words of a collective that waited for a rank in vain."""
+
+_Reports = list[tuple[int, dict[str, Any]]]
+"""Ranks and their reports, the earliest first."""
 
 
 class Stopped(BaseException):
@@ -31,11 +38,13 @@ class Stopped(BaseException):
 
     Args:
         signum: the signal.
+        unheard: ranks that did not say that they stopped, as far as known.
     """
 
-    def __init__(self, signum: int) -> None:
+    def __init__(self, signum: int, *, unheard: Sequence[int] = ()) -> None:
         super().__init__(signal.Signals(signum).name)
         self.signum = signum
+        self.unheard = tuple(unheard)
 
     @property
     def exit_code(self) -> int:
@@ -69,6 +78,7 @@ def launch(
         Stopped: a signal ended the ranks.
         SparsePipeError: a rank failed; what it raised, or a message naming the rank.
     """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -89,12 +99,15 @@ def launch(
         monitor_interval=0.1,
         signals_to_handle=",".join(_SIGNALS),
         shutdown_timeout=int(grace_s),
+        logs_specs=DefaultLogsSpecs(log_dir=str(reports)),  # else it leaves them in /tmp
     )
     with _environment(threads_per_rank, reports), _restored_signals():
         try:
             elastic_launch(config, command[0])(*command[1:])
         except SignalException as stop:
-            raise Stopped(stop.sigval) from None
+            heard = _reports(reports)
+            unheard = [rank for rank in range(ranks) if rank not in heard]
+            raise Stopped(stop.sigval, unheard=unheard) from None
         except ChildFailedError as failure:
             raise _explain(failure, reports) from None
 
@@ -142,38 +155,64 @@ def _silence_agent() -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
+def _reports(directory: Path) -> dict[int, dict[str, Any]]:
+    """What ranks left by :func:`report_failure`."""
+    return {
+        int(path.stem.removeprefix("rank")): json.loads(path.read_text(encoding="utf-8"))
+        for path in directory.glob("rank*.json")
+    }
+
+
 def _explain(failure: Any, reports: Path) -> BaseException:
     """The first rank's failure as an exception for the user.
 
-    A rank that dies makes its peers fail in their collectives, so the earliest report of
-    the house's own errors counts, then a rank that died without a word, then the rest.
+    A rank that dies makes its peers fail in their collectives or has them stopped by the
+    agent, so the earliest report of the house's own errors counts, then a rank that died
+    without a word, then the earliest of the rest.
     """
-    found = {
-        int(path.stem.removeprefix("rank")): json.loads(path.read_text(encoding="utf-8"))
-        for path in reports.glob("rank*.json")
-    }
-    stops = [report for report in found.values() if report["stopped"] is not None]
+    found = _reports(reports)
+    by_time = sorted(found.items(), key=lambda item: item[1]["time"])
+    for _, report in by_time:
+        if report["known"]:
+            return _revive(report)
     silent = {
         rank: entry
         for rank, entry in failure.failures.items()
         if rank not in found and entry.exitcode != -signal.SIGTERM
     }
-    known = sorted((r for r in found.values() if r["known"]), key=lambda r: r["time"])
-    if known:
-        return _revive(known[0])
-    if silent:
+    if silent and not _blames_itself(by_time, silent):
         rank, entry = min(silent.items(), key=lambda item: item[1].timestamp)
         return SparsePipeError(
-            f"rank {rank} {_death(entry, found)}; the other ranks were ended",
-            remedy="see whether the machine runs out of memory or the process was stopped, then "
-            "run the same command again to go on from the last checkpoint",
+            f"rank {rank} {_death(entry, by_time)}; the other ranks were ended",
+            remedy="see whether the machine runs out of memory or the process was stopped; the "
+            f"command {_GO_ON}",
         )
-    if stops:
-        return Stopped(stops[0]["stopped"])
-    rank, report = min(found.items(), key=lambda item: item[1]["time"])
+    rank, report = by_time[0]
+    if report["stopped"] is not None:
+        return Stopped(report["stopped"])
     return SparsePipeError(
         f"{report['trace'].rstrip()}\nrank {rank} raised {report['kind']}: {report['message']}",
-        remedy="mend the cause; the same command then goes on from the last checkpoint",
+        remedy=f"mend the cause; the command {_GO_ON}",
+    )
+
+
+def _blames_itself(by_time: _Reports, silent: Mapping[int, Any]) -> bool:
+    """Whether the first complaint is a cause of its own: it tells of no wait for a rank.
+
+    Then the silent ranks were busy when the agent ended them for it.
+    """
+    if not by_time or not all(_killed_late(entry, by_time) for entry in silent.values()):
+        return False
+    report = by_time[0][1]
+    return report["stopped"] is None and not _WAITS.search(f"{report['kind']} {report['message']}")
+
+
+def _killed_late(entry: Any, by_time: _Reports) -> bool:
+    """Whether a rank had to be killed by the agent, well after others complained."""
+    return (
+        bool(by_time)
+        and entry.exitcode == -signal.SIGKILL
+        and float(by_time[0][1]["time"]) + 1 < entry.timestamp
     )
 
 
@@ -185,13 +224,11 @@ def _revive(report: dict[str, Any]) -> SparsePipeError:
     return kind(report["message"], remedy=report["remedy"])
 
 
-def _death(entry: Any, reports: Mapping[int, dict[str, Any]]) -> str:
+def _death(entry: Any, by_time: _Reports) -> str:
     """How a rank ended that left no report."""
     if entry.exitcode >= 0:
         return f"ended with exit code {entry.exitcode}"
-    # Who still has to be killed by the agent after others complained did not answer them.
-    complaints = [report["time"] for report in reports.values()]
-    if entry.exitcode == -signal.SIGKILL and complaints and min(complaints) + 1 < entry.timestamp:
+    if _killed_late(entry, by_time):
         return "did not answer within the limit (parallel.strategy.timeout_s)"
     return f"was killed by {signal.Signals(-entry.exitcode).name}"
 

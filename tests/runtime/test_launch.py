@@ -136,6 +136,54 @@ def test_ranks_that_ignore_the_signal_are_killed(ranks, tmp_path: Path) -> None:
         )
     thread.join()
     assert stop.value.exit_code == 143
+    assert stop.value.unheard == (0, 1)
+
+
+BUSY = """
+from sparsepipe.runtime.launch import Stopped, report_failure
+def leave(error, code):
+    report_failure(error, exit_code=code, trace=f"Traceback: {error}")
+    os._exit(code)
+if rank:
+    while not Path("busy").exists():
+        time.sleep(0.02)
+    leave(ValueError("the real cause"), 1)
+"""
+
+
+def test_cause_is_not_hidden_by_a_peer_that_was_stopped_for_it(ranks) -> None:
+    """The agent's SIGTERM reaches a rank in a long step before any collective fails."""
+    with pytest.raises(SparsePipeError, match="rank 1 raised ValueError: the real cause"):
+        ranks(
+            BUSY
+            + """
+signal.signal(signal.SIGTERM, lambda signum, frame: leave(Stopped(signum), 143))
+Path("busy").touch()
+time.sleep(60)
+"""
+        )
+
+
+def test_cause_is_not_hidden_by_a_peer_that_had_to_be_killed(ranks) -> None:
+    with pytest.raises(SparsePipeError, match="rank 1 raised ValueError: the real cause"):
+        ranks(
+            BUSY
+            + """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+Path("busy").touch()
+time.sleep(60)
+""",
+            grace_s=3,
+        )
+
+
+def test_nothing_is_left_beside_the_reports(
+    ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    ranks("pass")
+    assert not list((tmp_path / "temporary").iterdir())
 
 
 def test_world_size_is_asserted(monkeypatch: pytest.MonkeyPatch) -> None:
