@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,31 @@ from sparsepipe.errors import DataError
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """How a disk, a quota and a limit on a file's size say that nothing more fits."""
 
+_UNUSABLE = {
+    errno.EACCES,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
+"""How a directory that cannot be made, read or written to shows itself."""
+
 _BLOCK_BYTES = 1 << 20
+
+
+class UnreadableError(DataError):
+    """A file that could not be read, which says nothing about what it holds."""
+
+
+def unreadable(path: Path, error: OSError) -> UnreadableError:
+    """The error for a file that the system would not read just now."""
+    return UnreadableError(
+        f"{path} cannot be read: {error.strerror or error}",
+        remedy="check its permissions, the disk and the limit on open files, then run the same "
+        "command again: what is done is kept",
+    )
 
 
 def usable_cores() -> int:
@@ -42,17 +66,25 @@ def digest_values(values: Any) -> str:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place when the block ends well."""
+def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """A temporary path beside ``path`` that takes its place when the block ends well.
+
+    Args:
+        path: the file; its folder is made if it is missing.
+        durable: have the bytes on the disk first, so that a power failure leaves the file
+            whole or absent, not empty.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        if durable:
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
         temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # the reason why the block failed matters more
+            temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -62,19 +94,30 @@ def write_json(path: Path, values: Any) -> None:
 
 
 @contextmanager
-def explaining_full_disk(directory: Path) -> Iterator[None]:
-    """Turn "no space left" inside the block into an error that says what to do.
+def explaining_storage(directory: Path, *, setting: str) -> Iterator[None]:
+    """Turn "no space left" or "permission denied" into an error that says what to do.
+
+    Args:
+        directory: what the block reads and writes.
+        setting: the key that names its place.
 
     Raises:
-        DataError: the disk, the quota or the limit on a file's size was reached.
+        DataError: the disk, the quota or the limit on a file's size was reached; or the
+            directory cannot be made, read or written to.
     """
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        raise DataError(
-            f"no space left for the cache in {directory}: {error.strerror}",
-            remedy="free some space or set data.cache_dir to a larger disk, then run the "
-            "same command again: what is cached already is kept",
-        ) from error
+        if error.errno in _FULL:
+            raise DataError(
+                f"no space left in {directory}: {error.strerror}",
+                remedy=f"free some space or set {setting} to a larger disk, then run the same "
+                "command again: what is done is kept",
+            ) from error
+        if error.errno in _UNUSABLE:
+            raise DataError(
+                f"cannot use {directory}: {error.strerror} ({error.filename})",
+                remedy=f"grant permission to it, or set {setting} to a directory that you can "
+                "read and write",
+            ) from error
+        raise

@@ -18,8 +18,8 @@ from sparsepipe.errors import DataError
 _CORES_PER_WORKER = 4
 _MAX_WORKERS = 8
 
-_DEATHS = ("exited unexpectedly", "is killed by signal", "bus error", "timed out")
-"""What torch says when a worker is gone; what a worker raised is told with its traceback."""
+_DEATHS = ("exited unexpectedly", "is killed by signal", "bus error")
+"""What torch says when a worker is gone."""
 
 
 def default_workers() -> int:
@@ -46,7 +46,9 @@ class ShapeLoader(DataLoader[dict[str, Any]]):
             except StopIteration:
                 return
             except RuntimeError as error:
-                raise _explained(error) from error
+                if not any(sign in str(error) for sign in _DEATHS):
+                    raise  # an error in a worker, told with its traceback
+                raise _death(error) from error
             yield batch
 
 
@@ -85,13 +87,9 @@ def _start_worker(worker: int) -> None:
     torch.set_num_threads(1)
 
 
-def _explained(error: RuntimeError) -> Exception:
-    """A worker's death as an error with a remedy; errors raised in a worker as they are."""
-    text = str(error)
-    if not any(sign in text for sign in _DEATHS):
-        return error
+def _death(error: RuntimeError) -> DataError:
     return DataError(
-        f"a loader worker was ended: {text.splitlines()[0]}",
+        f"a loader worker was ended: {str(error).splitlines()[0]}",
         remedy="usually memory or shared memory (/dev/shm) ran out: lower data.batch_size or "
         "data.num_workers; data.num_workers=0 reads in the training process and shows the "
         "cause",

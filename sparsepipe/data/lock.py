@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from sparsepipe.errors import DataError
 
 _LOG = logging.getLogger(__name__)
 _POLL_S = 0.1
+_TELL_AFTER_S = 3.0
+"""Ranks of one run wait for one another for shorter than this: nothing to tell."""
 
 
 @contextmanager
@@ -40,7 +43,7 @@ def locked(path: Path, *, wait_s: float) -> Iterator[None]:
 
 def _acquire(descriptor: int, path: Path, wait_s: float) -> None:
     deadline_s = time.monotonic() + wait_s
-    told = False
+    tell_s = time.monotonic() + _TELL_AFTER_S
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,7 +58,7 @@ def _acquire(descriptor: int, path: Path, wait_s: float) -> None:
                 remedy="wait for it and run the same command again, raise data.lock_wait_s, "
                 "or end that process; what it has built is kept",
             )
-        if not told:
+        if time.monotonic() >= tell_s:
             _LOG.info("waiting for process %s, which builds %s", holder, path.parent)
-            told = True
+            tell_s = math.inf
         time.sleep(_POLL_S)

@@ -7,6 +7,7 @@ whose size and time are as before is taken to hold the same bytes.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,8 @@ from pathlib import Path
 from sparsepipe.data.files import (
     digest_file,
     digest_values,
-    explaining_full_disk,
+    explaining_storage,
+    unreadable,
     usable_cores,
     write_json,
 )
@@ -24,8 +26,12 @@ from sparsepipe.data.progress import progress
 
 _SAVE_EVERY_S = 5.0
 
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+
 _Entry = list[int | str]
 """Size in bytes, time of change in nanoseconds, digest."""
+
+_MISSING: _Entry = [-1, 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +41,8 @@ class ShapeFile:
     Attributes:
         name: path relative to the root, with forward slashes.
         path: where it lies.
-        size_bytes: its size; -1 when it cannot be read.
-        digest: hex digest of its bytes, or why it cannot be read.
+        size_bytes: its size; -1 when there is no such file.
+        digest: hex digest of its bytes, or ``missing``.
     """
 
     name: str
@@ -48,27 +54,33 @@ class ShapeFile:
 def scan_files(root: Path, names: Sequence[str], *, cache_directory: Path) -> list[ShapeFile]:
     """Sizes and digests of files under ``root``, in the order of ``names``.
 
-    A file that cannot be read gets the reason in place of its digest; whoever reads its
-    content will report it. An interrupted scan goes on where it stopped.
+    An interrupted scan goes on where it stopped.
 
     Raises:
-        DataError: the manifest cannot be written because the disk is full.
+        DataError: a file is there but cannot be read, or the manifest cannot be written.
     """
     path = cache_directory / "manifests" / f"{digest_values(str(root))}.json"
     known = _read_manifest(path)
     stats = {name: _stat(root / name) for name in names}
-    stale = [name for name in names if known.get(name, [])[:2] != stats[name]]
+    missing = {name for name in names if stats[name] == _MISSING}
+    stale = [
+        name for name in names if name not in missing and known.get(name, [])[:2] != stats[name]
+    ]
     saved_s = time.monotonic()
     if stale:
-        with explaining_full_disk(cache_directory):
-            for name, digest in _digests(root, stale):
-                known[name] = [*stats[name], digest]
-                if time.monotonic() - saved_s > _SAVE_EVERY_S:
-                    write_json(path, known)
-                    saved_s = time.monotonic()
-            write_json(path, known)
+        with explaining_storage(cache_directory, setting="data.cache_dir"):
+            try:
+                for name, digest in _digests(root, stale):
+                    known[name] = [*stats[name], digest]
+                    if time.monotonic() - saved_s > _SAVE_EVERY_S:
+                        write_json(path, known)
+                        saved_s = time.monotonic()
+            finally:
+                write_json(path, known)
+    found = {name: [*_MISSING, "missing"] if name in missing else known[name] for name in names}
     return [
-        ShapeFile(name, root / name, int(known[name][0]), str(known[name][2])) for name in names
+        ShapeFile(name, root / name, int(size_bytes), str(digest))
+        for name, (size_bytes, _, digest) in found.items()
     ]
 
 
@@ -78,18 +90,27 @@ def digest_listing(files: Sequence[ShapeFile]) -> str:
 
 
 def _read_manifest(path: Path) -> dict[str, _Entry]:
+    """The entries that can be trusted; a file that has none is read again."""
     try:
-        entries: dict[str, _Entry] = json.loads(path.read_text())
+        entries = json.loads(path.read_text())
     except (OSError, ValueError):
-        return {}  # none yet, or not ours: the files are read again
-    return entries
+        return {}
+    if not isinstance(entries, dict):
+        return {}
+    return {
+        name: entry
+        for name, entry in entries.items()
+        if isinstance(entry, list) and len(entry) == 3 and _DIGEST.fullmatch(str(entry[2]))
+    }
 
 
 def _stat(path: Path) -> _Entry:
     try:
         stat = path.stat()
-    except OSError:
-        return [-1, 0]
+    except FileNotFoundError:
+        return _MISSING
+    except OSError as error:
+        raise unreadable(path, error) from error
     return [stat.st_size, stat.st_mtime_ns]
 
 
@@ -108,4 +129,4 @@ def _digest(path: Path) -> str:
     try:
         return digest_file(path)
     except OSError as error:
-        return f"unreadable: {error.strerror}"
+        raise unreadable(path, error) from error

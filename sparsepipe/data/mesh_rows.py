@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.data.off import read_off
+from sparsepipe.data.off import READER_VERSION, read_off
 from sparsepipe.data.points import FloatArray, measure_cloud
 from sparsepipe.data.voxels import Span, grid_box
 from sparsepipe.errors import DataError
@@ -27,7 +27,11 @@ size, would be off by up to 1/20 of such a voxel near the far faces.
 """
 
 FRAME_NUMBERS = 10
-"""Lower corner (3), upper corner (3), mean of the points (3), radius about it (1)."""
+"""Lower corner (3), upper corner (3), mean of the points (3), radius about it (1).
+
+Relative to the middle of the box: in single precision, a shape far from the origin would lose
+its form.
+"""
 
 _LATTICE_VOXELS = 0.25
 _LATTICE_CHUNK = 1 << 20
@@ -72,7 +76,12 @@ class SurfaceSampler:
 
     def settings(self) -> dict[str, Any]:
         """All that the rows depend on beside the files."""
-        return {"algorithm": "area-weighted 1", "points": self.points, "seed": self.seed}
+        return {
+            "reader": READER_VERSION,
+            "algorithm": "area-weighted 2",
+            "points": self.points,
+            "seed": self.seed,
+        }
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint16], FloatArray]:
         """Quantised points [P, 3] and the frame of one mesh.
@@ -133,14 +142,21 @@ def sample_triangles(
     return points_P3
 
 
+def box_middle(low_3: NDArray[np.float64], high_3: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What the frames of stored shapes are relative to."""
+    return (low_3 + high_3) / 2
+
+
 def quantise(
     points_P3: NDArray[np.float64], low_3: NDArray[np.float64], high_3: NDArray[np.float64]
 ) -> tuple[NDArray[np.uint16], FloatArray]:
-    """Points as 16-bit steps across their box, and the frame that leads back."""
+    """Points as 16-bit steps across their box, and the frame (see ``FRAME_NUMBERS``)."""
     size_3 = high_3 - low_3
     steps_P3 = (points_P3 - low_3) * (QUANTA / np.where(size_3 > 0, size_3, 1.0))
-    center_3, radius = measure_cloud(points_P3)
-    frame = np.concatenate([low_3, high_3, center_3, [radius]]).astype(np.float32)
+    middle_3 = box_middle(low_3, high_3)
+    center_3, radius = measure_cloud(points_P3 - middle_3)
+    frame = np.concatenate([low_3 - middle_3, high_3 - middle_3, center_3, [radius]])
+    frame = frame.astype(np.float32)
     return np.clip(np.rint(steps_P3), 0, QUANTA).astype(np.uint16), frame
 
 
@@ -186,7 +202,8 @@ class SurfaceVoxels:
         """All that the rows depend on beside the files."""
         mean_matters = self.sampler.settings() if self.span == "sphere" else None
         return {
-            "algorithm": "lattice 1",
+            "reader": READER_VERSION,
+            "algorithm": "lattice 2",
             "resolution": self.resolution,
             "span": self.span,
             "sampler": mean_matters,
@@ -199,7 +216,9 @@ class SurfaceVoxels:
             DataError: the file is no mesh with a surface.
         """
         triangles_F33 = read_triangles(path)
-        _, frame = quantise(*self.sampler.sample(triangles_F33, digest))
+        points_P3, low_3, high_3 = self.sampler.sample(triangles_F33, digest)
+        _, frame = quantise(points_P3, low_3, high_3)
+        triangles_F33 = triangles_F33 - box_middle(low_3, high_3)
         middle_3, half_3 = grid_box(
             frame[:3], frame[3:6], frame[6:9], float(frame[9]), span=self.span
         )

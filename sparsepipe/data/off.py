@@ -9,7 +9,6 @@ Shapes: V vertices, F faces.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import re
@@ -19,7 +18,11 @@ from pathlib import Path
 import numpy as np
 import trimesh
 
+from sparsepipe.data.files import UnreadableError, replacing, unreadable
 from sparsepipe.errors import DataError
+
+READER_VERSION = 1
+"""Raised with any change that reads a file as other triangles; caches depend on it."""
 
 # The format's optional prefixes: ST (texture), C (colour), N (normal) add columns behind
 # the three coordinates, which the loader ignores. "4" and "n" change the coordinates
@@ -30,8 +33,10 @@ _LARGEST_LOADED = 4
 """Corners of the largest faces that the loader triangulates."""
 _DEGENERATE_SHARE = 1e-14
 """Faces smaller than this share of the squared extent are rounding, not surface."""
-_LARGEST_EXTENT = 1e70
-"""Beyond, the squares under the roots of areas overflow."""
+_LARGEST_COORDINATE = 1e30
+"""Beyond, squares overflow, in single precision sooner than in double."""
+_LARGEST_DECIMALS = 17
+"""Of the largest coordinate: vertices are compared as 64-bit integers."""
 _SIGNIFICANT_DIGITS = 8
 """Decimals relative to the extent: kept when writing, compared when merging vertices."""
 
@@ -69,7 +74,7 @@ def read_off(path: str | os.PathLike[str]) -> trimesh.Trimesh:
 
 
 def write_off(mesh: trimesh.Trimesh, path: str | os.PathLike[str]) -> None:
-    """Write ``mesh`` as an OFF file; the file appears whole or not at all.
+    """Write ``mesh`` as an OFF file, which appears whole or not at all; its folder is made.
 
     Coordinates keep 8 decimal digits relative to the mesh's extent.
 
@@ -77,32 +82,32 @@ def write_off(mesh: trimesh.Trimesh, path: str | os.PathLike[str]) -> None:
         DataError: the file cannot be written (disk full, no permission).
     """
     path = Path(path)
-    text = mesh.export(file_type="off", digits=max(_decimals(mesh.vertices), 0))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="ascii")
-        temporary.replace(path)
+        save_off(mesh, path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise DataError(
             f"cannot write {path}: {error.strerror or error}",
             remedy="Free space or grant write permission there, or choose another folder.",
         ) from error
 
 
+def save_off(mesh: trimesh.Trimesh, path: Path) -> None:
+    """What ``write_off`` does, for callers that explain an ``OSError`` themselves."""
+    text = mesh.export(file_type="off", digits=max(_decimals(mesh.vertices), 0))
+    # Thousands are written at once: waiting for the disk after each would take minutes.
+    with replacing(path, durable=False) as temporary:
+        temporary.write_text(text, encoding="ascii")
+
+
 def _read_text(path: Path) -> str:
     try:
         raw = path.read_bytes()
     except FileNotFoundError as error:
-        raise DataError(
+        raise UnreadableError(
             f"{path} does not exist", remedy="Check the path and the data set's root."
         ) from error
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {error.strerror or error}",
-            remedy="Check that it is a file and that you have permission to read it.",
-        ) from error
+        raise unreadable(path, error) from error
     # Only comments can hold other characters than ASCII, and those are dropped.
     text = _COMMENT.sub("", raw.decode("utf-8-sig", errors="replace")).strip()
     if not text:
@@ -145,13 +150,13 @@ def _without_polygons(face_lines: list[str]) -> list[str]:
     one.
 
     Raises:
-        ValueError: a face has fewer corners than it says.
+        ValueError: a face has no corners, or fewer than it says.
     """
     lines = []
     for line in face_lines:
         words = line.split()
         corners = int(words[0])
-        if corners >= len(words):
+        if not 1 <= corners < len(words):
             raise ValueError("a face lacks corners")
         if corners <= _LARGEST_LOADED:
             lines.append(line)
@@ -167,12 +172,16 @@ def _first_fault(vertex_lines: list[str], face_lines: list[str]) -> str | None:
             return f"vertex {number} is not three numbers: {line[:60]!r}"
     for number, line in enumerate(face_lines):
         count, *corners = line.split()
-        if not count.isdecimal() or not _are(int, corners[: int(count)], count=int(count)):
+        if not _is_count(count) or not _are(int, corners[: int(count)], count=int(count)):
             return f"face {number} is not a count and as many corners: {line[:60]!r}"
         for corner in map(int, corners[: int(count)]):
             if not 0 <= corner < len(vertex_lines):
                 return f"face {number} points at vertex {corner} of {len(vertex_lines)}"
     return None
+
+
+def _is_count(word: str) -> bool:
+    return word.isdecimal() and int(word) > 0
 
 
 def _are(kind: type[float] | type[int], words: Sequence[str], *, count: int) -> bool:
@@ -184,9 +193,12 @@ def _are(kind: type[float] | type[int], words: Sequence[str], *, count: int) -> 
 
 def _clean(path: Path, mesh: trimesh.Trimesh) -> trimesh.Trimesh:
     if len(mesh.faces):
+        farthest = float(np.abs(mesh.vertices).max())
+        if farthest > _LARGEST_COORDINATE:
+            raise _broken(
+                path, f"coordinates reach {farthest:.3g}, more than {_LARGEST_COORDINATE:g}"
+            )
         extent = float(np.ptp(mesh.vertices, axis=0).max())
-        if not extent < _LARGEST_EXTENT:
-            raise _broken(path, f"the mesh is {extent:.3g} wide, so its area is not finite")
         # Relative to the extent: the library's own tolerance is absolute, and would
         # collapse a small model in metres or miss doubles of a large one in millimetres.
         mesh.merge_vertices(digits_vertex=_decimals(mesh.vertices))
@@ -202,7 +214,12 @@ def _decimals(vertices_V3: np.ndarray) -> int:
     extent = float(np.ptp(vertices_V3, axis=0).max()) if len(vertices_V3) else 0.0
     if not 0 < extent < np.inf:
         return _SIGNIFICANT_DIGITS
-    return _SIGNIFICANT_DIGITS - int(np.ceil(np.log10(extent)))
+    # Far from the origin, doubles themselves have fewer decimals.
+    farthest = float(np.abs(vertices_V3).max())
+    return min(
+        _SIGNIFICANT_DIGITS - int(np.ceil(np.log10(extent))),
+        _LARGEST_DECIMALS - int(np.ceil(np.log10(farthest))),
+    )
 
 
 def _broken(path: Path, fault: str) -> DataError:

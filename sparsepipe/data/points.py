@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+Split = Literal["train", "test"]
+SPLITS: tuple[Split, ...] = ("train", "test")
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
@@ -51,6 +54,9 @@ class MappedArray:
 class Frames:
     """Where each shape lies, in the units of its file.
 
+    The origin is the file's, or (where meshes or text were sampled) the middle of the shape's
+    bounding box.
+
     Attributes:
         low_S3: lower corner of the bounding box.
         high_S3: upper corner of the bounding box.
@@ -62,12 +68,6 @@ class Frames:
     high_S3: FloatArray
     center_S3: FloatArray
     radius_S: FloatArray
-
-    def take(self, rows: IntArray) -> Frames:
-        """The frames of some shapes, in the order of ``rows``."""
-        return Frames(
-            self.low_S3[rows], self.high_S3[rows], self.center_S3[rows], self.radius_S[rows]
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class PointSet:
         return int(self.points.array.shape[1])
 
     def cloud(self, index: int, picked_N: IntArray | None = None) -> FloatArray:
-        """Points [N, 3] of a shape in the units of its file; all of them without ``picked_N``."""
+        """Points [N, 3] of a shape, all of them without ``picked_N``; see ``Frames``."""
         stored_P3 = self.points.array[self.rows_S[index]]
         if picked_N is not None:
             stored_P3 = stored_P3[picked_N]

@@ -10,18 +10,26 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import connection, get_context, parent_process
 
+MAIN_GUARD = 'a script of your own must start its work under if __name__ == "__main__":'
+"""Part of a remedy: without the guard, each process that starts runs the script again."""
+
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @contextmanager
 def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of ``workers`` processes; on leaving, what has not begun is dropped."""
+    """A pool of ``workers`` processes; an exception ends them in the middle of their work."""
     with (
         _single_threaded_children(),
         ProcessPoolExecutor(workers, get_context("spawn"), _start_worker) as pool,
     ):
         try:
             yield pool
+        except BaseException:
+            # Nobody will take what they are working on, so nobody should wait for it.
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sparsepipe.data.files import UnreadableError, unreadable
 from sparsepipe.data.manifest import ShapeFile
-from sparsepipe.data.processes import worker_pool
+from sparsepipe.data.processes import MAIN_GUARD, worker_pool
 from sparsepipe.errors import DataError
 
 _CHUNK_FILES = 8
-"""Files in a task: enough to outweigh its overhead, few enough for a smooth progress bar."""
+_CHUNK_BYTES = 1 << 20
+"""A task: enough files to outweigh its overhead, few enough for a smooth progress bar."""
 
 _SECONDS_PER_WORKER = 1.5
 """Work that is worth a process of its own: starting one takes nearly a second."""
@@ -41,11 +43,11 @@ class RowResult:
 
 def read_rows(
     read: _Read, files: Sequence[ShapeFile], todo: Sequence[int], *, workers: int
-) -> Iterator[RowResult]:
+) -> Generator[RowResult]:
     """Rows of the files numbered in ``todo``, in any order.
 
     Raises:
-        DataError: a worker was killed.
+        DataError: a worker was killed, or a file cannot be read just now.
     """
     num_bytes = sum(max(files[index].size_bytes, 0) for index in todo)
     expected_s = len(todo) * _SECONDS_PER_FILE + num_bytes / _BYTES_PER_S
@@ -60,7 +62,7 @@ def read_rows(
         raise DataError(
             "a process that prepares shapes was killed or ran out of memory",
             remedy="lower data.cache_workers, then run the same command again: what is done "
-            "is kept",
+            f"is kept; {MAIN_GUARD}",
         ) from error
 
 
@@ -68,11 +70,7 @@ def _read_parallel(
     read: _Read, files: Sequence[ShapeFile], todo: Sequence[int], workers: int
 ) -> Iterator[RowResult]:
     """Keep a few chunks for each worker under way, so that memory stays bounded."""
-    chunks = [
-        [(index, files[index]) for index in todo[start : start + _CHUNK_FILES]]
-        for start in range(0, len(todo), _CHUNK_FILES)
-    ]
-    remaining = iter(chunks)
+    remaining = _chunks(files, todo)
     waiting: set[Future[list[RowResult]]] = set()
     with worker_pool(workers) as pool:
         while True:
@@ -87,17 +85,36 @@ def _read_parallel(
                 yield from future.result()
 
 
+def _chunks(
+    files: Sequence[ShapeFile], todo: Sequence[int]
+) -> Iterator[list[tuple[int, ShapeFile]]]:
+    chunk: list[tuple[int, ShapeFile]] = []
+    num_bytes = 0
+    for index in todo:
+        chunk.append((index, files[index]))
+        num_bytes += files[index].size_bytes
+        if len(chunk) == _CHUNK_FILES or num_bytes >= _CHUNK_BYTES:
+            yield chunk
+            chunk, num_bytes = [], 0
+    if chunk:
+        yield chunk
+
+
 def _read_chunk(read: _Read, chunk: Sequence[tuple[int, ShapeFile]]) -> list[RowResult]:
     return [_read_one(read, *task) for task in chunk]
 
 
 def _read_one(read: _Read, index: int, file: ShapeFile) -> RowResult:
+    if file.size_bytes < 0:
+        return RowResult(index, fault=f"{file.path} does not exist")
     try:
         row, meta_K = read(file.path, file.digest)
+    except (UnreadableError, ImportError, MemoryError):
+        raise  # says nothing about what the file holds
+    except OSError as error:
+        raise unreadable(file.path, error) from error
     except DataError as error:
         return RowResult(index, fault=error.message)
-    except MemoryError:
-        raise  # says nothing about the file
     except Exception as error:  # a mesh that trips the libraries is corrupt too
         return RowResult(index, fault=f"{file.path}: {type(error).__name__}: {error}")
     return RowResult(index, row, meta_K)

@@ -18,6 +18,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from sparsepipe.data.files import digest_values, explaining_full_disk, replacing, write_json
+from sparsepipe.data.files import digest_values, explaining_storage, replacing, write_json
 from sparsepipe.data.lock import locked
 from sparsepipe.data.manifest import ShapeFile, digest_listing
 from sparsepipe.data.points import MappedArray
@@ -111,26 +112,28 @@ class RowCache:
         faults: _Fault = json.loads(path.read_text()) if path.is_file() else {}
         return faults
 
-    def build(self, *, workers: int, lock_wait_s: float) -> None:
-        """Make all rows that are still to do.
+    def build(self, *, workers: int, lock_wait_s: float) -> bool:
+        """Make all rows that are still to do; whether there were any.
 
         Args:
             workers: processes that read files.
             lock_wait_s: how long to wait for another process that builds this cache.
 
         Raises:
-            DataError: the disk is full, a worker was killed, or the lock was not released
-                in time; in each case what is done is kept.
+            DataError: the disk is full or cannot be written to, a file cannot be read just
+                now, a worker was killed, or the lock was not released in time; in each case
+                what is done is kept.
         """
-        if (self.state_S() != TODO).all():
-            return
-        lock = self.directory / "lock"
-        with explaining_full_disk(self.directory), locked(lock, wait_s=lock_wait_s):
-            self._allocate()
-            todo = np.flatnonzero(self.state_S() == TODO)
-            self._check_space(len(todo))
-            if len(todo):
-                self._fill([int(row) for row in todo], workers)
+        with explaining_storage(self.directory, setting="data.cache_dir"):
+            if (self.state_S() != TODO).all():
+                return False
+            with locked(self.directory / "lock", wait_s=lock_wait_s):
+                self._allocate()
+                todo = np.flatnonzero(self.state_S() == TODO)
+                self._check_space(len(todo))
+                if len(todo):
+                    self._fill([int(row) for row in todo], workers)
+                return len(todo) > 0
 
     def _allocate(self) -> None:
         """Create the files at full length; the state comes last and says that all exist."""
@@ -170,8 +173,12 @@ class RowCache:
             )
 
     def _fill(self, todo: Sequence[int], workers: int) -> None:
-        with _RowWriter(self) as writer, progress(f"preparing {self.reader.kind}") as advance:
-            for result in read_rows(self.reader, self.files, todo, workers=workers):
+        with (
+            _RowWriter(self) as writer,
+            progress(f"preparing {self.reader.kind}") as advance,
+            closing(read_rows(self.reader, self.files, todo, workers=workers)) as results,
+        ):
+            for result in results:
                 writer.write(result)
                 advance(len(todo))
 

@@ -22,10 +22,23 @@ from sparsepipe.data.mesh_rows import (
 )
 from sparsepipe.data.off import read_off, write_off
 from sparsepipe.data.points import measure_cloud
-from sparsepipe.data.voxels import grid_box
+from sparsepipe.data.voxels import Span, grid_box
 from sparsepipe.errors import DataError
 
 DIGEST = "00ff" * 8
+
+HOUSE = """OFF5 5 0
+0 0 0
+2 0 0
+2 2 0
+0 2 0
+1 1 3
+4 0 1 2 3
+3 0 1 4
+3 1 2 4
+3 2 3 4
+3 3 0 4
+"""
 
 
 def test_points_lie_on_faces_in_proportion_to_their_area() -> None:
@@ -76,15 +89,59 @@ def test_quantised_points_come_back_within_half_a_step() -> None:
     assert (np.abs(back_P3 - points_P3) <= 0.501 * step_3).all()
     assert stored_P3.min(axis=0).tolist() == [0, 0, 0]
     assert stored_P3.max(axis=0).tolist() == [QUANTA] * 3
-    center_3, radius = measure_cloud(points_P3)
-    np.testing.assert_allclose(frame, [*low_3, *high_3, *center_3, radius], rtol=1e-6)
+    center_3 = points_P3.mean(axis=0)
+    radius = np.linalg.norm(points_P3 - center_3, axis=1).max()
+    middle_3 = (low_3 + high_3) / 2
+    expected = [*(low_3 - middle_3), *(high_3 - middle_3), *(center_3 - middle_3), radius]
+    np.testing.assert_allclose(frame, expected, rtol=1e-5, atol=1e-2 * step_3.min())
 
 
 def test_a_flat_mesh_is_quantised(tmp_path: Path) -> None:
     write_off(trimesh.Trimesh([[0, 0, 3], [1, 0, 3], [0, 1, 3]], [[0, 1, 2]]), tmp_path / "t.off")
     stored_P3, frame = SurfaceSampler(50, 0)(tmp_path / "t.off", DIGEST)
     assert set(stored_P3[:, 2].tolist()) == {0}
-    assert frame[2] == frame[5] == 3
+    assert frame[2] == frame[5] == 0
+
+
+@pytest.mark.parametrize("span", ["extent", "cube", "sphere"])
+def test_distance_from_the_origin_does_not_matter(tmp_path: Path, span: Span) -> None:
+    ball = trimesh.creation.icosphere(subdivisions=2)
+    write_off(ball, tmp_path / "near.off")
+    write_off(ball.apply_translation([1e7, -3e7, 2e7]), tmp_path / "far.off")
+    sampler = SurfaceSampler(512, 0)
+    near, far = (sampler(tmp_path / f"{name}.off", DIGEST) for name in ("near", "far"))
+    assert np.abs(near[0].astype(int) - far[0]).max() <= 1
+    np.testing.assert_allclose(near[1], far[1], atol=1e-4)
+    voxels = [
+        np.unpackbits(SurfaceVoxels(sampler, 16, span)(tmp_path / f"{name}.off", DIGEST)[0])
+        for name in ("near", "far")
+    ]
+    assert (voxels[0] != voxels[1]).mean() < 1e-3
+
+
+GOLDEN_POINTS = [
+    [50499, 22371, 30072],
+    [39477, 62759, 5551],
+    [27575, 24421, 0],
+    [41996, 54183, 22705],
+]
+"""The points of a pyramid, as the versions below sample them."""
+
+
+def test_the_versions_in_the_cache_key_stand_for_these_points(tmp_path: Path) -> None:
+    # Should this fail, raise READER_VERSION or the algorithm's version with the new values:
+    # caches of the old ones must not be taken for new.
+    (tmp_path / "house.off").write_text(HOUSE)
+    sampler = SurfaceSampler(4, 0)
+    stored_P3, frame = sampler(tmp_path / "house.off", DIGEST)
+    assert sampler.settings() == {
+        "reader": 1,
+        "algorithm": "area-weighted 2",
+        "points": 4,
+        "seed": 0,
+    }
+    assert np.abs(stored_P3.astype(int) - GOLDEN_POINTS).max() <= 1
+    np.testing.assert_allclose(frame[:6], [-1, -1, -1.5, 1, 1, 1.5], atol=1e-6)
 
 
 def test_the_draw_follows_content_and_seed_alone(tmp_path: Path) -> None:

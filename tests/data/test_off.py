@@ -101,6 +101,15 @@ def test_scale_is_kept_and_survives_writing(tmp_path: Path, scale: float) -> Non
     assert back.area == pytest.approx(mesh.area, rel=1e-6)
 
 
+@pytest.mark.parametrize("distance", [1e7, 1e11])
+def test_shapes_far_from_the_origin_keep_their_form(tmp_path: Path, distance: float) -> None:
+    mesh = trimesh.creation.icosphere(subdivisions=2)
+    write_off(mesh.copy().apply_translation([distance, 0, 0]), tmp_path / "a.off")
+    back = read_off(tmp_path / "a.off")
+    assert len(back.faces) == len(mesh.faces)
+    assert back.area == pytest.approx(mesh.area, rel=1e-3)
+
+
 BROKEN = {
     "empty": ("", "empty"),
     "only comments": ("# nothing\n", "empty"),
@@ -127,7 +136,10 @@ BROKEN = {
     "zero area": ("OFF\n3 1 0\n0 0 0\n1 1 1\n2 2 2\n3 0 1 2\n", "zero area"),
     "one point": ("OFF\n3 1 0\n1 1 1\n1 1 1\n1 1 1\n3 0 1 2\n", "zero area"),
     "only edges": ("OFF\n2 1 0\n0 0 0\n1 0 0\n2 0 1\n", "zero area"),
-    "too large": ("OFF\n" + SQUARE.replace("1 1 0\n", "1e99 1 0\n"), "area is not finite"),
+    "too large": ("OFF\n" + SQUARE.replace("1 1 0\n", "1e31 1 0\n"), "coordinates reach 1e\\+31"),
+    "too far away": ("OFF\n" + SQUARE.replace(" 0\n", " 1e31\n"), "coordinates reach 1e\\+31"),
+    "face of no corner": ("OFF\n" + SQUARE.replace("3 0 2 3", "0"), "face 1"),
+    "face of fewer than no corners": ("OFF\n" + SQUARE.replace("3 0 2 3", "-3 0 2 3"), "face 1"),
 }  # fmt: skip
 
 
@@ -157,12 +169,13 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
 
 def test_write_leaves_nothing_behind_when_it_fails(tmp_path: Path) -> None:
     mesh = trimesh.creation.box()
+    (tmp_path / "file").touch()
     with pytest.raises(DataError, match="cannot write"):
-        write_off(mesh, tmp_path / "none" / "a.off")
+        write_off(mesh, tmp_path / "file" / "a.off")
     (tmp_path / "b.off").mkdir()
     with pytest.raises(DataError, match="cannot write"):
         write_off(mesh, tmp_path / "b.off")
-    assert [path.name for path in tmp_path.iterdir()] == ["b.off"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.off", "file"]
 
 
 def test_write_replaces_whole_files(tmp_path: Path) -> None:

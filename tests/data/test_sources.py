@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from sparsepipe.data.lock import locked
+from sparsepipe.data.shapes import generate_shapes
+from sparsepipe.data.shapes.generate import MODELLER_VERSION
 from sparsepipe.data.sources import (
     CacheSettings,
     GeneratedShapes,
@@ -130,7 +134,9 @@ def test_resampled_text(resampled: Path, settings: CacheSettings) -> None:
     assert train.classes == ("bowl", "night_stand", "vase")
     assert train.names[3] == "night_stand_0001"
     table = np.loadtxt(resampled / "night_stand" / "night_stand_0001.txt", delimiter=",")
-    np.testing.assert_allclose(train.cloud(3), table[:64, :3], atol=2e-5)
+    points_N3 = table[:64, :3]
+    middle_3 = (points_N3.min(axis=0) + points_N3.max(axis=0)) / 2
+    np.testing.assert_allclose(train.cloud(3), points_N3 - middle_3, atol=2e-5)
 
 
 @pytest.mark.parametrize("text", ["1,2,3\n" * 80, "1,2,3,a,b,c\n" * 80, "1,2,3,0,0,1\n" * 20, ""])
@@ -149,6 +155,9 @@ def test_generated_shapes(tmp_path: Path, settings: CacheSettings) -> None:
     train, test = source.load("train", settings), source.load("test", settings)
     assert (len(train), len(test)) == (4, 2)
     assert train.classes == ("chair", "mug")
+    assert [path.name for path in (tmp_path / "shapes").iterdir()] == [
+        f"v{MODELLER_VERSION}_train2_test1_seed0_chair+mug"
+    ]
     larger = GeneratedShapes(
         tmp_path / "shapes", train_per_class=3, test_per_class=1, classes=["mug", "chair"]
     )
@@ -161,6 +170,25 @@ def test_generated_shapes(tmp_path: Path, settings: CacheSettings) -> None:
 def test_generated_shapes_need_a_count(tmp_path: Path, count: str) -> None:
     with pytest.raises(ConfigError, match=rf"data\.source\.{count}=0"):
         GeneratedShapes(tmp_path, **{count: 0})  # type: ignore[arg-type]
+
+
+def test_a_whole_set_of_shapes_needs_no_lock(tmp_path: Path, settings: CacheSettings) -> None:
+    def source() -> GeneratedShapes:
+        return GeneratedShapes(tmp_path, train_per_class=1, test_per_class=1, classes=["mug"])
+
+    folder = source().root
+    hurried = replace(settings, lock_wait_s=0.2)
+    with locked(folder / ".lock", wait_s=1):
+        with pytest.raises(DataError, match=r"longer than 0\.2 s"):
+            source().load("train", hurried)
+        generate_shapes(folder, classes=["mug"], train_per_class=1, test_per_class=1, seed=0)
+        assert len(source().load("train", hurried)) == 1
+
+
+def test_a_mistyped_class_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="spoon"):
+        GeneratedShapes(tmp_path / "shapes", classes=["spoon"])
+    assert not (tmp_path / "shapes").exists()
 
 
 @pytest.mark.parametrize("source", [OffTree, NpzBundle, NormalResampled])
@@ -245,6 +273,13 @@ def test_no_usable_shape_is_refused(
         ({"labels": np.full(12, 7)}, "labels up to 7 for 3 classes"),
         ({"points": np.zeros((12, 5))}, "not \\[shapes, points, 3\\]"),
         ({"points": np.full((12, 5, 3), np.nan)}, "12 shapes of the bundle"),
+        ({"points": np.full((12, 5, 3), None)}, "object"),
+        ({"points": np.full((12, 5, 3), "x")}, "not numbers"),
+        ({"labels": np.zeros(12)}, "labels are no whole numbers"),
+        ({"labels": np.full(12, None)}, "Object arrays"),
+        ({"scale": np.ones(3)}, "not a positive number"),
+        ({"scale": np.float32(0)}, "not a positive number"),
+        ({"names": np.array(["one"])}, r"12 shapes but names of \(1,\)"),
     ],
 )
 def test_bundles_whose_arrays_do_not_fit(
@@ -257,6 +292,31 @@ def test_bundles_whose_arrays_do_not_fit(
     )
     with pytest.raises(DataError, match=said):
         NpzBundle(bundle).load("train", settings)
+
+
+def test_a_bundle_with_broken_bytes_is_refused(bundle: Path, settings: CacheSettings) -> None:
+    path = bundle / "train.npz"
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 64] = bytes(64)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"train\.npz is no npz bundle"):
+        NpzBundle(bundle).load("train", settings)
+    assert not list(settings.directory.rglob("points.npy"))
+
+
+def test_a_bundle_is_read_whole_once(
+    bundle: Path, settings: CacheSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = NpzBundle(bundle).fingerprint(settings)
+    NpzBundle(bundle).load("train", settings)
+
+    def refuse(path: Path) -> str:
+        raise AssertionError(f"{path} is read again")
+
+    monkeypatch.setattr("sparsepipe.data.manifest.digest_file", refuse)
+    assert NpzBundle(bundle).fingerprint(settings) == before
+    NpzBundle(bundle).load("train", settings)
 
 
 def test_a_truncated_bundle_is_refused(bundle: Path, settings: CacheSettings) -> None:

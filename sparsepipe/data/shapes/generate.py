@@ -10,27 +10,29 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from sparsepipe.data.files import write_json
-from sparsepipe.data.off import write_off
-from sparsepipe.data.processes import worker_pool
+from sparsepipe.data.files import explaining_storage, write_json
+from sparsepipe.data.off import save_off
+from sparsepipe.data.points import SPLITS, Split
+from sparsepipe.data.processes import MAIN_GUARD, worker_pool
 from sparsepipe.data.progress import progress
 from sparsepipe.data.shapes.registry import SHAPE_CLASSES, make_shape
 from sparsepipe.errors import ConfigError, DataError
 
-MODELLER_VERSION = 1
-"""Raised with any change that gives a shape other triangles."""
+MODELLER_VERSION = 2
+"""Raised with any change that gives a shape other triangles; names the set's folder."""
 
 SETTINGS_FILE = "shapes.json"
 """Names the settings a folder was made with; written before the first shape."""
 
-_SPLITS = ("train", "test")
 _CHUNK_SHAPES = 16
 _SHAPES_PER_WORKER = 200
 """A process takes about a second to start; for fewer shapes it is not worth it."""
@@ -53,7 +55,7 @@ class _Task:
 
     path: Path
     class_name: str
-    split: str
+    split: Split
     number: int
     seed: int
 
@@ -85,27 +87,38 @@ def generate_shapes(
         ConfigError: unknown classes or negative counts.
         DataError: the folder holds something else, or it cannot be written to.
     """
-    settings = _settings(classes, train_per_class, test_per_class, seed)
+    settings = shapes_settings(classes, train_per_class, test_per_class, seed)
     root = Path(root)
     _claim(root, settings)
-    tasks = list(_missing(root, settings))
-    workers = min(workers, len(tasks) // _SHAPES_PER_WORKER)
-    with progress("modelling shapes") as advance:
-        for done in _write_parallel(tasks, workers) if workers > 1 else map(_write, tasks):
-            for _ in range(done):
-                advance(len(tasks))
+    with explaining_storage(root, setting="data.root"):
+        tasks = list(_missing(root, settings))
+        workers = min(workers, len(tasks) // _SHAPES_PER_WORKER)
+        with progress("modelling shapes") as advance, closing(_write_all(tasks, workers)) as parts:
+            for done in parts:
+                for _ in range(done):
+                    advance(len(tasks))
 
 
-def shape_rng(seed: int, class_name: str, split: str, number: int) -> np.random.Generator:
+def is_complete(root: Path, settings: ShapesSettings) -> bool:
+    """Whether a folder holds all shapes of these settings; needs no permission to write."""
+    try:
+        recorded = json.loads((root / SETTINGS_FILE).read_text())
+    except (OSError, ValueError):
+        return False
+    return recorded == _plain(settings) and next(_missing(root, settings), None) is None
+
+
+def shape_rng(seed: int, class_name: str, split: Split, number: int) -> np.random.Generator:
     """The random numbers of one shape."""
     return np.random.default_rng(
-        [seed, zlib.crc32(class_name.encode()), _SPLITS.index(split), number]
+        [seed, zlib.crc32(class_name.encode()), SPLITS.index(split), number]
     )
 
 
-def _settings(
+def shapes_settings(
     classes: Sequence[str] | None, train_per_class: int, test_per_class: int, seed: int
 ) -> ShapesSettings:
+    """Checked settings; see ``generate_shapes``."""
     chosen = SHAPE_CLASSES if classes is None else tuple(sorted(set(classes)))
     unknown = [name for name in chosen if name not in SHAPE_CLASSES]
     if unknown or not chosen:
@@ -129,9 +142,10 @@ def _claim(root: Path, settings: ShapesSettings) -> None:
         DataError: the folder was made with other settings or by something else.
     """
     path = root / SETTINGS_FILE
-    asked = json.loads(json.dumps(asdict(settings)))
+    asked = _plain(settings)
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        with explaining_storage(root, setting="data.root"):
+            root.mkdir(parents=True, exist_ok=True)
         foreign = [name for name in os.listdir(root) if not name.startswith(".")]
         if not foreign:
             write_json(path, asked)
@@ -156,39 +170,55 @@ def _claim(root: Path, settings: ShapesSettings) -> None:
         )
 
 
+def _plain(settings: ShapesSettings) -> dict[str, Any]:
+    """Settings as they come back from JSON."""
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(settings)))
+    return plain
+
+
 def _missing(root: Path, settings: ShapesSettings) -> Iterator[_Task]:
-    counts = {"train": settings.train_per_class, "test": settings.test_per_class}
+    counts: dict[Split, int] = {"train": settings.train_per_class, "test": settings.test_per_class}
     for class_name in settings.classes:
         for split, count in counts.items():
             folder = root / class_name / split
-            folder.mkdir(parents=True, exist_ok=True)
-            with os.scandir(folder) as entries:
-                present = {entry.name for entry in entries if entry.stat().st_size > 0}
+            present = _present(folder)
             for number in range(1, count + 1):
                 name = f"{class_name}_{number:04d}.off"
                 if name not in present:
                     yield _Task(folder / name, class_name, split, number, settings.seed)
 
 
+def _present(folder: Path) -> set[str]:
+    """Names of a folder's whole files; an empty one is what a power failure may leave."""
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name for entry in entries if entry.stat().st_size > 0}
+    except FileNotFoundError:
+        return set()
+
+
 def _write(task: _Task) -> int:
     rng = shape_rng(task.seed, task.class_name, task.split, task.number)
-    write_off(make_shape(task.class_name, rng), task.path)
+    save_off(make_shape(task.class_name, rng), task.path)
     return 1
 
 
-def _write_all(tasks: Sequence[_Task]) -> int:
+def _write_some(tasks: Sequence[_Task]) -> int:
     return sum(map(_write, tasks))
 
 
-def _write_parallel(tasks: Sequence[_Task], workers: int) -> Iterator[int]:
-    """Numbers of shapes written, as they are; an interrupt drops what has not begun."""
+def _write_all(tasks: Sequence[_Task], workers: int) -> Generator[int]:
+    """Numbers of shapes written, as they are."""
+    if workers <= 1:
+        yield from map(_write, tasks)
+        return
     chunks = [tasks[i : i + _CHUNK_SHAPES] for i in range(0, len(tasks), _CHUNK_SHAPES)]
     try:
         with worker_pool(workers) as pool:
-            yield from pool.map(_write_all, chunks)
+            yield from pool.map(_write_some, chunks)
     except BrokenProcessPool as error:
         raise DataError(
             "a process that models shapes was killed or ran out of memory",
             remedy="run the same command again, perhaps with fewer workers: what is written "
-            "is kept",
+            f"is kept; {MAIN_GUARD}",
         ) from error

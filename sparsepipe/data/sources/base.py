@@ -5,13 +5,22 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
-from sparsepipe.data.points import PointSet
+from sparsepipe.data.points import SPLITS, PointSet, Split
 from sparsepipe.errors import DataError
 
-Split = Literal["train", "test"]
-SPLITS: tuple[Split, ...] = ("train", "test")
+__all__ = [
+    "LOCK_WAIT_S",
+    "SPLITS",
+    "CacheSettings",
+    "Source",
+    "Split",
+    "require_root",
+    "wrong_layout",
+]
+
+LOCK_WAIT_S = 7_200.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +41,7 @@ class CacheSettings:
     seed: int = 0
     strict: bool = False
     workers: int = 0
-    lock_wait_s: float = 7_200.0
+    lock_wait_s: float = LOCK_WAIT_S
 
 
 class Source(Protocol):

@@ -6,21 +6,23 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparsepipe.data.files import explaining_full_disk, usable_cores
+from sparsepipe.data.files import explaining_storage, usable_cores
 from sparsepipe.data.lock import locked
-from sparsepipe.data.sources.base import CacheSettings, Split
+from sparsepipe.data.points import PointSet
+from sparsepipe.data.shapes import generate_shapes
+from sparsepipe.data.shapes.generate import MODELLER_VERSION, is_complete, shapes_settings
+from sparsepipe.data.sources.base import LOCK_WAIT_S, CacheSettings, Split
 from sparsepipe.data.sources.listing import Listing
 from sparsepipe.data.sources.off_tree import OffTree
 from sparsepipe.errors import ConfigError
-
-_LOCK_WAIT_S = 1_800.0
 
 
 class GeneratedShapes(OffTree):
     """Source: the embedded classes of modelled objects, in ModelNet's layout.
 
-    Each choice of counts and seed has a directory of its own under ``root``, so that a small
-    set made for a demonstration is never taken for the full one.
+    Each choice of counts and seed, and each version of the modeller, has a directory of its
+    own under ``root``, so that a small set made for a demonstration is never taken for the
+    full one, nor an old one for a new one.
 
     Args:
         root: directory to write into; made if it is missing.
@@ -30,7 +32,7 @@ class GeneratedShapes(OffTree):
         seed: seed of the shapes.
 
     Raises:
-        ConfigError: no root is set, or a count is below 1.
+        ConfigError: no root is set, a count is below 1 or a class is unknown.
     """
 
     def __init__(
@@ -55,42 +57,43 @@ class GeneratedShapes(OffTree):
             raise ConfigError(
                 "data.root is not set", remedy="set data.root to a directory to write shapes into"
             )
-        self._counts = (train_per_class, test_per_class)
-        self._class_names = None if classes is None else tuple(classes)
-        self._seed = seed
-        name = f"train{train_per_class}_test{test_per_class}_seed{seed}"
+        self._settings = shapes_settings(classes, train_per_class, test_per_class, seed)
+        name = f"v{MODELLER_VERSION}_train{train_per_class}_test{test_per_class}_seed{seed}"
         if classes is not None:
-            name += "_" + "+".join(sorted(classes))
-        home = Path(os.path.expandvars(root)).expanduser().absolute() / name
-        with explaining_full_disk(home):
-            home.mkdir(parents=True, exist_ok=True)
-        super().__init__(home)
+            name += "_" + "+".join(self._settings.classes)
+        self.root = Path(os.path.expandvars(root)).expanduser().absolute() / name
         self._complete = False
 
-    def listing(self, split: Split) -> Listing:
-        """The files of a split, generated where they are missing."""
-        self._generate()
-        return super().listing(split)
+    def load(self, split: Split, cache: CacheSettings) -> PointSet:
+        """The clouds of a split; see ``Source.load``."""
+        self._generate(cache.lock_wait_s)
+        return super().load(split, cache)
 
     def fingerprint(self, cache: CacheSettings) -> str:
         """Digest of the generated files; see ``Source.fingerprint``."""
-        self._generate()
+        self._generate(cache.lock_wait_s)
         return super().fingerprint(cache)
 
-    def _generate(self) -> None:
+    def listing(self, split: Split) -> Listing:
+        """The files of a split, generated where they are missing."""
+        self._generate(LOCK_WAIT_S)
+        return super().listing(split)
+
+    def _generate(self, lock_wait_s: float) -> None:
+        # A set that is whole may lie where nothing can be written, not even a lock.
+        self._complete = self._complete or is_complete(self.root, self._settings)
         if self._complete:
             return
-        from sparsepipe.data.shapes import generate_shapes  # loads every class's modeller
-
-        train_per_class, test_per_class = self._counts
-        lock = self.root / ".lock"
-        with explaining_full_disk(self.root), locked(lock, wait_s=_LOCK_WAIT_S):
+        with (
+            explaining_storage(self.root, setting="data.root"),
+            locked(self.root / ".lock", wait_s=lock_wait_s),
+        ):
             generate_shapes(
                 self.root,
-                classes=self._class_names,
-                train_per_class=train_per_class,
-                test_per_class=test_per_class,
-                seed=self._seed,
+                classes=self._settings.classes,
+                train_per_class=self._settings.train_per_class,
+                test_per_class=self._settings.test_per_class,
+                seed=self._settings.seed,
                 workers=usable_cores(),
             )
         self._complete = True

@@ -51,7 +51,7 @@ def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> RowC
     """
     files = scan_files(listing.root, listing.names, cache_directory=cache.directory)
     rows = RowCache(files, reader, cache_directory=cache.directory)
-    rows.build(workers=cache.workers or usable_cores(), lock_wait_s=cache.lock_wait_s)
+    built = rows.build(workers=cache.workers or usable_cores(), lock_wait_s=cache.lock_wait_s)
     faults = rows.corrupt()
     if faults:
         lines = [f"  {name}: {fault}" for name, fault in sorted(faults.items())]
@@ -66,7 +66,10 @@ def open_rows(listing: Listing, reader: RowReader, cache: CacheSettings) -> RowC
                 remedy="replace these files, or set data.strict=false to leave them out; "
                 f"all are listed in {where}",
             )
-        _LOG.warning("%s and left out (listed in %s):\n%s", summary, where, shown)
+        if built:
+            _LOG.warning("%s and left out (listed in %s):\n%s", summary, where, shown)
+        else:  # every rank comes here, those beyond the first with a higher level
+            _LOG.info("%s and left out, as before (listed in %s)", summary, where)
     return rows
 
 

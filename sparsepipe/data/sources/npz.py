@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 import shutil
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.data.files import digest_file, digest_values, explaining_full_disk, replacing
+from sparsepipe.data.files import digest_values, explaining_storage, replacing
+from sparsepipe.data.manifest import scan_files
 from sparsepipe.data.points import Frames, MappedArray, PointSet, measure_frames
 from sparsepipe.data.sources.base import (
     SPLITS,
@@ -27,6 +29,12 @@ from sparsepipe.data.sources.base import (
 from sparsepipe.errors import DataError
 
 _LOG = logging.getLogger(__name__)
+
+_VERSION = 1
+"""Raised with any change to what is kept in the cache."""
+
+_BROKEN = (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
+"""What reading a broken archive raises."""
 
 WHERE_FROM = (
     "the bundle holds train.npz and test.npz with the arrays points, labels, classes, "
@@ -52,12 +60,13 @@ class NpzBundle:
     def load(self, split: Split, cache: CacheSettings) -> PointSet:
         """The clouds of a split; see ``Source.load``."""
         path = self.root / f"{split}.npz"
-        directory = cache.directory / "npz" / digest_file(path)
+        (file,) = scan_files(self.root, [path.name], cache_directory=cache.directory)
+        directory = cache.directory / "npz" / f"v{_VERSION}_{file.digest}"
         small = _read_small(path)
         points_path = directory / "points.npy"
         if not points_path.is_file():
             _LOG.info("unpacking %s into %s", path, directory)
-            with explaining_full_disk(cache.directory):
+            with explaining_storage(cache.directory, setting="data.cache_dir"):
                 _unpack_points(path, points_path)
         points = MappedArray(points_path)
         _check_arrays(path, points.array, small)
@@ -78,8 +87,9 @@ class NpzBundle:
 
     def fingerprint(self, cache: CacheSettings) -> str:
         """Digest of the two files; see ``Source.fingerprint``."""
-        del cache  # two files are read faster than a manifest of them would be kept
-        return digest_values([digest_file(self.root / f"{split}.npz") for split in SPLITS])
+        names = [f"{split}.npz" for split in SPLITS]
+        files = scan_files(self.root, names, cache_directory=cache.directory)
+        return digest_values([file.digest for file in files])
 
 
 def _unreadable(path: Path, reason: object) -> DataError:
@@ -97,9 +107,7 @@ def _read_small(path: Path) -> dict[str, NDArray[Any]]:
             if missing:
                 raise _unreadable(path, f"it lacks {', '.join(sorted(missing))}")
             return {name: bundle[name] for name in bundle.files if name != "points"}
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
-        if isinstance(error, DataError):
-            raise
+    except _BROKEN as error:
         raise _unreadable(path, error) from error
 
 
@@ -113,7 +121,11 @@ def _unpack_points(path: Path, target: Path) -> None:
             temporary.open("wb") as file,
         ):
             shutil.copyfileobj(member, file, 1 << 20)
-    except (zipfile.BadZipFile, EOFError) as error:
+            file.flush()
+            dtype = np.load(temporary, mmap_mode="r").dtype
+            if dtype.kind not in "iuf":
+                raise _unreadable(path, f"points are of type {dtype}, not numbers")
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise _unreadable(path, error) from error
 
 
@@ -124,10 +136,16 @@ def _check_arrays(path: Path, points_SP3: NDArray[Any], small: dict[str, NDArray
         raise _unreadable(path, f"points has shape {points_SP3.shape}, not [shapes, points, 3]")
     if labels_S.shape != points_SP3.shape[:1]:
         raise _unreadable(path, f"{len(points_SP3)} shapes but labels of {labels_S.shape}")
+    if labels_S.dtype.kind not in "iu" or classes.ndim != 1:
+        raise _unreadable(path, "labels are no whole numbers, or classes no list of names")
     if labels_S.min() < 0 or labels_S.max() >= len(classes):
         raise _unreadable(path, f"labels up to {labels_S.max()} for {len(classes)} classes")
-    if not np.isfinite(small.get("scale", np.ones(()))).all():
-        raise _unreadable(path, "scale is not a finite number")
+    scale = small.get("scale", np.ones(()))
+    if scale.shape != () or scale.dtype.kind not in "iuf" or not 0 < scale < np.inf:
+        raise _unreadable(path, f"scale is {scale}, not a positive number")
+    names = small.get("names")
+    if names is not None and names.shape != labels_S.shape:
+        raise _unreadable(path, f"{len(labels_S)} shapes but names of {names.shape}")
 
 
 def _frames(path: Path, points_SP3: NDArray[Any], scale: float, cache: CacheSettings) -> Frames:
@@ -142,7 +160,7 @@ def _frames(path: Path, points_SP3: NDArray[Any], scale: float, cache: CacheSett
                 remedy="remove these rows from the bundle",
             )
         with (
-            explaining_full_disk(cache.directory),
+            explaining_storage(cache.directory, setting="data.cache_dir"),
             replacing(path) as temporary,
             temporary.open("wb") as file,
         ):

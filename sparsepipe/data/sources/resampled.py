@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.data.files import digest_values
+from sparsepipe.data.files import digest_values, unreadable
 from sparsepipe.data.manifest import digest_listing, scan_files
 from sparsepipe.data.mesh_rows import FRAME_NUMBERS, quantise
 from sparsepipe.data.points import FloatArray, PointSet
@@ -139,13 +139,13 @@ class TextPoints:
 
     def settings(self) -> dict[str, Any]:
         """All that the rows depend on beside the files."""
-        return {"algorithm": "text 1", "points": self.points}
+        return {"algorithm": "text 2", "points": self.points}
 
     def __call__(self, path: Path, digest: str) -> tuple[NDArray[np.uint16], FloatArray]:
         """Quantised points [P, 3] and the frame of one file.
 
         Raises:
-            DataError: the file is missing, is no table of six columns, or is too short.
+            DataError: the file cannot be read, is no table of six columns, or is too short.
         """
         del digest  # nothing is random here
         points_P3 = _read_points(path)[: self.points]
@@ -160,7 +160,9 @@ def _read_points(path: Path) -> NDArray[np.float64]:
     try:
         lines = path.read_text(encoding="ascii").split()
         values = np.array(",".join(lines).split(","), np.float64)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:
         raise _broken(path, str(error)) from error
     if not lines or len(values) != _COLUMNS * len(lines):
         raise _broken(path, f"its lines do not have {_COLUMNS} numbers x,y,z,nx,ny,nz each")
