@@ -107,15 +107,18 @@ class CoordinateCache:
         """Kernel maps kept for this level (coarser levels not counted)."""
         return len(self._maps)
 
-    def coarser(self, coords_M4: Tensor, spatial_shape: Triple) -> CoordinateCache:
-        """Cache of a level whose sites are known to be unique and in bounds."""
+    def coarser(self, coords_M4: Tensor, extent: Triple) -> CoordinateCache:
+        """Cache of a level whose sites are known to be unique and within ``extent``.
+
+        Its ``spatial_shape`` is as well known as this level's.
+        """
         level = CoordinateCache(
             coords_M4,
             batch_size=self.batch_size,
-            spatial_shape=spatial_shape,
+            spatial_shape=None if self.spatial_shape is None else extent,
             index_method=self.index_method,
         )
-        level._extent = spatial_shape
+        level._extent = extent
         level._verified = True
         return level
 

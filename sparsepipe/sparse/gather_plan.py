@@ -2,9 +2,10 @@
 
 Pairs (row, source) are grouped by block of rows and, within a block, by kernel
 offset. A block's sources are gathered once, one matrix product per offset turns them
-into parts, and every row sums its parts as one bag of indices. Rows are written once,
-in a fixed order of addition, so results are deterministic on every device, and a
-block's buffers can be kept small enough to stay in the processor's cache.
+into parts, and every row sums its parts as one bag of indices. Each row is written once and
+its parts are added in a fixed order, without atomic additions: that makes results
+repeatable where the matrix products are. A block's buffers can be kept small enough to
+stay in the processor's cache.
 
 Shape suffixes: K offsets, R rows of the level, B blocks, P pairs.
 """

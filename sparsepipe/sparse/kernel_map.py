@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from sparsepipe.errors import CoordinateError
 from sparsepipe.sparse.coordinates import coords_of_keys, linear_keys
 from sparsepipe.sparse.gather_plan import GatherPlan, build_gather_plan
 from sparsepipe.sparse.kernel_spec import KernelSpec, Triple
@@ -109,10 +110,7 @@ class KernelMap:
     def readers_KN(self) -> Tensor:
         """int32, the output row that reads each input at each offset, -1 where none."""
         if self._reversed is None:
-            if self.spec.is_symmetric:
-                self._reversed = self.neighbours_KM.flip(0)
-            else:
-                self._reversed = invert_rows(self.neighbours_KM, self.num_inputs)
+            self._reversed = invert_rows(self.neighbours_KM, self.num_inputs)
         return self._reversed
 
     def derived(self, name: str, build: Callable[[KernelMap], T]) -> T:
@@ -147,12 +145,33 @@ def build_kernel_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
     windows that tile the grid; otherwise every site of the grid of
     ``ceil(extent / stride)`` whose window holds an input, as for a dense convolution
     with padding ``dilation * (K // 2)``.
+
+    Raises:
+        CoordinateError: see :func:`check_grid_is_known`.
     """
+    check_grid_is_known(level, spec)
     if spec.is_submanifold:
         return _submanifold_map(level, spec)
     if spec.is_tiling:
         return _tiling_map(level, spec)
     return _strided_map(level, spec)
+
+
+def check_grid_is_known(level: CoordinateCache, spec: KernelSpec) -> None:
+    """Check that the output sites of a window do not hang on the other samples of a batch.
+
+    A strided window that reads before its site can touch a site beyond the last input.
+    Whether the grid has that site only ``spatial_shape`` can tell: the largest
+    coordinate, which stands in elsewhere, may be another sample's.
+
+    Raises:
+        CoordinateError: such a window over sites whose ``spatial_shape`` was not given.
+    """
+    if level.spatial_shape is None and not spec.is_submanifold and any(spec.before):
+        raise CoordinateError(
+            f"a centred window of {spec.size} with stride {spec.stride} needs the grid's extent",
+            remedy="pass spatial_shape to SparseTensor or sparse_collate",
+        )
 
 
 def _offsets(spec: KernelSpec, level: CoordinateCache) -> Tensor:

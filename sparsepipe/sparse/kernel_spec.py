@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sparsepipe.errors import ConfigError
@@ -11,19 +12,29 @@ from sparsepipe.errors import ConfigError
 Triple = tuple[int, int, int]
 
 
-def as_triple(value: int | Sequence[int], *, name: str, minimum: int = 1) -> Triple:
+def as_triple(value: int | Sequence[int], *, name: str) -> Triple:
     """Return ``value`` as three ints; one int stands for all three axes.
 
+    Integers of other libraries (numpy's, for example) are taken as ints.
+
     Raises:
-        ConfigError: not one or three ints, or one of them below ``minimum``.
+        ConfigError: not one or three integers, or one of them below 1.
     """
-    values = (value,) * 3 if isinstance(value, int) else tuple(value)
-    if len(values) != 3 or not all(isinstance(v, int) and v >= minimum for v in values):
+    try:
+        x, y, z = (_as_int(v) for v in (value if isinstance(value, Iterable) else (value,) * 3))
+    except (TypeError, ValueError):
+        x = y = z = 0
+    if min(x, y, z) < 1:
         raise ConfigError(
-            f"{name} is {value!r}",
-            remedy=f"give one int or three ints (x, y, z) of at least {minimum}",
+            f"{name} is {value!r}", remedy="give one int or three ints (x, y, z) of at least 1"
         )
-    return values[0], values[1], values[2]
+    return x, y, z
+
+
+def _as_int(value: object) -> int:
+    if isinstance(value, bool):
+        raise TypeError("a truth value is no number of voxels")
+    return operator.index(value)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +42,15 @@ class KernelSpec:
     """Size, stride and dilation of a window, each per axis (x, y, z).
 
     An odd size is centred (offsets ``-(K//2) .. K//2``), an even one starts at the
-    site (offsets ``0 .. K-1``), as does every window that tiles the grid (size equal to
-    stride on every axis); offsets are multiplied by the dilation. Output site ``y``
-    reads the inputs ``y * stride + offset * dilation``.
+    site (offsets ``0 .. K-1``), as does every size where ``centred`` is False; offsets
+    are multiplied by the dilation. Output site ``y`` reads the inputs
+    ``y * stride + offset * dilation``.
     """
 
     size: Triple
     stride: Triple = (1, 1, 1)
     dilation: Triple = (1, 1, 1)
+    centred: bool = True
 
     @classmethod
     def of(
@@ -59,6 +71,22 @@ class KernelSpec:
             as_triple(dilation, name="dilation"),
         )
 
+    @classmethod
+    def for_pooling(
+        cls, size: int | Sequence[int], *, stride: int | Sequence[int] | None = None
+    ) -> KernelSpec:
+        """A pooling window; where size and stride are equal the windows tile the grid.
+
+        So pooling by 3 takes voxels 0 to 2, 3 to 5 and so on, as a dense pool does.
+
+        Raises:
+            ConfigError: a value is not one or three positive ints.
+        """
+        size_3 = as_triple(size, name="kernel size")
+        stride_3 = size_3 if stride is None else as_triple(stride, name="stride")
+        has_centre = any(k % 2 == 1 and k > 1 for k in size_3)
+        return cls(size_3, stride_3, centred=not (has_centre and size_3 == stride_3))
+
     @property
     def volume(self) -> int:
         """Number of offsets, K^3 for a cube."""
@@ -77,13 +105,18 @@ class KernelSpec:
     @property
     def is_symmetric(self) -> bool:
         """True when offset ``k`` is minus offset ``volume - 1 - k`` and sites stay."""
-        return self.is_submanifold and all(size % 2 == 1 for size in self.size)
+        return self.is_submanifold and self.centred and all(k % 2 == 1 for k in self.size)
 
     @property
     def is_tiling(self) -> bool:
-        """True when the windows tile the grid: every input is in exactly one."""
-        return self.size == self.stride and all(
-            d == 1 or k == 1 for d, k in zip(self.dilation, self.size, strict=True)
+        """True when every input is in exactly one window: size and stride are equal.
+
+        Centred windows do not count: those at the grid's border lack a part.
+        """
+        return (
+            self.size == self.stride
+            and not any(self.before)
+            and all(d == 1 or k == 1 for d, k in zip(self.dilation, self.size, strict=True))
         )
 
     @property
@@ -98,9 +131,7 @@ class KernelSpec:
     @property
     def before(self) -> Triple:
         """How many offsets, per axis, are below zero."""
-        if self.is_tiling:
-            return 0, 0, 0
-        x, y, z = (k // 2 if k % 2 else 0 for k in self.size)
+        x, y, z = (k // 2 if k % 2 and self.centred else 0 for k in self.size)
         return x, y, z
 
     def offsets(self) -> list[Triple]:

@@ -110,7 +110,7 @@ class MaxPool3d(nn.Module):
         backend: Backend | None = None,
     ) -> None:
         super().__init__()
-        self.spec = KernelSpec.of(kernel_size, stride=kernel_size if stride is None else stride)
+        self.spec = KernelSpec.for_pooling(kernel_size, stride=stride)
         self.backend: Backend = NativeBackend() if backend is None else backend
 
     def forward(self, x: SparseTensor) -> SparseTensor:

@@ -40,7 +40,7 @@ class Case:
         return torch.randn(size, dtype=torch.float64, generator=generator).to(dtype)
 
 
-KERNEL_AND_STRIDE = [(k, s) for k in (1, 2, 3, 5) for s in (1, 2)]
+KERNEL_AND_STRIDE = [*((k, s) for k in (1, 2, 3, 5) for s in (1, 2)), (3, 3)]
 
 
 @st.composite
@@ -49,14 +49,17 @@ def cases(draw: st.DrawFn, *, pooling: bool = False) -> Case:
     axes = [draw(st.sampled_from(KERNEL_AND_STRIDE)) for _ in range(3)]
     if draw(st.booleans()):
         axes = [axes[0]] * 3
-    dilation = 1 if pooling else draw(st.sampled_from([1, 1, 2, 3]))
+    size, stride = zip(*axes, strict=True)
+    dilation = draw(st.sampled_from([1, 1, 2, 3]))
     return Case(
         shape=(draw(st.integers(1, 9)), draw(st.integers(1, 9)), draw(st.integers(1, 9))),
         batch_size=draw(st.integers(1, 3)),
         occupancy=draw(st.sampled_from([0.0, 0.03, 0.2, 0.6, 1.0])),
         channels=draw(st.sampled_from([1, 3, 5, 8])),
         width=draw(st.sampled_from([1, 4, 6])),
-        spec=KernelSpec.of([k for k, _ in axes], stride=[s for _, s in axes], dilation=dilation),
+        spec=KernelSpec.for_pooling(size, stride=stride)
+        if pooling
+        else KernelSpec.of(size, stride=stride, dilation=dilation),
         seed=draw(st.integers(0, 2**20)),
     )
 
@@ -72,7 +75,7 @@ def pad_dense(dense: torch.Tensor, spec: KernelSpec, value: float = 0.0) -> torc
     padding: list[int] = []
     axes = zip(dense.shape[2:], spec.size, spec.stride, spec.dilation, strict=True)
     for extent, size, stride, dilation in reversed(list(axes)):
-        left = dilation * (size // 2) if size % 2 and spec.size != spec.stride else 0
+        left = dilation * (size // 2) if size % 2 and spec.centred else 0
         last = (-(-extent // stride) - 1) * stride + dilation * (size - 1)
         padding += [left, max(0, last - left - (extent - 1))]
     return F.pad(dense, padding, value=value)

@@ -40,8 +40,17 @@ def test_matches_dense_pooling(case):
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_ties_go_to_the_first_as_in_a_dense_pool(size, stride, dtype):
-    x = Case((8, 7, 9), 2, 0.5, 4, 1, KernelSpec.of(size, stride=stride), seed=1).tensor(dtype)
-    check(x.replace_feats(x.feats.round().clamp(min=0)), KernelSpec.of(size, stride=stride))
+    spec = KernelSpec.for_pooling(size, stride=stride)
+    x = Case((8, 7, 9), 2, 0.5, 4, 1, spec, seed=1).tensor(dtype)
+    check(x.replace_feats(x.feats.round().clamp(min=0)), spec)
+
+
+def test_pooling_by_an_odd_size_tiles_the_grid_as_a_dense_pool_does():
+    x = Case((7, 8, 9), 2, 0.4, 3, 1, KernelSpec.of(3), seed=1).tensor()
+    y = MaxPool3d(3)(x)
+    dense = F.max_pool3d(with_minus_infinity(x), 3, ceil_mode=True)
+    assert torch.equal(y.feats, at_sites(dense, y.coords))
+    assert len(y) == int(dense[:, 0].isfinite().sum())
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -74,7 +83,8 @@ def test_not_a_number_is_passed_on():
 
 def test_empty_tensor():
     feats = torch.zeros(0, 3, requires_grad=True)
-    x = SparseTensor(feats, torch.zeros(0, 4, dtype=torch.int32), batch_size=2)
+    coords = torch.zeros(0, 4, dtype=torch.int32)
+    x = SparseTensor(feats, coords, batch_size=2, spatial_shape=(4, 4, 4))
     y = MaxPool3d(3, stride=2)(MaxPool3d(2)(x))
     assert y.feats.shape == (0, 3)
     y.feats.sum().backward()

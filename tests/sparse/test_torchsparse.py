@@ -27,12 +27,18 @@ def by(module):
 @pytest.mark.parametrize("shape", [True, False])
 def test_sites_features_and_gradients_are_the_native_ones(version, spec, shape):
     x = scattered(shape=shape, stride=(1, 2, 4))
+    if not shape and not spec.is_submanifold and any(spec.before):
+        for conv in (NATIVE.conv3d, by(statement_of(version))):
+            with pytest.raises(CoordinateError, match="extent"):
+                conv(x, *weights(spec), spec)
+        return
     ours, our_grads = gradients(NATIVE.conv3d, x, spec)
     theirs, their_grads = gradients(by(statement_of(version)), x, spec)
     assert torch.equal(theirs.coords, ours.coords)
     assert theirs.stride == ours.stride
     assert theirs.batch_size == ours.batch_size
     assert theirs.cache.extent == ours.cache.extent
+    assert theirs.spatial_shape == ours.spatial_shape
     torch.testing.assert_close(theirs.feats, ours.feats)
     for their_grad, our_grad in zip(their_grads, our_grads, strict=True):
         torch.testing.assert_close(their_grad, our_grad)
@@ -123,15 +129,20 @@ def test_many_outputs_of_few_inputs_fit_the_hash_table_and_the_setting_returns()
     assert module.backends.hash_rsv_ratio == 2
 
 
-def test_tf32_follows_torchs_own_switch():
+@pytest.mark.parametrize("has_tf32", [True, False])
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_tf32_follows_torchs_own_switch(monkeypatch, precision, has_tf32):
     module, spec = statement_of("2.1"), KernelSpec.of(3)
+    expected = has_tf32 and precision == "high"
+    module.backends.allow_tf32 = not expected
+    monkeypatch.setattr(adapter, "_has_tf32", lambda device: has_tf32)
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    torch.set_float32_matmul_precision(precision)
     try:
         convolve(Library.of(module), scattered(), weights(spec)[0], None, spec)
     finally:
         torch.set_float32_matmul_precision(before)
-    assert module.backends.allow_tf32 is False
+    assert module.backends.allow_tf32 is expected
 
 
 @pytest.mark.parametrize("version", VERSIONS)

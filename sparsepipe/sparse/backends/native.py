@@ -20,8 +20,9 @@ from sparsepipe.sparse.tensor import SparseTensor
 class NativeBackend:
     """Sparse convolution as gather, matrix products and sums over bags of rows.
 
-    Runs on CPU and CUDA in float32, float64, bfloat16 and float16; under autocast in
-    the autocast dtype. Deterministic: two runs give the same bits.
+    Computes in float32, float64, bfloat16 and float16; under autocast in the autocast
+    dtype. On a CPU two runs give the same bits. Nothing in it is tied to a CPU or adds
+    atomically, but neither speed nor repeatability has been measured on CUDA.
     """
 
     name: ClassVar[str] = "native"
@@ -97,5 +98,5 @@ def _check_operands(feats: Tensor, kernel: Tensor, spec: KernelSpec) -> None:
     if kernel.dtype != feats.dtype:
         raise BackendError(
             f"features are {feats.dtype}, the kernel is {kernel.dtype}",
-            remedy="convert one of them, or run under torch.autocast",
+            remedy="convert the tensor first, x.to(kernel.dtype), or run under torch.autocast",
         )

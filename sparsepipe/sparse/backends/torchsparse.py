@@ -22,6 +22,7 @@ from sparsepipe.errors import BackendError
 from sparsepipe.sparse.backends import torchsparse_convert as convert
 from sparsepipe.sparse.backends.native import NativeBackend
 from sparsepipe.sparse.cache import CoordinateCache
+from sparsepipe.sparse.kernel_map import check_grid_is_known
 from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.tensor import SparseTensor
 
@@ -129,6 +130,7 @@ def convolve(
     feats, kernel, bias = _operands(x, kernel, bias, spec)
     level = _Level.of(x.cache)
     level.check()
+    check_grid_is_known(level, spec)
     weight = convert.to_torchsparse(kernel, spec.size)
     out = _call(library, level, x, (feats, weight, bias), spec)
     sx, sy, sz = (a * b for a, b in zip(x.stride, spec.stride, strict=True))
@@ -238,8 +240,8 @@ class _Level(CoordinateCache):
         level._downsampled = {}
         return level
 
-    def coarser(self, coords_M4: Tensor, spatial_shape: tuple[int, int, int]) -> _Level:
-        return _Level.of(super().coarser(coords_M4, spatial_shape))
+    def coarser(self, coords_M4: Tensor, extent: tuple[int, int, int]) -> _Level:
+        return _Level.of(super().coarser(coords_M4, extent))
 
     def downsampled(self, spec: KernelSpec, coords_M4: Tensor) -> _Level:
         """The level below by a window, made once (its kernel map is kept as well)."""
