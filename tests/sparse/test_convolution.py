@@ -2,10 +2,19 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
-from sparse_references import Case, at_sites, cases, dense_conv, relative_error, sites
+from sparse_references import (
+    Case,
+    at_sites,
+    cases,
+    dense_conv,
+    dense_kernel,
+    relative_error,
+    sites,
+)
 
-from sparsepipe.errors import BackendError
+from sparsepipe.errors import BackendError, CoordinateError
 from sparsepipe.sparse import Conv3d, KernelSpec, NativeBackend, SparseTensor
 from sparsepipe.sparse.backends import convolution
 
@@ -74,10 +83,16 @@ def test_every_window_in_one_block_and_in_several(size, stride, dilation, channe
     assert relative_error(grad_kernel, expected_kernel) <= 1e-13
 
 
-def test_odd_windows_that_tile_start_at_their_site():
-    case = Case((8, 9, 7), 2, 0.3, 6, 5, KernelSpec.of(3, stride=3), seed=3)
+@pytest.mark.parametrize("size", [3, 5, (3, 1, 1), (3, 2, 2), (3, 2, 1)])
+def test_a_stride_equal_to_an_odd_size_keeps_windows_centred(size):
+    case = Case((8, 9, 7), 2, 0.3, 6, 5, KernelSpec.of(size, stride=size), seed=3)
     x, y, upstream, grad_feats, grad_kernel = run(case, torch.float64)
-    _, expected, expected_feats, expected_kernel = run_dense(case, x, y, upstream)
+    out, expected, expected_feats, expected_kernel = run_dense(case, x, y, upstream)
+    if size in {3, 5}:
+        plain = F.conv3d(
+            x.dense(), dense_kernel(case.kernel(), case.spec), stride=size, padding=size // 2
+        )
+        assert torch.equal(out[..., : plain.shape[2], : plain.shape[3], : plain.shape[4]], plain)
     assert relative_error(y.feats, expected) <= 1e-13
     assert relative_error(grad_feats, expected_feats) <= 1e-13
     assert relative_error(grad_kernel, expected_kernel) <= 1e-13
@@ -100,6 +115,43 @@ def test_output_sites(case):
         reached = dense_conv(ones, torch.ones(case.spec.volume, 1, 1).double(), case.spec)
         expected = sites((reached[:, 0] > 0.5).nonzero())
     assert sites(y.coords) == expected
+
+
+@pytest.mark.parametrize(
+    "spec", [KernelSpec.of(3, stride=2), KernelSpec.of(3, stride=3), KernelSpec.of(1, stride=2)]
+)
+def test_a_samples_sites_do_not_depend_on_its_batch_mates(spec):
+    # The last site lies between two output sites: the further one is beyond its own extent.
+    corners = torch.tensor([[0, 0, 0, 0], [0, 5, 5, 5], [1, 8, 8, 8]], dtype=torch.int32)
+    kernel = torch.ones(spec.volume, 1, 1)
+
+    def first_sample(rows, **shape):
+        x = SparseTensor(torch.ones(rows, 1), corners[:rows], **shape)
+        y = BACKEND.conv3d(x, kernel, None, spec)
+        return sites(y.coords[y.coords[:, 0] == 0])
+
+    assert first_sample(2, spatial_shape=(9, 9, 9)) == first_sample(3, spatial_shape=(9, 9, 9))
+    if not any(spec.before):
+        assert first_sample(2) == first_sample(3)
+        return
+    for rows in (2, 3):
+        with pytest.raises(CoordinateError, match="extent") as caught:
+            first_sample(rows)
+        assert "spatial_shape" in caught.value.remedy
+
+
+def test_a_level_below_knows_its_grid_as_well_as_the_input_does():
+    coords = torch.tensor([[0, 0, 0, 0], [0, 7, 7, 7]], dtype=torch.int32)
+    tile, overlap = KernelSpec.of(2, stride=2), KernelSpec.of(3, stride=2)
+    for shape in (None, (8, 8, 8)):
+        x = SparseTensor(torch.ones(2, 1), coords, spatial_shape=shape)
+        y = BACKEND.conv3d(x, torch.ones(8, 1, 1), None, tile)
+        assert y.spatial_shape == (shape and (4, 4, 4))
+        if shape is None:
+            with pytest.raises(CoordinateError, match="extent"):
+                BACKEND.max_pool3d(y, overlap)
+        else:
+            assert len(BACKEND.max_pool3d(y, overlap)) == 2
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -181,6 +233,25 @@ def test_half_precision_is_close(dtype, channels):
     assert relative_error(y.feats, expected) < 0.02
     assert relative_error(grad_feats, expected_feats) < 0.02
     assert relative_error(grad_kernel, expected_kernel) < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("spec", [KernelSpec.of(3), KernelSpec.of(2, stride=2)])
+def test_the_kernels_gradient_is_as_exact_in_many_blocks_as_in_one(dtype, spec, monkeypatch):
+    case = Case((16, 16, 16), 4, 0.5, 8, 8, spec, seed=10)
+    errors = []
+    for least_rows in (10**6, 8):
+        monkeypatch.setattr(convolution, "_BLOCK_BYTES", 1)
+        monkeypatch.setattr(convolution, "_MIN_BLOCK_ROWS", least_rows)
+        x, _, upstream, _, grad_kernel = run(case, dtype)
+        # The reference starts from the same rounded operands: only sums differ.
+        kernel = case.kernel().requires_grad_()
+        feats = x.replace_feats(x.feats.double())
+        out = BACKEND.conv3d(feats, kernel, None, spec).feats
+        (expected,) = torch.autograd.grad(out, kernel, upstream.to(dtype).double())
+        errors.append(relative_error(grad_kernel, expected))
+        assert grad_kernel.dtype == dtype
+    assert errors[1] < 2 * errors[0]
 
 
 def test_autocast_runs_in_its_dtype_and_keeps_float32_gradients():

@@ -164,7 +164,12 @@ def _gradients(
     plan = kernel_map.scatter_plan(_block_rows(kernel_map, kernel_KCD))
     centre = _centre(kernel_map)
     kernels = kernel_KCD.transpose(1, 2).unbind(0)
-    grad_kernel = torch.empty_like(kernel_KCD) if need_kernel else None
+    grad_kernel = None
+    if need_kernel:
+        # In 16 bits a running sum over blocks would lose more with every block.
+        wide = torch.promote_types(kernel_KCD.dtype, torch.float32)
+        dtype = kernel_KCD.dtype if len(plan.blocks) == 1 else wide
+        grad_kernel = torch.empty_like(kernel_KCD, dtype=dtype)
     slots = None if grad_kernel is None else grad_kernel.unbind(0)
     if kernel_map.spec.is_symmetric:
         # Its own plan lists the readers of offset k under K - 1 - k.
@@ -185,6 +190,8 @@ def _gradients(
                 torch.mm(read, kernels[k], out=part)
         if need_feats:
             sums.append(_bag_sum(parts, block))
+    if grad_kernel is not None:
+        grad_kernel = grad_kernel.to(kernel_KCD.dtype)
     return (_join(sums) if need_feats else None), grad_kernel
 
 
@@ -193,10 +200,13 @@ def _join(blocks: list[Tensor]) -> Tensor:
 
 
 def _accumulate(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
-    """``total += left @ right``, or ``=`` at first."""
+    """``total += left @ right``, or ``=`` at first; ``total`` may be of a wider dtype."""
     if right.shape[0] == 0:
         if first:
             total.zero_()
+    elif total.dtype != right.dtype:
+        product = left @ right
+        total.copy_(product) if first else total.add_(product)
     elif first:
         torch.mm(left, right, out=total)
     else:
@@ -219,7 +229,5 @@ def _bag_sum(parts_PD: Tensor, block: Block) -> Tensor:
     """Sum each row's parts in a fixed order; rows without parts are zero."""
     if block.num_pairs == 0:
         return parts_PD.new_zeros(block.last - block.first, parts_PD.shape[1])
-    out: Tensor = torch.ops.aten._embedding_bag_forward_only(
-        parts_PD, block.bag_P, block.bag_starts
-    )[0]
+    out: Tensor = torch.embedding_bag(parts_PD, block.bag_P, block.bag_starts)[0]
     return out

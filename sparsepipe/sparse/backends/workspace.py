@@ -26,7 +26,7 @@ class _Workspace(threading.local):
         size = shape[0] * shape[1] * like.element_size()
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < size:
-            buffer = torch.empty(size, dtype=torch.uint8)
+            buffer = torch.empty(size, dtype=torch.uint8, device=like.device)
             self._buffers[name] = buffer
         return buffer[:size].view(like.dtype).view(shape)
 
