@@ -51,7 +51,7 @@ def check_bounds(coords_N4: Tensor, *, batch_size: int, spatial_shape: Triple | 
     if coords_N4.shape[0] == 0:
         extent = spatial_shape or (1, 1, 1)
     else:
-        lowest, highest = (bound.tolist() for bound in coords_N4.aminmax(dim=0))
+        lowest, highest = torch.stack(coords_N4.aminmax(dim=0)).tolist()
         _check_batch_column(lowest[0], highest[0], batch_size)
         for axis, low, high in zip("xyz", lowest[1:], highest[1:], strict=True):
             _check_axis(axis, low, high)

@@ -68,13 +68,14 @@ class _GlobalMean(torch.autograd.Function):
     def forward(
         ctx: Any, feats_NC: Tensor, batch_N: Tensor, rows_BL: Tensor, counts_B: Tensor
     ) -> Tensor:
-        ctx.save_for_backward(batch_N, counts_B)
+        # Cached indices may be inference tensors, which cannot be saved for backward.
+        ctx.indices = batch_N, counts_B
         total_BC = _by_sample(feats_NC, rows_BL, 0.0).sum(1)
         return total_BC / counts_B.clamp(min=1)[:, None].to(total_BC.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_BC: Tensor) -> tuple[Tensor, None, None, None]:
-        batch_N, counts_B = ctx.saved_tensors
+        batch_N, counts_B = ctx.indices
         share_BC = grad_BC / counts_B.clamp(min=1)[:, None].to(grad_BC.dtype)
         return share_BC.index_select(0, batch_N), None, None, None

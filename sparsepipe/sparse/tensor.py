@@ -121,10 +121,8 @@ class SparseTensor:
     def to(self, *args: Any, **kwargs: Any) -> SparseTensor:
         """As ``torch.Tensor.to``; a dtype applies to the features only."""
         feats = self.feats.to(*args, **kwargs)
-        copying = {k: v for k, v in kwargs.items() if k in ("non_blocking", "copy")}
-        non_blocking = bool(copying.get("non_blocking", False)) or any(
-            isinstance(arg, bool) and arg for arg in args[1:2]
-        )
+        # Where non_blocking is given by position, the coordinates are copied blocking.
+        non_blocking = bool(kwargs.get("non_blocking", False))
         coords = self.coords.to(feats.device, non_blocking=non_blocking)
         # A cache belongs to its coordinates: kept when they did not move.
         cache = self._cache if coords is self.coords else None
@@ -150,7 +148,7 @@ class SparseTensor:
         keys_N = linear_keys(self.coords, cache.extent)
         grid = self.feats.new_zeros(self.batch_size * x * y * z, self.num_channels)
         grid = grid.index_copy(0, keys_N, self.feats)
-        return grid.view(self.batch_size, x, y, z, -1).permute(0, 4, 1, 2, 3)
+        return grid.view(self.batch_size, x, y, z, self.num_channels).permute(0, 4, 1, 2, 3)
 
     @classmethod
     def from_dense(cls, dense_BCXYZ: Tensor) -> SparseTensor:
@@ -233,15 +231,15 @@ def sparse_collate(
         raise CoordinateError("no samples to collate", remedy="give at least one sample")
     for i, (coords_n3, feats_nC) in enumerate(samples):
         _check_sample(i, coords_n3, feats_nC)
-    sizes = torch.tensor([coords.shape[0] for coords, _ in samples])
+    sizes = [coords.shape[0] for coords, _ in samples]
     coords = torch.cat([coords for coords, _ in samples])
     if coords.numel() and not 0 <= int(coords.min()) <= int(coords.max()) <= MAX_COORDINATE:
         raise CoordinateError(
             f"coordinates from {int(coords.min())} to {int(coords.max())}",
             remedy=f"keep them from 0 to {MAX_COORDINATE}: shift each sample, or use larger voxels",
         )
-    batch = torch.repeat_interleave(torch.arange(len(samples), dtype=torch.int32), sizes)
-    coords_N4 = torch.cat([batch[:, None].to(coords.device), coords.int()], dim=1)
+    batch = torch.cat([coords.new_full((n, 1), i, dtype=torch.int32) for i, n in enumerate(sizes)])
+    coords_N4 = torch.cat([batch, coords.int()], dim=1)
     feats_NC = torch.cat([feats for _, feats in samples])
     return SparseTensor(feats_NC, coords_N4, spatial_shape=spatial_shape, batch_size=len(samples))
 

@@ -50,6 +50,38 @@ def test_networks_copy_and_pickle(x, clone):
     assert torch.equal(clone(net)(x), net(x))
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Conv3d(1, 4),
+        Conv3d(6, 4),
+        Conv3d(6, 4, 1),
+        Conv3d(6, 4, 2, stride=2),
+        Conv3d(6, 4, 3, stride=2),
+        MaxPool3d(2),
+        MaxPool3d(3, stride=2),
+        BatchNorm(6),
+        ReLU(),
+        Linear(6, 4),
+        Dropout(0.5),
+        GlobalMaxPool(),
+        GlobalAvgPool(),
+    ],
+    ids=str,
+)
+def test_a_tensor_first_used_for_inference_can_be_trained_on(layer):
+    channels = 1 if isinstance(layer, Conv3d) and layer.in_channels == 1 else 6
+    x = Case((8, 8, 8), 3, 0.2, channels, 2, KernelSpec.of(3), seed=0).tensor(torch.float32)
+    with torch.inference_mode():
+        layer(x)
+    feats = x.feats.clone().requires_grad_()
+    out = layer(x.replace_feats(feats))
+    out = out.feats if isinstance(out, SparseTensor) else out
+    out.square().sum().backward()
+    assert feats.grad.isfinite().all()
+    assert feats.grad.any()
+
+
 def test_state_names():
     assert list(network().state_dict()) == [
         "0.kernel", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var",

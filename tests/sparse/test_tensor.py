@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from sparse_references import Case
@@ -99,6 +100,27 @@ def test_batch_size_from_the_coordinates():
     coords = torch.tensor([[4, 0, 0, 0], [1, 0, 0, 0]], dtype=torch.int32)
     assert SparseTensor(torch.ones(2, 1), coords).batch_size == 5
     assert SparseTensor(torch.ones(0, 1), coords[:0]).batch_size == 0
+
+
+@pytest.mark.parametrize("batch_size", [None, 0, 2])
+def test_an_empty_tensor_has_an_empty_dense_grid(batch_size):
+    coords = torch.zeros(0, 4, dtype=torch.int32)
+    x = SparseTensor(torch.zeros(0, 3), coords, spatial_shape=(4, 5, 6), batch_size=batch_size)
+    assert x.dense().shape == (batch_size or 0, 3, 4, 5, 6)
+
+
+def test_integers_of_numpy_are_integers():
+    coords = torch.zeros(1, 4, dtype=torch.int32)
+    shape = np.array([3, 4, 5])
+    x = SparseTensor(torch.ones(1, 1), coords, stride=np.int64(2), spatial_shape=shape)
+    assert (x.stride, x.spatial_shape) == ((2, 2, 2), (3, 4, 5))
+    assert all(type(n) is int for n in (*x.stride, *x.spatial_shape))
+
+
+@pytest.mark.parametrize("value", [2.5, 2.0, True, (1, True, 1), "3", None, (1, 2), (1, 2, 0)])
+def test_what_is_no_size_is_refused(value):
+    with pytest.raises(ConfigError, match="kernel size is"):
+        KernelSpec.of(value)
 
 
 def test_stride_and_shape_are_checked():
