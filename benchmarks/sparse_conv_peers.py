@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.metadata
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,7 +31,8 @@ def peer_rows(
         except ImportError as error:
             print(f"{module} has no row: {error}")
             continue
-        version = importlib.metadata.version(module)
+        # Asked of the module: spconv's distributions are named after their CUDA version.
+        version = getattr(importlib.import_module(module), "__version__", "of unknown version")
         rows[f"{module} {version} (1 thread)"] = on_one_thread(functools.partial(_run, work))
     return rows
 
