@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
+from sparsepipe import sparse
+from sparsepipe.errors import ConfigError
 from sparsepipe.models.schedule import LRSchedule
 
 
@@ -25,9 +27,14 @@ class Classifier(pl.LightningModule):
     occupancy [B, C, X, Y, Z]), ``label`` (int64 [B]) and ``index`` (int64 [B], the shape's
     number in its split).
 
+    The input is cast to the dtype of the network's parameters, since Lightning casts plain
+    tensors only (``precision="bf16-true"`` and the like).
+
     Logged: ``train/loss`` and ``train/accuracy`` (per epoch, the loss per step as well),
     ``val/…`` and ``test/…`` alike, and ``test/class_accuracy``, the mean of the per-class
-    accuracies. Accuracies are top-1 shares in [0, 1].
+    accuracies. Losses are cross-entropies in nats without smoothing, so that splits compare;
+    with label smoothing ``train/objective`` is what training minimises. Accuracies are top-1
+    shares in [0, 1].
 
     Args:
         layers: the network, one entry a layer; maps the input to logits [B, K].
@@ -39,8 +46,6 @@ class Classifier(pl.LightningModule):
 
     Attributes:
         test_confusion: int64 [K, K] after a test, true class by row, over all ranks.
-        test_predictions: after a test, this rank's ``index``, ``label``, ``prediction``
-            (int64 [n]) and ``probability`` (float [n], of the predicted class).
     """
 
     def __init__(
@@ -64,21 +69,42 @@ class Classifier(pl.LightningModule):
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.confusion = MulticlassConfusionMatrix(num_classes)
         self.test_confusion: Tensor | None = None
-        self.test_predictions: dict[str, Tensor] = {}
-        self._collected: list[dict[str, Tensor]] = []
 
     def forward(self, x: Any) -> Tensor:
         """Logits [B, K] of a batch's input."""
-        logits_BK: Tensor = self.layers(x)
+        logits_BK: Tensor = self.layers(self._cast(x))
         return logits_BK
+
+    def on_fit_start(self) -> None:
+        """Refuse what a sparse network cannot be trained with.
+
+        Raises:
+            ConfigError: synchronised batch norm, which takes plain tensors only.
+        """
+        kinds = {type(layer) for layer in self.layers.modules()}
+        if nn.SyncBatchNorm in kinds and sparse.Conv3d in kinds:
+            raise ConfigError(
+                "trainer.sync_batchnorm=true does not work for sparse networks",
+                remedy="set trainer.sync_batchnorm=false: each rank normalises by its own batch",
+            )
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         label_B = batch["label"]
-        logits_BK = self.layers(batch["input"])
-        loss = F.cross_entropy(logits_BK.float(), label_B, label_smoothing=self.label_smoothing)
-        self.train_accuracy(logits_BK, label_B)
+        logits_BK = _at_least_float32(self(batch["input"]))
+        objective = loss = F.cross_entropy(logits_BK, label_B)
         size = label_B.numel()
-        self.log("train/loss", loss, prog_bar=True, on_step=True, on_epoch=True, batch_size=size)
+        if self.label_smoothing:
+            objective = F.cross_entropy(logits_BK, label_B, label_smoothing=self.label_smoothing)
+            self.log("train/objective", objective, on_step=False, on_epoch=True, batch_size=size)
+        self.train_accuracy(logits_BK, label_B)
+        self.log(
+            "train/loss",
+            loss.detach(),
+            prog_bar=True,
+            on_step=True,
+            on_epoch=True,
+            batch_size=size,
+        )
         self.log(
             "train/accuracy",
             self.train_accuracy,
@@ -87,28 +113,26 @@ class Classifier(pl.LightningModule):
             on_epoch=True,
             batch_size=size,
         )
-        return loss
+        return objective
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         label_B = batch["label"]
-        logits_BK = self.layers(batch["input"])
+        logits_BK = _at_least_float32(self(batch["input"]))
         self.val_accuracy(logits_BK, label_B)
-        self._log_epoch("val/loss", F.cross_entropy(logits_BK.float(), label_B), label_B.numel())
+        self._log_epoch("val/loss", F.cross_entropy(logits_BK, label_B), label_B.numel())
         self._log_epoch("val/accuracy", self.val_accuracy, label_B.numel())
 
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         label_B = batch["label"]
-        logits_BK = self.layers(batch["input"])
-        self._log_epoch("test/loss", F.cross_entropy(logits_BK.float(), label_B), label_B.numel())
+        logits_BK = _at_least_float32(self(batch["input"]))
+        self._log_epoch("test/loss", F.cross_entropy(logits_BK, label_B), label_B.numel())
         self.confusion.update(logits_BK, label_B)
-        self._collected.append(_prediction(batch, logits_BK))
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int = 0) -> dict[str, Tensor]:
-        return _prediction(batch, self.layers(batch["input"]))
+        return _prediction(batch, self(batch["input"]))
 
     def on_test_epoch_start(self) -> None:
         self.confusion.reset()
-        self._collected.clear()
 
     def on_test_epoch_end(self) -> None:
         counts_KK = self.confusion.compute()
@@ -119,11 +143,6 @@ class Classifier(pl.LightningModule):
         # The counts are those of all ranks already, so nothing is left to synchronise.
         self.log("test/accuracy", hits_K.sum() / shapes_K.sum(), prog_bar=True)
         self.log("test/class_accuracy", class_accuracy_K.mean())
-        if self._collected:
-            self.test_predictions = {
-                key: torch.cat([entry[key] for entry in self._collected])
-                for key in self._collected[0]
-            }
 
     def configure_optimizers(self) -> Any:
         optimizer = self._optimizer(self.parameters())
@@ -135,6 +154,12 @@ class Classifier(pl.LightningModule):
             epochs=self.trainer.max_epochs or 1,
         )
         return {"optimizer": optimizer, "lr_scheduler": entry}
+
+    def _cast(self, x: Any) -> Any:
+        parameter = next(self.layers.parameters(), None)
+        if parameter is None or not isinstance(x, Tensor | sparse.SparseTensor):
+            return x
+        return x.to(parameter.dtype) if x.dtype.is_floating_point else x
 
     def _log_epoch(self, name: str, value: Any, size: int) -> None:
         self.log(
@@ -148,8 +173,13 @@ class Classifier(pl.LightningModule):
         )
 
 
+def _at_least_float32(logits_BK: Tensor) -> Tensor:
+    return logits_BK.to(torch.promote_types(logits_BK.dtype, torch.float32))
+
+
 def _prediction(batch: dict[str, Any], logits_BK: Tensor) -> dict[str, Tensor]:
-    probability_B, prediction_B = logits_BK.detach().float().softmax(dim=1).max(dim=1)
+    logits_BK = _at_least_float32(logits_BK.detach())
+    probability_B, prediction_B = logits_BK.softmax(dim=1).max(dim=1)
     return {
         "index": batch["index"].cpu(),
         "label": batch["label"].cpu(),

@@ -12,6 +12,15 @@ from torch.utils.data import DataLoader
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.models import Classifier, LRSchedule
+from sparsepipe.sparse import (
+    BatchNorm,
+    Conv3d,
+    GlobalMaxPool,
+    Linear,
+    MaxPool3d,
+    ReLU,
+    sparse_collate,
+)
 
 
 class Samples(torch.utils.data.Dataset):
@@ -65,9 +74,112 @@ def test_learns_and_reports_what_a_count_by_hand_gives(tmp_path) -> None:
     for true, guess in zip(test_set.y, predicted, strict=True):
         counts[true, guess] += 1
     assert torch.equal(module.test_confusion, counts)
-    assert torch.equal(module.test_predictions["prediction"], predicted)
-    assert torch.equal(module.test_predictions["index"], torch.arange(101))
-    assert (module.test_predictions["probability"] >= 0.25).all()
+
+
+def shape_batches() -> DataLoader:
+    """Two batches of two shapes: a full and a hollow cube."""
+    cube = torch.cartesian_prod(*[torch.arange(4)] * 3)
+    shell = cube[((cube == 0) | (cube == 3)).any(dim=1)]
+    samples = [(coords, torch.ones(len(coords), 1)) for coords in (cube, shell)]
+    batch = {
+        "input": sparse_collate(samples, spatial_shape=(4, 4, 4)),
+        "label": torch.tensor([0, 1]),
+        "index": torch.tensor([0, 1]),
+    }
+    return DataLoader([batch, batch], batch_size=None, collate_fn=lambda entry: entry)
+
+
+def sparse_classifier() -> Classifier:
+    torch.manual_seed(0)
+    layers = nn.Sequential(
+        Conv3d(1, 6),
+        BatchNorm(6),
+        ReLU(),
+        MaxPool3d(2),
+        Conv3d(6, 4),
+        GlobalMaxPool(),
+        Linear(4, 2),
+    )
+    return Classifier(layers, num_classes=2, optimizer=partial(torch.optim.SGD, lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"),
+    [
+        ("32-true", torch.float32),
+        ("64-true", torch.float64),
+        ("bf16-true", torch.bfloat16),
+        ("bf16-mixed", torch.float32),
+    ],
+)
+def test_a_sparse_network_trains_and_predicts_in_every_precision(
+    tmp_path, precision, dtype
+) -> None:
+    module, batches = sparse_classifier(), shape_batches()
+    before = module.layers[0].kernel.detach().clone()
+    run = trainer(tmp_path, max_epochs=1, precision=precision)
+    run.fit(module, batches, batches)
+    run.test(module, batches, verbose=False)
+    (entry, _) = run.predict(module, batches)
+    assert module.layers[0].kernel.dtype == dtype
+    assert not torch.equal(module.layers[0].kernel.float(), before)
+    assert entry["probability"].isfinite().all()
+    # Outside the trainer nothing casts but the module itself.
+    again = module.predict_step(next(iter(batches)))
+    assert again["probability"].isfinite().all()
+
+
+def test_synchronised_batch_norm_is_refused_for_sparse_networks() -> None:
+    # Lightning converts the layers, then calls on_fit_start.
+    sparse_module = nn.SyncBatchNorm.convert_sync_batchnorm(sparse_classifier())
+    with pytest.raises(ConfigError, match="sync_batchnorm=false"):
+        sparse_module.on_fit_start()
+    dense = Classifier(
+        nn.Sequential(nn.Conv3d(1, 2, 3), nn.BatchNorm3d(2)),
+        num_classes=2,
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+    )
+    nn.SyncBatchNorm.convert_sync_batchnorm(dense).on_fit_start()
+    sparse_classifier().on_fit_start()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_losses_of_all_splits_are_the_same_quantity(tmp_path, smoothing) -> None:
+    layers = nn.Sequential(nn.Linear(2, 4))
+    module = Classifier(
+        layers,
+        num_classes=4,
+        optimizer=partial(torch.optim.SGD, lr=0.0),
+        label_smoothing=smoothing,
+    )
+    batches = DataLoader(Samples(40), batch_size=10)
+    run = trainer(tmp_path, max_epochs=1)
+    run.fit(module, batches, batches)
+    logged = {name: value.item() for name, value in run.callback_metrics.items()}
+    data = Samples(40)
+    logits = layers(data.x)
+    plain = nn.functional.cross_entropy(logits, data.y).item()
+    assert logged["train/loss_epoch"] == pytest.approx(plain, rel=1e-5)
+    assert logged["val/loss"] == pytest.approx(plain, rel=1e-5)
+    if smoothing:
+        smoothed = nn.functional.cross_entropy(logits, data.y, label_smoothing=smoothing).item()
+        assert logged["train/objective"] == pytest.approx(smoothed, rel=1e-5)
+        weight_B4 = nn.functional.one_hot(data.y, 4) * (1 - smoothing) + smoothing / 4
+        assert smoothed == pytest.approx(-(weight_B4 * logits.log_softmax(1)).sum(1).mean().item())
+    else:
+        assert "train/objective" not in logged
+
+
+def test_training_minimises_the_smoothed_loss() -> None:
+    module = classifier(label_smoothing=0.3)
+    module.log = lambda *args, **kwargs: None
+    batch = next(iter(DataLoader(Samples(20), batch_size=20)))
+    module.training_step(batch, 0).backward()
+    found = module.layers[0].weight.grad.clone()
+    module.zero_grad()
+    logits = module.layers(batch["input"])
+    nn.functional.cross_entropy(logits, batch["label"], label_smoothing=0.3).backward()
+    assert torch.equal(found, module.layers[0].weight.grad)
 
 
 def test_one_cycle_lasts_exactly_the_training(tmp_path) -> None:

@@ -78,6 +78,31 @@ def test_forward_and_backward_reach_every_parameter() -> None:
         assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
 
 
+def test_on_a_full_grid_the_sparse_network_is_the_dense_one() -> None:
+    torch.manual_seed(0)
+    dense, sparse = (
+        getattr(models, f"{form}_vgg16_bn")(5, in_channels=3, width=0.1).double().eval()
+        for form in ("dense", "sparse")
+    )
+    for theirs, ours in zip(dense, sparse, strict=True):
+        state = theirs.state_dict()
+        if kind(theirs) == "conv":
+            # [D, C, X, Y, Z] to [K, C, D], x fastest
+            state = {"kernel": state["weight"].permute(4, 3, 2, 1, 0).flatten(0, 2)}
+        elif kind(theirs) == "norm":
+            theirs.running_mean.normal_(std=0.1)
+            theirs.running_var.uniform_(0.5, 2)
+            state = theirs.state_dict()
+        ours.load_state_dict(state)
+    x = torch.randn(2, 3, 11, 11, 11, dtype=torch.float64)  # odd on the way down: 11, 6, 3, 2, 1
+    sparse_x = SparseTensor.from_dense(x)
+    assert len(sparse_x) == 2 * 11**3
+    with torch.no_grad():
+        expected = dense(x)
+        torch.testing.assert_close(sparse(sparse_x), expected, rtol=1e-10, atol=1e-12)
+    assert expected.std() > 1e-3  # no dead network: the comparison says something
+
+
 @pytest.mark.parametrize(
     "wrong", [{"width": 0}, {"width": -1}, {"dropout": 1.0}, {"in_channels": 0}]
 )
