@@ -29,7 +29,7 @@ def learning_curves(
     Args:
         metrics: a metrics CSV or its rows as mappings, with any of the columns
             ``{train,val,test}/{loss,accuracy}``; accuracies are shares of 1.
-            See :mod:`sparsepipe.results.metrics` for blanks and resumed runs.
+            See :mod:`sparsepipe.results.metrics`.
         path: the picture to write; its directories are made.
 
     Raises:
@@ -57,7 +57,7 @@ def learning_curves_figure(rows: Sequence[Row]) -> Figure:
     if not drawn:
         raise DataError(
             "there is nothing to draw: no loss or accuracy was logged",
-            remedy="Train for at least one epoch, or lower trainer.log_every_n_steps.",
+            remedy="Train for at least one whole epoch with a module that logs them.",
         )
     return figure
 

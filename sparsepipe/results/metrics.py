@@ -1,7 +1,8 @@
 """The metrics file of a run, read back as one series per metric.
 
-The file is what Lightning's ``CSVLogger`` writes: one row per log event with the
-columns ``epoch``, ``step`` and one per metric, blank where a metric was not logged.
+``metrics.csv`` has one row an epoch with the columns ``epoch`` (from 0), ``step`` and one
+per metric, blank where the epoch has no value of it: validation need not follow every
+epoch, and a final test's values stand in the last row.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One metric over epochs: ``values[i]`` is the mean over ``epochs[i]``."""
+    """One metric over epochs: ``values[i]`` is that of epoch ``epochs[i]``."""
 
     epochs: tuple[int, ...]
     values: tuple[float, ...]
@@ -43,7 +44,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, str]]:
     except OSError as error:
         raise DataError(
             f"metrics file {source} cannot be read: {error.strerror or error}",
-            remedy="Give the metrics.csv of a run that logged at least once.",
+            remedy="Give the metrics.csv of a run that finished at least one epoch.",
         ) from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(
@@ -53,37 +54,23 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, str]]:
     if not rows:
         raise DataError(
             f"metrics file {source} has no rows",
-            remedy="Give the metrics.csv of a run that logged at least once.",
+            remedy="Give the metrics.csv of a run that finished at least one epoch.",
         )
     return rows
 
 
 def epoch_series(rows: Iterable[Row], name: str) -> Series:
-    """The metric ``name`` per epoch, several values within an epoch averaged.
+    """The metric ``name`` over the epochs.
 
-    A resumed run logs again what it repeats: a row at or before the place
-    (epoch, step) an earlier row of the same metric had reached replaces everything
-    from that place on, so that only the history that led to the final weights
-    remains. Blank, unreadable and non-finite values are left out, and so are rows
-    without an epoch.
+    Blank, unreadable and non-finite values are left out, and so are rows without an
+    epoch; of two rows for one epoch the later counts.
     """
-    history: list[tuple[int, float, float]] = []  # epoch, step, value; increasing
+    by_epoch: dict[int, float] = {}
     for row in rows:
         epoch, value = _number(row.get("epoch")), _number(row.get(name))
-        if epoch is None or value is None:
-            continue
-        step = _number(row.get("step"))
-        place = (int(epoch), -1.0 if step is None else step)
-        while history and history[-1][:2] >= place:
-            history.pop()
-        history.append((*place, value))
-    by_epoch: dict[int, list[float]] = {}
-    for epoch_index, _, value in history:
-        by_epoch.setdefault(epoch_index, []).append(value)
-    return Series(
-        epochs=tuple(by_epoch),
-        values=tuple(math.fsum(values) / len(values) for values in by_epoch.values()),
-    )
+        if epoch is not None and value is not None:
+            by_epoch[int(epoch)] = value
+    return Series(epochs=tuple(by_epoch), values=tuple(by_epoch.values()))
 
 
 def last_value(rows: Iterable[Row], name: str) -> float | None:

@@ -23,7 +23,6 @@ DPI = 144
 BLUE = "#0072B2"
 ORANGE = "#E69F00"
 VERMILION = "#D55E00"
-GREEN = "#009E73"
 INK = "#222222"
 GREY = "#767676"
 FAINT = "#D9D9D9"
@@ -43,7 +42,7 @@ def new_figure(*, width_in: float, height_in: float) -> Figure:
     )
 
 
-def tidy(axes: Axes, *, grid: bool = True) -> None:
+def tidy(axes: Axes) -> None:
     """Gives ``axes`` the house look: no box, faint grid behind, small dark ticks."""
     axes.set_facecolor("white")
     for side in ("top", "right"):
@@ -52,8 +51,7 @@ def tidy(axes: Axes, *, grid: bool = True) -> None:
         axes.spines[side].set_color(GREY)
     axes.tick_params(labelsize=TICK_PT, color=GREY, labelcolor=INK)
     axes.set_axisbelow(True)
-    if grid:
-        axes.grid(visible=True, color=FAINT, linewidth=0.6)
+    axes.grid(visible=True, color=FAINT, linewidth=0.6)
 
 
 def save_png(figure: Figure, path: str | os.PathLike[str]) -> None:

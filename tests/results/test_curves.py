@@ -12,13 +12,13 @@ from sparsepipe.results.curves import learning_curves, learning_curves_figure
 def run_rows(epochs=3, *, val=True, test=True):
     rows = []
     for epoch in range(epochs):
-        train = {"train/loss": 2.0 - 0.5 * epoch, "train/accuracy": 0.2 + 0.2 * epoch}
-        rows.append({"epoch": epoch, "step": epoch * 10, **train})
+        row = {"epoch": epoch, "step": 10 * (epoch + 1)}
+        row |= {"train/loss": 2.0 - 0.5 * epoch, "train/accuracy": 0.2 + 0.2 * epoch}
         if val:
-            scores = {"val/loss": 2.1 - 0.5 * epoch, "val/accuracy": 0.1 + 0.2 * epoch}
-            rows.append({"epoch": epoch, "step": epoch * 10 + 9, **scores})
+            row |= {"val/loss": 2.1 - 0.5 * epoch, "val/accuracy": 0.1 + 0.2 * epoch}
+        rows.append(row)
     if test:
-        rows.append({"epoch": epochs, "step": epochs * 10, "test/loss": 1.2, "test/accuracy": 0.55})
+        rows[-1] |= {"test/loss": 1.2, "test/accuracy": 0.55}
     return rows
 
 
@@ -64,7 +64,7 @@ def test_accuracy_axis_stays_within_what_accuracy_can_be():
 def test_nothing_logged_is_an_error_with_a_remedy(tmp_path):
     with pytest.raises(DataError, match="nothing to draw") as caught:
         learning_curves([{"epoch": 0, "lr": 0.1}], tmp_path / "x.png")
-    assert "log_every_n_steps" in caught.value.remedy
+    assert "one whole epoch" in caught.value.remedy
     assert not (tmp_path / "x.png").exists()
 
 

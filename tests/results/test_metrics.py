@@ -4,43 +4,43 @@ from sparsepipe.errors import DataError
 from sparsepipe.results.metrics import epoch_series, last_value, read_metrics
 
 
-def test_reads_what_lightnings_csv_logger_writes(tmp_path):
-    from pytorch_lightning.loggers import CSVLogger
-
-    logger = CSVLogger(tmp_path, name="", version="")
-    for epoch in range(2):
-        for step in (0, 1):
-            metrics = {"epoch": epoch, "train/loss": 4.0 - 2 * epoch - step}
-            logger.log_metrics(metrics, step=2 * epoch + step)
-        logger.log_metrics({"epoch": epoch, "val/accuracy": 0.5 + epoch / 4}, step=2 * epoch + 1)
-    logger.save()
+def test_reads_one_row_an_epoch(tmp_path):
+    (tmp_path / "metrics.csv").write_text(
+        "epoch,step,lr,test/accuracy,train/loss,val/accuracy\n"
+        "0,10,0.1,,3.5,0.5\n"
+        "1,20,0.1,,2.5,\n"  # not validated
+        "2,30,0.1,0.625,1.5,0.75\n"
+    )
     rows = read_metrics(tmp_path / "metrics.csv")
     loss, accuracy = epoch_series(rows, "train/loss"), epoch_series(rows, "val/accuracy")
-    assert (loss.epochs, loss.values) == ((0, 1), (3.5, 1.5))
-    assert (accuracy.epochs, accuracy.values) == ((0, 1), (0.5, 0.75))
+    assert (loss.epochs, loss.values) == ((0, 1, 2), (3.5, 2.5, 1.5))
+    assert (accuracy.epochs, accuracy.values) == ((0, 2), (0.5, 0.75))
+    assert last_value(rows, "test/accuracy") == 0.625
     assert len(epoch_series(rows, "val/loss")) == 0
+
+
+def test_reads_what_a_run_writes(tmp_path):
+    from sparsepipe.experiment.callbacks.metrics_csv import add_to_last_row, write_rows
+
+    path = tmp_path / "metrics.csv"
+    rows = [{"epoch": e, "step": 5 * e + 5, "train/loss": 2.0 - e} for e in range(2)]
+    write_rows(path, [rows[0], rows[1] | {"val/loss": 1.25}])
+    add_to_last_row(path, {"test/loss": 1.5})
+    found = read_metrics(path)
+    assert epoch_series(found, "train/loss").values == (2.0, 1.0)
+    assert epoch_series(found, "val/loss").epochs == (1,)
+    assert last_value(found, "test/loss") == 1.5
 
 
 def test_blank_unreadable_and_infinite_values_are_left_out():
     cells = ["1.0", "", None, "nan", "inf", "not yet", True, 3]
-    rows = [{"epoch": "0", "step": i, "loss": cell} for i, cell in enumerate(cells)]
-    rows.append({"epoch": "", "step": 99, "loss": 1000.0})
-    assert epoch_series(rows, "loss").values == (2.0,)
+    rows = [{"epoch": str(epoch), "loss": cell} for epoch, cell in enumerate(cells)]
+    rows.append({"epoch": "", "loss": 1000.0})
+    series = epoch_series(rows, "loss")
+    assert (series.epochs, series.values) == ((0, 7), (1.0, 3.0))
 
 
-def test_a_resumed_run_counts_only_the_steps_that_led_on():
-    # Killed at step 12, resumed from the checkpoint after step 9.
-    before = [{"epoch": s // 5, "step": s, "loss": 1.0} for s in range(13)]
-    after = [{"epoch": s // 5, "step": s, "loss": 3.0} for s in range(10, 15)]
-    assert epoch_series(before + after, "loss").values == (1.0, 1.0, 3.0)
-    # A stale step later than the first repeated one is dropped as well.
-    assert epoch_series([*before, after[0]], "loss").values == (1.0, 1.0, 3.0)
-    # Another metric keeps its own history.
-    val = [{"epoch": 0, "step": 4, "val": 0.5}]
-    assert epoch_series(before + val + after, "val").values == (0.5,)
-
-
-def test_rows_without_steps_give_the_last_value_of_each_epoch():
+def test_of_two_rows_for_an_epoch_the_later_counts():
     rows = [{"epoch": 0, "loss": 2}, {"epoch": 1, "loss": 4}, {"epoch": 1, "loss": 1}]
     assert epoch_series(rows, "loss").values == (2.0, 1.0)
 
