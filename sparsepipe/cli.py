@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import sys
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from sparsepipe.experiment import compose, logs
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -59,25 +62,42 @@ def _hydra_main(outcome: _Outcome) -> None:
 
 def _job(config: DictConfig, outcome: _Outcome) -> None:
     """Runs one job; its errors are kept, so that a sweep goes on with the next."""
-    sweep = HydraConfig.get().mode == RunMode.MULTIRUN
+    job = HydraConfig.get()
+    sweep = job.mode == RunMode.MULTIRUN
     try:
+        if sweep and "LOCAL_RANK" in os.environ:
+            raise ConfigError(
+                "a sweep (-m) within torchrun",
+                remedy="start the command without torchrun: every job starts its own ranks",
+            )
         plain = compose.resolve(config)
-        from sparsepipe.experiment.job import run_job, stopped_message
+        from sparsepipe.experiment.job import run_job
         from sparsepipe.runtime.launch import Stopped
 
+        if sweep:
+            log.info("job %d: %s", job.job.num + 1, " ".join(job.overrides.task))
         try:
             directory = run_job(plain, fresh_processes=sweep)
         except Stopped as stop:
-            print(f"\n{stopped_message(stop)}", file=sys.stderr)
+            if _is_first_rank():
+                print(f"\n{stop.message}", file=sys.stderr)
             sys.exit(stop.exit_code)
-        print(directory.path, flush=True)
+        if _is_first_rank():
+            print(directory.path, flush=True)
     except SparsePipeError as error:
         _report(error, outcome)
 
 
 def _report(error: SparsePipeError, outcome: _Outcome) -> None:
-    print(f"error: {error}", file=sys.stderr, flush=True)
+    # Under torchrun every rank meets the same errors, but for those that name a rank.
+    ranks = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
+    if _is_first_rank() or ranks:
+        print(f"error: {ranks}{error}", file=sys.stderr, flush=True)
     outcome.exit_code = outcome.exit_code or error.exit_code
+
+
+def _is_first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _explained(error: Exception, arguments: list[str]) -> ConfigError:

@@ -85,20 +85,40 @@ class Inventory:
             )
         return kinds.pop()
 
-    def require(self, count: int) -> None:
-        """Asserts that ``count`` devices can be had.
+    def devices_per_host(self, num_hosts: int) -> int:
+        """Devices that each of the first ``num_hosts`` hosts has.
+
+        A single host stands for any number of its kind.
 
         Raises:
-            HardwareError: there are fewer.
+            HardwareError: there are fewer hosts.
         """
-        if count > self.num_devices:
-            names = ", ".join(
-                f"{device.count} x {device.name}" for host in self.hosts for device in host.devices
-            )
+        if num_hosts > len(self.hosts) > 1:
             raise HardwareError(
-                f"{count} devices are asked for, the inventory has {self.num_devices} ({names})",
-                remedy=f"set parallel.devices to at most {self.num_devices}, or choose another "
+                f"{num_hosts} hosts are asked for, the inventory has {len(self.hosts)}",
+                remedy=f"set parallel.num_nodes={len(self.hosts)} or less, or choose another "
                 "hardware",
+            )
+        return min(sum(d.count for d in host.devices) for host in self.hosts[:num_hosts])
+
+    def require(self, count: int, *, num_hosts: int = 1) -> None:
+        """Asserts that each of the first ``num_hosts`` hosts has ``count`` devices.
+
+        Raises:
+            HardwareError: one has fewer, or there are fewer hosts.
+        """
+        available = self.devices_per_host(num_hosts)
+        if count > available:
+            names = ", ".join(
+                f"{device.count} x {device.name}"
+                for host in self.hosts[:num_hosts]
+                for device in host.devices
+            )
+            each = " on each host" if num_hosts > 1 else ""
+            raise HardwareError(
+                f"{count} devices are asked for{each}, the inventory has {available} ({names})",
+                remedy=f"set parallel.devices={available * num_hosts} or less, or choose "
+                "another hardware",
             )
 
     def fingerprint(self) -> str:

@@ -15,8 +15,8 @@ from sparsepipe.errors import HardwareError
 def local(*, accelerator: Literal["auto", "cpu", "cuda"] = "auto") -> Inventory:
     """The machine this runs on: its CUDA GPUs, or its CPU with one device a core.
 
-    Only the cores this process may run on count, so that containers and ``taskset``
-    are respected.
+    Only the cores this process may run on count (``taskset``, cpusets); a container's share
+    of processor time, such as ``docker --cpus``, is not looked at.
 
     Args:
         accelerator: ``auto`` takes the GPUs where there are any.

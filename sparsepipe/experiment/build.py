@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import nn
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, SparsePipeError
+from sparsepipe.experiment.signature import parameters_of
 from sparsepipe.models import Classifier
 
 
@@ -39,11 +39,8 @@ def build(node: Mapping[str, Any], **given: Any) -> Any:
 
 def build_with(node: Mapping[str, Any], **offered: Any) -> Any:
     """As :func:`build`, passing on only those arguments that the target takes."""
-    from sparsepipe.experiment.signature import locate
-
-    parameters = inspect.signature(locate(node["_target_"])).parameters
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    given = {k: v for k, v in offered.items() if takes_all or k in parameters}
+    target = parameters_of(node["_target_"])
+    given = {k: v for k, v in offered.items() if target.open or k in target.types}
     return build(node, **{k: v for k, v in given.items() if k not in node})
 
 

@@ -17,6 +17,7 @@ from sparsepipe.experiment.callbacks.throughput import batch_size_of
 from sparsepipe.experiment.checkpoints import find_checkpoint, load_weights, read_checkpoint
 from sparsepipe.experiment.figures import draw_test
 from sparsepipe.experiment.loaders import adapt_loaders
+from sparsepipe.experiment.report import class_accuracies, log_test
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.seeding import seed_epoch
@@ -65,7 +66,6 @@ def evaluate(
         ConfigError: no checkpoint is named.
         CheckpointError: it is missing, broken or another model's.
     """
-    del gallery  # read where it is drawn
     if run.config["checkpoint"] is None:
         raise ConfigError(
             "task=evaluate needs a checkpoint",
@@ -93,10 +93,13 @@ def evaluate(
     everyone = group.gather_objects(rates)
     values.update({name: sum(rank[name] for rank in everyone) for name in rates})
     values["evaluated_checkpoint"] = path.name
+    values.update(class_accuracies(module))
     if group.rank() == 0:
         write_rows(run.directory.metrics, [{"epoch": 0, "step": 0, **metrics}])
-        draw_test(run, module, data)
+        draw_test(run, module, data, gallery=gallery)
     write_result(run, values)
+    if group.rank() == 0:
+        log_test(run, module, values)
 
 
 @torch.inference_mode()

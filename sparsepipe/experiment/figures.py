@@ -32,17 +32,21 @@ def draw_curves(run: Run) -> None:
         log.info("no learning curves: %s", error.message)
 
 
-def draw_test(run: Run, module: pl.LightningModule, data: pl.LightningDataModule) -> None:
-    """``confusion.png`` and ``predictions.png``, for modules that keep what they show."""
-    from sparsepipe.results.confusion import confusion_matrix
+def draw_test(
+    run: Run, module: pl.LightningModule, data: pl.LightningDataModule, *, gallery: int
+) -> None:
+    """Confusion, per-class accuracies and ``gallery`` predictions, for modules that keep them."""
+    from sparsepipe.results.confusion import confusion_matrix, per_class_accuracy
     from sparsepipe.results.gallery import prediction_gallery
 
     counts_KK = getattr(module, "test_confusion", None)
     classes = tuple(getattr(module, "class_names", ()))
     if counts_KK is None or not classes:
         return
-    confusion_matrix(counts_KK.numpy(), classes, run.directory.path / "confusion.png")
-    batch = gallery_batch(data, count=run.config["task"]["gallery"])
+    directory = run.directory.path
+    confusion_matrix(counts_KK.numpy(), classes, directory / "confusion.png")
+    per_class_accuracy(counts_KK.numpy(), classes, directory / "per_class_accuracy.png")
+    batch = gallery_batch(data, count=gallery)
     if batch is None:
         return
     prediction = _predict(module, batch)
@@ -51,7 +55,7 @@ def draw_test(run: Run, module: pl.LightningModule, data: pl.LightningDataModule
         prediction["label"].tolist(),
         prediction["prediction"].tolist(),
         classes,
-        run.directory.path / "predictions.png",
+        directory / "predictions.png",
         probabilities=prediction["probability"].tolist(),
     )
 

@@ -17,12 +17,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.local import num_cores
 from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.experiment.build import build_data, build_inventory
+from sparsepipe.experiment.callbacks.metrics_csv import read_rows
 from sparsepipe.experiment.checkpoints import find_checkpoint
 from sparsepipe.experiment.logs import quiet
+from sparsepipe.experiment.outputs import writing
 from sparsepipe.experiment.run import Run, num_ranks
 from sparsepipe.experiment.rundir import RunDir, file_fingerprint, flatten, run_dir
 from sparsepipe.experiment.seeding import seed_model
@@ -68,16 +72,19 @@ def _run_here(
             remedy="start the command on every node with torchrun",
         )
     directory = prepare(config, inventory)
-    if _finished(directory, config):
-        return directory
     with _locked(directory):
-        directory.open(config)
+        if _finished(directory, config):
+            return directory
+        with writing(directory.path):
+            directory.open(config)
         try:
             if alone:
                 execute(directory, config, inventory, watch)
             else:
                 _launch(directory, config, ranks=num_ranks(config, inventory))
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Stopped):
+                _tell(error, directory, config)
             directory.remove_if_unused()
             raise
         _finish(directory)
@@ -107,6 +114,7 @@ def prepare(config: Mapping[str, Any], inventory: Inventory) -> RunDir:
     return run_dir(
         config,
         inventory=inventory,
+        ranks=num_ranks(config, inventory),
         data_fingerprint=fingerprint() if fingerprint else str(flatten(config["data"])),
         checkpoint_fingerprint=(
             None if checkpoint is None else file_fingerprint(find_checkpoint(checkpoint))
@@ -131,8 +139,13 @@ def execute(
         task = locate(node.pop("_target_"))
         try:
             task(run, **node)
-        except Exception:
+        except Exception as error:
             watch.stop_if_asked()
+            if isinstance(error, MisconfigurationException):
+                raise ConfigError(
+                    f"Lightning refuses the settings: {error}",
+                    remedy="correct the keys of trainer that it names",
+                ) from error
             raise
         finally:
             _close_wandb()
@@ -148,16 +161,25 @@ def _close_wandb() -> None:
 def _run_as_rank(
     config: Mapping[str, Any], inventory: Inventory, watch: SignalWatch, ranks: int
 ) -> RunDir:
-    """Runs under an outer launcher: every rank is here, rank 0 decides."""
+    """Runs under an outer launcher: every rank is here, rank 0 decides.
+
+    Data is prepared before the group is joined, since its collectives have a time limit.
+    """
     group.assert_world_size(ranks)
-    with _joined(config, inventory):
+    found: RunDir | None = None
+    with group.local_rank_first():
+        if group.local_rank() == 0:
+            found = prepare(config, inventory)
+    with _joined(config, inventory), contextlib.ExitStack() as held:
         decided: tuple[Path, bool] | SparsePipeError | None = None
         if group.rank() == 0:
+            assert found is not None
             try:
-                found = prepare(config, inventory)
+                held.enter_context(_locked(found))
                 skip = _finished(found, config)
                 if not skip:
-                    found.open(config)
+                    with writing(found.path):
+                        found.open(config)
                 decided = (found.path, skip)
             except SparsePipeError as error:
                 decided = error
@@ -167,10 +189,26 @@ def _run_as_rank(
         assert decided is not None
         directory = RunDir(decided[0])
         if not decided[1]:
-            execute(directory, config, inventory, watch)
+            with _failing_as_rank(directory, config):
+                execute(directory, config, inventory, watch)
             if group.rank() == 0:
                 _finish(directory)
     return directory
+
+
+@contextlib.contextmanager
+def _failing_as_rank(directory: RunDir, config: Mapping[str, Any]) -> Iterator[None]:
+    """Lets the first rank that fails tell why, with its number as a note, and no other."""
+    try:
+        yield
+    except Stopped as stop:
+        _tell(stop, directory, config)
+        raise
+    except SparsePipeError as error:
+        if not group.first_to_fail():
+            raise SystemExit(error.exit_code) from error
+        error.add_note(f"rank {group.rank()}")
+        raise
 
 
 @contextlib.contextmanager
@@ -215,12 +253,17 @@ def _finish(directory: RunDir) -> None:
 def _locked(directory: RunDir) -> Iterator[None]:
     """Keeps two processes from working on one run.
 
+    The file stays: who waits for it may have it open already.
+
     Raises:
         ConfigError: another one does.
+        SparsePipeError: the directory cannot be made.
     """
-    directory.path.parent.mkdir(parents=True, exist_ok=True)
     path = directory.path.parent / f".{directory.run_id}.lock"
-    with path.open("w") as stream:
+    with writing(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = path.open("w")
+    with stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -228,12 +271,20 @@ def _locked(directory: RunDir) -> Iterator[None]:
                 f"another process is working on {directory.path}",
                 remedy="wait for it or end it, then run the command again",
             ) from error
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+        yield
 
 
-def stopped_message(stop: Stopped) -> str:
-    """What to tell after a stop."""
-    return f"stopped by {stop}; run the same command again to go on"
+def _tell(stop: Stopped, directory: RunDir, config: Mapping[str, Any]) -> None:
+    """Adds to a stop what a person should know of it."""
+    again = "it again without force=true" if config["force"] else "the same command again"
+    lost = ""
+    if stop.unheard:
+        place = "there is no checkpoint yet"
+        if directory.last.exists():
+            place = f"the last one is of epoch {len(read_rows(directory.metrics))} or later"
+        lost = (
+            f"; ranks {', '.join(map(str, stop.unheard))} were ended after "
+            f"{config['parallel']['grace_s']} s without a checkpoint; {place}; "
+            "raise parallel.grace_s"
+        )
+    stop.message = f"stopped by {stop}{lost}; run {again} to go on"

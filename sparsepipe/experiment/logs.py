@@ -16,12 +16,24 @@ _NOISE = (
     ".*isinstance.treespec, LeafSpec.*",
     ".*no `val_dataloader`.*",
     ".*It is recommended to use `self.log.*sync_dist=True.*",
+    ".*Total length of .* across ranks is zero.*",
 )
+
+
+class _Stderr(logging.Handler):
+    """Writes to what ``sys.stderr`` is by then: a progress bar puts lines above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except Exception:
+            self.handleError(record)
 
 
 def configure() -> None:
     """Sends the house's messages to stderr, on rank 0 only."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Stderr()
     handler.setFormatter(logging.Formatter("[sparsepipe] %(message)s"))
     house = logging.getLogger("sparsepipe")
     house.handlers[:] = [handler]
@@ -33,5 +45,6 @@ def quiet() -> None:
     """Silences what other libraries say about things the house has decided."""
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     for message in _NOISE:
         warnings.filterwarnings("ignore", message=message)

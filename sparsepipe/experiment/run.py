@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytorch_lightning as pl
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError
@@ -55,8 +56,7 @@ class Run:
         for name in ("profiler", "plugins"):
             if isinstance(arguments[name], Mapping):
                 arguments[name] = build(arguments[name])
-        return pl.Trainer(
-            **arguments,
+        arguments.update(
             accelerator="gpu" if self.inventory.accelerator == "cuda" else "cpu",
             devices=self.ranks // parallel["num_nodes"],
             num_nodes=parallel["num_nodes"],
@@ -66,6 +66,13 @@ class Run:
             default_root_dir=str(self.directory.path),
             use_distributed_sampler=False,
         )
+        try:
+            return pl.Trainer(**arguments)
+        except (ValueError, TypeError, MisconfigurationException) as error:
+            raise ConfigError(
+                f"Lightning refuses the settings of trainer: {error}",
+                remedy="correct the key it names; `sparsepipe --cfg job` prints them all",
+            ) from error
 
     def _strategy(self, node: Mapping[str, Any]) -> Any:
         return build_with(node, cluster_environment=RankEnvironment())
@@ -74,18 +81,25 @@ class Run:
         return [
             build_with(
                 node,
-                run_id=self.directory.run_id,
+                run_id=self._tracking_id,
                 run_dir=self.directory.path,
                 job_type=self.task_name,
             )
             for node in self.config["logger"].values()
         ]
 
+    @property
+    def _tracking_id(self) -> str:
+        """The run's identity elsewhere: unlike the directory's, it is not used twice."""
+        attempt = self.directory.attempt
+        again = f"-{attempt + 1}" if attempt else ""
+        return f"{self.directory.path.parent.name}-{self.directory.run_id}{again}"
+
     def _progress(self, arguments: Mapping[str, Any]) -> tuple[bool, list[pl.Callback]]:
         if arguments["enable_progress_bar"] is False:
             return False, []
         if sys.stdout.isatty():
-            return True, [ShapesProgressBar(self.throughput)]
+            return True, [ShapesProgressBar(self.throughput), EpochLines()]
         return False, [EpochLines()]
 
 
@@ -98,14 +112,14 @@ def num_ranks(config: Mapping[str, Any], inventory: Inventory) -> int:
     """
     parallel = config["parallel"]
     nodes, devices = parallel["num_nodes"], parallel["devices"]
-    if devices == "auto" and isinstance(nodes, int):
-        devices = nodes * inventory.num_devices
+    if devices == "auto" and nodes >= 1:
+        devices = nodes * inventory.devices_per_host(nodes)
     if not isinstance(devices, int) or devices < 1 or nodes < 1 or devices % nodes:
         raise ConfigError(
             f"parallel.devices={devices} on parallel.num_nodes={nodes} is not possible",
             remedy="set devices to 'auto' or to a multiple of num_nodes, at least 1 for each",
         )
-    inventory.require(devices // nodes)
+    inventory.require(devices // nodes, num_hosts=nodes)
     if parallel["strategy"] is None and devices > 1:
         raise ConfigError(
             f"{devices} devices (parallel.devices={parallel['devices']}) without a strategy",

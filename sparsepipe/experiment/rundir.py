@@ -30,17 +30,24 @@ _NOT_IDENTITY = (
     "data.num_workers",
     "data.root",
     "force",
+    "hardware",
     "logger",
     "name",
+    "parallel.devices",
     "parallel.grace_s",
     "parallel.strategy.timeout_s",
     "paths",
+    "task.gallery",
+    "trainer.enable_autolog_hparams",
     "trainer.enable_model_summary",
     "trainer.enable_progress_bar",
     "trainer.log_every_n_steps",
     "trainer.profiler",
 )
-"""Keys that do not change what a run computes, or that a fingerprint stands for."""
+"""Keys that do not change what a run computes, or that a fingerprint or the number of ranks
+stands for."""
+
+_ATTEMPT = ".attempt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,25 +101,41 @@ class RunDir:
         return self.checkpoints / "best.ckpt"
 
     @property
+    def fitted(self) -> Path:
+        """Exists once training has ended, of itself and not by a stop; what came of it."""
+        return self.checkpoints / "fitted.json"
+
+    @property
+    def attempt(self) -> int:
+        """How often the run was started anew by force."""
+        try:
+            return int((self.path / _ATTEMPT).read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return 0
+
+    @property
     def reports(self) -> Path:
         """Where ranks say why they failed."""
         return self.path / ".ranks"
 
     def open(self, config: Mapping[str, Any]) -> None:
         """Makes the directory ready for a run, anew where ``force`` is set."""
-        if config["force"] and self.path.exists():
+        again = self.attempt + 1 if config["force"] and self.path.exists() else None
+        if again is not None:
             # Moved first: a directory that is half removed must not look like a run.
             aside = self.path.with_name(f".{self.run_id}.{os.getpid()}.{time.time_ns()}")
             self.path.rename(aside)
             shutil.rmtree(aside)
         self.path.mkdir(parents=True, exist_ok=True)
+        if again is not None:
+            write_text_atomic(self.path / _ATTEMPT, str(again))
         settings = {key: value for key, value in config.items() if key != "force"}
         write_text_atomic(self.config, OmegaConf.to_yaml(OmegaConf.create(settings)))
 
     def remove_if_unused(self) -> None:
         """Removes the directory of a run that failed before it had anything to keep."""
         shutil.rmtree(self.reports, ignore_errors=True)
-        if all(path == self.config for path in self.path.iterdir()):
+        if {path.name for path in self.path.iterdir()} <= {self.config.name, _ATTEMPT}:
             shutil.rmtree(self.path)
 
     def load_config(self) -> dict[str, Any]:
@@ -139,11 +162,13 @@ def run_dir(
     config: Mapping[str, Any],
     *,
     inventory: Inventory,
+    ranks: int,
     data_fingerprint: str,
     checkpoint_fingerprint: str | None,
 ) -> RunDir:
     """The directory that belongs to a configuration on some data and hardware."""
     identity = identity_of(config)
+    identity["ranks"] = ranks
     identity["data fingerprint"] = data_fingerprint
     identity["checkpoint"] = checkpoint_fingerprint
     identity["hardware fingerprint"] = inventory.fingerprint()

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import logging
 import statistics
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 
 from sparsepipe.experiment.build import build_data, build_module
 from sparsepipe.experiment.callbacks import MetricsCsv, Resume, RunCheckpoint, StopOnSignal
-from sparsepipe.experiment.callbacks.checkpoint import STATE_KEY
 from sparsepipe.experiment.callbacks.metrics_csv import (
     add_to_last_row,
     epoch_metrics,
     mean_over_ranks,
     read_rows,
 )
+from sparsepipe.experiment.callbacks.stop import stop_if_any_asked
 from sparsepipe.experiment.checkpoints import find_checkpoint, load_weights, read_checkpoint
 from sparsepipe.experiment.figures import draw_curves, draw_test
 from sparsepipe.experiment.loaders import EpochSeeds, adapt_loaders
+from sparsepipe.experiment.report import StartLine, class_accuracies, log_test, num_shapes
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.seeding import seed_epoch
+from sparsepipe.results.files import read_json, write_json
 from sparsepipe.runtime import group
 
 log = logging.getLogger(__name__)
@@ -50,37 +51,68 @@ def train(
         CheckpointError: the checkpoint to start from is broken or another model's.
         Stopped: a signal ended the run; a checkpoint is written.
     """
-    del gallery  # read where it is drawn
     data = build_data(run.config)
     data.setup("fit")
+    if test:
+        data.setup("test")
     module = build_module(run.config, data)
     resume = _place(run, module)
+    test_shapes = num_shapes(data.test_dataloader()) if test else 0
     seed = int(run.config["seed"])
     adapt_loaders(data, seed=seed, resume=resume)
     checkpoint = RunCheckpoint(run.directory.checkpoints, monitor=monitor, mode=mode, resume=resume)
-    stop = StopOnSignal(run.watch, checkpoint)
-    metrics = MetricsCsv(run.directory.metrics)
-    trainer = run.trainer([EpochSeeds(seed), metrics, stop, checkpoint])
+    trainer = run.trainer(
+        [
+            StartLine(run, test_shapes=test_shapes),
+            EpochSeeds(seed),
+            MetricsCsv(run.directory.metrics),
+            StopOnSignal(run.watch, checkpoint),
+            checkpoint,
+        ]
+    )
     for logger in trainer.loggers:
         logger.log_hyperparams(dict(run.config))
     seed_epoch(seed, 0)
-    trainer.fit(
-        module,
-        datamodule=data,
-        ckpt_path=None if resume is None else resume.path,
-        weights_only=False,
-    )
-    run.watch.stop_if_asked()
-    values = _training_values(run, trainer)
+    fitted = _fit(run, trainer, module, data, checkpoint=checkpoint, resume=resume)
+    values = {**_training_values(run), **fitted}
     if test:
         values.update(_test(trainer, module, data))
     if group.rank() == 0:
         if test:
             tested = {k: v for k, v in values.items() if k.startswith("test/")}
             add_to_last_row(run.directory.metrics, tested)
-            draw_test(run, module, data)
+            draw_test(run, module, data, gallery=gallery)
         draw_curves(run)
-    write_result(run, values)
+    write_result(run, {**values, **class_accuracies(module)})
+    if group.rank() == 0:
+        log_test(run, module, values)
+
+
+def _fit(
+    run: Run,
+    trainer: pl.Trainer,
+    module: pl.LightningModule,
+    data: pl.LightningDataModule,
+    *,
+    checkpoint: RunCheckpoint,
+    resume: Resume | None,
+) -> dict[str, Any]:
+    """Trains, unless an earlier process has come to the end; what to keep of it."""
+    if resume is not None and run.directory.fitted.exists():
+        done: dict[str, Any] = read_json(run.directory.fitted)
+        return done
+    trainer.fit(
+        module,
+        datamodule=data,
+        ckpt_path=None if resume is None else resume.path,
+        weights_only=False,
+    )
+    done = {"steps": trainer.global_step, "best_monitored": checkpoint.best}
+    if group.rank() == 0 and run.directory.last.exists():
+        # Where callbacks ended it early, nothing else would tell a rerun that it is over.
+        write_json(run.directory.fitted, done)
+    stop_if_any_asked(run.watch)
+    return done
 
 
 def _place(run: Run, module: pl.LightningModule) -> Resume | None:
@@ -98,9 +130,9 @@ def _place(run: Run, module: pl.LightningModule) -> Resume | None:
     return None
 
 
-def _training_values(run: Run, trainer: pl.Trainer) -> dict[str, Any]:
+def _training_values(run: Run) -> dict[str, Any]:
     rows = read_rows(run.directory.metrics)
-    values: dict[str, Any] = {"epochs": len(rows), "steps": trainer.global_step}
+    values: dict[str, Any] = {"epochs": len(rows)}
     if rows:
         values.update({key: _number(value) for key, value in rows[-1].items() if "/" in key})
         times_s = [float(row["time/epoch_s"]) for row in rows if row.get("time/epoch_s")]
@@ -110,9 +142,6 @@ def _training_values(run: Run, trainer: pl.Trainer) -> dict[str, Any]:
         rates = [float(r["train/shapes_per_s"]) for r in rows if r.get("train/shapes_per_s")]
         if rates:
             values["train_shapes_per_s"] = statistics.median(rates)
-    if trainer.checkpoint_callback is not None and Path(run.directory.best).exists():
-        best = read_checkpoint(run.directory.best)["callbacks"][STATE_KEY]["best"]
-        values["best_monitored"] = best
     return values
 
 

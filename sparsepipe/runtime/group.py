@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from sparsepipe.errors import ConfigError
 
 _Value = TypeVar("_Value")
+_FOREVER = timedelta(days=30)
+_stores: list[dist.Store] = []  # kept, since other ranks may be waiting for it
+
+_host_groups: list[dist.ProcessGroup] = []
+"""A group over gloo beside one over NCCL: what hosts agree on must not wait for devices."""
 
 
 def started_externally() -> bool:
@@ -26,6 +33,32 @@ def rank() -> int:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank()
     return int(os.environ.get("RANK", "0")) if started_externally() else 0
+
+
+def local_rank() -> int:
+    """This process's rank on its host; 0 where there is only one."""
+    return int(os.environ.get("LOCAL_RANK", "0")) if started_externally() else 0
+
+
+@contextmanager
+def local_rank_first() -> Iterator[None]:
+    """Lets the first rank of each host end the block before the host's others leave it.
+
+    However long that takes: no group is joined yet, whose collectives have a time limit.
+    """
+    store, _, _ = next(iter(rendezvous("env://", timeout=_FOREVER)))
+    _stores[:] = [store]
+    key = f"sparsepipe/{os.environ.get('GROUP_RANK', '0')}/done"
+    yield
+    if local_rank() == 0:
+        store.set(key, "1")
+    else:
+        store.wait([key], _FOREVER)
+
+
+def first_to_fail() -> bool:
+    """Whether no other rank has asked this before: one rank tells what failed."""
+    return not _stores or int(_stores[0].add("sparsepipe/failed", 1)) == 1
 
 
 def world_size() -> int:
@@ -42,15 +75,19 @@ def join(backend: str, *, timeout_s: float, device: torch.device | None = None) 
     """
     if dist.is_initialized():
         return
+    timeout = timedelta(seconds=timeout_s)
     dist.init_process_group(
         backend,
-        timeout=timedelta(seconds=timeout_s),
+        timeout=timeout,
         device_id=device if device is not None and device.type == "cuda" else None,
     )
+    if dist.get_backend() != "gloo":
+        _host_groups.append(dist.new_group(backend="gloo", timeout=timeout))
 
 
 def leave() -> None:
     """Leaves the group, if there is one."""
+    _host_groups.clear()
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
 
@@ -75,7 +112,7 @@ def broadcast_object(value: _Value) -> _Value:
     if world_size() == 1:
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0)
+    dist.broadcast_object_list(box, src=0, group=_hosts())
     return box[0]
 
 
@@ -84,17 +121,21 @@ def gather_objects(value: _Value) -> list[_Value]:
     if world_size() == 1:
         return [value]
     box: list[_Value | None] = [None] * world_size()
-    dist.all_gather_object(box, value)
+    dist.all_gather_object(box, value, group=_hosts())
     return [item for item in box if item is not None]
 
 
-def any_rank(flag: bool, *, device: torch.device | None = None) -> bool:
-    """Whether ``flag`` is set on any rank; a collective of one number."""
+def any_rank(flag: bool) -> bool:
+    """Whether ``flag`` is set on any rank; a collective of one number among the hosts."""
     if world_size() == 1 or not dist.is_initialized():
         return flag
-    value = torch.tensor([int(flag)], dtype=torch.int32, device=device)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    value = torch.tensor([int(flag)], dtype=torch.int32)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX, group=_hosts())
     return bool(value.item())
+
+
+def _hosts() -> dist.ProcessGroup | None:
+    return _host_groups[0] if _host_groups else None  # None: the default group
 
 
 def average_(tensors: Iterable[Tensor]) -> None:

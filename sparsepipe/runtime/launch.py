@@ -22,7 +22,7 @@ REPORT_VARIABLE = "SPARSEPIPE_RANK_REPORTS"
 """Environment variable: directory where a failing rank says why."""
 
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
-_GO_ON = "without force=true then goes on from the last checkpoint"
+_GO_ON = "run the command again, without force=true, to go on from the last checkpoint"
 _WAITS = re.compile("timed? ?out|connection|gloo|nccl|peer|socket", re.IGNORECASE)
 """Words of a collective that waited for a rank in vain."""
 
@@ -45,6 +45,7 @@ class Stopped(BaseException):
         super().__init__(signal.Signals(signum).name)
         self.signum = signum
         self.unheard = tuple(unheard)
+        self.message = f"stopped by {self}; run the same command again to go on"
 
     @property
     def exit_code(self) -> int:
@@ -184,15 +185,15 @@ def _explain(failure: Any, reports: Path) -> BaseException:
         rank, entry = min(silent.items(), key=lambda item: item[1].timestamp)
         return SparsePipeError(
             f"rank {rank} {_death(entry, by_time)}; the other ranks were ended",
-            remedy="see whether the machine runs out of memory or the process was stopped; the "
-            f"command {_GO_ON}",
+            remedy="see whether the machine runs out of memory or the process was stopped; "
+            f"then {_GO_ON}",
         )
     rank, report = by_time[0]
     if report["stopped"] is not None:
         return Stopped(report["stopped"])
     return SparsePipeError(
         f"{report['trace'].rstrip()}\nrank {rank} raised {report['kind']}: {report['message']}",
-        remedy=f"mend the cause; the command {_GO_ON}",
+        remedy=f"mend the cause, then {_GO_ON}",
     )
 
 

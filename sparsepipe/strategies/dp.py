@@ -146,7 +146,7 @@ class DataParallelStrategy(DDPStrategy):
 
 
 def _statistics(module: pl.LightningModule) -> list[Tensor]:
-    """Running statistics: the floating-point buffers of a module, metrics' states excluded."""
+    """Running statistics: a module's floating-point buffers. Metrics keep theirs elsewhere."""
     return [buffer for buffer in module.buffers() if buffer.is_floating_point()]
 
 

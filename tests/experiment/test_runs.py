@@ -32,6 +32,7 @@ def test_what_a_run_leaves(job: Job, tmp_path: Path) -> None:
         "confusion.png",
         "learning_curves.png",
         "metrics.csv",
+        "per_class_accuracy.png",
         "result.json",
     }
     assert {path.name for path in tmp_path.iterdir()} == {"outputs"}
@@ -52,7 +53,7 @@ def test_finished_run_is_skipped_and_force_starts_anew(
     run = job()
     written = (run / "metrics.csv").stat().st_mtime_ns
     assert job() == run
-    assert job("data.num_workers=1", "logger=none") == run
+    assert job("data.num_workers=1", "task.gallery=3") == run
     assert (run / "metrics.csv").stat().st_mtime_ns == written
     (run / "stray").touch()
     assert job("force=true") == run

@@ -164,6 +164,7 @@ time.sleep(60)
         )
 
 
+@pytest.mark.full  # the agent waits half a minute before it kills
 def test_cause_is_not_hidden_by_a_peer_that_had_to_be_killed(ranks) -> None:
     with pytest.raises(SparsePipeError, match="rank 1 raised ValueError: the real cause"):
         ranks(

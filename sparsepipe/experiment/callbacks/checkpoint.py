@@ -14,9 +14,11 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Checkpoint
+from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 from typing_extensions import override
 
+from sparsepipe.experiment.outputs import writing
 from sparsepipe.runtime import group
 
 STATE_KEY = "RunCheckpoint"
@@ -31,18 +33,21 @@ class Resume:
         epoch: number of the epoch that comes next or is under way.
         batches: how many of its batches are done, on each rank.
         randomness: state of the random generators of each rank.
+        metrics: what the epoch under way has measured of validation.
     """
 
     path: Path
     epoch: int
     batches: int
     randomness: list[dict[str, Any]]
+    metrics: dict[str, Tensor]
 
     @classmethod
     def read(cls, path: Path, callbacks: dict[str, Any]) -> Resume:
         """Takes the place from the callback states of a loaded checkpoint."""
         state = callbacks[STATE_KEY]
-        return cls(path, state["epoch"], state["batches"], state["randomness"])
+        place = (state["epoch"], state["batches"], state["randomness"])
+        return cls(path, *place, metrics=state.get("metrics", {}))
 
     def start(self, loader: Any) -> None:
         """Lets the training loader begin at this place, with the random state of then.
@@ -86,11 +91,23 @@ class RunCheckpoint(Checkpoint):
         self._best: float | None = None
         self._resume = resume
         self._position = (0, 0)
+        self._metrics: dict[str, Tensor] = {}
 
     @property
     @override
     def state_key(self) -> str:
         return STATE_KEY
+
+    @property
+    def best(self) -> float | None:
+        """The best value of the monitored metric so far."""
+        return self._best
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Lightning does not keep what a validation within the epoch has measured.
+        if self._resume is not None:
+            trainer.callback_metrics.update(self._resume.metrics)
 
     @override
     def on_train_batch_start(
@@ -112,19 +129,36 @@ class RunCheckpoint(Checkpoint):
             self._best = float(value)
         if getattr(trainer, "fast_dev_run", False):
             return
-        self.save(trainer, epoch=trainer.current_epoch + 1, batches=0)
-        if improved and trainer.is_global_zero:
-            _link(self._directory / "last.ckpt", self._directory / "best.ckpt")
+        self.save(trainer, epoch=trainer.current_epoch + 1, batches=0, best=improved)
 
-    def save(self, trainer: pl.Trainer, *, epoch: int, batches: int) -> None:
-        """Writes ``last.ckpt`` for going on with ``epoch`` after ``batches``; all ranks call."""
+    def save(self, trainer: pl.Trainer, *, epoch: int, batches: int, best: bool = False) -> None:
+        """Writes ``last.ckpt`` for going on with ``epoch`` after ``batches``; all ranks call.
+
+        Args:
+            trainer: the training.
+            epoch: see :class:`Resume`.
+            batches: see :class:`Resume`.
+            best: it is ``best.ckpt`` as well; that comes first, since a run that is killed
+                in between repeats the epoch and writes both.
+
+        Raises:
+            SparsePipeError: it cannot be written.
+        """
         self._position = (epoch, batches)
+        self._metrics = {
+            name: value.detach().cpu().clone()
+            for name, value in trainer.callback_metrics.items()
+            if batches and not name.startswith("train/")
+        }
         partial = self._directory / ".last.ckpt.tmp"
-        trainer.save_checkpoint(partial)
-        if trainer.is_global_zero:
-            with partial.open("rb+") as stream:
-                os.fsync(stream.fileno())
-            partial.replace(self._directory / "last.ckpt")
+        with writing(self._directory):
+            trainer.save_checkpoint(partial)
+            if trainer.is_global_zero:
+                with partial.open("rb+") as stream:
+                    os.fsync(stream.fileno())
+                if best:
+                    _link(partial, self._directory / "best.ckpt")
+                partial.replace(self._directory / "last.ckpt")
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -133,6 +167,7 @@ class RunCheckpoint(Checkpoint):
             "epoch": epoch,
             "batches": batches,
             "best": self._best,
+            "metrics": self._metrics,
             "randomness": group.gather_objects(get_randomness()),
         }
 
@@ -168,7 +203,7 @@ def _samplers(loader: Any) -> list[Any]:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Gives a file a second name: ``last.ckpt`` is replaced, never written into."""
+    """Gives a file a second name: checkpoints are replaced, never written into."""
     partial = target.with_name(f".{target.name}.tmp")
     partial.unlink(missing_ok=True)
     try:

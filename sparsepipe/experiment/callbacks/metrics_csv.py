@@ -22,7 +22,9 @@ class MetricsCsv(pl.Callback):
     """Writes every epoch's metrics, and the learning rate, as one row.
 
     A row is on the disk before the checkpoint of its epoch is; when a run resumes, rows
-    of epochs that its checkpoint does not include are dropped, since they come again.
+    of epochs that its checkpoint does not include are dropped, since they come again. In
+    the row of an epoch that was stopped in its middle, ``train/loss`` and
+    ``train/accuracy`` are those of the batches after the stop; all else is the epoch's.
 
     Args:
         path: the file.
@@ -38,6 +40,14 @@ class MetricsCsv(pl.Callback):
         if trainer.is_global_zero:
             rows = read_rows(self._path)
             self._rows = [row for row in rows if int(row["epoch"]) < trainer.current_epoch]
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"validated": self._validated}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._validated = state_dict["validated"]
 
     @override
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -48,25 +48,29 @@ class StopOnSignal(pl.Callback):
             return  # the epoch's end is near and leaves the better checkpoint
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return  # a checkpoint does not hold gradients
-        if group.any_rank(self._watch.signum is not None, device=pl_module.device):
+        if group.any_rank(self._watch.signum is not None):
             self._checkpoint.save(trainer, epoch=trainer.current_epoch, batches=batch_idx + 1)
-            self._stop()
+            raise Stopped(self._watch.signum or signal.SIGTERM)
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Here, not at the epoch's end: its checkpoint is written by then.
-        if group.any_rank(self._watch.signum is not None, device=pl_module.device):
-            self._stop()
+        stop_if_any_asked(self._watch)
 
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._watch.deferred = False
-        if group.any_rank(self._watch.signum is not None, device=pl_module.device):
-            self._stop()
+        self._watch.deferred = False  # the task asks once more, when it has noted the end
 
     @override
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._watch.install()
 
-    def _stop(self) -> None:
-        raise Stopped(self._watch.signum or signal.SIGTERM)
+
+def stop_if_any_asked(watch: SignalWatch) -> None:
+    """Stops every rank where a signal has come to one; all ranks must call it.
+
+    Raises:
+        Stopped: one has.
+    """
+    if group.any_rank(watch.signum is not None):
+        raise Stopped(watch.signum or signal.SIGTERM)

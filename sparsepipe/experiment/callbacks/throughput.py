@@ -16,33 +16,43 @@ from sparsepipe.runtime import group
 class Throughput(pl.Callback):
     """Logs ``time/epoch_s`` and ``train/shapes_per_s``, summed over the ranks.
 
-    An epoch's time is that of its training steps; validation and checkpoints are not in it.
+    An epoch's time is that of its training steps, before a stop and after it; the validation
+    and the checkpoint at its end are not in it.
 
     Attributes:
-        epochs: (seconds, shapes of this rank) of each whole epoch this process trained.
         shapes_per_s: running rate of all ranks, for the progress bar.
     """
 
     def __init__(self) -> None:
-        self.epochs: list[tuple[float, int]] = []
         self.shapes_per_s = 0.0
         self._started_s = 0.0
         self._last_s = 0.0
         self._shapes = 0
-        self._whole = True
+        self._before = (0.0, 0)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        seconds_s, shapes = self._before
+        return {
+            "epoch_s": seconds_s + self._last_s - self._started_s,
+            "shapes": shapes + sum(group.gather_objects(self._shapes)),
+        }
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._before = (state_dict["epoch_s"], state_dict["shapes"])
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._started_s = self._last_s = time.perf_counter()
         self._shapes = 0
-        self._whole = True
+        self._before = (0.0, 0)
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # An epoch that was begun by an earlier process has no start here.
+        # An epoch that was begun by an earlier process is not announced again.
         self._started_s = self._last_s = time.perf_counter()
         self._shapes = 0
-        self._whole = False
 
     @override
     def on_train_batch_end(
@@ -63,10 +73,9 @@ class Throughput(pl.Callback):
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # The last batch's end, since validation has come in between.
-        epoch_s = self._last_s - self._started_s
-        if self._whole:
-            self.epochs.append((epoch_s, self._shapes))
-        shapes = sum(group.gather_objects(self._shapes))
+        before_s, shapes_before = self._before
+        epoch_s = before_s + self._last_s - self._started_s
+        shapes = shapes_before + sum(group.gather_objects(self._shapes))
         pl_module.log("time/epoch_s", epoch_s)
         pl_module.log("train/shapes_per_s", shapes / max(epoch_s, 1e-9))
 

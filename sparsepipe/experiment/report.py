@@ -1,0 +1,93 @@
+"""What a person reads of a run: what is trained on what, and how well it did.
+
+Shapes: K classes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import pytorch_lightning as pl
+from torch import nn
+from torch.utils.data import DataLoader
+from typing_extensions import override
+
+from sparsepipe.experiment.run import Run
+
+log = logging.getLogger(__name__)
+
+
+class StartLine(pl.Callback):
+    """Logs network, processes and data in one line as training begins."""
+
+    def __init__(self, run: Run, *, test_shapes: int) -> None:
+        self._run = run
+        self._test_shapes = test_shapes
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        counts = {
+            "to train on": num_shapes(trainer.train_dataloader),
+            "to validate": num_shapes(trainer.val_dataloaders),
+            "to test": self._test_shapes,
+        }
+        shapes = ", ".join(f"{count:,} {use}" for use, count in counts.items() if count)
+        log.info("%s; %s; shapes: %s", network(self._run, pl_module), where(self._run), shapes)
+
+
+def network(run: Run, module: pl.LightningModule) -> str:
+    """A network's name and size."""
+    name = str(run.config["model"]["_target_"]).rpartition(".")[2]
+    layers = getattr(module, "layers", None)
+    parts = [f"{len(layers)} layers"] if isinstance(layers, nn.Sequential) else []
+    parts.append(f"{sum(p.numel() for p in module.parameters()):,} parameters")
+    classes = getattr(module, "class_names", ())
+    return f"{name}: {', '.join([*parts, *([f'{len(classes)} classes'] if classes else [])])}"
+
+
+def where(run: Run) -> str:
+    """What a run computes on."""
+    names = {device.name for host in run.inventory.hosts for device in host.devices}
+    processes = "1 process" if run.ranks == 1 else f"{run.ranks} processes"
+    return f"{processes} on {run.inventory.accelerator} ({', '.join(sorted(names))})"
+
+
+def num_shapes(loaders: Any) -> int:
+    """Shapes of one loader or of several, over all ranks; 0 where they do not tell."""
+    found = loaders if isinstance(loaders, (list, tuple)) else [loaders]
+    datasets = [loader.dataset for loader in found if isinstance(loader, DataLoader)]
+    return sum(len(dataset) for dataset in datasets if hasattr(dataset, "__len__"))
+
+
+def class_accuracies(module: pl.LightningModule) -> dict[str, float]:
+    """``test/accuracy/<class>`` of every class that the test has shapes of."""
+    counts_KK = getattr(module, "test_confusion", None)
+    if counts_KK is None:
+        return {}
+    return {
+        f"test/accuracy/{name}": float(counts_KK[k, k] / counts_KK[k].sum())
+        for k, name in enumerate(getattr(module, "class_names", ()))
+        if counts_KK[k].sum()
+    }
+
+
+def log_test(run: Run, module: pl.LightningModule, values: Mapping[str, Any]) -> None:
+    """Logs what a test found, how fast, and the pictures it left."""
+    parts = []
+    if "test/accuracy" in values:
+        mean = values.get("test/class_accuracy")
+        over = "" if mean is None else f" (mean over classes {100 * mean:.1f} %)"
+        parts.append(f"test accuracy {100 * values['test/accuracy']:.1f} %{over}")
+    counts_KK = getattr(module, "test_confusion", None)
+    if counts_KK is not None:
+        parts.append(f"{int(counts_KK.sum()):,} shapes")
+    if values.get("inference_shapes_per_s"):
+        parts.append(f"inference {values['inference_shapes_per_s']:,.0f} shapes/s")
+    if parts:
+        log.info("%s", ", ".join(parts))
+    for picture in sorted(run.directory.path.glob("*.png")):
+        log.info("picture: %s", picture)
