@@ -71,10 +71,10 @@ def bundle(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_disk_or_none(tmp_path: Path) -> Iterator[Path | None]:
-    """A file system of 1 MiB; None where this process may not mount one."""
+    """A file system of 3 MiB; None where this process may not mount one."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
     if (
         shutil.which("mount") is None
         or subprocess.run(mount, capture_output=True, check=False).returncode
@@ -87,7 +87,7 @@ def small_disk_or_none(tmp_path: Path) -> Iterator[Path | None]:
 
 @pytest.fixture
 def small_disk(small_disk_or_none: Path | None) -> Path:
-    """A file system of 1 MiB."""
+    """A file system of 3 MiB."""
     if small_disk_or_none is None:
         pytest.skip("mounting a tmpfs needs privileges that this process does not have")
     return small_disk_or_none

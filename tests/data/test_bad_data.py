@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -68,9 +69,11 @@ def cases(good: Path, disk: Path | None) -> dict[str, Case]:
     """For each fault the overrides, the exit code, and a part of the message and remedy."""
     place = good.parent / "place"
     data, config = DataError.exit_code, ConfigError.exit_code
-    empty = good.with_name("empty")
-    shutil.copytree(good, empty)
-    shutil.rmtree(empty / "rod" / "train")
+    empty, absent = good.with_name("empty"), good.with_name("absent")
+    for root in (empty, absent):
+        shutil.copytree(good, root)
+        shutil.rmtree(root / "rod" / "train")
+    (empty / "rod" / "train").mkdir()
     truncated = broken_tree(good, "truncated", "OFF\n8 12 0\n0 0 0\n1 1 1\n")
     nan = broken_tree(good, "nan", "OFF\n3 1 0\n0 0 nan\n1 0 0\n0 1 0\n3 0 1 2\n")
     flat = broken_tree(good, "flat", "OFF\n3 1 0\n0 0 0\n1 0 0\n2 0 0\n3 0 1 2\n")
@@ -83,6 +86,7 @@ def cases(good: Path, disk: Path | None) -> dict[str, Case]:
             "https://modelnet.cs.princeton.edu",
         ),
         "empty class folder": (tiny(empty, place), data, "no train mesh of class rod", "put OFF"),
+        "absent class folder": (tiny(absent, place), data, "no train mesh of class rod", "put OFF"),
         "another layout": (
             ["data=modelnet40_points", f"data.root={good}", f"paths.data={place}"],
             data,
@@ -117,9 +121,29 @@ def cases(good: Path, disk: Path | None) -> dict[str, Case]:
             "(0, 1]",
         ),
     }
+    file = good.with_name("file")
+    file.touch()
+    found["cache in a file"] = (
+        [*tiny(good, place), f"data.cache_dir={file}/cache"],
+        data,
+        f"cannot use {file}/cache: Not a directory",
+        "set data.cache_dir to a directory",
+    )
+    found["shapes in a file"] = (
+        ["data=shapes", f"data.root={file}/shapes", f"paths.data={place}"],
+        data,
+        f"cannot use {file}/shapes",
+        "set data.root to a directory",
+    )
+    found["cache where nothing can be made"] = (
+        [*tiny(good, place), "data.cache_dir=/proc/sparsepipe"],
+        data,
+        "cannot use /proc/sparsepipe",
+        "set data.cache_dir to a directory",
+    )
     if disk is not None:
         found["full disk"] = (
-            [*tiny(good, place), f"data.cache_dir={disk}", "data.cached_points=65536"],
+            [*tiny(good, place), f"data.cache_dir={disk}", "data.cached_points=131072"],
             data,
             "MiB more, but",
             "set data.cache_dir to a larger disk",
@@ -148,9 +172,42 @@ def test_each_fault_ends_with_its_code_message_and_remedy(
         assert "Traceback" not in outcome[1], (fault, outcome)
 
 
-def start(arguments: list[str], cwd: Path) -> subprocess.Popen[str]:
+LIMITED = """
+import resource, sys
+from sparsepipe.cli import main
+
+if __name__ == "__main__":
+    most = int(sys.argv.pop(1))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    main()
+"""
+
+SLOW = """
+import sys, time
+from sparsepipe.cli import main
+from sparsepipe.data import mesh_rows
+
+def read_slowly(path, read=mesh_rows.read_off):
+    time.sleep(0.01)  # however fast the machine, the build can be ended in its middle
+    return read(path)
+
+mesh_rows.read_off = read_slowly
+if __name__ == "__main__":
+    main()
+"""
+
+
+def start(
+    arguments: list[str], cwd: Path, *, most_bytes: int | None = None, slow: bool = False
+) -> subprocess.Popen[str]:
+    """The command line; with a limit on the size of files, or reading meshes slowly."""
+    how = ["-m", "sparsepipe"]
+    if most_bytes is not None:
+        how = ["-c", LIMITED, str(most_bytes)]
+    elif slow:
+        how = ["-c", SLOW]
     return subprocess.Popen(
-        [sys.executable, "-m", "sparsepipe", *arguments],
+        [sys.executable, *how, *arguments],
         cwd=cwd,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -160,8 +217,70 @@ def start(arguments: list[str], cwd: Path) -> subprocess.Popen[str]:
     )
 
 
-def marked_rows(place: Path) -> int:
-    states = place.glob("data/cache/points/*/state.npy")
+def test_corrupt_files_are_listed_and_the_run_goes_on(
+    make_tree: Callable[..., Path], tmp_path: Path
+) -> None:
+    root = make_tree(4)
+    faults = {
+        "ball_0001": "OFF\n8 12 0\n0 0 0\n1 1 1\n",
+        "box_0002": "OFF\n3 1 0\n0 0 nan\n1 0 0\n0 1 0\n3 0 1 2\n",
+        "rod_0003": "OFF\n3 1 0\n0 0 0\n1 0 0\n2 0 0\n3 0 1 2\n",
+    }
+    for name, text in faults.items():
+        (root / name.split("_")[0] / "train" / f"{name}.off").write_text(text)
+    process = start(tiny(root, tmp_path), tmp_path)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert (Path(output.splitlines()[-1]) / "DONE.json").is_file()
+    assert "3 of 12 train files are corrupt and left out" in errors
+    for name, fault in zip(faults, ("truncated", "not finite", "zero area"), strict=True):
+        line = next(line for line in errors.splitlines() if f"train/{name}.off: " in line)
+        assert fault in line
+
+
+def assert_full(process: subprocess.Popen[str]) -> None:
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == DataError.exit_code, errors
+    said, _, advice = errors.partition("remedy:")
+    assert "no space left in" in said
+    assert "set data.cache_dir to a larger disk" in advice
+    assert "Traceback" not in errors
+
+
+def test_a_limit_on_the_size_of_files_ends_the_run(
+    make_tree: Callable[..., Path], tmp_path: Path
+) -> None:
+    assert_full(start(tiny(make_tree(20), tmp_path), tmp_path, most_bytes=100_000))
+
+
+def test_a_disk_that_fills_up_ends_the_run_until_there_is_space(
+    make_tree: Callable[..., Path], small_disk: Path, tmp_path: Path
+) -> None:
+    arguments = [*tiny(make_tree(110, test_per_class=2), tmp_path), f"data.cache_dir={small_disk}"]
+    process = start(arguments, tmp_path, slow=True)
+    wait_for_marks(small_disk, process)
+    filler = small_disk / "somebody-elses"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(b"x" * 4096):
+            pass
+    assert_full(process)
+    filler.unlink()
+    assert 0 < marked_rows(small_disk) < 330
+    process = start(arguments, tmp_path)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert marked_rows(small_disk) == 336
+
+
+def wait_for_marks(cache: Path, process: subprocess.Popen[str], *, beyond: int = 0) -> None:
+    deadline_s = time.monotonic() + 90
+    while marked_rows(cache) <= beyond and time.monotonic() < deadline_s:
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.005)
+
+
+def marked_rows(cache: Path) -> int:
+    states = cache.glob("points/*/state.npy")
     return sum(int((np.load(state) != 0).sum()) for state in states)
 
 
@@ -169,22 +288,19 @@ def test_a_run_killed_and_interrupted_while_caching_goes_on(
     make_tree: Callable[..., Path], tmp_path: Path
 ) -> None:
     arguments = tiny(make_tree(110, test_per_class=2), tmp_path)
-    marked = 0
+    cache, marked = tmp_path / "data" / "cache", 0
     for ending in (signal.SIGKILL, signal.SIGINT):
-        process = start(arguments, tmp_path)
-        deadline_s = time.monotonic() + 90
-        while marked_rows(tmp_path) <= marked and time.monotonic() < deadline_s:
-            assert process.poll() is None, process.communicate()[1]
-            time.sleep(0.005)
+        process = start(arguments, tmp_path, slow=True)
+        wait_for_marks(cache, process, beyond=marked)
         process.send_signal(ending)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == (130 if ending == signal.SIGINT else -ending), errors
-        assert marked < marked_rows(tmp_path) < 330
-        marked = marked_rows(tmp_path)
+        assert marked < marked_rows(cache) < 330
+        marked = marked_rows(cache)
     assert "run the same command again" in errors
     assert "Traceback" not in errors
     process = start(arguments, tmp_path)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert (Path(output.splitlines()[-1]) / "DONE.json").is_file()
-    assert marked_rows(tmp_path) == 336
+    assert marked_rows(cache) == 336
