@@ -75,14 +75,15 @@ class Classifier(pl.LightningModule):
         logits_BK: Tensor = self.layers(self._cast(x))
         return logits_BK
 
-    def on_fit_start(self) -> None:
+    def setup(self, stage: str) -> None:
         """Refuse what a sparse network cannot be trained with.
 
         Raises:
             ConfigError: synchronised batch norm, which takes plain tensors only.
         """
-        kinds = {type(layer) for layer in self.layers.modules()}
-        if nn.SyncBatchNorm in kinds and sparse.Conv3d in kinds:
+        # Lightning has no public name for it, and afterwards DDP fails in its own words.
+        synchronised = getattr(self.trainer.strategy, "_layer_sync", None) is not None
+        if synchronised and any(isinstance(layer, sparse.BatchNorm) for layer in self.modules()):
             raise ConfigError(
                 "trainer.sync_batchnorm=true does not work for sparse networks",
                 remedy="set trainer.sync_batchnorm=false: each rank normalises by its own batch",

@@ -129,18 +129,19 @@ def test_a_sparse_network_trains_and_predicts_in_every_precision(
     assert again["probability"].isfinite().all()
 
 
-def test_synchronised_batch_norm_is_refused_for_sparse_networks() -> None:
-    # Lightning converts the layers, then calls on_fit_start.
-    sparse_module = nn.SyncBatchNorm.convert_sync_batchnorm(sparse_classifier())
-    with pytest.raises(ConfigError, match="sync_batchnorm=false"):
-        sparse_module.on_fit_start()
-    dense = Classifier(
-        nn.Sequential(nn.Conv3d(1, 2, 3), nn.BatchNorm3d(2)),
-        num_classes=2,
-        optimizer=partial(torch.optim.SGD, lr=0.1),
-    )
-    nn.SyncBatchNorm.convert_sync_batchnorm(dense).on_fit_start()
-    sparse_classifier().on_fit_start()
+@pytest.mark.parametrize("synchronised", [True, False])
+def test_synchronised_batch_norm_is_refused_for_sparse_networks(tmp_path, synchronised) -> None:
+    # Trainers of their own: the hook is what Lightning calls first, before ranks meet.
+    settings = {"strategy": "ddp", "devices": 2, "sync_batchnorm": synchronised}
+    module, plain = sparse_classifier(), classifier()
+    for entry in (module, plain):
+        entry.trainer = trainer(tmp_path, **settings)
+    plain.setup("fit")
+    if synchronised:
+        with pytest.raises(ConfigError, match="sync_batchnorm=false"):
+            module.setup("fit")
+    else:
+        module.setup("fit")
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
