@@ -116,8 +116,10 @@ def build(cache: RowCache) -> RowCache:
 
 def start_build(root: Path, cache: Path, *, workers: int = 2, limit: int = 0):  # type: ignore[no-untyped-def]
     arguments = [str(root), str(cache), str(workers), str(limit)]
+    script = cache.with_name(f"build-{cache.name}.py")
+    script.write_text(BUILD)  # a file, so that workers import it too, and are slow
     return subprocess.Popen(
-        [sys.executable, "-c", BUILD, *arguments],
+        [sys.executable, str(script), *arguments],
         start_new_session=True,
         stderr=subprocess.PIPE,
         text=True,

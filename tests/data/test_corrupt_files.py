@@ -50,6 +50,19 @@ def test_corrupt_files_are_listed_and_left_out(
         np.testing.assert_allclose(points.frames.low_S3[index], low_3, atol=1e-5)
 
 
+def test_only_the_process_that_builds_names_the_corrupt_files(
+    make_tree: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = make_tree(4)
+    corrupt_some(root)
+    settings = CacheSettings(directory=tmp_path / "c", points=POINTS, workers=1)
+    for expected in (["WARNING"], []):
+        caplog.clear()
+        OffTree(root).load("train", settings)
+        loud = [record.levelname for record in caplog.records if record.levelno > 20]
+        assert loud == expected
+
+
 def test_strict_refuses_corrupt_files_and_names_them(
     make_tree: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -85,8 +85,11 @@ def test_an_error_in_a_worker_is_told_whole(
 ) -> None:
     loader = make_data(make_tree(3), num_workers=1).train_dataloader()
     loader.dataset.__class__ = Unreadable
-    with pytest.raises(RuntimeError, match=r"(?s)the disk is gone.*remedy: bring it back"):
+    with pytest.raises(
+        RuntimeError, match=r"(?s)the disk is gone.*remedy: bring it back"
+    ) as caught:
         list(loader)
+    assert caught.value.__cause__ is not caught.value
 
 
 def test_default_workers_leave_the_cores_to_training(monkeypatch: pytest.MonkeyPatch) -> None:

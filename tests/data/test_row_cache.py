@@ -137,10 +137,30 @@ def test_waiting_for_another_builder_has_a_limit(
     build(cache)
 
 
+@pytest.mark.parametrize(("tell_after_s", "told"), [(3.0, 0), (0.0, 1)])
+def test_a_short_wait_is_not_worth_a_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tell_after_s: float,
+    told: int,
+) -> None:
+    monkeypatch.setattr("sparsepipe.data.lock._TELL_AFTER_S", tell_after_s)
+    caplog.set_level("INFO")
+    with (
+        locked(tmp_path / "lock", wait_s=1),
+        pytest.raises(DataError, match="longer than"),
+        locked(tmp_path / "lock", wait_s=0.5),
+    ):
+        pass
+    assert caplog.text.count("waiting for process") == told
+
+
 def test_a_killed_worker_is_explained(make_tree: Callable[..., Path], tmp_path: Path) -> None:
     root = make_tree(20)
     cache = cache_of(root, tmp_path / "c", Suicidal(POINTS, 0))
     with pytest.raises(DataError, match="killed or ran out of memory") as caught:
         cache.build(workers=2, lock_wait_s=5)
     assert "data.cache_workers" in caught.value.remedy
+    assert 'if __name__ == "__main__":' in caught.value.remedy
     assert (build(cache_of(root, tmp_path / "c")).state_S() == DONE).all()

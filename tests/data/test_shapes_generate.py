@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.data.off import read_off
-from sparsepipe.data.shapes import SHAPE_CLASSES, generate, generate_shapes
+from sparsepipe.data.off import read_off, write_off
+from sparsepipe.data.shapes import SHAPE_CLASSES, generate, generate_shapes, make_shape
 from sparsepipe.errors import ConfigError, DataError
 
 SMALL = {"classes": ["mug", "chair"], "train_per_class": 4, "test_per_class": 3, "seed": 7}
@@ -119,6 +120,27 @@ def test_a_root_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         generate_shapes(tmp_path / "file" / "shapes", **SMALL)
 
 
+def test_a_full_disk_is_explained_and_what_is_written_kept(
+    tmp_path: Path, small_disk: Path
+) -> None:
+    filler = small_disk / "somebody-elses"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(b"x" * 4096):
+            pass
+    with filler.open("r+b") as file:
+        file.truncate(filler.stat().st_size - 128 * 1024)  # room for a few shapes
+    many = {**SMALL, "train_per_class": 40}
+    with pytest.raises(DataError, match="no space left") as caught:
+        generate_shapes(small_disk / "shapes", **many)
+    assert "data.root" in caught.value.remedy
+    before = contents(small_disk / "shapes")
+    assert 0 < len(before) < 86
+    filler.unlink()
+    generate_shapes(small_disk / "shapes", **many)
+    generate_shapes(tmp_path / "whole", **many)
+    assert contents(small_disk / "shapes") == contents(tmp_path / "whole")
+
+
 def test_the_number_of_processes_does_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,11 +151,18 @@ def test_the_number_of_processes_does_not_matter(
 
 
 SCRIPT = """
-import sys
-from sparsepipe.data.shapes import generate_shapes
+import sys, time
+from sparsepipe.data.shapes import generate, generate_shapes
+
+def make_slowly(name, rng, make=generate.make_shape):
+    time.sleep(0.002)  # however fast the machine, the set can be ended in its middle
+    return make(name, rng)
+
+generate.make_shape = make_slowly
+generate._SHAPES_PER_WORKER = 1
 if __name__ == "__main__":
     generate_shapes(
-        sys.argv[1], train_per_class=300, test_per_class=50, seed=0, workers=2
+        sys.argv[1], train_per_class=60, test_per_class=10, seed=0, workers=2
     )
 """
 
@@ -163,9 +192,15 @@ def test_an_interrupted_run_ends_and_leaves_whole_files(
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
     made = sorted(root.rglob("*.off"))
-    assert 0 < len(made) < 350 * len(SHAPE_CLASSES)
-    for path in made[-3:]:
-        assert read_off(path).area > 0
+    assert 0 < len(made) < 70 * len(SHAPE_CLASSES)
+    before = contents(root)
+    generate_shapes(root, train_per_class=60, test_per_class=10, seed=0)
+    after = contents(root)
+    assert len(after) == 70 * len(SHAPE_CLASSES)
+    assert before.items() <= after.items()  # what was there was whole
+    rng = generate.shape_rng(0, "vase", "test", 10)
+    write_off(make_shape("vase", rng), tmp_path / "vase.off")
+    assert after["vase/test/vase_0010.off"] == (tmp_path / "vase.off").read_bytes()
 
 
 def _group_alive(group: int) -> bool:
