@@ -104,7 +104,8 @@ def time_step(
     inputs, labels_B = batch["input"].to(device), batch["label"].to(device)
     start_s = time.perf_counter()
     optimizer.zero_grad()
-    nn.functional.cross_entropy(layers(inputs), labels_B).backward()
+    loss = nn.functional.cross_entropy(layers(inputs), labels_B)
+    loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     if device.type == "cuda":
         torch.cuda.synchronize()

@@ -27,8 +27,6 @@ from sparsepipe.data.off import read_off
 from sparsepipe.data.shapes import generate_shapes
 from sparsepipe.data.voxels import Span, grid_box, occupancy, voxelise
 
-_FULL_SIZE = {"train_per_class": 200, "test_per_class": 52, "seed": 0}
-
 
 def grid_of(path: Path, *, points: int, resolution: int, span: Span) -> NDArray[np.bool_]:
     """Occupied voxels [V] of one mesh; the draw of points is seeded by the file's name."""
@@ -50,7 +48,8 @@ def nearest_labels(
     train = train_TV.astype(np.float32)
     # |a - b|^2 = |a|^2 + |b|^2 - 2 a.b; |b|^2 is the same for all candidates.
     distance = train.sum(axis=1) - 2 * (test_SV.astype(np.float32) @ train.T)
-    return labels_T[distance.argmin(axis=1)]
+    found_S: NDArray[np.int64] = labels_T[distance.argmin(axis=1)]
+    return found_S
 
 
 def evaluate(
@@ -90,7 +89,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=usable_cores(), help="processes")
     options = parser.parse_args()
     if options.generate:
-        generate_shapes(options.root, **_FULL_SIZE, workers=options.workers)
+        generate_shapes(
+            options.root, train_per_class=200, test_per_class=52, seed=0, workers=options.workers
+        )
     classes = sorted(path.name for path in options.root.iterdir() if path.is_dir())
     print(f"nearest neighbour on {options.resolution}^3 occupancy, {options.points} points,")
     print(f"grid over the shape's {options.span}: {options.root}")
