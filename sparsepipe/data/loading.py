@@ -25,8 +25,8 @@ _DEATHS = ("exited unexpectedly", "is killed by signal", "bus error")
 def default_workers() -> int:
     """Loader workers for this process: one for every four of its cores, at most eight.
 
-    Reading a shape costs well below a millisecond, so on few cores a worker would only take
-    time from training; 0 reads in the training process.
+    Reading a shape is cheap beside training on it (``benchmarks/data.py`` measures both), so
+    on few cores a worker would only take time from training; 0 reads in the training process.
     """
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return min(_MAX_WORKERS, usable_cores() // max(1, local_ranks) // _CORES_PER_WORKER)

@@ -42,7 +42,7 @@ class MappedArray:
     def array(self) -> NDArray[Any]:
         """The mapped array, read-only."""
         if self._array is None:
-            # A plain ndarray view: indexing np.memmap costs several microseconds more.
+            # A plain ndarray view: indexing np.memmap makes a memmap each time.
             self._array = np.asarray(np.load(self.path, mmap_mode="r"))
         return self._array
 

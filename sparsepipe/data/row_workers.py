@@ -22,11 +22,11 @@ _CHUNK_BYTES = 1 << 20
 """A task: enough files to outweigh its overhead, few enough for a smooth progress bar."""
 
 _SECONDS_PER_WORKER = 1.5
-"""Work that is worth a process of its own: starting one takes nearly a second."""
+"""Work that is worth starting a process for."""
 
 _SECONDS_PER_FILE = 3e-3
 _BYTES_PER_S = 8e6
-"""Rough costs on one core: sampling 16,384 points, and reading OFF text."""
+"""Guesses, to weigh work against the start of a process: sampling points, reading text."""
 
 _Read = Callable[[Path, str], tuple[NDArray[Any], NDArray[np.float32]]]
 

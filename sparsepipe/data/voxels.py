@@ -69,7 +69,7 @@ def voxelise(unit_N3: NDArray[np.floating], *, resolution: int) -> NDArray[np.in
         table[keys_N] = True
         keys_M = np.flatnonzero(table)
     else:
-        keys_N.sort()  # several times faster than np.unique
+        keys_N.sort()
         first_N = np.ones(len(keys_N), np.bool_)
         np.not_equal(keys_N[1:], keys_N[:-1], out=first_N[1:])
         keys_M = keys_N[first_N]

@@ -35,7 +35,7 @@ SETTINGS_FILE = "shapes.json"
 
 _CHUNK_SHAPES = 16
 _SHAPES_PER_WORKER = 200
-"""A process takes about a second to start; for fewer shapes it is not worth it."""
+"""For fewer shapes it is not worth starting a process."""
 
 
 @dataclass(frozen=True, slots=True)
