@@ -58,9 +58,19 @@ def test_sweep_of_world_sizes(shell: Shell) -> None:
 
 
 def test_under_torchrun(shell: Shell) -> None:
+    process = torchrun(shell, SAVE, "model.norm=true", "trainer.max_epochs=1")
+    assert process.returncode == 0, process.stderr
+    (run,) = shell.runs()
+    assert read_json(run / "result.json")["ranks"] == 2
+    assert (run / "DONE.json").exists()
+    same_on_both(shell.cwd)  # BatchNorm's running statistics included
+    assert process.stdout == f"{run}\n", "one rank speaks"
+
+
+def torchrun(shell: Shell, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    process = subprocess.run(
-        [*command, "-m", *shell.command(*DP, SAVE, "model.norm=true", "trainer.max_epochs=1")],
+    return subprocess.run(
+        [*command, "-m", *shell.command(*DP, *arguments)],
         cwd=shell.cwd,
         env=shell.environment,
         capture_output=True,
@@ -68,11 +78,21 @@ def test_under_torchrun(shell: Shell) -> None:
         timeout=120,
         check=False,
     )
-    assert process.returncode == 0, process.stderr
-    (run,) = shell.runs()
-    assert read_json(run / "result.json")["ranks"] == 2
-    assert (run / "DONE.json").exists()
-    same_on_both(shell.cwd)  # BatchNorm's running statistics included
+
+
+def test_errors_under_torchrun_are_told_once(shell: Shell) -> None:
+    refused = torchrun(shell, "trainer.precision=foo")
+    assert refused.returncode
+    assert refused.stderr.count("Lightning refuses the settings") == 1
+    refused = torchrun(shell, "hydra.mode=MULTIRUN")
+    assert refused.stderr.count("a sweep (-m) within torchrun") == 1
+
+
+def test_data_may_take_longer_than_the_limit_of_a_collective(shell: Shell) -> None:
+    done = torchrun(
+        shell, "+data.prepare_s=8", "parallel.strategy.timeout_s=3", "trainer.max_epochs=1"
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,11 +84,18 @@ def test_terminated_with_loader_processes(shell: Shell) -> None:
 
 
 def test_second_interrupt_ends_at_once(shell: Shell) -> None:
-    process = shell.start(*DP, "data.delay_s=5")
-    wait_for(lambda: any((run / ".ranks").exists() for run in shell.runs()))
+    """The first asks for an end after a step, which here takes longer than anybody waits."""
+    sleep = "callbacks={sleep: {_target_: tinyhouse.LongStep, step: 3}}"
+    process = shell.start(*DP, sleep)
+    wait_for(lambda: all((shell.cwd / f"in-step-{rank}").exists() for rank in range(2)))
     process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "writing a checkpoint after this step" not in process.stderr.readline():
+        assert process.poll() is None
+    started_s = time.monotonic()
     process.send_signal(signal.SIGINT)
     assert shell.wait(process, timeout_s=20).code == 130
+    assert time.monotonic() - started_s < 10
 
 
 @pytest.mark.parametrize(

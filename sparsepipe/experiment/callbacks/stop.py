@@ -48,6 +48,8 @@ class StopOnSignal(pl.Callback):
             return  # the epoch's end is near and leaves the better checkpoint
         if (batch_idx + 1) % trainer.accumulate_grad_batches:
             return  # a checkpoint does not hold gradients
+        if _validation_follows(trainer, batch_idx):
+            return  # Lightning would leave it out when the run goes on
         if group.any_rank(self._watch.signum is not None):
             self._checkpoint.save(trainer, epoch=trainer.current_epoch, batches=batch_idx + 1)
             raise Stopped(self._watch.signum or signal.SIGTERM)
@@ -64,6 +66,15 @@ class StopOnSignal(pl.Callback):
     @override
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._watch.install()
+
+
+def _validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:
+    every = trainer.val_check_batch
+    if not isinstance(every, int):
+        return False
+    across_epochs = trainer.check_val_every_n_epoch is None
+    done = trainer.fit_loop.epoch_loop.total_batch_idx if across_epochs else batch_idx
+    return (done + 1) % every == 0
 
 
 def stop_if_any_asked(watch: SignalWatch) -> None:

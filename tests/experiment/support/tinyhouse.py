@@ -6,6 +6,7 @@ Nothing here imports the house: the command line must be able to train what othe
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -42,11 +43,19 @@ class VectorData(pl.LightningDataModule):
         delay_s: float = 0.0,
         num_workers: int = 0,
         version: int = 0,
+        prepare_s: float = 0.0,
     ) -> None:
         super().__init__()
         self.sizes = {"train": train_size, "val": val_size, "test": test_size}
         self.batch_size, self.delay_s, self.num_workers = batch_size, delay_s, num_workers
+        self.prepare_s = prepare_s
         self.classes, self.num_classes = ("down", "up"), 2
+
+    def prepare_data(self) -> None:
+        mark = Path("prepared")
+        if self.prepare_s and not mark.exists():
+            time.sleep(self.prepare_s)
+            mark.touch()
 
     def fingerprint(self) -> str:
         return "vectors"
@@ -112,6 +121,29 @@ class Fault(pl.Callback):
         if signum == 0:
             raise ValueError("somebody's own mistake")
         os.kill(os.getppid() if self.parent else os.getpid(), signum)
+
+
+class StopTest(pl.Callback):
+    """Interrupts the test, once in a task's life."""
+
+    def on_test_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+        mark = Path(trainer.default_root_dir) / "checkpoints" / "test-was-stopped"
+        if not mark.exists():
+            mark.parent.mkdir(exist_ok=True)
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+class LongStep(pl.Callback):
+    """A step that takes a minute and says when it has begun."""
+
+    def __init__(self, *, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == self.step:
+            Path(f"in-step-{trainer.global_rank}").touch()
+            time.sleep(60)
 
 
 class SaveWeights(pl.Callback):

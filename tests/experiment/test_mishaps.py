@@ -1,0 +1,159 @@
+"""What users do wrong or unluckily, and what they are told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from experiment_harness import Shell, checkpoint, composed, fault, rows
+
+from sparsepipe.cluster import Device, Host, Inventory
+from sparsepipe.errors import ConfigError, SparsePipeError
+from sparsepipe.experiment.run import num_ranks
+from sparsepipe.results.files import read_json
+from sparsepipe.runtime.launch import Stopped
+
+Job = Callable[..., Path]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (
+            ["parallel=dp", "parallel.devices=999", "hardware.accelerator=cpu"],
+            4,
+            ["999 devices are asked for, the inventory has", "remedy: set parallel.devices="],
+        ),
+        (["trainer.precision=foo"], 2, ["Lightning refuses", "foo", "remedy: correct the key"]),
+        (["paths.outputs=file"], 1, ["file", "cannot be written", "set paths.outputs to another"]),
+        (["trainer.max_epoch=3"], 2, ["remedy: correct the key or value", "--cfg job"]),
+        (["model=mpl"], 2, ["remedy: `sparsepipe --help` lists groups and options"]),
+    ],
+    ids=["devices", "precision", "outputs", "key", "option"],
+)
+def test_command_line_names_the_remedy(
+    shell: Shell, arguments: list[str], code: int, words: list[str]
+) -> None:
+    (shell.cwd / "file").touch()
+    refused = shell(*arguments)
+    assert refused.code == code
+    for word in words:
+        assert word in refused.err
+    assert "Traceback" not in refused.err
+    left = {path.suffix for path in shell.cwd.rglob("*") if path.is_file()}
+    assert left <= {"", ".lock"}, "a refused run leaves nothing behind"
+
+
+def test_checkpoint_of_another_model(shell: Shell, job: Job) -> None:
+    run = job("trainer.max_epochs=1")
+    refused = shell("task=evaluate", "model.width=9", f"checkpoint={run}")
+    assert refused.code == 5
+    assert "is of another model: layers.0.weight is (8, 8) there" in refused.err
+    assert f"as in {run / 'config.yaml'}" in refused.err
+    assert "Traceback" not in refused.err
+
+
+@contextlib.contextmanager
+def files_limited_to(size_bytes: int) -> Iterator[None]:
+    """As a full disk does, fails writing in the middle of a larger file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_no_space_for_a_checkpoint(job: Job) -> None:
+    with files_limited_to(200_000), pytest.raises(SparsePipeError) as error:
+        job("model.width=20000")
+    assert "checkpoints cannot be written: File too large" in error.value.message
+    assert "set paths.outputs" in error.value.remedy
+    assert rows(job("model.width=20000", "trainer.max_epochs=1"))
+
+
+def test_stop_of_a_forced_run_does_not_advise_to_force_again(job: Job) -> None:
+    first = job()
+    with pytest.raises(Stopped) as stop:
+        job("force=true", fault([(3, signal.SIGINT)]))
+    assert stop.value.message.endswith("run it again without force=true to go on")
+    with pytest.raises(Stopped) as stop:
+        job("seed=1", fault([(4, signal.SIGINT)]))
+    assert stop.value.message.endswith("run the same command again to go on")
+    assert first.exists()
+
+
+EARLY = (
+    "callbacks={early: {_target_: pytorch_lightning.callbacks.EarlyStopping, "
+    "monitor: val/loss, patience: 1, min_delta: 9.0}, "
+    "kill: {_target_: tinyhouse.StopTest}}"
+)
+
+
+def test_training_that_ended_early_is_not_taken_up_again(job: Job) -> None:
+    settings = (EARLY, "trainer.max_epochs=9")
+    with pytest.raises(Stopped):
+        job(*settings)
+    run = job(*settings)
+    assert [row["epoch"] for row in rows(run)] == ["0", "1"]
+    result = read_json(run / "result.json")
+    assert (result["epochs"], result["steps"]) == (2, 16)
+    assert result["best_monitored"] is not None
+    assert result["test/accuracy"] >= 0
+
+
+def test_stop_after_the_last_validation_of_an_epoch_keeps_its_values(job: Job) -> None:
+    """Twelve steps an epoch, validation after the fifth and the tenth, which is the stop's."""
+    settings = ("data.train_size=48", "trainer.val_check_interval=5", "optim.optimizer.lr=0.1")
+    expected = job(*settings, "name=undisturbed")
+    faulty = (*settings, fault([(21, signal.SIGINT)]))
+    with pytest.raises(Stopped):
+        job(*faulty)
+    run = job(*faulty)
+    for name in ("val/loss", "val/accuracy"):
+        assert [row[name] for row in rows(run)] == [row[name] for row in rows(expected)]
+    places = [checkpoint(path)["callbacks"]["RunCheckpoint"] for path in (run, expected)]
+    assert places[0]["best"] == places[1]["best"]
+    assert read_json(run / "result.json")["epochs"] == 2
+    shapes = [float(row["train/shapes_per_s"]) * float(row["time/epoch_s"]) for row in rows(run)]
+    assert shapes == pytest.approx([48, 48])
+
+
+def test_interrupted_test_is_told(job: Job) -> None:
+    stop = "callbacks={kill: {_target_: tinyhouse.StopTest}}"
+    with pytest.raises(Stopped):
+        job(stop)
+    with pytest.raises(Stopped):
+        job("task=evaluate", f"checkpoint={job()}", stop, "name=other")
+
+
+def test_devices_of_several_nodes() -> None:
+    cpus = Device(name="core", count=4, accelerator="cpu")
+    inventory = Inventory(hosts=(Host(name="a", devices=(cpus,)),))
+    config = composed("parallel=dp", "parallel.num_nodes=2")
+    assert num_ranks(config, inventory) == 8
+    with pytest.raises(ConfigError, match="not possible"):
+        num_ranks(composed("parallel=dp", "parallel.num_nodes=2", "parallel.devices=3"), inventory)
+
+
+def test_what_a_person_sees(shell: Shell) -> None:
+    done = shell("trainer.max_epochs=1")
+    assert done.code == 0, done.err
+    lines = done.err.splitlines()
+    assert "mlp: 4 layers, 90 parameters, 2 classes; 1 process on" in lines[0]
+    assert "shapes: 32 to train on, 8 to validate, 9 to test" in lines[0]
+    assert "epoch 1/1" in lines[1]
+    result = read_json(done.run / "result.json")
+    accuracy = f"{100 * result['test/accuracy']:.1f} %"
+    assert f"test accuracy {accuracy} (mean over classes" in lines[2]
+    assert lines[2].endswith("9 shapes")
+    assert all(line.startswith("[sparsepipe] ") for line in lines), done.err
+    assert any(line.endswith(str(done.run / "confusion.png")) for line in lines)
+    assert {"test/accuracy/down", "test/accuracy/up"} <= result.keys()
+    assert done.out == f"{done.run}\n"
+    assert json.loads((done.run / "DONE.json").read_text())["run_id"] == done.run.name
