@@ -14,6 +14,7 @@ import trimesh
 
 from sparsepipe.data import OffTree, ShapeDataModule
 from sparsepipe.data.off import write_off
+from sparsepipe.data.sources import CacheSettings
 
 CLASSES = ("ball", "box", "rod")
 
@@ -118,3 +119,8 @@ def make_data(tmp_path: Path) -> Callable[..., ShapeDataModule]:
 def eager_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Worker processes start for a small tree, too, where a test asks for them."""
     monkeypatch.setattr("sparsepipe.data.row_workers._SECONDS_PER_WORKER", 0.01)
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> CacheSettings:
+    return CacheSettings(directory=tmp_path / "cache", points=64, workers=1)

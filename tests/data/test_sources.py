@@ -24,11 +24,6 @@ from sparsepipe.errors import ConfigError, DataError
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> CacheSettings:
-    return CacheSettings(directory=tmp_path / "cache", points=64, workers=1)
-
-
-@pytest.fixture
 def resampled(tmp_path: Path) -> Path:
     """Three classes, one with an underscore in its name, 100 points a shape."""
     root = tmp_path / "modelnet40_normal_resampled"
@@ -77,54 +72,6 @@ def test_real_meshes(check_data: Path, settings: CacheSettings) -> None:
     assert np.isfinite(points.frames.radius_S).all()
     with pytest.raises(DataError, match="no test mesh of class bathtub"):
         OffTree(check_data / "modelnet10_off").load("test", settings)
-
-
-def test_npz_bundle(bundle: Path, settings: CacheSettings) -> None:
-    source = NpzBundle(bundle)
-    for split, count in (("train", 12), ("test", 7)):
-        points = source.load(split, settings)  # type: ignore[arg-type]
-        assert len(points) == count
-        assert points.names[2] == "thing_2"
-        with np.load(bundle / f"{split}.npz") as stored:
-            expected = stored["points"].astype(np.float64) * float(stored["scale"])
-        for index in range(count):
-            np.testing.assert_allclose(points.cloud(index), expected[index], atol=1e-6)
-        np.testing.assert_allclose(points.frames.low_S3, expected.min(axis=1), atol=1e-6)
-        np.testing.assert_allclose(points.frames.high_S3, expected.max(axis=1), atol=1e-6)
-        centers = expected.mean(axis=1)
-        np.testing.assert_allclose(points.frames.center_S3, centers, atol=1e-6)
-        radii = np.linalg.norm(expected - centers[:, None], axis=2).max(axis=1)
-        np.testing.assert_allclose(points.frames.radius_S, radii, rtol=1e-6)
-
-
-def test_npz_points_are_mapped_and_unpacked_once(bundle: Path, settings: CacheSettings) -> None:
-    NpzBundle(bundle).load("train", settings)
-    unpacked = next(settings.directory.rglob("points.npy"))
-    time_ns = unpacked.stat().st_mtime_ns
-    points = NpzBundle(bundle).load("train", settings)
-    assert points.points.path.stat().st_mtime_ns == time_ns
-    assert isinstance(points.points.array.base, np.memmap)
-
-
-def test_real_bundle_fills_the_known_number_of_voxels(
-    check_data: Path, settings: CacheSettings
-) -> None:
-    from sparsepipe.data import ShapeDataModule
-
-    for resolution, mean in ((32, 636), (50, 823)):
-        data = ShapeDataModule(
-            check_data / "modelnet40_1024",
-            source=NpzBundle,
-            cache_dir=settings.directory,
-            resolution=resolution,
-            span="sphere",
-            num_points=None,
-        )
-        data.setup()
-        shapes = data.test_dataloader().dataset
-        counts = [len(shapes[0, index]["coords"]) for index in range(len(shapes))]  # type: ignore[arg-type]
-        assert len(counts) == 2468
-        assert np.mean(counts) == pytest.approx(mean, abs=0.6)
 
 
 def test_resampled_text(resampled: Path, settings: CacheSettings) -> None:
@@ -263,67 +210,6 @@ def test_no_usable_shape_is_refused(
         path.write_text("OFF\n3 1 0\n")
     with pytest.raises(DataError, match="no usable test shape"):
         OffTree(root).load("test", settings)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"labels": None}, "lacks labels"),
-        ({"labels": np.zeros(3)}, "12 shapes but labels"),
-        ({"labels": np.full(12, 7)}, "labels up to 7 for 3 classes"),
-        ({"points": np.zeros((12, 5))}, "not \\[shapes, points, 3\\]"),
-        ({"points": np.full((12, 5, 3), np.nan)}, "12 shapes of the bundle"),
-        ({"points": np.full((12, 5, 3), None)}, "object"),
-        ({"points": np.full((12, 5, 3), "x")}, "not numbers"),
-        ({"labels": np.zeros(12)}, "labels are no whole numbers"),
-        ({"labels": np.full(12, None)}, "Object arrays"),
-        ({"scale": np.ones(3)}, "not a positive number"),
-        ({"scale": np.float32(0)}, "not a positive number"),
-        ({"names": np.array(["one"])}, r"12 shapes but names of \(1,\)"),
-    ],
-)
-def test_bundles_whose_arrays_do_not_fit(
-    bundle: Path, settings: CacheSettings, change: dict[str, np.ndarray | None], said: str
-) -> None:
-    with np.load(bundle / "train.npz") as stored:
-        arrays = {**stored, **change}
-    np.savez(
-        bundle / "train.npz", **{name: array for name, array in arrays.items() if array is not None}
-    )
-    with pytest.raises(DataError, match=said):
-        NpzBundle(bundle).load("train", settings)
-
-
-def test_a_bundle_with_broken_bytes_is_refused(bundle: Path, settings: CacheSettings) -> None:
-    path = bundle / "train.npz"
-    content = bytearray(path.read_bytes())
-    middle = len(content) // 2
-    content[middle : middle + 64] = bytes(64)
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"train\.npz is no npz bundle"):
-        NpzBundle(bundle).load("train", settings)
-    assert not list(settings.directory.rglob("points.npy"))
-
-
-def test_a_bundle_is_read_whole_once(
-    bundle: Path, settings: CacheSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = NpzBundle(bundle).fingerprint(settings)
-    NpzBundle(bundle).load("train", settings)
-
-    def refuse(path: Path) -> str:
-        raise AssertionError(f"{path} is read again")
-
-    monkeypatch.setattr("sparsepipe.data.manifest.digest_file", refuse)
-    assert NpzBundle(bundle).fingerprint(settings) == before
-    NpzBundle(bundle).load("train", settings)
-
-
-def test_a_truncated_bundle_is_refused(bundle: Path, settings: CacheSettings) -> None:
-    content = (bundle / "train.npz").read_bytes()
-    (bundle / "train.npz").write_bytes(content[: len(content) // 2])
-    with pytest.raises(DataError, match=r"train\.npz is no npz bundle"):
-        NpzBundle(bundle).load("train", settings)
 
 
 def test_fingerprints_follow_content_not_place(
