@@ -22,8 +22,8 @@ are (a 2-D one gains its first axis on loading, a 2-D bias loses it), MinkowskiE
 of every size; torchsparse's of size 2 need :func:`from_torchsparse` first. A strided
 torchsparse 2.1 layer computes what ours does when it was made with
 ``padding=kernel_size // 2`` for odd sizes and 0 for even ones; MinkowskiEngine's strided
-layers of a kernel larger than the stride keep fewer output sites,
-``floor(coords / stride)``, with the same values there.
+layers keep the output sites ``floor(coords / stride)`` for every kernel size, so for odd
+ones the sites differ; where both have a site the values are the same.
 
 Shape suffixes: N sites, K offsets of a kernel.
 """
