@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from sparsepipe.errors import ConfigError
 
 _Value = TypeVar("_Value")
 _FOREVER = timedelta(days=30)
-_stores: list[dist.Store] = []  # kept, since other ranks may be waiting for it
+_stores: list[Any] = []  # kept, since other ranks may be waiting for it
 
 _host_groups: list[dist.ProcessGroup] = []
 """A group over gloo beside one over NCCL: what hosts agree on must not wait for devices."""

@@ -102,12 +102,15 @@ def launch(
         shutdown_timeout=int(grace_s),
         logs_specs=DefaultLogsSpecs(log_dir=str(reports)),  # else it leaves them in /tmp
     )
+    started_s = time.monotonic()
     with _environment(threads_per_rank, reports), _restored_signals():
         try:
             elastic_launch(config, command[0])(*command[1:])
         except SignalException as stop:
             heard = _reports(reports)
-            unheard = [rank for rank in range(ranks) if rank not in heard]
+            # Sooner than that nobody can have been killed for taking too long.
+            late = time.monotonic() - started_s >= grace_s
+            unheard = [rank for rank in range(ranks) if late and rank not in heard]
             raise Stopped(stop.sigval, unheard=unheard) from None
         except ChildFailedError as failure:
             raise _explain(failure, reports) from None
