@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from data_helpers import POINTS, CountingSampler, build, cache_of
 
+from sparsepipe.data import OffTree
 from sparsepipe.data.files import digest_file
 from sparsepipe.data.manifest import ShapeFile
 from sparsepipe.data.mesh_rows import SurfaceSampler
@@ -63,6 +64,23 @@ def test_a_failing_disk_while_scanning_is_forgotten(
     assert "what is done is kept" in caught.value.remedy
     cache = cache_of(root, tmp_path / "c")
     assert {file.digest for file in cache.files} == {digest_file(f.path) for f in cache.files}
+
+
+@pytest.mark.parametrize("level", ["tree", "train"])
+def test_a_root_that_may_not_be_listed_is_explained(
+    make_tree: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    source, iterdir = OffTree(make_tree(1)), Path.iterdir
+
+    def refuse(path: Path) -> Iterator[Path]:
+        if path.name == level:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(DataError, match="Permission denied") as caught:
+        source.listing("train")
+    assert "set data.root" in caught.value.remedy
 
 
 def test_a_manifest_with_reasons_for_digests_is_not_trusted(

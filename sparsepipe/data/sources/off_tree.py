@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sparsepipe.data.files import digest_values
+from sparsepipe.data.files import digest_values, explaining_storage
 from sparsepipe.data.manifest import digest_listing, scan_files
 from sparsepipe.data.mesh_rows import SurfaceSampler, SurfaceVoxels
 from sparsepipe.data.points import MappedArray, PointSet
@@ -99,11 +99,12 @@ class OffTree:
         )
 
     def _classes(self) -> tuple[str, ...]:
-        folders = sorted(
-            path
-            for path in self.root.iterdir()
-            if path.is_dir() and not path.name.startswith((".", "_"))
-        )
+        with explaining_storage(self.root, setting="data.root"):
+            folders = sorted(
+                path
+                for path in self.root.iterdir()
+                if path.is_dir() and not path.name.startswith((".", "_"))
+            )
         if not any((folder / split).is_dir() for folder in folders for split in SPLITS):
             raise wrong_layout(self.root, expected="<class>/train/*.off and <class>/test/*.off")
         return tuple(folder.name for folder in folders)
@@ -112,11 +113,12 @@ class OffTree:
         folder = self.root / class_name / split
         if not folder.is_dir():
             return []
-        return sorted(
-            f"{class_name}/{split}/{path.name}"
-            for path in folder.iterdir()
-            if path.suffix.lower() == ".off" and not path.name.startswith(".")
-        )
+        with explaining_storage(folder, setting="data.root"):
+            return sorted(
+                f"{class_name}/{split}/{path.name}"
+                for path in folder.iterdir()
+                if path.suffix.lower() == ".off" and not path.name.startswith(".")
+            )
 
     def _names(self, split: Split) -> list[str]:
         return [name for folder in self._classes() for name in self._class_files(folder, split)]
