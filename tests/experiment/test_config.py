@@ -115,6 +115,10 @@ def test_identity_leaves_out_what_changes_nothing() -> None:
     base = identity_of(composed("data=vectors"))
     same = composed("data=vectors", "data.num_workers=3", "force=true", "logger=wandb_offline")
     assert identity_of(same) == base
+    # The inventory's fingerprint and the number of ranks stand for these.
+    same = composed("data=vectors", "hardware.accelerator=cpu", "parallel.devices=auto",
+                    "task.gallery=3", "trainer.enable_autolog_hparams=false")  # fmt: skip
+    assert identity_of(same) == base
     assert identity_of(composed("data=vectors", "seed=1")) != base
     stop = "callbacks={stop: {_target_: pytorch_lightning.callbacks.EarlyStopping, monitor: a}}"
     assert identity_of(composed("data=vectors", stop)) != base

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from experiment_harness import Shell, fault, rows, weights
+from experiment_harness import Shell, fault, rows, wait_for, weights
 
 from sparsepipe.results.files import read_json
 
@@ -107,6 +107,17 @@ def test_failing_rank(shell: Shell, signum: int, message: str) -> None:
     assert failed.err.count("remedy:") == 1
     assert failed.err.count("Traceback") == (1 if signum == 0 else 0)
     assert str(shell.cwd) not in failed.out
+
+
+def test_ranks_that_take_longer_than_the_grace_period(shell: Shell) -> None:
+    sleep = "callbacks={sleep: {_target_: tinyhouse.LongStep, step: 5}}"
+    process = shell.start(*DP, sleep, "parallel.grace_s=2")
+    wait_for(lambda: all((shell.cwd / f"in-step-{rank}").exists() for rank in range(2)))
+    process.send_signal(signal.SIGTERM)
+    stopped = shell.wait(process)
+    assert stopped.code == 143
+    assert "ranks 0, 1 were ended after 2 s without a checkpoint" in stopped.err
+    assert "raise parallel.grace_s" in stopped.err
 
 
 @pytest.mark.full

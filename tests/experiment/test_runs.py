@@ -59,6 +59,7 @@ def test_finished_run_is_skipped_and_force_starts_anew(
     assert job("force=true") == run
     assert (run / "metrics.csv").stat().st_mtime_ns != written
     assert not (run / "stray").exists()
+    assert RunDir(run).attempt == 1, "trackers elsewhere must not take it for the first"
     assert job("seed=1") != run
 
 
@@ -136,7 +137,7 @@ def test_two_processes_on_one_run(job: Job, monkeypatch: pytest.MonkeyPatch) -> 
 def test_wandb_offline(shell: Shell) -> None:
     run = shell("logger=wandb_offline", "trainer.max_epochs=1").run
     (directory,) = (run / "wandb").glob("offline-run-*")
-    assert directory.name.endswith(run.name)
+    assert directory.name.endswith(f"tiny-{run.name}")
     assert list(directory.glob("*.wandb"))
     assert {path.name for path in shell.cwd.iterdir()} == {"outputs"}
 
