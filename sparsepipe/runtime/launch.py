@@ -79,16 +79,35 @@ def launch(
         Stopped: a signal ended the ranks.
         SparsePipeError: a rank failed; what it raised, or a message naming the rank.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.launcher.api import elastic_launch
 
     _silence_agent()
     reports.mkdir(parents=True, exist_ok=True)
     for stale in reports.glob("rank*.json"):
         stale.unlink()
-    config = LaunchConfig(
+    config = _agent_config(ranks, reports, grace_s)
+    started_s = time.monotonic()
+    with _environment(threads_per_rank, reports), _restored_signals():
+        try:
+            elastic_launch(config, command[0])(*command[1:])
+        except SignalException as stop:
+            heard = _reports(reports)
+            # Sooner than that nobody can have been killed for taking too long.
+            late = time.monotonic() - started_s >= grace_s
+            unheard = [rank for rank in range(ranks) if late and rank not in heard]
+            raise Stopped(stop.sigval, unheard=unheard) from None
+        except ChildFailedError as failure:
+            raise _explain(failure, reports) from None
+
+
+def _agent_config(ranks: int, reports: Path, grace_s: float) -> Any:
+    """The elastic agent's settings: one host, loopback, a free port, no restarts."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.launcher.api import LaunchConfig
+
+    return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=ranks,
@@ -102,18 +121,6 @@ def launch(
         shutdown_timeout=int(grace_s),
         logs_specs=DefaultLogsSpecs(log_dir=str(reports)),  # else it leaves them in /tmp
     )
-    started_s = time.monotonic()
-    with _environment(threads_per_rank, reports), _restored_signals():
-        try:
-            elastic_launch(config, command[0])(*command[1:])
-        except SignalException as stop:
-            heard = _reports(reports)
-            # Sooner than that nobody can have been killed for taking too long.
-            late = time.monotonic() - started_s >= grace_s
-            unheard = [rank for rank in range(ranks) if late and rank not in heard]
-            raise Stopped(stop.sigval, unheard=unheard) from None
-        except ChildFailedError as failure:
-            raise _explain(failure, reports) from None
 
 
 def report_failure(error: BaseException, *, exit_code: int, trace: str) -> None:
