@@ -39,8 +39,30 @@ _LATTICE_CHUNK = 1 << 20
 Triangles = NDArray[np.float64]
 
 
+class FramedPoints:
+    """What rows of quantised points have in common, however they are come by."""
+
+    __slots__ = ()
+    points: int
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """Shape of a row: [P, 3]."""
+        return (self.points, 3)
+
+    @property
+    def dtype(self) -> str:
+        """Type of a row: see ``QUANTA``."""
+        return "<u2"
+
+    @property
+    def meta_size(self) -> int:
+        """Numbers beside a row: see ``FRAME_NUMBERS``."""
+        return FRAME_NUMBERS
+
+
 @dataclass(frozen=True, slots=True)
-class SurfaceSampler:
+class SurfaceSampler(FramedPoints):
     """Points drawn uniformly from a mesh's surface, quantised to the shape's box.
 
     The draw is seeded by the file's content, so it does not depend on the order of files,
@@ -58,21 +80,6 @@ class SurfaceSampler:
     def kind(self) -> str:
         """Name of these rows."""
         return "points"
-
-    @property
-    def row_shape(self) -> tuple[int, ...]:
-        """Shape of a row: [P, 3]."""
-        return (self.points, 3)
-
-    @property
-    def dtype(self) -> str:
-        """Type of a row: see ``QUANTA``."""
-        return "<u2"
-
-    @property
-    def meta_size(self) -> int:
-        """Numbers beside a row: see ``FRAME_NUMBERS``."""
-        return FRAME_NUMBERS
 
     def settings(self) -> dict[str, Any]:
         """All that the rows depend on beside the files."""

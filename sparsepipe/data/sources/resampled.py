@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sparsepipe.data.files import digest_values, unreadable
 from sparsepipe.data.manifest import digest_listing, scan_files
-from sparsepipe.data.mesh_rows import FRAME_NUMBERS, quantise
+from sparsepipe.data.mesh_rows import FramedPoints, quantise
 from sparsepipe.data.points import FloatArray, PointSet
 from sparsepipe.data.sources.base import (
     SPLITS,
@@ -108,7 +108,7 @@ class NormalResampled:
 
 
 @dataclass(frozen=True, slots=True)
-class TextPoints:
+class TextPoints(FramedPoints):
     """The first points of a text file, quantised to the shape's box.
 
     Attributes:
@@ -121,21 +121,6 @@ class TextPoints:
     def kind(self) -> str:
         """Name of these rows."""
         return "text_points"
-
-    @property
-    def row_shape(self) -> tuple[int, ...]:
-        """Shape of a row: [P, 3]."""
-        return (self.points, 3)
-
-    @property
-    def dtype(self) -> str:
-        """Type of a row: 16-bit steps across the shape's box."""
-        return "<u2"
-
-    @property
-    def meta_size(self) -> int:
-        """Numbers beside a row: the frame."""
-        return FRAME_NUMBERS
 
     def settings(self) -> dict[str, Any]:
         """All that the rows depend on beside the files."""
