@@ -1,0 +1,79 @@
+"""The asynchronous 1F1B schedule: minibatches follow one another without waiting.
+
+A replica of stage ``s`` runs ``w_s`` forwards ahead of its first backward, then one forward,
+one backward (PipeDream, section 3.2), and updates its weights after every backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sparsepipe.schedule.actions import Action, Schedule
+from sparsepipe.schedule.plan import Plan
+
+
+class RankOrder:
+    """What one rank does, told as minibatches come.
+
+    Nobody needs to know how many will come: the order of actions is the same for all, but for
+    the end, where the pipeline drains. Minibatches are numbered from 0 after every drain.
+
+    Args:
+        plan: the stages and their ranks.
+        rank: whose actions these are.
+    """
+
+    def __init__(self, plan: Plan, rank: int) -> None:
+        stage = plan.stage_of(rank)
+        self._replica = plan.replica_of(rank)
+        self._replicas = plan.replicas(stage)
+        self._warmup = plan.warmup(stage)
+        self._come = 0  # minibatches, of all replicas
+        self._forwards = 0  # of this rank, as are these
+        self._updates = 0
+
+    @property
+    def minibatches(self) -> int:
+        """Minibatches that have come since the last drain, over all replicas."""
+        return self._come
+
+    def feed(self, count: int = 1) -> Iterator[Action]:
+        """What this rank does when ``count`` more minibatches enter the pipeline.
+
+        The generator must be run to its end before the next is asked for.
+        """
+        for minibatch in range(self._come, self._come + count):
+            self._come += 1
+            if minibatch % self._replicas != self._replica:
+                continue
+            yield Action("F", minibatch)
+            self._forwards += 1
+            if self._forwards > self._warmup:
+                yield from self._finish_round()
+
+    def drain(self) -> Iterator[Action]:
+        """What is left to do when no more minibatches come; then all begins anew.
+
+        Replicas without a minibatch in the last round take part in its update.
+        """
+        while self._updates * self._replicas < self._come:
+            yield from self._finish_round()
+        self._come = self._forwards = self._updates = 0
+
+    def _finish_round(self) -> Iterator[Action]:
+        """The backward of this rank's oldest minibatch, if it has one left, and its update."""
+        minibatch = self._updates * self._replicas + self._replica
+        if minibatch < self._come:
+            yield Action("B", minibatch)
+        yield Action("U", self._updates)
+        self._updates += 1
+
+
+def asynchronous(plan: Plan, minibatches: int) -> Schedule:
+    """The asynchronous 1F1B schedule of a number of minibatches, drained at the end."""
+    return Schedule(plan, tuple(_rank(plan, rank, minibatches) for rank in range(plan.num_ranks)))
+
+
+def _rank(plan: Plan, rank: int, minibatches: int) -> tuple[Action, ...]:
+    order = RankOrder(plan, rank)
+    return (*order.feed(minibatches), *order.drain())

@@ -1,0 +1,213 @@
+"""How a model is split: the layers of each stage, and the ranks that replicate it.
+
+Ranks are numbered stage after stage. Minibatch ``m`` is handled in a stage of ``r`` replicas
+by replica ``m mod r``, forward and backward (round robin; PipeDream, section 3.2).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Self
+
+from sparsepipe.errors import PlanError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A span of layers on one or more devices.
+
+    Args:
+        layers: numbers of its first and its last layer, both included, from 0.
+        devices: names of the devices, one for each replica.
+    """
+
+    layers: tuple[int, int]
+    devices: tuple[str, ...]
+
+    @property
+    def replicas(self) -> int:
+        """r, ranks that hold this stage."""
+        return len(self.devices)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of this stage."""
+        return self.layers[1] - self.layers[0] + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Stages that cover a model's layers, in order.
+
+    Args:
+        stages: at least one; each begins where the one before ends.
+        details: what else a plan file tells: ``bottleneck_s``, ``stage_times_s``,
+            ``transfer_times_s``, ``cost_model``, ``strategy``, what it was computed from.
+
+    Raises:
+        PlanError: the stages do not cover layers without gap or overlap.
+    """
+
+    stages: tuple[Stage, ...]
+    details: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise PlanError("the plan has no stages", remedy="give it at least one")
+        begin = 0
+        for number, stage in enumerate(self.stages):
+            first, last = stage.layers
+            if first != begin or last < first:
+                raise PlanError(
+                    f"stage {number} has layers {first} to {last}, it should begin with {begin}",
+                    remedy="let stages follow one another from layer 0 on, each with one layer "
+                    "or more",
+                )
+            if not stage.devices:
+                raise PlanError(f"stage {number} has no devices", remedy="give it one or more")
+            begin = last + 1
+
+    @classmethod
+    def of(cls, *, config: str, cuts: Sequence[int], num_layers: int) -> Self:
+        """A plan by hand.
+
+        Args:
+            config: replicas of each stage, such as ``"2-1"``.
+            cuts: the first layer of each stage but the first.
+            num_layers: of the model.
+
+        Raises:
+            PlanError: they do not fit one another.
+        """
+        parts = config.split("-")
+        if not all(part.isdecimal() and int(part) for part in parts):
+            raise PlanError(
+                f"config={config!r} does not say how many replicas each stage has",
+                remedy="write one number for each stage, such as '2-1' for three devices",
+            )
+        if len(cuts) != len(parts) - 1:
+            raise PlanError(
+                f"config={config!r} has {len(parts)} stages, {len(cuts)} cuts are given",
+                remedy=f"give {len(parts) - 1} cuts: the first layer of each stage but the first",
+            )
+        bounds = [0, *cuts, num_layers]
+        if any(b <= a for a, b in pairwise(bounds)):
+            raise PlanError(
+                f"cuts {list(cuts)} do not split {num_layers} layers into {len(parts)} stages",
+                remedy=f"give increasing numbers from 1 to {num_layers - 1}",
+            )
+        ranks = iter(range(sum(map(int, parts))))
+        return cls(
+            stages=tuple(
+                Stage(
+                    layers=(bounds[s], bounds[s + 1] - 1),
+                    devices=tuple(f"rank {next(ranks)}" for _ in range(int(part))),
+                )
+                for s, part in enumerate(parts)
+            )
+        )
+
+    @property
+    def num_stages(self) -> int:
+        """S."""
+        return len(self.stages)
+
+    @property
+    def num_ranks(self) -> int:
+        """R, devices of all stages."""
+        return sum(stage.replicas for stage in self.stages)
+
+    @property
+    def num_layers(self) -> int:
+        """L, layers of the model."""
+        return self.stages[-1].layers[1] + 1
+
+    @property
+    def config(self) -> str:
+        """Replicas of each stage, such as ``"2-1"``."""
+        return "-".join(str(stage.replicas) for stage in self.stages)
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """First layer of each stage but the first."""
+        return tuple(stage.layers[0] for stage in self.stages[1:])
+
+    def replicas(self, stage: int) -> int:
+        """Ranks that hold ``stage``."""
+        return self.stages[stage].replicas
+
+    def ranks_of(self, stage: int) -> range:
+        """The ranks that hold ``stage``."""
+        first = sum(self.replicas(s) for s in range(stage))
+        return range(first, first + self.replicas(stage))
+
+    def stage_of(self, rank: int) -> int:
+        """The stage that ``rank`` holds."""
+        return next(s for s in range(self.num_stages) if rank in self.ranks_of(s))
+
+    def replica_of(self, rank: int) -> int:
+        """Which of its stage's replicas ``rank`` is."""
+        return rank - self.ranks_of(self.stage_of(rank)).start
+
+    def rank_of(self, stage: int, replica: int) -> int:
+        """The rank of a replica of ``stage``."""
+        return self.ranks_of(stage)[replica]
+
+    def rank_for(self, stage: int, minibatch: int) -> int:
+        """The rank that handles ``minibatch`` in ``stage``."""
+        return self.rank_of(stage, minibatch % self.replicas(stage))
+
+    def peers(self, upstream: int, downstream: int) -> Iterator[tuple[int, int]]:
+        """Pairs of ranks of two stages that some minibatch passes from one to the other."""
+        a, b = self.replicas(upstream), self.replicas(downstream)
+        pairs = {(self.rank_for(upstream, m), self.rank_for(downstream, m)) for m in range(a * b)}
+        return iter(sorted(pairs))
+
+    def warmup(self, stage: int) -> int:
+        """Forwards that a replica of ``stage`` runs ahead of its first backward.
+
+        ``(R_s - 1) // r_s`` with ``R_s`` the ranks from this stage on; at stage 0 one less
+        than PipeDream's NOAM (section 3.2), since the next forward comes before the backward.
+        """
+        ranks = sum(self.replicas(s) for s in range(stage, self.num_stages))
+        return (ranks - 1) // self.replicas(stage)
+
+    def to_json(self) -> str:
+        """The plan file's text; :meth:`from_json` reads it back."""
+        stages = [{"layers": list(s.layers), "devices": list(s.devices)} for s in self.stages]
+        return (
+            json.dumps({"config": self.config, "stages": stages, **self.details}, indent=2) + "\n"
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Reads a plan file.
+
+        Raises:
+            PlanError: it is no plan file, or its stages do not fit.
+        """
+        try:
+            value = json.loads(text)
+            stages = tuple(
+                Stage(
+                    layers=(int(entry["layers"][0]), int(entry["layers"][1])),
+                    devices=tuple(str(device) for device in entry["devices"]),
+                )
+                for entry in value["stages"]
+            )
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise PlanError(
+                f"this is no plan: {error!r}",
+                remedy='write {"stages": [{"layers": [first, last], "devices": [...]}, ...]}',
+            ) from error
+        known = ("stages", "config")
+        plan = cls(stages=stages, details={k: v for k, v in value.items() if k not in known})
+        if value.get("config", plan.config) != plan.config:
+            raise PlanError(
+                f"the plan says config {value['config']!r}, its stages are {plan.config!r}",
+                remedy="correct one of the two",
+            )
+        return plan

@@ -1,0 +1,79 @@
+"""Synchronous schedules: all of a minibatch's gradients are in before the one update.
+
+A minibatch is split into microbatches, which are handed round the replicas of a stage as
+minibatches are in the asynchronous schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from sparsepipe.schedule.actions import Action, Schedule
+from sparsepipe.schedule.plan import Plan
+
+
+def naive(plan: Plan, minibatches: int) -> Schedule:
+    """Naive model parallelism: one minibatch after the other, one stage at a time.
+
+    Where a stage has replicas, each round of its minibatches is under way at a time.
+    """
+
+    def order(rank: int) -> Iterator[Action]:
+        stage, replica = plan.stage_of(rank), plan.replica_of(rank)
+        replicas = plan.replicas(stage)
+        for number in range(-(-minibatches // replicas)):
+            minibatch = number * replicas + replica
+            if minibatch < minibatches:
+                yield Action("F", minibatch)
+                yield Action("B", minibatch)
+            yield Action("U", number)
+
+    return _of(plan, order)
+
+
+def gpipe(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
+    """GPipe (Huang et al., section 2.2): all forwards, then all backwards, then the update.
+
+    Backwards run in the reverse order of forwards.
+    """
+
+    def order(rank: int) -> Iterator[Action]:
+        parts = _own(plan, rank, microbatches)
+        for minibatch in range(minibatches):
+            yield from (Action("F", minibatch, part) for part in parts)
+            yield from (Action("B", minibatch, part) for part in reversed(parts))
+            yield Action("U", minibatch)
+
+    return _of(plan, order)
+
+
+def one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
+    """1F1B with flush (PipeDream-Flush): GPipe's update, with fewer microbatches in flight.
+
+    The warm-up is that of the asynchronous schedule; then one forward, one backward, until
+    the minibatch has drained and the update comes.
+    """
+
+    def order(rank: int) -> Iterator[Action]:
+        parts = _own(plan, rank, microbatches)
+        ahead = plan.warmup(plan.stage_of(rank))
+        for minibatch in range(minibatches):
+            for place, part in enumerate(parts):
+                yield Action("F", minibatch, part)
+                if place >= ahead:
+                    yield Action("B", minibatch, parts[place - ahead])
+            yield from (
+                Action("B", minibatch, part) for part in parts[max(0, len(parts) - ahead) :]
+            )
+            yield Action("U", minibatch)
+
+    return _of(plan, order)
+
+
+def _own(plan: Plan, rank: int, microbatches: int) -> range:
+    """The microbatches that a rank handles."""
+    return range(plan.replica_of(rank), microbatches, plan.replicas(plan.stage_of(rank)))
+
+
+def _of(plan: Plan, order: Callable[[int], Iterator[Action]]) -> Schedule:
+    return Schedule(plan, tuple(tuple(order(rank)) for rank in range(plan.num_ranks)))
