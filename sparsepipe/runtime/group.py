@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,13 +12,15 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from sparsepipe.errors import ConfigError
 
 _Value = TypeVar("_Value")
 _FOREVER = timedelta(days=30)
-_stores: list[Any] = []  # kept, since other ranks may be waiting for it
+_stores: dict[tuple[str, str], Any] = {}  # kept, since other ranks may be waiting for them
+_joins = itertools.count()
 
 _host_groups: list[dist.ProcessGroup] = []
 """A group over gloo beside one over NCCL: what hosts agree on must not wait for devices."""
@@ -46,8 +49,7 @@ def local_rank_first() -> Iterator[None]:
 
     However long that takes: no group is joined yet, whose collectives have a time limit.
     """
-    store, _, _ = next(iter(rendezvous("env://", timeout=_FOREVER)))
-    _stores[:] = [store]
+    store = _attempt_store(_FOREVER)
     key = f"sparsepipe/{os.environ.get('GROUP_RANK', '0')}/done"
     yield
     if local_rank() == 0:
@@ -58,7 +60,7 @@ def local_rank_first() -> Iterator[None]:
 
 def first_to_fail() -> bool:
     """Whether no other rank has asked this before: one rank tells what failed."""
-    return not _stores or int(_stores[0].add("sparsepipe/failed", 1)) == 1
+    return all(int(store.add("sparsepipe/failed", 1)) == 1 for store in _stores.values())
 
 
 def world_size() -> int:
@@ -71,18 +73,40 @@ def world_size() -> int:
 def join(backend: str, *, timeout_s: float, device: torch.device | None = None) -> None:
     """Joins the group that the launcher's environment variables describe.
 
-    Every collective afterwards ends within ``timeout_s`` or raises.
+    Every collective afterwards ends within ``timeout_s`` or raises. The addresses that ranks
+    leave for each other are kept apart by attempt and by join: the elastic agent restarts
+    ranks on the store of the first attempt, where gloo would find addresses of the dead.
     """
     if dist.is_initialized():
         return
     timeout = timedelta(seconds=timeout_s)
+    meeting = PrefixStore(f"join{next(_joins)}", _attempt_store(timeout))
+    meeting.set_timeout(timeout)
     dist.init_process_group(
         backend,
+        store=meeting,
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
         timeout=timeout,
         device_id=device if device is not None and device.type == "cuda" else None,
     )
     if dist.get_backend() != "gloo":
         _host_groups.append(dist.new_group(backend="gloo", timeout=timeout))
+
+
+def _attempt_store(timeout: timedelta) -> Any:
+    """Where the ranks of this attempt leave word for each other; the launcher's, or rank 0's."""
+    place = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    if place not in _stores:
+        store, _, _ = next(iter(rendezvous("env://", timeout=timeout)))
+        restart_count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        _stores[place] = PrefixStore(f"attempt{restart_count}", store)
+    return _stores[place]
+
+
+def store() -> Any:
+    """Where the ranks that have joined can leave word for each other."""
+    return dist.distributed_c10d._get_default_store()
 
 
 def leave() -> None:

@@ -2,55 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import re
 import signal
 import socket
-import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.errors import SparsePipeError
+from sparsepipe.runtime.endings import (
+    REPORT_VARIABLE,
+    Stopped,
+    explain,
+    read_reports,
+    report_failure,
+)
+from sparsepipe.runtime.lingering import announce, lingerers_ended
 
-REPORT_VARIABLE = "SPARSEPIPE_RANK_REPORTS"
-"""Environment variable: directory where a failing rank says why."""
+__all__ = ["Stopped", "announce", "follow_parent", "launch", "report_failure"]
 
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
-_GO_ON = "run the command again, without force=true, to go on from the last checkpoint"
-_WAITS = re.compile("timed? ?out|connection|gloo|nccl|peer|socket", re.IGNORECASE)
-"""Words of a collective that waited for a rank in vain."""
-
-_Reports = list[tuple[int, dict[str, Any]]]
-"""Ranks and their reports, the earliest first."""
-
-
-class Stopped(BaseException):
-    """The ranks were stopped by a signal, in good order.
-
-    Derived from ``BaseException`` as ``KeyboardInterrupt`` is: nobody should take a stop
-    for a failure.
-
-    Args:
-        signum: the signal.
-        unheard: ranks that did not say that they stopped, as far as known.
-    """
-
-    def __init__(self, signum: int, *, unheard: Sequence[int] = ()) -> None:
-        super().__init__(signal.Signals(signum).name)
-        self.signum = signum
-        self.unheard = tuple(unheard)
-        self.message = f"stopped by {self}; run the same command again to go on"
-
-    @property
-    def exit_code(self) -> int:
-        """What a shell expects of a process ended by the signal: 130 for Ctrl-C."""
-        return 128 + self.signum
 
 
 def launch(
@@ -60,12 +34,14 @@ def launch(
     threads_per_rank: int,
     reports: Path,
     grace_s: float = 120.0,
+    name: Callable[[int], str] = "rank {}".format,
 ) -> None:
     """Runs ``command`` in ``ranks`` processes on this host and waits for them.
 
-    A signal to this process is passed to every rank once; they have ``grace_s`` to end.
+    A signal to this process, unless it ignores it, is passed to every rank once; they have
+    ``grace_s`` to end.
     A second one ends this process at once, and the ranks with it (see :func:`follow_parent`).
-    When a rank fails, the others are ended.
+    When a rank fails, the others are ended; soon, where they :func:`announce` themselves.
 
     Args:
         command: program and arguments; each rank gets RANK, LOCAL_RANK, WORLD_SIZE,
@@ -74,6 +50,7 @@ def launch(
         threads_per_rank: OMP_NUM_THREADS of each, unless that is set already.
         reports: directory for the failure reports of the ranks.
         grace_s: time for an orderly end.
+        name: how messages call a rank.
 
     Raises:
         Stopped: a signal ended the ranks.
@@ -89,17 +66,17 @@ def launch(
         stale.unlink()
     config = _agent_config(ranks, reports, grace_s)
     started_s = time.monotonic()
-    with _environment(threads_per_rank, reports), _restored_signals():
+    with _environment(threads_per_rank, reports), _restored_signals(), lingerers_ended(reports):
         try:
             elastic_launch(config, command[0])(*command[1:])
         except SignalException as stop:
-            heard = _reports(reports)
+            heard = read_reports(reports)
             # Sooner than that nobody can have been killed for taking too long.
             late = time.monotonic() - started_s >= grace_s
             unheard = [rank for rank in range(ranks) if late and rank not in heard]
             raise Stopped(stop.sigval, unheard=unheard) from None
         except ChildFailedError as failure:
-            raise _explain(failure, reports) from None
+            raise explain(failure, reports, name=name) from None
 
 
 def _agent_config(ranks: int, reports: Path, grace_s: float) -> Any:
@@ -117,33 +94,17 @@ def _agent_config(ranks: int, reports: Path, grace_s: float) -> Any:
         local_addr="127.0.0.1",
         max_restarts=0,
         monitor_interval=0.1,
-        signals_to_handle=",".join(_SIGNALS),
+        signals_to_handle=",".join(_heeded_signals()),
         shutdown_timeout=int(grace_s),
         logs_specs=DefaultLogsSpecs(log_dir=str(reports)),  # else it leaves them in /tmp
     )
 
 
-def report_failure(error: BaseException, *, exit_code: int, trace: str) -> None:
-    """Leaves word for the launching process why this rank ends."""
-    directory = os.environ.get(REPORT_VARIABLE)
-    if directory is None:
-        return
-    rank = os.environ.get("RANK", "0")
-    known = isinstance(error, SparsePipeError)
-    report = {
-        "time": time.time(),
-        "stopped": error.signum if isinstance(error, Stopped) else None,
-        "module": type(error).__module__,
-        "kind": type(error).__name__,
-        "message": error.message if isinstance(error, SparsePipeError) else str(error),
-        "remedy": error.remedy if isinstance(error, SparsePipeError) else None,
-        "known": known,
-        "trace": trace,
-        "exit_code": exit_code,
-    }
-    partial = Path(directory) / f".rank{rank}.tmp"
-    partial.write_text(json.dumps(report), encoding="utf-8")
-    partial.replace(Path(directory) / f"rank{rank}.json")
+def _heeded_signals() -> list[str]:
+    """Those that nobody has told this process to ignore, as ``nohup`` does."""
+    return [
+        name for name in _SIGNALS if signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN
+    ]
 
 
 def follow_parent(interval_s: float = 0.5) -> None:
@@ -164,84 +125,6 @@ def _silence_agent() -> None:
     for name in logging.root.manager.loggerDict:
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def _reports(directory: Path) -> dict[int, dict[str, Any]]:
-    """What ranks left by :func:`report_failure`."""
-    return {
-        int(path.stem.removeprefix("rank")): json.loads(path.read_text(encoding="utf-8"))
-        for path in directory.glob("rank*.json")
-    }
-
-
-def _explain(failure: Any, reports: Path) -> BaseException:
-    """The first rank's failure as an exception for the user.
-
-    A rank that dies makes its peers fail in their collectives or has them stopped by the
-    agent, so the earliest report of the house's own errors counts, then a rank that died
-    without a word, then the earliest of the rest.
-    """
-    found = _reports(reports)
-    by_time = sorted(found.items(), key=lambda item: item[1]["time"])
-    for _, report in by_time:
-        if report["known"]:
-            return _revive(report)
-    silent = {
-        rank: entry
-        for rank, entry in failure.failures.items()
-        if rank not in found and entry.exitcode != -signal.SIGTERM
-    }
-    if silent and not _blames_itself(by_time, silent):
-        rank, entry = min(silent.items(), key=lambda item: item[1].timestamp)
-        return SparsePipeError(
-            f"rank {rank} {_death(entry, by_time)}; the other ranks were ended",
-            remedy="see whether the machine runs out of memory or the process was stopped; "
-            f"then {_GO_ON}",
-        )
-    rank, report = by_time[0]
-    if report["stopped"] is not None:
-        return Stopped(report["stopped"])
-    return SparsePipeError(
-        f"{report['trace'].rstrip()}\nrank {rank} raised {report['kind']}: {report['message']}",
-        remedy=f"mend the cause, then {_GO_ON}",
-    )
-
-
-def _blames_itself(by_time: _Reports, silent: Mapping[int, Any]) -> bool:
-    """Whether the first complaint is a cause of its own: it tells of no wait for a rank.
-
-    Then the silent ranks were busy when the agent ended them for it.
-    """
-    if not by_time or not all(_killed_late(entry, by_time) for entry in silent.values()):
-        return False
-    report = by_time[0][1]
-    return report["stopped"] is None and not _WAITS.search(f"{report['kind']} {report['message']}")
-
-
-def _killed_late(entry: Any, by_time: _Reports) -> bool:
-    """Whether a rank had to be killed by the agent, well after others complained."""
-    return (
-        bool(by_time)
-        and entry.exitcode == -signal.SIGKILL
-        and float(by_time[0][1]["time"]) + 1 < entry.timestamp
-    )
-
-
-def _revive(report: dict[str, Any]) -> SparsePipeError:
-    module = sys.modules.get(report["module"])
-    kind = getattr(module, report["kind"], SparsePipeError)
-    if not (isinstance(kind, type) and issubclass(kind, SparsePipeError)):
-        kind = SparsePipeError
-    return kind(report["message"], remedy=report["remedy"])
-
-
-def _death(entry: Any, by_time: _Reports) -> str:
-    """How a rank ended that left no report."""
-    if entry.exitcode >= 0:
-        return f"ended with exit code {entry.exitcode}"
-    if _killed_late(entry, by_time):
-        return "did not answer within the limit (parallel.strategy.timeout_s)"
-    return f"was killed by {signal.Signals(-entry.exitcode).name}"
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.errors import ConfigError, SparsePipeError
+from sparsepipe.errors import ConfigError, SparsePipeError, TransportError
 from sparsepipe.runtime import group
 from sparsepipe.runtime.launch import Stopped, launch
 
@@ -64,6 +64,37 @@ def test_environment(ranks, tmp_path: Path) -> None:
 def test_killed_rank_is_named(ranks) -> None:
     with pytest.raises(SparsePipeError, match="rank 1 was killed by SIGKILL"):
         ranks("os.kill(os.getpid(), 9) if rank else time.sleep(60)")
+
+
+def test_a_rank_that_was_terminated_before_it_could_tell_is_named(ranks) -> None:
+    with pytest.raises(SparsePipeError, match="rank 1 was killed by SIGTERM"):
+        ranks("""
+            while not Path("pid0").exists():
+                time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGTERM) if rank else time.sleep(60)
+        """)
+
+
+@pytest.mark.parametrize("names", [["SIGHUP"], ["SIGTERM", "SIGINT", "SIGHUP"]])
+def test_ignored_signals_stop_nobody(ranks, tmp_path: Path, names: list[str]) -> None:
+    before = {name: signal.getsignal(getattr(signal, name)) for name in names}
+    try:
+        for name in names:
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+        ranks(
+            f"""
+            if rank == 0:
+                for name in {names}:
+                    os.kill(os.getppid(), getattr(signal, name))
+                time.sleep(0.5)
+            Path(f"out{{rank}}").touch()
+            """
+        )
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
+    assert all((tmp_path / f"out{rank}").exists() for rank in range(2))
 
 
 def test_exit_code_is_named(ranks) -> None:
@@ -176,6 +207,58 @@ time.sleep(60)
 """,
             grace_s=3,
         )
+
+
+def test_a_rank_that_names_a_peer_gives_way_to_that_peers_own_word(ranks) -> None:
+    with pytest.raises(SparsePipeError, match="rank 1 raised ValueError: the real cause"):
+        ranks(
+            BUSY
+            + """
+from sparsepipe.errors import TransportError
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+Path("busy").touch()
+while not Path("reports/rank1.json").exists():
+    time.sleep(0.02)
+leave(TransportError("rank 1 is gone", remedy="look"), 7)
+"""
+        )
+
+
+def test_a_dead_rank_is_told_of_by_the_one_that_missed_it(ranks) -> None:
+    """It knows stage and minibatch, which the agent does not."""
+    with pytest.raises(TransportError, match=r"rank 1 \(stage 1\) is gone .* minibatch 3"):
+        ranks(
+            """
+            from sparsepipe.errors import TransportError
+            from sparsepipe.runtime.leaving import abandon
+            if rank:
+                Path("dies").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            while not Path("dies").exists():
+                time.sleep(0.02)
+            abandon(TransportError("rank 1 (stage 1) is gone ... minibatch 3", remedy="look"))
+            """
+        )
+
+
+@pytest.mark.parametrize(
+    "raised", ["KeyError('skip_connection')", "RuntimeError('no weight for connection.weight')"]
+)
+def test_an_error_that_speaks_of_connections_is_a_cause(ranks, raised: str) -> None:
+    """Its peer, which waited in vain, has been the first to complain."""
+    script = f"""
+        from sparsepipe.errors import TransportError
+        from sparsepipe.runtime.leaving import abandon
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if rank:
+            while not Path("reports/rank0.json").exists():
+                time.sleep(0.02)
+            abandon({raised})
+        abandon(TransportError("rank 1 is gone", remedy="look"))
+        """
+    with pytest.raises(SparsePipeError, match=r"rank 1 raised .*connection"):
+        ranks(script)
 
 
 def test_nothing_is_left_beside_the_reports(

@@ -1,0 +1,196 @@
+"""How ranks end: a stop, a failure and its report, and what whoever started them makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparsepipe.errors import SparsePipeError, TransportError
+
+REPORT_VARIABLE = "SPARSEPIPE_RANK_REPORTS"
+"""Environment variable: directory where a failing rank says why."""
+
+_GO_ON = "run the command again, without force=true, to go on from the last checkpoint"
+_WAITS = re.compile(
+    r"gloo/|c10d|nccl|timed out|timeout|connection (was )?(closed|reset|refused|aborted)"
+    r"|broken pipe|socket",
+    re.IGNORECASE,
+)
+"""What torch says, in a plain RuntimeError, of a collective that waited for a rank in vain."""
+
+_Reports = list[tuple[int, dict[str, Any]]]
+"""Ranks and their reports, the earliest first."""
+
+
+class Stopped(BaseException):
+    """The ranks were stopped by a signal, in good order.
+
+    Derived from ``BaseException`` as ``KeyboardInterrupt`` is: nobody should take a stop
+    for a failure.
+
+    Args:
+        signum: the signal.
+        unheard: ranks that did not say that they stopped, as far as known.
+    """
+
+    def __init__(self, signum: int, *, unheard: Sequence[int] = ()) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+        self.unheard = tuple(unheard)
+        self.message = f"stopped by {self}; run the same command again to go on"
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects of a process ended by the signal: 130 for Ctrl-C."""
+        return 128 + self.signum
+
+
+def report_failure(error: BaseException, *, exit_code: int, trace: str) -> bool:
+    """Leaves word for the launching process why this rank ends, if one waits for it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    directory = os.environ.get(REPORT_VARIABLE)
+    if directory is None:
+        return False
+    rank = os.environ.get("RANK", "0")
+    known = isinstance(error, SparsePipeError)
+    report = {
+        "time": time.time(),
+        "stopped": error.signum if isinstance(error, Stopped) else None,
+        "module": type(error).__module__,
+        "kind": type(error).__name__,
+        "message": error.message if isinstance(error, SparsePipeError) else str(error),
+        "remedy": error.remedy if isinstance(error, SparsePipeError) else None,
+        "known": known,
+        "trace": trace,
+        "place": _place(error).removeprefix(f"rank {rank}, "),
+        "exit_code": exit_code,
+    }
+    partial = Path(directory) / f".rank{rank}.tmp"
+    partial.write_text(json.dumps(report), encoding="utf-8")
+    partial.replace(Path(directory) / f"rank{rank}.json")
+    return True
+
+
+def _place(error: BaseException) -> str:
+    """Where it happened: what was closest to it said that first."""
+    return str(next(iter(getattr(error, "__notes__", ())), ""))
+
+
+def read_reports(directory: Path) -> dict[int, dict[str, Any]]:
+    """What ranks left by :func:`report_failure`."""
+    return {
+        int(path.stem.removeprefix("rank")): json.loads(path.read_text(encoding="utf-8"))
+        for path in directory.glob("rank*.json")
+    }
+
+
+def explain(
+    failure: Any, reports: Path, *, name: Callable[[int], str] = "rank {}".format
+) -> BaseException:
+    """The first rank's failure as an exception for the user.
+
+    A rank that dies makes its peers fail in their collectives or has them stopped by the
+    agent, so the earliest report of the house's own errors counts, then a rank that died
+    without a word, then the earliest of the rest. An error of the transport, which names a
+    rank, gives way to that rank's own word.
+    """
+    found = read_reports(reports)
+    by_time = sorted(found.items(), key=lambda item: item[1]["time"])
+    for _, report in by_time:
+        if report["known"] and not _blames_a_peer(report):
+            return _revive(report)
+    blaming = [report for _, report in by_time if _blames_a_peer(report)]
+    if blaming:
+        causes = [(rank, report) for rank, report in by_time if _is_cause(report)]
+        return _raised(*causes[0], name) if causes else _revive(blaming[0])
+    silent = {
+        rank: entry
+        for rank, entry in failure.failures.items()
+        if rank not in found and entry.exitcode != -signal.SIGTERM
+    }
+    if not found and not silent:  # by SIGTERM, before it could tell: the first was no peer's
+        silent = failure.failures
+    if silent and not _blames_itself(by_time, silent):
+        rank, entry = min(silent.items(), key=lambda item: item[1].timestamp)
+        return SparsePipeError(
+            f"{name(rank)} {_death(entry, by_time)}; {_noticed(by_time)}the other ranks were ended",
+            remedy="see whether the machine runs out of memory or the process was stopped; "
+            f"then {_GO_ON}",
+        )
+    rank, report = by_time[0]
+    if report["stopped"] is not None:
+        return Stopped(report["stopped"])
+    return _raised(rank, report, name)
+
+
+def _raised(rank: int, report: dict[str, Any], name: Callable[[int], str]) -> SparsePipeError:
+    """What is no error of the house, with its traceback."""
+    place = f" ({report['place']})" if report["place"] else ""
+    said = f"{name(rank)} raised {report['kind']}: {report['message']}{place}"
+    return SparsePipeError(
+        f"{report['trace'].rstrip()}\n{said}",
+        remedy=f"mend the cause, then {_GO_ON}",
+    )
+
+
+def _blames_a_peer(report: dict[str, Any]) -> bool:
+    return bool(report["kind"] == TransportError.__name__)
+
+
+def _is_cause(report: dict[str, Any]) -> bool:
+    """Whether a rank raised something that tells of no wait for another rank."""
+    if report["known"] or report["stopped"] is not None or report["kind"].startswith("Dist"):
+        return False
+    return report["kind"] != "RuntimeError" or not _WAITS.search(report["message"])
+
+
+def _blames_itself(by_time: _Reports, silent: Mapping[int, Any]) -> bool:
+    """Whether the first complaint is a cause of its own: it tells of no wait for a rank.
+
+    Then the silent ranks were busy when the agent ended them for it.
+    """
+    if not by_time or not all(_killed_late(entry, by_time) for entry in silent.values()):
+        return False
+    return _is_cause(by_time[0][1])
+
+
+def _killed_late(entry: Any, by_time: _Reports) -> bool:
+    """Whether a rank had to be killed by the agent, well after others complained."""
+    return (
+        bool(by_time)
+        and entry.exitcode == -signal.SIGKILL
+        and float(by_time[0][1]["time"]) + 1 < entry.timestamp
+    )
+
+
+def _revive(report: dict[str, Any]) -> SparsePipeError:
+    module = sys.modules.get(report["module"])
+    kind = getattr(module, report["kind"], SparsePipeError)
+    if not (isinstance(kind, type) and issubclass(kind, SparsePipeError)):
+        kind = SparsePipeError
+    return kind(report["message"], remedy=report["remedy"])
+
+
+def _noticed(by_time: _Reports) -> str:
+    """Who first missed a rank that left no word, and where."""
+    noticed = [(rank, report["place"]) for rank, report in by_time if report["place"]]
+    return f"noticed by rank {noticed[0][0]} ({noticed[0][1]}); " if noticed else ""
+
+
+def _death(entry: Any, by_time: _Reports) -> str:
+    """How a rank ended that left no report."""
+    if entry.exitcode >= 0:
+        return f"ended with exit code {entry.exitcode}"
+    if _killed_late(entry, by_time):
+        return "did not answer, and still ran when the others had given up"
+    return f"was killed by {signal.Signals(-entry.exitcode).name}"

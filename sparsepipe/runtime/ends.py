@@ -1,0 +1,54 @@
+"""What a worker asks and tells: of both ends of the pipeline, and of what it has done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+class Steps(Protocol):
+    """What a minibatch is for, at both ends of the pipeline."""
+
+    def open(self, batch: Any) -> tuple[Any, Any]:
+        """The input of the layers, and what the last stage is to have of the batch."""
+
+    def close(self, rest: Any, run: Callable[[], Any]) -> tuple[Tensor, Any]:
+        """Loss and logs, given the batch's rest and what gives the layers' output."""
+
+    def close_evaluation(self, rest: Any, run: Callable[[], Any]) -> tuple[Any, Any]:
+        """Result and logs of a step that does not train."""
+
+
+class Events(Protocol):
+    """What the worker tells while it works."""
+
+    def before_backward(self, loss: Tensor) -> None:
+        """The last stage is about to run a backward."""
+
+    def update(self, gradients: Mapping[str, Tensor | None], *, step: int) -> None:
+        """Apply the gradients of a round to this stage's parameters, in place.
+
+        ``step`` is the round of stage 0 since the last drain whose learning rate counts. It is
+        the same for all replicas, which may have come to the update in different ones.
+        """
+
+    def done(self, minibatch: int, *, loss: Tensor, logs: Any) -> None:
+        """A minibatch has gone backward through this stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """What ran between two drains on this rank.
+
+    Attributes:
+        minibatches: how many, over all replicas.
+        version_of_forward: by minibatch of this rank, updates before its forward.
+        version_of_backward: the version that its backward used.
+    """
+
+    minibatches: int
+    version_of_forward: Mapping[int, int]
+    version_of_backward: Mapping[int, int]

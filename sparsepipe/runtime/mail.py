@@ -1,0 +1,53 @@
+"""Sends and receives by stage: the plan says which of its ranks a minibatch belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparsepipe.runtime.transport import Kind, Message, Network
+from sparsepipe.schedule import Plan
+
+
+class Mail:
+    """A rank's messages.
+
+    Args:
+        plan: the stages and their ranks.
+        network: of this rank.
+    """
+
+    def __init__(self, plan: Plan, network: Network) -> None:
+        self._plan = plan
+        self._network = network
+
+    def send(
+        self,
+        kind: Kind,
+        stage: int,
+        minibatch: int,
+        tree: Any,
+        *,
+        meta: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Sends to the rank of ``stage`` that handles ``minibatch``."""
+        message = Message(minibatch=minibatch, meta=meta or {}, tree=tree)
+        self._network.send(kind, self._plan.rank_for(stage, minibatch), message)
+
+    def receive(self, kind: Kind, stage: int, minibatch: int) -> Message:
+        """What the rank of ``stage`` that handles ``minibatch`` has sent."""
+        source = self._plan.rank_for(stage, minibatch)
+        return self._network.receive(kind, source, minibatch=minibatch)
+
+    def release(self, minibatch: int) -> None:
+        """Nothing that came for a minibatch is needed any more."""
+        self._network.release(minibatch)
+
+
+def in_order(parts: Sequence[Sequence[tuple[int, Any]]]) -> list[Any]:
+    """What several ranks have of minibatches, in the order of the minibatches."""
+    return [item for _, item in sorted((pair for part in parts for pair in part), key=_first)]
+
+
+def _first(pair: tuple[int, Any]) -> int:
+    return pair[0]

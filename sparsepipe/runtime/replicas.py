@@ -1,0 +1,172 @@
+"""What the replicas of one stage agree on: gradients once a round, statistics at drains.
+
+No wrapper around the module: rounds are the schedule's, and one message carries everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sparsepipe.errors import ConfigError
+
+
+class Replicas:
+    """The replicas of a stage.
+
+    Sums are made once for each element and handed to all, so that every replica goes on
+    with the same bits (gloo and NCCL reduce in a ring or along a tree, and send out the
+    result).
+
+    Args:
+        group: theirs; None for a stage without replicas, where gradients stay as they are.
+        parameters: of the stage by name, in the same order on all.
+
+    Raises:
+        ConfigError: complex parameters.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None, parameters: Mapping[str, nn.Parameter]
+    ) -> None:
+        self._group = group
+        self._parameters = dict(parameters)
+        self._flat: Tensor | None = None
+        self._wire: Tensor | None = None
+        for name, parameter in self._parameters.items():
+            if parameter.is_complex() and group is not None:
+                raise ConfigError(
+                    f"{name} is complex, and replicas average real gradients only",
+                    remedy="store its real and imaginary part as two parameters, or give the "
+                    "stage one device",
+                )
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return 1 if self._group is None else dist.get_world_size(self._group)
+
+    def average(
+        self, gradients: Mapping[str, Tensor | None], *, minibatches: int = 1
+    ) -> dict[str, Tensor | None]:
+        """The mean gradient over the minibatches of a round; a collective.
+
+        A parameter has no gradient afterwards only if it has none on any replica; where it
+        is missing on some, it counts as zero there. Computed in float32, or float64 if a
+        parameter is of it.
+
+        Args:
+            gradients: mean over this replica's minibatches, by name.
+            minibatches: how many those were; 0 in a partial last round without one here,
+                and ``gradients`` is empty then.
+
+        Returns:
+            Gradients by name, in memory that the next call overwrites.
+        """
+        if self._group is None or not self._parameters:
+            return dict(gradients)
+        assert gradients.keys() == self._parameters.keys() or not (minibatches or gradients)
+        flat = self._filled(gradients, minibatches)
+        self._reduce(flat)
+        total = int(flat[-1])
+        assert total > 0, "a round has at least one minibatch"
+        *_, present, _ = flat.split_with_sizes(self._sizes())
+        has_gradient = (present > 0).tolist()
+        flat.div_(total)
+        slots = zip(self._parameters.items(), flat.split_with_sizes(self._sizes()), strict=False)
+        return {
+            name: _in_layout_of(parameter, slot).to(parameter.dtype) if has else None
+            for ((name, parameter), slot), has in zip(slots, has_gradient, strict=True)
+        }
+
+    def _sizes(self) -> list[int]:
+        """Of the flat buffer's parts: gradients, which of them there are, minibatches."""
+        sizes = [parameter.numel() for parameter in self._parameters.values()]
+        return [*sizes, len(sizes), 1]
+
+    def _filled(self, gradients: Mapping[str, Tensor | None], minibatches: int) -> Tensor:
+        """The flat buffer with this replica's share of the sums."""
+        flat = self._buffer()
+        *slots, present, count = flat.split_with_sizes(self._sizes())
+        has_gradient = []
+        for (name, parameter), slot in zip(self._parameters.items(), slots, strict=True):
+            gradient = gradients.get(name)
+            has_gradient.append(gradient is not None)
+            if gradient is None:
+                slot.zero_()
+            else:
+                _in_layout_of(parameter, slot).copy_(gradient)
+        if minibatches != 1:
+            flat.mul_(minibatches)
+        present.copy_(torch.tensor(has_gradient, dtype=flat.dtype))
+        count.fill_(minibatches)
+        return flat
+
+    def _buffer(self) -> Tensor:
+        if self._flat is None:
+            dtypes = {parameter.dtype for parameter in self._parameters.values()}
+            dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+            device = next((p.device for p in self._parameters.values()), torch.device("cpu"))
+            self._flat = torch.empty(sum(self._sizes()), dtype=dtype, device=device)
+        return self._flat
+
+    def _reduce(self, flat: Tensor) -> None:
+        """Sums over the replicas, in place; gloo is given host memory."""
+        if flat.device.type == "cpu" or dist.get_backend(self._group) != "gloo":
+            dist.all_reduce(flat, group=self._group)
+            return
+        if self._wire is None:
+            self._wire = torch.empty_like(flat, device="cpu", pin_memory=True)
+        self._wire.copy_(flat)
+        dist.all_reduce(self._wire, group=self._group)
+        flat.copy_(self._wire)
+
+    def average_statistics_(self, buffers: Iterable[Tensor]) -> None:
+        """Makes buffers equal on all replicas, in place; a collective, for drains.
+
+        Floating-point ones become their mean, as the running statistics of batch norms do;
+        of integers, such as counts of batches, the largest is taken.
+
+        Args:
+            buffers: of the stage, in the same order on all.
+        """
+        if self._group is None:
+            return
+        every = list(buffers)
+        floats = [buffer for buffer in every if buffer.is_floating_point()]
+        others = [b for b in every if not (b.is_floating_point() or b.is_complex())]
+        # In double precision a mean of equal float32 values is that value.
+        self._combine(floats, torch.float64, dist.ReduceOp.SUM, divisor=self.count)
+        self._combine(others, torch.int64, dist.ReduceOp.MAX)
+
+    @torch.no_grad()
+    def _combine(
+        self,
+        buffers: list[Tensor],
+        dtype: torch.dtype,
+        operation: dist.ReduceOp.RedOpType,
+        *,
+        divisor: int = 1,
+    ) -> None:
+        if not buffers:
+            return
+        on_host = dist.get_backend(self._group) == "gloo"
+        device = torch.device("cpu") if on_host else buffers[0].device
+        flat = torch.cat([b.detach().reshape(-1).to(device, dtype) for b in buffers])
+        dist.all_reduce(flat, op=operation, group=self._group)
+        if divisor != 1:
+            flat /= divisor
+        parts = flat.split_with_sizes([buffer.numel() for buffer in buffers])
+        for buffer, part in zip(buffers, parts, strict=True):
+            buffer.copy_(part.view(buffer.shape))
+
+
+def _in_layout_of(parameter: nn.Parameter, slot: Tensor) -> Tensor:
+    """A flat slot as a tensor like ``parameter``, its memory layout too if that is dense."""
+    order = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
+    if parameter.permute(order).is_contiguous():
+        return slot.as_strided(parameter.shape, parameter.stride())
+    return slot.view(parameter.shape)

@@ -1,0 +1,224 @@
+"""Forward and backward of one stage's layers on the weights of one minibatch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from sparsepipe.runtime.randomness import KeyedRandomness
+from sparsepipe.runtime.transport.codec import differentiable
+
+Close = Callable[[Callable[[], Any]], tuple[Tensor | None, Any]]
+"""What the last stage does: calls its argument once for the output of the layers, and returns
+the loss (None: no backward for this minibatch) and whatever else the worker is to have."""
+
+
+class Passage:
+    """A minibatch that went forward through a stage.
+
+    Made by :meth:`Stage.forward`. The tensors of ``output`` are cut from the graph; those
+    that required a gradient still do, so that the next stage knows.
+
+    Attributes:
+        output: of the last layer, a pytree; None in the last stage.
+        loss: scalar without graph; None in other stages, or if the step returned none.
+        extra: what ``close`` returned beside the loss.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[Mapping[str, Tensor], Callable[[], Any]], Any],
+        *,
+        inputs: Sequence[Tensor],
+        roots: Sequence[Tensor],
+        output: Any = None,
+        loss: Tensor | None = None,
+        extra: Any = None,
+    ) -> None:
+        self.output = output
+        self.loss = loss
+        self.extra = extra
+        self._call = call
+        self._inputs = tuple(inputs)
+        self._roots: tuple[Tensor, ...] | None = tuple(roots)
+
+    def backward(
+        self, gradients: Sequence[Tensor | None] | None, *, leaves: Mapping[str, Tensor]
+    ) -> list[Tensor | None]:
+        """Adds to the gradients of ``leaves`` and frees the graph.
+
+        Args:
+            gradients: of the output's differentiable tensors, each once, in the tree's order
+                (:func:`~sparsepipe.runtime.transport.codec.differentiable`); None for
+                those without one. The last stage, which has its loss, takes None.
+            leaves: those of the forward. The layers run on them once more where they
+                recompute their activations (``torch.utils.checkpoint``).
+
+        Returns:
+            Gradients of the input's differentiable tensors, in the same order.
+        """
+        assert self._roots is not None, "the graph is gone"
+        roots, self._roots = self._roots, None
+        given = [None] * len(roots) if gradients is None else list(gradients)
+        pairs = list(zip(roots, given, strict=True))
+        if gradients is not None:
+            pairs = [(root, gradient) for root, gradient in pairs if gradient is not None]
+        if pairs:
+            tensors, values = zip(*pairs, strict=True)
+            self._call(leaves, lambda: torch.autograd.backward(tensors, values))
+        found = [leaf.grad for leaf in self._inputs]
+        self._inputs = ()
+        return found
+
+
+class Stage:
+    """A span of the entries of an ``nn.Sequential``, run on given weights.
+
+    Buffers are those of the module: batch norms update their statistics in place, once for
+    each forward.
+
+    Args:
+        module: what names of parameters refer to, such as the LightningModule; the
+            Sequential itself will do.
+        layers: the Sequential, which is ``module`` or somewhere in it.
+        first: the span's first entry.
+        last: its last entry, inclusive.
+        autocast: makes the context for every forward, from the input on to the loss.
+        randomness: keys the random draws of each layer; None leaves them to the generators
+            as they are.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layers: nn.Sequential,
+        *,
+        first: int,
+        last: int,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        randomness: KeyedRandomness | None = None,
+    ) -> None:
+        assert 0 <= first <= last < len(layers), (first, last, len(layers))
+        self._caller = _Caller(module)
+        self._layers = layers
+        self._span = range(first, last + 1)
+        self._autocast = autocast
+        self._randomness = randomness
+
+    def forward(
+        self,
+        value: Any,
+        *,
+        minibatch: int,
+        leaves: Mapping[str, Tensor],
+        close: Close | None = None,
+    ) -> Passage:
+        """Runs the layers of a minibatch in training.
+
+        Args:
+            value: input of the span, a pytree. Gradients come back for its tensors that
+                require one; they may be leaves or not.
+            minibatch: its number in the whole run, for ``randomness``.
+            leaves: parameters by name; those that are missing are the module's own.
+            close: what the last stage does around its layers; None in other stages.
+        """
+        inputs, entered = _enter(value)
+
+        def run() -> Any:
+            return self._run(entered, minibatch)
+
+        with self._autocast():
+            if close is None:
+                output = self._call(leaves, run)
+            else:
+                loss, extra = self._call(leaves, lambda: close(run))
+        if close is None:
+            roots = differentiable(output)
+            return Passage(self._call, inputs=inputs, roots=roots, output=_cut(output, roots))
+        return Passage(
+            self._call,
+            inputs=inputs,
+            roots=[] if loss is None else [loss],
+            loss=None if loss is None else loss.detach(),
+            extra=extra,
+        )
+
+    def evaluate(
+        self, value: Any, *, close: Callable[[Callable[[], Any]], Any] | None = None
+    ) -> Any:
+        """Runs the layers on the module's own parameters; without graph if the caller says so.
+
+        Args:
+            value: input of the span.
+            close: as for :meth:`forward`, but what it returns is returned as it is.
+        """
+
+        def run() -> Any:
+            return self._run(value, None)
+
+        with self._autocast():
+            return run() if close is None else close(run)
+
+    def _call(self, leaves: Mapping[str, Tensor], function: Callable[[], Any]) -> Any:
+        """Calls a function while the module's parameters are ``leaves``."""
+        return functional_call(
+            self._caller, {f"module.{name}": leaf for name, leaf in leaves.items()}, (function,)
+        )
+
+    def _run(self, value: Any, minibatch: int | None) -> Any:
+        keyed = self._randomness if minibatch is not None else None
+        with nullcontext() if keyed is None else keyed.preserved():
+            for layer in self._span:
+                if keyed is not None and minibatch is not None:
+                    keyed.key(minibatch=minibatch, layer=layer)
+                value = self._layers[layer](value)
+        return value
+
+
+class _Caller(nn.Module):
+    """Calls any function through a module, which is what ``functional_call`` wants."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+
+class _Entry(torch.autograd.Function):
+    """The same values as no leaf any more: layers may work in place on their input."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        return leaf.data
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def _enter(tree: Any) -> tuple[list[Tensor], Any]:
+    """Leaves in place of a tree's differentiable tensors, and the tree on top of them."""
+    given = differentiable(tree)
+    if not given:
+        return [], tree  # as it is, with what a sparse tensor has in its cache
+    leaves = [tensor.detach().requires_grad_() for tensor in given]
+    entered: list[Tensor] = [_Entry.apply(leaf) for leaf in leaves]  # type: ignore[no-untyped-call]
+    return leaves, _replaced(tree, given, entered)
+
+
+def _cut(tree: Any, roots: Sequence[Tensor]) -> Any:
+    """A tree without its graph."""
+    return _replaced(tree, roots, [root.detach().requires_grad_() for root in roots])
+
+
+def _replaced(tree: Any, old: Sequence[Tensor], new: Sequence[Tensor]) -> Any:
+    by_id = {id(a): b for a, b in zip(old, new, strict=True)}
+    return pytree.tree_map(lambda x: by_id.get(id(x), x), tree)

@@ -1,0 +1,117 @@
+"""A channel's two ends: a thread each, so that transfers go on while the worker computes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sparsepipe.runtime.transport.codec import Packet
+from sparsepipe.runtime.transport.mailbox import Mailbox
+from sparsepipe.runtime.transport.routes import Route
+from sparsepipe.runtime.transport.wire import Arrival, Wire
+
+INBOX_DEPTH = 1
+"""Packets that lie ready before they are asked for. The next one is not begun until this
+one is taken, so that a rank's memory does not depend on how far its peers are ahead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What ended a channel's thread.
+
+    Attributes:
+        route: the channel.
+        minibatch: the one under way; None where the thread waited for the next.
+        error: what it met.
+    """
+
+    route: Route
+    minibatch: int | None
+    error: Exception
+
+
+class FaultMet(Exception):
+    """Carries a fault to whoever waits on a mailbox."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault)
+        self.fault = fault
+
+
+class Changed(Exception):
+    """A tensor was written to between ``send`` and its transfer."""
+
+
+_Report = Callable[[Fault], None]
+
+
+class Outgoing:
+    """The sending end.
+
+    Args:
+        route: what it is for.
+        wire: how it sends.
+        depth: packets it takes before ``put`` waits, beside the one in transfer.
+        report: called from the thread with what ended it.
+    """
+
+    def __init__(self, route: Route, wire: Wire, *, depth: int, report: _Report) -> None:
+        self.route = route
+        self.box: Mailbox[tuple[Packet, Any]] = Mailbox(depth)
+        self._wire = wire
+        self._report = report
+        self.thread = _start(self._run, route, "out")
+
+    def _run(self) -> None:
+        minibatch = None
+        try:
+            for packet, made in self.box:
+                minibatch = packet.minibatch
+                self._wire.send(packet, made)
+                if packet.changed():
+                    raise Changed
+                minibatch = None
+                del packet, made  # the tensors are free before the next ones come
+            self._wire.send_end()
+        except Exception as error:
+            self._report(Fault(route=self.route, minibatch=minibatch, error=error))
+
+
+class Incoming:
+    """The receiving end.
+
+    Args:
+        route: what it is for.
+        wire: how it receives.
+        report: called from the thread with what ended it.
+    """
+
+    def __init__(self, route: Route, wire: Wire, *, report: _Report) -> None:
+        self.route = route
+        self.box: Mailbox[Arrival] = Mailbox(INBOX_DEPTH)
+        self._wire = wire
+        self._report = report
+        self.thread = _start(self._run, route, "in")
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self.box.wait_for_room()
+                arrival = self._wire.receive()
+                if arrival is None:
+                    break
+                self.box.put(arrival)
+                del arrival
+            self.box.end()
+        except Exception as error:
+            self._report(Fault(route=self.route, minibatch=None, error=error))
+
+
+def _start(run: Callable[[], None], route: Route, end: str) -> threading.Thread:
+    # A daemon: a wait that never ends must not keep the process.
+    name = f"{route.kind.value}-{route.source}-{route.target}-{end}"
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread

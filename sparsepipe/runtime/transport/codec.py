@@ -1,0 +1,264 @@
+"""Messages as packets of bytes and back. Knows tensors and pickle, nothing of wires.
+
+A packet is one or more messages that travel together: a header, then the tensors that
+are too large for it. The header describes every tensor, so that nothing about shapes need
+be agreed on before, and holds what is no tensor, pickled. Each tensor travels once: two
+sparse tensors on the same sites share their coordinates at the other end too.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from sparsepipe.errors import TransportError
+from sparsepipe.runtime.transport.message import Kind, Message
+from sparsepipe.runtime.transport.tensors import TensorSpec, Unsendable, describe, materialise
+
+BLOCK_BYTES = 4096
+"""Size of a header's first block, which is all of it in nearly every message."""
+INLINE_BYTES = 2048
+"""Tensors on the host travel inside the header up to this sum: it saves a transfer each."""
+
+_LENGTH_BYTES = 8
+Mail = Sequence[tuple[Kind, Message]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packet:
+    """Messages ready to be sent.
+
+    Attributes:
+        minibatch: which it belongs to: all its messages are of one.
+        blocks: the header: uint8 [BLOCK_BYTES], and a second block if that is too short.
+        host: tensors that follow, uint8 [their bytes].
+        device: tensors that follow those, in a CUDA device's memory.
+        originals: what the caller gave and was not copied (without its graph, which need not
+            outlive the caller's use of it), with its version counter then.
+        payload_bytes: of the tensors of each message; what two share counts for the first.
+        overhead_bytes: the header's, without the tensors in it.
+    """
+
+    minibatch: int
+    blocks: tuple[Tensor, ...]
+    host: tuple[Tensor, ...]
+    device: tuple[Tensor, ...]
+    originals: tuple[tuple[Tensor, int], ...]
+    payload_bytes: tuple[int, ...]
+    overhead_bytes: int
+
+    def changed(self) -> bool:
+        """Whether somebody wrote to one of the tensors since they were handed over."""
+        return any(tensor._version != version for tensor, version in self.originals)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """A header as received: what follows, and how the messages are put together."""
+
+    specs: tuple[TensorSpec, ...]
+    letters: tuple[bytes, ...]
+
+    def following(self, where: str) -> list[TensorSpec]:
+        """Tensors for "host" or "device" that come after the header, in their order."""
+        return [spec for spec in self.specs if spec.data is None and spec.where == where]
+
+    def assemble(
+        self, host: Sequence[Tensor], on_device: Sequence[Tensor], *, device: torch.device
+    ) -> Mail:
+        """The messages.
+
+        Args:
+            host: for each that follows for the host, uint8 memory that holds its bytes.
+            on_device: the same for the device.
+            device: which that is.
+        """
+        followed = {"host": iter(host), "device": iter(on_device)}
+        tensors = []
+        for spec in self.specs:
+            storage = next(followed[spec.where]) if spec.data is None else None
+            tensors.append(materialise(spec, storage, device=device))
+        return [_open(letter, tensors) for letter in self.letters]
+
+
+def differentiable(tree: Any) -> list[Tensor]:
+    """Tensors of a tree that require a gradient, each once, in the tree's order.
+
+    The list is the same, tensor for tensor, on the sending and on the receiving side:
+    gradients go back as a list in this order, None where there is none. Integers never
+    require a gradient, so coordinates are not sent back.
+    """
+    leaves = pytree.tree_leaves(tree)
+    wanting = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
+    return list({id(leaf): leaf for leaf in wanting}.values())
+
+
+def encode(mail: Mail) -> Packet:
+    """Messages as a packet; runs in the caller's thread and on its CUDA stream.
+
+    Tensors that are not dense are copied here, the others not at all. What requires a
+    gradient in an activation or a batch does so at the other end; gradients and replies
+    are plain values.
+
+    Raises:
+        TransportError: a value that cannot be pickled, a tensor that is no plain one, or
+            one whose gradient would be lost: inside of something that is no pytree node, or
+            in a batch, to which no gradients come back.
+    """
+    table = _TensorTable()
+    letters, payload_bytes = [], []
+    for kind, message in mail:
+        before = table.size_bytes
+        try:
+            letters.append(_letter(kind, message, table))
+        except Unsendable as error:
+            raise _refusal(kind, message, error.what, error.remedy) from None
+        except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+            remedy = "hand on tensors and plain values, or classes defined at a module's top level"
+            raise _refusal(kind, message, f"what cannot be pickled ({error})", remedy) from None
+        payload_bytes.append(table.size_bytes - before)
+    blocks = _blocks(pickle.dumps((tuple(table.specs), tuple(letters)), protocol=5))
+    return Packet(
+        minibatch=mail[0][1].minibatch,
+        blocks=blocks,
+        host=table.following("host"),
+        device=table.following("device"),
+        originals=tuple(table.originals),
+        payload_bytes=tuple(payload_bytes),
+        overhead_bytes=sum(block.numel() for block in blocks) - table.inline_bytes,
+    )
+
+
+def end_block() -> Tensor:
+    """A header that says: no more packets will come."""
+    return torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
+
+
+def missing_bytes(block: Tensor) -> int | None:
+    """Length of the header's second block, 0 where there is none; None at the end."""
+    length = int(block[:_LENGTH_BYTES].view(torch.int64))
+    return None if length == 0 else max(0, length - (BLOCK_BYTES - _LENGTH_BYTES))
+
+
+def parse(blocks: Sequence[Tensor]) -> Header:
+    """The header whose blocks these are."""
+    specs, letters = pickle.loads(b"".join(b.numpy().tobytes() for b in blocks)[_LENGTH_BYTES:])
+    return Header(specs=specs, letters=letters)
+
+
+class _TensorTable:
+    """Tensors of a packet, each once."""
+
+    def __init__(self) -> None:
+        self.specs: list[TensorSpec] = []
+        self.originals: list[tuple[Tensor, int]] = []
+        self.size_bytes = 0
+        self.inline_bytes = 0
+        self._flat: list[Tensor] = []
+        self._index: dict[int, int] = {}
+        self._alive: list[Tensor] = []  # an id is good as long as its object lives
+
+    def index(self, tensor: Tensor, *, wants_gradient: bool) -> int:
+        """Number of a tensor, which is added if it is new."""
+        if id(tensor) not in self._index:
+            spec, flat = describe(
+                tensor,
+                wants_gradient=wants_gradient,
+                inline_bytes=INLINE_BYTES - self.inline_bytes,
+            )
+            self._index[id(tensor)] = len(self.specs)
+            self._alive.append(tensor)
+            self.specs.append(spec)
+            self._flat.append(flat)
+            self.size_bytes += 0 if spec.where == "meta" else spec.size_bytes
+            self.inline_bytes += len(spec.data or b"")
+            # What was copied may change, and inference tensors have no version counter.
+            copied = spec.data is not None or flat.data_ptr() != tensor.data_ptr()
+            if not copied and not tensor.is_inference():
+                # A detached tensor shares the counter.
+                self.originals.append((tensor.detach(), tensor._version))
+        return self._index[id(tensor)]
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._index
+
+    def following(self, where: str) -> tuple[Tensor, ...]:
+        """Bytes of the tensors that follow the header."""
+        pairs = zip(self.specs, self._flat, strict=True)
+        return tuple(f for spec, f in pairs if spec.data is None and spec.where == where)
+
+
+class _Pickler(pickle.Pickler):
+    """Puts numbers for tensors, wherever in an object they are."""
+
+    def __init__(self, file: io.BytesIO, table: _TensorTable, *, differentiable: bool) -> None:
+        super().__init__(file, protocol=5)
+        self._table = table
+        self._differentiable = differentiable
+
+    def persistent_id(self, value: object) -> int | None:
+        if not isinstance(value, Tensor):
+            return None
+        if self._differentiable and value.requires_grad and value not in self._table:
+            raise Unsendable(
+                "a tensor that requires a gradient inside of what is no pytree node",
+                remedy="hand on tuples, lists, dicts or sparse tensors, or register the class "
+                "by torch.utils._pytree.register_pytree_node",
+            )
+        return self._table.index(value, wants_gradient=False)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_load(self, number: int) -> Tensor:
+        return self._tensors[number]
+
+
+def _letter(kind: Kind, message: Message, table: _TensorTable) -> bytes:
+    """A message without its tensors: the tree's nodes are pickled with numbers for leaves."""
+    leaves, structure = pytree.tree_flatten(message.tree)
+    differentiable = kind in (Kind.ACTIVATION, Kind.BATCH)
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            continue
+        if kind is Kind.BATCH and leaf.grad_fn is not None and leaf not in table:
+            raise Unsendable(
+                "a tensor computed from parameters, to which no gradient would come back",
+                remedy="compute it within the layers, or from their result",
+            )
+        table.index(leaf, wants_gradient=differentiable and leaf.requires_grad)
+    skeleton = pytree.tree_unflatten(range(len(leaves)), structure)
+    file = io.BytesIO()
+    content = kind.value, message.minibatch, dict(message.meta), skeleton, leaves
+    _Pickler(file, table, differentiable=differentiable).dump(content)
+    return file.getvalue()
+
+
+def _open(letter: bytes, tensors: Sequence[Tensor]) -> tuple[Kind, Message]:
+    kind, minibatch, meta, skeleton, leaves = _Unpickler(io.BytesIO(letter), tensors).load()
+    tree = pytree.tree_map(leaves.__getitem__, skeleton)
+    return Kind(kind), Message(minibatch=minibatch, meta=meta, tree=tree)
+
+
+def _blocks(header: bytes) -> tuple[Tensor, ...]:
+    """A header with its length before it, cut after the first block, which is padded."""
+    whole = bytearray(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
+    whole.extend(bytes(max(0, BLOCK_BYTES - len(whole))))
+    flat = torch.frombuffer(whole, dtype=torch.uint8)
+    return (flat,) if len(whole) == BLOCK_BYTES else (flat[:BLOCK_BYTES], flat[BLOCK_BYTES:])
+
+
+def _refusal(kind: Kind, message: Message, what: str, remedy: str) -> TransportError:
+    return TransportError(
+        f"the {kind.value} of minibatch {message.minibatch} holds {what}", remedy=remedy
+    )

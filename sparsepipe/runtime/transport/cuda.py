@@ -1,0 +1,158 @@
+"""Tensors on a CUDA device between ranks: through host memory, or by NCCL.
+
+Both carriers run in a channel's thread on a stream of their own and wait there for the
+device, which costs the worker nothing. So three rules make them correct:
+
+- what the worker's stream has made is read only after an event that the worker recorded;
+- a tensor or pinned buffer is let go only after its copy is known to have ended;
+- a received tensor belongs to the carrier's stream for the allocator, so the worker
+  registers its own (``record_stream``) when it takes the tensor.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime import group
+from sparsepipe.runtime.transport.buffers import BufferPool
+from sparsepipe.runtime.transport.tensors import TensorSpec
+from sparsepipe.runtime.transport.wire import Line, finish
+
+
+def mark(device: torch.device) -> torch.cuda.Event:
+    """In the worker's thread: an event after all that it has asked of the device so far."""
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def check_direct(device: torch.device) -> None:
+    """Every rank must call it.
+
+    Raises:
+        ConfigError: not a CUDA device of its own for every rank, which NCCL wants.
+    """
+    if device.type != "cuda":
+        raise ConfigError(
+            f"direct transport on {device.type}",
+            remedy="leave direct=false, or train on CUDA devices",
+        )
+    places = group.gather_objects((socket.gethostname(), torch.device(device).index))
+    if len(set(places)) < len(places):
+        raise ConfigError(
+            f"direct transport between ranks that share a device: {places}",
+            remedy="leave direct=false, or give every rank a device of its own",
+        )
+
+
+class _OnDevice:
+    """A device and a stream beside the worker's.
+
+    Args:
+        device: a CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def _beside(self, made: torch.cuda.Event | None = None) -> Iterator[None]:
+        """Work on the side stream after ``made``; at the block's end it has all been done."""
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            if made is not None:
+                self._stream.wait_event(made)
+            yield
+            self._stream.synchronize()
+
+
+class HostStaged(_OnDevice):
+    """Through pinned host memory and gloo: safe with any other communication.
+
+    Args:
+        device: a CUDA device.
+        pool: pinned buffers.
+    """
+
+    def __init__(self, device: torch.device, *, pool: BufferPool) -> None:
+        super().__init__(device)
+        self._pool = pool
+
+    def send(self, line: Line, tensors: Sequence[Tensor], made: torch.cuda.Event) -> None:
+        buffers = [self._pool.take(flat.numel()) for flat in tensors]
+        staged = [b[: flat.numel()] for b, flat in zip(buffers, tensors, strict=True)]
+        works = []
+        for host, flat in zip(staged, tensors, strict=True):
+            with self._beside(made):
+                host.copy_(flat, non_blocking=True)
+            works.append(line.send(host))  # while the next one is copied
+        finish(works)
+        for buffer in buffers:
+            self._pool.give_back(buffer)
+
+    def receive(self, line: Line, specs: Sequence[TensorSpec]) -> list[Tensor]:
+        buffers = [self._pool.take(spec.size_bytes) for spec in specs]
+        staged = [b[: spec.size_bytes] for b, spec in zip(buffers, specs, strict=True)]
+        works = [line.receive(host) for host in staged]
+        received = []
+        for work, host in zip(works, staged, strict=True):
+            finish([work])
+            with self._beside():
+                received.append(host.to(self._device, non_blocking=True))
+        for buffer in buffers:
+            self._pool.give_back(buffer)
+        return received
+
+
+class Direct(_OnDevice):
+    """From device to device by NCCL, in a group that serves this direction only.
+
+    The header has gone by gloo when this begins, so the receiver is about to post, and no
+    kernel of NCCL waits on the device for a rank that is still computing.
+
+    Args:
+        device: a CUDA device that no other rank uses.
+        nccl: a group of the two ranks.
+        other: the other rank.
+    """
+
+    def __init__(self, device: torch.device, *, nccl: dist.ProcessGroup, other: int) -> None:
+        super().__init__(device)
+        self._nccl = nccl
+        self._other = other
+
+    def connect(self, *, sending: bool) -> None:
+        """Makes NCCL connect now, which it does at the first transfer.
+
+        To be called in the worker's thread and for all channels in one order on all ranks:
+        threads that connect on their own may wait for each other.
+        """
+        word = torch.zeros(1, dtype=torch.uint8, device=self._device)
+        with self._beside(mark(self._device)):
+            if sending:
+                dist.send(word, dst=self._other, group=self._nccl)
+            else:
+                dist.recv(word, src=self._other, group=self._nccl)
+
+    def send(self, line: Line, tensors: Sequence[Tensor], made: torch.cuda.Event) -> None:
+        with self._beside(made):
+            for flat in tensors:
+                dist.send(flat, dst=self._other, group=self._nccl)
+
+    def receive(self, line: Line, specs: Sequence[TensorSpec]) -> list[Tensor]:
+        with self._beside():
+            received = [_device_bytes(spec, self._device) for spec in specs]
+            for flat in received:
+                dist.recv(flat, src=self._other, group=self._nccl)
+        return received
+
+
+def _device_bytes(spec: TensorSpec, device: torch.device) -> Tensor:
+    return torch.empty(spec.size_bytes, dtype=torch.uint8, device=device)

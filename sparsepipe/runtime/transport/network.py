@@ -1,0 +1,282 @@
+"""All channels of a rank: what its worker sends and receives."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparsepipe.runtime import group
+from sparsepipe.runtime.transport import cuda
+from sparsepipe.runtime.transport.buffers import BufferPool
+from sparsepipe.runtime.transport.channel import Fault, FaultMet, Incoming, Outgoing
+from sparsepipe.runtime.transport.codec import Packet, encode
+from sparsepipe.runtime.transport.faults import Teller
+from sparsepipe.runtime.transport.mailbox import Ended, Mailbox
+from sparsepipe.runtime.transport.message import Kind, Message, Traffic
+from sparsepipe.runtime.transport.routes import (
+    Route,
+    default_depth,
+    routes,
+    shares_messages,
+)
+from sparsepipe.runtime.transport.waits import Wait, WaitBoard, WaitedInVain
+from sparsepipe.runtime.transport.wire import Carrier, Line, Wire
+from sparsepipe.schedule import Plan
+
+_Key = tuple[Kind, int]  # a kind and the rank at the other end
+_HOST = torch.device("cpu")
+_LOOK_S = 0.05  # how long a fault of one channel may go unnoticed while another one closes
+
+
+class Network:
+    """Sends and receives while the worker computes; one thread a channel and direction.
+
+    Every rank makes its network at the same time, after the group is joined. One thread,
+    the worker's, calls it. Whoever holds what:
+
+    - What is sent belongs to the network until it is on its way, and nobody may write to
+      it any more: activations and gradients are immutable once made. Nothing is copied;
+      a tensor that was written to in the meantime raises in one of the next calls.
+    - What is received lives in pooled buffers until :meth:`release` of its minibatch.
+      Received tensors that wanted a gradient are leaves that require one. A tensor that
+      is still referred to after that (a view, a saved activation, a label somebody keeps)
+      stays as it is: its buffer is not used again.
+
+    No call waits longer than ``timeout_s``; each raises :class:`TransportError` at once
+    when any of this rank's peers is gone, and at the limit when one does not answer. The
+    process can then only be left by :func:`sparsepipe.runtime.leaving.abandon`.
+
+    Args:
+        plan: which rank is in which stage.
+        rank: this process's.
+        timeout_s: limit of every wait.
+        device: where tensors go that were on a device at the other end; those on the host
+            stay there.
+        direct: on CUDA, NCCL from device to device instead of through pinned memory.
+            Needs a device for every rank.
+        queue_depth: messages that a channel holds before its sender waits; by default as many
+            as the schedule lets a stage run ahead (see :func:`default_depth`).
+
+    Attributes:
+        sent: traffic by kind. (What is received is what the peers have sent.)
+        pool: where receive buffers come from.
+
+    Raises:
+        TransportError: a peer cannot be reached within ``timeout_s``.
+        ConfigError: ``direct`` without a CUDA device for every rank.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        *,
+        timeout_s: float,
+        device: torch.device = _HOST,
+        direct: bool = False,
+        queue_depth: int | None = None,
+    ) -> None:
+        if direct:
+            cuda.check_direct(device)
+        self._device = device
+        self._direct = direct
+        self._timeout_s = timeout_s
+        self._tell = Teller(plan, rank)
+        self._rank = rank
+        self._joint = shares_messages(plan)
+        self.pool = BufferPool()
+        self._pinned = BufferPool(pinned=True)
+        self._fault: Fault | None = None
+        self._closed = False
+        self._out: dict[_Key, Outgoing] = {}
+        self._in: dict[_Key, Incoming] = {}
+        self._groups: list[dist.ProcessGroup] = []
+        self._riders: dict[tuple[int, int], Message] = {}  # by rank and minibatch
+        self._arrived: dict[_Key, deque[Message]] = defaultdict(deque)
+        self._held: dict[int, list[Tensor]] = defaultdict(list)
+        self.sent = {kind: Traffic() for kind in Kind}
+        channels = routes(plan)
+        self._board = WaitBoard(group.store() if channels else None)
+        wires = [(route, self._wire(route)) for route in channels]
+        for route, wire in wires:  # all groups are made: from here on it cannot fail halfway
+            if wire is not None:
+                self._open(route, wire, queue_depth or default_depth(plan, route))
+
+    def send(self, kind: Kind, to_rank: int, message: Message) -> None:
+        """Hands a message over; waits only while the channel's queue is full.
+
+        Where there are two stages, a batch goes with the activation of the same minibatch,
+        which must be sent after it.
+
+        Raises:
+            TransportError: a peer is gone or takes nothing, or the message cannot be sent.
+        """
+        if self._joint and kind is Kind.BATCH:
+            self._riders[to_rank, message.minibatch] = message
+            return
+        mail = [(kind, message)]
+        if self._joint and kind is Kind.ACTIVATION:
+            rider = self._riders.pop((to_rank, message.minibatch), None)
+            mail += [] if rider is None else [(Kind.BATCH, rider)]
+        channel = self._out[kind, to_rank]
+        packet = encode(mail)
+        made = cuda.mark(self._device) if packet.device else None
+        with self._waiting(kind, to_rank, message.minibatch, sending=True) as wait:
+            put = partial(_put, channel.box, (packet, made))
+            self._board.wait(wait, put, limit_s=self._timeout_s)
+        for i, (part, _) in enumerate(mail):
+            traffic = self.sent[part]
+            traffic.messages += 1
+            traffic.payload_bytes += packet.payload_bytes[i]
+            traffic.overhead_bytes += packet.overhead_bytes if i == 0 else 0
+
+    def receive(self, kind: Kind, from_rank: int, *, minibatch: int) -> Message:
+        """The next message of a kind from a rank, which must be of ``minibatch``.
+
+        Raises:
+            TransportError: a peer is gone, or the message did not come in time.
+        """
+        arrived = self._arrived[kind, from_rank]
+        carrying = Kind.ACTIVATION if self._joint and kind is Kind.BATCH else kind
+        with self._waiting(kind, from_rank, minibatch, sending=False) as wait:
+            while not arrived:
+                take = partial(self._take, carrying, from_rank)
+                self._board.wait(wait, take, limit_s=self._timeout_s)
+        message = arrived.popleft()
+        assert message.minibatch == minibatch, (
+            f"expected the {kind.value} of minibatch {minibatch}, got that of {message.minibatch}"
+        )
+        return message
+
+    def release(self, minibatch: int) -> None:
+        """The worker has done with what it received for a minibatch: its buffers are free.
+
+        To be called once nothing refers to the received tensors any more, their graph
+        included (see the class on what happens to those that something refers to).
+        """
+        for buffer in self._held.pop(minibatch, ()):
+            self.pool.give_back(buffer)
+
+    def close(self) -> None:
+        """Ends every channel in order, when all has been received that was sent.
+
+        All ranks close at the same time; each waits for its peers. Does nothing if this
+        network has failed: the error is known, and its threads cannot be ended.
+
+        Raises:
+            TransportError: a peer is gone, or does not close in time.
+        """
+        if self._closed or self._fault is not None:
+            return
+        self._closed = True
+        for outgoing in self._out.values():
+            outgoing.box.end()
+        for incoming in self._in.values():
+            incoming.box.discard()
+        deadline_s = time.monotonic() + self._timeout_s
+        for channel in self._channels():
+            with self._hearing("was closing"):
+                self._see_end(channel, deadline_s)
+        for connection in self._groups:
+            dist.destroy_process_group(connection)
+        unread = [c.route for c in self._in.values() if c.box.discarded]
+        assert not unread, f"closed before everything was received: {unread}"
+        assert not self._riders, "closed before the activations of these batches were sent"
+
+    @property
+    def held(self) -> int:
+        """Minibatches whose received buffers are not released."""
+        return sum(bool(buffers) for buffers in self._held.values())
+
+    def _see_end(self, channel: Outgoing | Incoming, deadline_s: float) -> None:
+        """Waits for the end of a channel, or for what ends another one."""
+        while channel.thread.is_alive() and self._fault is None:
+            if time.monotonic() > deadline_s:
+                peer = channel.route.other(self._rank)
+                raise self._tell.lingering(peer, limit_s=self._timeout_s)
+            channel.thread.join(_LOOK_S)
+        if self._fault is not None:
+            raise FaultMet(self._fault)
+
+    def _take(self, kind: Kind, from_rank: int, limit_s: float) -> None:
+        """Sorts the next packet of a channel into what has arrived."""
+        arrival = self._in[kind, from_rank].box.get(limit_s=limit_s)
+        for tensor in arrival.device_tensors:
+            tensor.record_stream(torch.cuda.current_stream(self._device))
+        self._held[arrival.mail[0][1].minibatch] += arrival.buffers
+        for part, message in arrival.mail:
+            self._arrived[part, from_rank].append(message)
+        arrival.mail = ()  # the channel's thread may still hold the arrival
+
+    def _wire(self, route: Route) -> Wire | None:
+        """The connection of a channel; every rank must call it, in the same order."""
+        ranks = [route.source, route.target]
+        other = route.other(self._rank)
+        timeout = timedelta(seconds=self._timeout_s)
+        try:
+            gloo = dist.new_group(ranks, backend="gloo", timeout=timeout)
+            nccl = dist.new_group(ranks, backend="nccl", timeout=timeout) if self._direct else None
+        except RuntimeError as error:
+            raise self._tell.unreachable(other, limit_s=self._timeout_s) from error
+        if self._rank not in ranks:
+            return None
+        self._groups += [gloo] if nccl is None else [gloo, nccl]
+        carrier: Carrier | None = None
+        if nccl is not None:
+            carrier = direct = cuda.Direct(self._device, nccl=nccl, other=other)
+            direct.connect(sending=self._rank == route.source)
+        elif self._device.type == "cuda":
+            carrier = cuda.HostStaged(self._device, pool=self._pinned)
+        return Wire(Line(gloo, other), pool=self.pool, carrier=carrier, device=self._device)
+
+    def _open(self, route: Route, wire: Wire, depth: int) -> None:
+        """Starts this rank's end of a channel."""
+        if route.source == self._rank:
+            key = route.kind, route.target
+            self._out[key] = Outgoing(route, wire, depth=depth, report=self._report)
+        else:
+            self._in[route.kind, route.source] = Incoming(route, wire, report=self._report)
+
+    def _channels(self) -> list[Outgoing | Incoming]:
+        return [*self._out.values(), *self._in.values()]
+
+    def _report(self, fault: Fault) -> None:
+        """From a channel's thread: wakes the worker wherever it waits."""
+        self._fault = self._fault or fault
+        for channel in self._channels():
+            channel.box.fail(FaultMet(self._fault))
+
+    @contextmanager
+    def _waiting(self, kind: Kind, peer: int, minibatch: int, *, sending: bool) -> Iterator[Wait]:
+        """A wait of the worker; whatever ends it in vain is raised as a TransportError."""
+        doing = "sending" if sending else "waiting for"
+        with self._hearing(f"was {doing} the {kind.value} of minibatch {minibatch}"):
+            try:
+                yield Wait.of(self._rank, peer, kind, minibatch, sending=sending)
+            except WaitedInVain as late:
+                raise self._tell.late(late.chain, limit_s=self._timeout_s) from None
+            except Ended:
+                raise self._tell.left(kind, peer, minibatch=minibatch) from None
+
+    @contextmanager
+    def _hearing(self, doing: str) -> Iterator[None]:
+        """Raises what a thread has reported, before and during the block."""
+        try:
+            if self._fault is not None:
+                raise FaultMet(self._fault)
+            yield
+        except FaultMet as met:
+            raise self._tell.lost(met.fault, doing=doing) from met.fault.error
+
+
+def _put(box: Mailbox[tuple[Packet, Any]], item: tuple[Packet, Any], limit_s: float) -> None:
+    box.put(item, limit_s=limit_s)

@@ -1,0 +1,234 @@
+"""The ways to choose a minibatch's weights.
+
+Versions count the updates of this rank: version v is what v updates made.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from torch import Tensor, nn
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.weights.memory import Memory
+from sparsepipe.runtime.weights.prediction import Predictor
+
+
+class Mode(StrEnum):
+    """Which weights a minibatch sees."""
+
+    STASH = "stash"
+    """Backward sees the weights that forward saw (PipeDream's weight stashing)."""
+    VERTICAL_SYNC = "vertical_sync"
+    """The same, and all stages use weights that include the same minibatches."""
+    SPECTRAIN = "spectrain"
+    """Forward sees a prediction of the weights that the minibatch's own update will find."""
+    NONE = "none"
+    """Forward and backward see what is there at the time: plain asynchronous training."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Held:
+    """One set of weights.
+
+    Attributes:
+        version: how many updates made it.
+        tensors: those of the parameters that learn; empty while the parameters themselves
+            hold them.
+        users: minibatches in flight on it.
+    """
+
+    version: int
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    users: int = 0
+
+
+class Keeper:
+    """Chooses the weights of the minibatches in flight; this one keeps nothing for them.
+
+    Every minibatch uses the parameters' own memory.
+
+    Args:
+        memory: where the weights are.
+
+    Attributes:
+        version: of what the parameters hold.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self.version = 0
+
+    def take(self, *, ahead: int, included: int | None) -> Held:
+        """The weights for a minibatch that begins."""
+        return Held(version=self.version)
+
+    def again(self, held: Held, *, ahead: int) -> int:
+        """Prepares the weights of a minibatch for its backward; their version."""
+        return self.version
+
+    def give(self, held: Held) -> None:
+        """A minibatch has ended."""
+
+    def keep_from(self, included: int | None) -> None:
+        """No later minibatch will ask for weights that include fewer; None: none will come."""
+
+    def before_update(self) -> None:
+        """The parameters are about to change."""
+
+    def after_update(self) -> None:
+        """They have changed."""
+        self.version += 1
+
+    def restart(self) -> None:
+        """Counts from 0 again; nothing is in flight."""
+        self.version = 0
+
+
+class Stash(Keeper):
+    """Copies on write: the parameters move on if somebody still needs what they hold."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(memory)
+        self._live = Held(version=0)
+        self._kept: dict[int, Held] = {}  # sets that the parameters left behind
+        self._needed_from = math.inf  # the oldest version that may be asked for by number
+        self._marks: dict[str, tuple[int, bool]] = {}
+
+    def take(self, *, ahead: int, included: int | None) -> Held:
+        return self._use(self._live)
+
+    def _use(self, held: Held) -> Held:
+        if held is self._live:
+            if held.users:
+                self._check_untouched()
+            else:
+                self._marks = self._mark()
+        held.users += 1
+        return held
+
+    def again(self, held: Held, *, ahead: int) -> int:
+        if held is self._live:
+            self._check_untouched()
+        return held.version
+
+    def give(self, held: Held) -> None:
+        held.users -= 1
+        assert held.users >= 0
+        self._drop_unneeded()
+
+    def before_update(self) -> None:
+        if self._live.users:
+            self._check_untouched()
+        elif self.version < self._needed_from:
+            return
+        left = self._live
+        left.tensors = self._memory.move()
+        self._kept[left.version] = left
+        self._live = Held(version=left.version)
+
+    def after_update(self) -> None:
+        super().after_update()
+        self._live.version = self.version
+
+    def restart(self) -> None:
+        super().restart()
+        assert not self._kept
+        self._live.version = 0
+
+    def _drop_unneeded(self) -> None:
+        for version, held in list(self._kept.items()):
+            if not held.users and version < self._needed_from:
+                self._memory.give_back(self._kept.pop(version).tensors)
+
+    def _mark(self) -> dict[str, tuple[int, bool]]:
+        parameters = self._memory.parameters.items()
+        return {name: (p._version, p.requires_grad) for name, p in parameters}
+
+    def _check_untouched(self) -> None:
+        """Graphs in flight share the parameters' memory, and autograd would not notice.
+
+        Raises:
+            ConfigError: naming the parameter that was written to, frozen or unfrozen.
+        """
+        for name, mark in self._mark().items():
+            if mark != self._marks[name]:
+                raise ConfigError(
+                    f"{name} was changed between two updates, while minibatches were in flight",
+                    remedy="change parameters in the optimizer's step or its hooks, or between "
+                    "epochs, when the pipeline is empty",
+                )
+
+
+class VerticalSync(Stash):
+    """Chooses among kept versions the one that includes the same minibatches as stage 0's.
+
+    Args:
+        memory: where they are.
+        replicas: minibatches that one update of this stage includes.
+    """
+
+    def __init__(self, memory: Memory, *, replicas: int) -> None:
+        super().__init__(memory)
+        self._replicas = replicas
+        self._needed_from = 0
+
+    def take(self, *, ahead: int, included: int | None) -> Held:
+        assert included is not None, "vertical sync is told what stage 0's weights include"
+        self.keep_from(included)
+        version = included // self._replicas
+        assert version <= self.version, f"version {version} is not there yet"
+        return self._use(self._live if version == self.version else self._kept[version])
+
+    def keep_from(self, included: int | None) -> None:
+        version = math.inf if included is None else included // self._replicas
+        assert version >= self._needed_from, f"version {version} may be gone"
+        self._needed_from = version
+        self._drop_unneeded()
+
+    def restart(self) -> None:
+        self.keep_from(None)
+        super().restart()
+        self._needed_from = 0
+
+
+class SpecTrain(Keeper):
+    """Each minibatch has a prediction of its own.
+
+    Args:
+        memory: where they are.
+        predictor: makes them.
+        predict_backward: predict anew for the backward, over the values that the forward
+            used: gradients of layers then use the forward's activations and the new weights.
+    """
+
+    def __init__(self, memory: Memory, predictor: Predictor, *, predict_backward: bool) -> None:
+        super().__init__(memory)
+        self._predictor = predictor
+        self._predict_backward = predict_backward
+
+    def take(self, *, ahead: int, included: int | None) -> Held:
+        held = Held(version=self.version, tensors=self._memory.take(), users=1)
+        self._predictor.into(held.tensors, updates=ahead)
+        return held
+
+    def again(self, held: Held, *, ahead: int) -> int:
+        if not self._predict_backward:
+            return held.version
+        self._predictor.into(held.tensors, updates=ahead)
+        return self.version
+
+    def give(self, held: Held) -> None:
+        self._memory.give_back(held.tensors)
+
+
+def leaf(parameter: nn.Parameter, tensor: Tensor | None) -> Tensor:
+    """A leaf of a graph, on ``tensor``'s memory, or on the parameter's.
+
+    It has a version counter of its own (that of ``detach()`` is shared): memory is written
+    to in place under graphs where a mode means it to be, and nowhere else.
+    """
+    data = parameter.data if tensor is None else tensor.data
+    return data.requires_grad_(parameter.requires_grad)

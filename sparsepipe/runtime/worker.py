@@ -1,0 +1,260 @@
+"""What a rank of the asynchronous pipeline does: its actions, in the schedule's order.
+
+Knows nothing of Lightning: a :class:`Steps` says what happens before the layers of the
+first stage and around those of the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from sparsepipe.runtime.ends import Events, Segment, Steps
+from sparsepipe.runtime.mail import Mail
+from sparsepipe.runtime.replicas import Replicas
+from sparsepipe.runtime.stage import Passage, Stage
+from sparsepipe.runtime.transport import Kind, Network
+from sparsepipe.runtime.weights import Weights
+from sparsepipe.schedule import Action, Plan, RankOrder
+
+
+class Worker:
+    """Runs one rank's share of every minibatch.
+
+    Args:
+        plan: the stages and their ranks.
+        rank: this one's number.
+        stage: its layers.
+        weights: of its stage; None for evaluation only.
+        replicas: its stage's.
+        network: to the other stages.
+        steps: both ends of a minibatch's way.
+        events: told what happens.
+
+    Attributes:
+        weights: as given, for its records.
+        network: as given, for its traffic.
+        segments: what ran, if somebody sets this to a list.
+    """
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        rank: int,
+        stage: Stage,
+        weights: Weights | None,
+        replicas: Replicas,
+        network: Network,
+        steps: Steps,
+        events: Events,
+    ) -> None:
+        self._plan = plan
+        self._rank = rank
+        self._number = plan.stage_of(rank)
+        self._replica = plan.replica_of(rank)
+        self._first = self._number == 0
+        self._last = self._number == plan.num_stages - 1
+        self._stage = stage
+        self.weights = weights
+        self._replicas = replicas
+        self.network = network
+        self._mail = Mail(plan, network)
+        self._steps = steps
+        self._events = events
+        self._order = RankOrder(plan, rank)
+        self._batches: dict[int, Any] = {}
+        self._flights: dict[int, Passage] = {}
+        self._numbers: dict[int, int] = {}
+        self._gradients: dict[str, Tensor | None] | None = None
+        self._evaluated = 0
+        self._come = 0
+        self.segments: list[Segment] | None = None
+
+    @property
+    def minibatches(self) -> int:
+        """Minibatches since the last drain, over all replicas."""
+        return self._order.minibatches
+
+    def feed(self, batch: Any, *, count: int, number: int) -> None:
+        """Lets one round of stage 0 enter, and does what the schedule has for this rank.
+
+        Args:
+            batch: this rank's, where it reads one of the round.
+            count: minibatches of the round.
+            number: of its first minibatch in the whole run.
+        """
+        come = self._order.minibatches
+        for place in range(count):
+            self._numbers[come + place] = number + place
+        self._come = come + count
+        if self._first and self._replica < count:
+            self._batches[come + self._replica] = batch
+        self._run(self._order.feed(count))
+
+    def drain(self, buffers: Iterable[Tensor]) -> None:
+        """Finishes all that is under way; replicas then agree on ``buffers``."""
+        minibatches = self._order.minibatches
+        self._run(self._order.drain())
+        self._replicas.average_statistics_(buffers)
+        weights = self.weights
+        assert weights is not None
+        assert not self._flights
+        if self.segments is not None:
+            self.segments.append(
+                Segment(
+                    minibatches=minibatches,
+                    version_of_forward=dict(weights.version_of_forward),
+                    version_of_backward=dict(weights.version_of_backward),
+                )
+            )
+        weights.restart()
+        self._numbers.clear()
+
+    def evaluate(self, batch: Any, *, count: int, answered: bool = False) -> list[tuple[int, Any]]:
+        """Sends one round forward.
+
+        Args:
+            batch: this rank's, where it reads one of the round.
+            count: minibatches of the round.
+            answered: the rank that read a batch waits for its result.
+
+        Returns:
+            For minibatches of this rank: in the last stage number and logs; where answers
+            come, number and result.
+        """
+        come, self._evaluated = self._evaluated, self._evaluated + count
+        found = []
+        for minibatch in range(come, come + count):
+            if self._plan.rank_for(self._number, minibatch) == self._rank:
+                with self._naming("F", minibatch):
+                    found += self._evaluate_one(minibatch, batch, answered=answered)
+                    self._mail.release(minibatch)
+        return found
+
+    def end_evaluation(self) -> None:
+        """The next round begins with minibatch 0."""
+        self._evaluated = 0
+
+    def _run(self, actions: Iterator[Action]) -> None:
+        do = {"F": self._forward, "B": self._backward, "U": self._update}
+        for action in actions:
+            with self._naming(action.kind, action.number):
+                do[action.kind](action.number)
+
+    def _forward(self, minibatch: int) -> None:
+        weights = self.weights
+        assert weights is not None
+        included = weights.version * self._plan.replicas(0)
+        if self._first:
+            value, rest = self._open(minibatch, self._batches.pop(minibatch))
+        else:
+            message = self._mail.receive(Kind.ACTIVATION, self._number - 1, minibatch)
+            value, included = message.tree, message.meta["included"]
+            rest = self._rest(minibatch)
+        leaves = weights.begin(
+            minibatch,
+            version=weights.version,
+            ahead=self._round(minibatch) - weights.version,
+            included=included,
+        )
+        passage = self._stage.forward(
+            value,
+            minibatch=self._numbers[minibatch],
+            leaves=leaves,
+            close=(lambda run: self._steps.close(rest, run)) if self._last else None,
+        )
+        self._flights[minibatch] = passage
+        if not self._last:
+            meta = {"included": included}
+            self._mail.send(Kind.ACTIVATION, self._number + 1, minibatch, passage.output, meta=meta)
+            passage.output = None
+
+    def _backward(self, minibatch: int) -> None:
+        weights = self.weights
+        assert weights is not None
+        leaves = weights.again(minibatch, ahead=self._round(minibatch) - weights.version)
+        passage = self._flights.pop(minibatch)
+        if self._last:
+            loss, logs = passage.loss, passage.extra
+            assert loss is not None
+            self._events.before_backward(loss)
+            upstream = passage.backward(None, leaves=leaves)
+        else:
+            message = self._mail.receive(Kind.GRADIENT, self._number + 1, minibatch)
+            logs, gradients = message.meta["logs"], message.tree["gradients"]
+            loss = message.tree["loss"].clone()
+            upstream = passage.backward(gradients, leaves=leaves)
+            del message, gradients
+        if not self._first:
+            tree = {"gradients": upstream, "loss": loss}
+            self._mail.send(Kind.GRADIENT, self._number - 1, minibatch, tree, meta={"logs": logs})
+        self._gradients = weights.finish(minibatch)
+        del passage, leaves, upstream
+        self._mail.release(minibatch)
+        self._events.done(minibatch, loss=loss, logs=logs)
+
+    def _update(self, number: int) -> None:
+        weights = self.weights
+        assert weights is not None
+        gradients, self._gradients = self._gradients, None
+        averaged = self._replicas.average(gradients or {}, minibatches=int(gradients is not None))
+        with weights.updating():
+            self._events.update(averaged, step=self._step_of(number))
+
+    def _step_of(self, update: int) -> int:
+        """The round of stage 0 in which the first replica of this stage comes to an update."""
+        forward = (self._plan.warmup(self._number) + update) * self._plan.replicas(self._number)
+        # The order has begun anew when a drain's last update runs, so it cannot be asked then.
+        return min(forward, self._come - 1) // self._plan.replicas(0)
+
+    def _evaluate_one(self, minibatch: int, batch: Any, *, answered: bool) -> list[tuple[int, Any]]:
+        if self._first:
+            value, rest = self._open(minibatch, batch)
+        else:
+            value = self._mail.receive(Kind.ACTIVATION, self._number - 1, minibatch).tree
+            rest = self._rest(minibatch)
+        found: list[tuple[int, Any]] = []
+        if self._last:
+            result, logs = self._stage.evaluate(
+                value, close=lambda run: self._steps.close_evaluation(rest, run)
+            )
+            if answered and not self._first:
+                self._mail.send(Kind.REPLY, 0, minibatch, result)
+            found.append((minibatch, result if answered else logs))
+        else:
+            output = self._stage.evaluate(value)
+            self._mail.send(Kind.ACTIVATION, self._number + 1, minibatch, output)
+            if answered and self._first:
+                reply = self._mail.receive(Kind.REPLY, self._plan.num_stages - 1, minibatch)
+                found.append((minibatch, reply.tree))
+        return found
+
+    def _open(self, minibatch: int, batch: Any) -> tuple[Any, Any]:
+        """The input of a minibatch; the rest is sent ahead where it does not stay here."""
+        value, rest = self._steps.open(batch)
+        if not self._last:
+            self._mail.send(Kind.BATCH, self._plan.num_stages - 1, minibatch, rest)
+        return value, rest
+
+    def _rest(self, minibatch: int) -> Any:
+        return self._mail.receive(Kind.BATCH, 0, minibatch).tree if self._last else None
+
+    def _round(self, minibatch: int) -> int:
+        """Updates of this stage before a minibatch's own."""
+        return minibatch // self._plan.replicas(self._number)
+
+    @contextmanager
+    def _naming(self, kind: str, minibatch: int) -> Iterator[None]:
+        """Says with an error where it happened."""
+        try:
+            yield
+        except Exception as error:
+            doing = {"F": "forward", "B": "backward", "U": "update"}[kind]
+            error.add_note(
+                f"rank {self._rank}, stage {self._number}: {doing} of minibatch {minibatch}"
+            )
+            raise

@@ -1,0 +1,148 @@
+"""Ranks that begin again: with real processes, and which failures are worth it."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    HardwareError,
+    PlanError,
+    SparsePipeError,
+    TransportError,
+)
+from sparsepipe.runtime.attempts import attempt, may_pass
+from sparsepipe.runtime.launch import Stopped, launch
+
+PROLOGUE = """
+import os, sys, time
+from pathlib import Path
+rank = int(os.environ["RANK"])
+begun = Path(f"begun{rank}")
+begun.write_text(begun.read_text() + "x" if begun.exists() else "x")
+number = len(begun.read_text())
+other = Path(f"begun{1 - rank}")
+while not other.exists() or len(other.read_text()) < number:  # else it is ended before it begins
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Runs a script in two ranks; returns how often each has begun."""
+    monkeypatch.chdir(tmp_path)
+
+    def start(script: str, *, max_restarts: int) -> None:
+        path = tmp_path / "script.py"
+        path.write_text(PROLOGUE + textwrap.dedent(script))
+        once = partial(
+            launch,
+            [sys.executable, str(path)],
+            ranks=2,
+            threads_per_rank=1,
+            reports=tmp_path / "reports",
+            grace_s=5,
+        )
+        attempt(once, max_restarts=max_restarts)
+
+    return start
+
+
+def begun(directory: Path) -> list[int]:
+    return [len((directory / f"begun{rank}").read_text()) for rank in range(2)]
+
+
+def test_all_ranks_begin_again_and_meet_each_other(attempts, tmp_path: Path) -> None:
+    """The second attempt's ranks join a group, which the first one's dead took part in."""
+    attempts(
+        """
+        import torch
+        import torch.distributed as dist
+        from sparsepipe.runtime import group
+        group.join("gloo", timeout_s=30)
+        value = torch.tensor([rank + 1])
+        dist.all_reduce(value)
+        assert value.item() == 3
+        if number == 1 and rank == 1:
+            os.kill(os.getpid(), 9)
+        dist.barrier()
+        group.leave()
+        """,
+        max_restarts=1,
+    )
+    assert begun(tmp_path) == [2, 2]
+
+
+def test_reports_of_an_earlier_attempt_do_not_mislead(attempts, tmp_path: Path) -> None:
+    with pytest.raises(SparsePipeError, match="rank 0 ended with exit code 3"):
+        attempts(
+            """
+            from sparsepipe.runtime.leaving import abandon
+            if number == 1 and rank == 1:
+                abandon(ValueError("the first attempt's"))
+            if number == 2 and rank == 0:
+                sys.exit(3)
+            time.sleep(60)
+            """,
+            max_restarts=1,
+        )
+    assert begun(tmp_path) == [2, 2]
+
+
+def test_a_mistake_is_not_made_again(attempts, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not like this"):
+        attempts(
+            """
+            from sparsepipe.errors import ConfigError
+            from sparsepipe.runtime.leaving import abandon
+            if rank:
+                abandon(ConfigError("not like this", remedy="but like that"))
+            time.sleep(60)
+            """,
+            max_restarts=3,
+        )
+    assert begun(tmp_path) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "again"),
+    [
+        (SparsePipeError, True),
+        (TransportError, True),
+        (ConfigError, False),
+        (PlanError, False),
+        (DataError, False),
+        (HardwareError, False),
+        (CheckpointError, False),
+    ],
+)
+def test_which_failures_may_pass(kind: type[SparsePipeError], again: bool) -> None:
+    assert may_pass(kind("it", remedy="mend it")) is again
+    calls = []
+
+    def fails() -> None:
+        calls.append(kind)
+        raise kind("it", remedy="mend it")
+
+    with pytest.raises(kind):
+        attempt(fails, max_restarts=2)
+    assert len(calls) == (3 if again else 1)
+
+
+def test_a_stop_is_no_failure() -> None:
+    calls = []
+
+    def stops() -> None:
+        calls.append(None)
+        raise Stopped(2)
+
+    with pytest.raises(Stopped):
+        attempt(stops, max_restarts=2)
+    assert len(calls) == 1

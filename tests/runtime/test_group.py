@@ -1,0 +1,99 @@
+"""Joining, leaving and being restarted, with real ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from processes import new_store, outcomes, run
+
+from sparsepipe.errors import TransportError
+from sparsepipe.runtime import group
+from sparsepipe.runtime.leaving import abandon
+
+
+def total() -> int:
+    value = torch.tensor([1 + dist.get_rank()])
+    dist.all_reduce(value)
+    return int(value)
+
+
+def joins_thrice(rank: int) -> list[int]:
+    found = []
+    for _ in range(3):
+        group.join("gloo", timeout_s=20)
+        found.append(total())
+        group.leave()
+    return found
+
+
+def test_a_rank_may_join_and_leave_again() -> None:
+    assert run(joins_thrice, 3, join_group=False, limit_s=60) == [[6, 6, 6]] * 3
+
+
+def dies_once(rank: int) -> int:
+    group.join("gloo", timeout_s=20)
+    value = total()
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return value
+
+
+def test_restarted_ranks_do_not_meet_the_dead() -> None:
+    store = new_store()  # the agent's, which outlives its ranks
+    for attempt in range(3):
+        variables = {"TORCHELASTIC_RESTART_COUNT": str(attempt)}
+        found = outcomes(dies_once, 2, join_group=False, store=store, environment=variables)
+        if attempt == 0:
+            assert [o.exit_code for o in found] == [-signal.SIGKILL] * 2
+        else:
+            assert [o.value for o in found] == [3, 3], "\n".join(map(str, found))
+
+
+def tells_once(rank: int) -> tuple[bool, bool]:
+    with group.local_rank_first():
+        pass
+    group.join("gloo", timeout_s=20)
+    first = group.first_to_fail()
+    return first, group.first_to_fail()
+
+
+def test_one_rank_of_each_attempt_tells_what_failed() -> None:
+    store = new_store()
+    for attempt in ("0", "1"):
+        variables = {"TORCHELASTIC_RESTART_COUNT": attempt}
+        found = run(tells_once, 2, join_group=False, store=store, environment=variables)
+        assert sorted(first for first, _ in found) == [False, True]
+        assert [second for _, second in found] == [False, False]
+
+
+def waits_in_vain_then_leaves(rank: int, told: str) -> None:
+    if rank == 0:
+        os.dup2(os.open(told, os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
+        # A thread that gloo holds: nothing but the end of the process ends it.
+        buffer = torch.zeros(1)
+        threading.Thread(target=dist.recv, args=(buffer, 1), daemon=True).start()
+        time.sleep(0.2)
+        abandon(TransportError("rank 1 is silent", remedy="look at it"))
+    time.sleep(60)
+
+
+def test_a_rank_with_blocked_threads_leaves_at_once(tmp_path: Path) -> None:
+    found = outcomes(waits_in_vain_then_leaves, 2, str(tmp_path / "told"), awaited=[0], limit_s=30)
+    assert found[0].exit_code == TransportError.exit_code
+    assert found[0].ended_s < 20
+    assert "rank 1 is silent\n  remedy: look at it" in (tmp_path / "told").read_text()
+
+
+def leaves_with_zero(rank: int) -> None:
+    abandon(SystemExit(0), exit_code=0)
+
+
+def test_an_error_never_looks_like_success() -> None:
+    assert outcomes(leaves_with_zero, 1, join_group=False)[0].exit_code == 1

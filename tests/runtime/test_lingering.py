@@ -1,0 +1,81 @@
+"""Ranks that cannot hear that they should end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.errors import SparsePipeError
+from sparsepipe.runtime.launch import launch
+
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+from sparsepipe.runtime.launch import announce, report_failure
+rank = int(os.environ["RANK"])
+Path(f"pid{rank}").write_text(str(os.getpid()))
+announce()
+if rank:
+    os.kill(os.getpid(), signal.SIGSTOP)
+while not Path("pid1").exists():
+    time.sleep(0.02)
+time.sleep(0.5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "rank 0 was killed by SIGKILL"),
+        (
+            "report_failure(ValueError('mine'), exit_code=1, trace=''); sys.exit(1)",
+            "rank 0 raised ValueError: mine",
+        ),
+    ],
+    ids=["killed", "raises"],
+)
+def test_a_stopped_rank_is_ended_soon_after_another_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text(SCRIPT + end)
+    started_s = time.monotonic()
+    with pytest.raises(SparsePipeError, match=message):
+        launch(
+            [sys.executable, "script.py"], ranks=2, threads_per_rank=1, reports=tmp_path / "reports"
+        )
+    assert time.monotonic() - started_s < 20  # the agent alone would wait for half a minute
+    for rank in range(2):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / f"pid{rank}").read_text()), 0)
+
+
+def test_a_rank_may_take_its_time_after_others_were_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have a checkpoint to write."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sparsepipe.runtime.lingering._PATIENCE_S", 0.5)
+    (tmp_path / "script.py").write_text(
+        """
+import os, signal, time
+from pathlib import Path
+from sparsepipe.runtime.launch import Stopped, announce
+from sparsepipe.runtime.leaving import abandon
+announce()
+signal.signal(signal.SIGTERM, lambda signum, frame: None)
+if os.environ["RANK"] == "1":
+    abandon(Stopped(signal.SIGTERM), exit_code=143)
+time.sleep(3)
+Path("written").touch()
+"""
+    )
+    with pytest.raises(BaseException, match="SIGTERM"):
+        launch(
+            [sys.executable, "script.py"], ranks=2, threads_per_rank=1, reports=tmp_path / "reports"
+        )
+    assert (tmp_path / "written").exists()

@@ -1,0 +1,204 @@
+"""Pool, mailbox and routes, each alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed import HashStore
+
+from sparsepipe.runtime.transport.buffers import SMALLEST_BYTES, BufferPool, size_class_bytes
+from sparsepipe.runtime.transport.mailbox import Ended, Mailbox
+from sparsepipe.runtime.transport.message import Kind
+from sparsepipe.runtime.transport.waits import Wait, WaitBoard, WaitedInVain
+
+MIB = 1 << 20
+
+
+@given(st.integers(0, 1 << 40))
+def test_size_classes_waste_little(size: int) -> None:
+    found = size_class_bytes(size)
+    assert found >= size
+    assert found == SMALLEST_BYTES or 5 * (found - size) < found
+    assert size_class_bytes(found) == found
+
+
+def test_size_classes() -> None:
+    sizes = [0, 65_536, 65_537, 81_920, 81_921, MIB, MIB + 1]
+    expected = [65_536, 65_536, 81_920, 81_920, 98_304, MIB, MIB * 5 // 4]
+    assert [size_class_bytes(size) for size in sizes] == expected
+
+
+def test_a_buffer_comes_back_for_another_size_of_its_class() -> None:
+    pool = BufferPool()
+    first = pool.take(MIB - 5)
+    address = first.data_ptr()
+    pool.give_back(first)
+    del first
+    assert pool.take(MIB - 9_000).data_ptr() == address
+    assert (pool.made, pool.in_use, pool.kept) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("how", ["tensor", "view", "graph", "stolen gradient"])
+def test_a_buffer_that_is_referred_to_is_not_used_again(how: str) -> None:
+    pool = BufferPool()
+    buffer = pool.take(MIB)
+    tensor = torch.empty(0).set_(buffer.untyped_storage(), 0, (100,), (1,)).fill_(1)
+    parameter = torch.nn.Parameter(torch.zeros(4, 25))
+    kept = None
+    if how == "tensor":
+        kept = tensor
+    elif how == "view":
+        kept = tensor[3:5]
+    elif how == "graph":
+        kept = (tensor * parameter.flatten()).sum()
+    else:  # autograd makes a view of what it is given the parameter's gradient
+        (parameter + torch.zeros(4, 25)).flatten().backward(tensor)
+        assert parameter.grad.data_ptr() == buffer.data_ptr()
+    address = buffer.data_ptr()
+    pool.give_back(buffer)
+    del buffer, tensor
+    assert pool.take(MIB).data_ptr() != address
+    assert (pool.made, pool.kept, pool.in_use) == (2, 1, 1)
+    del kept
+
+
+def test_the_smallest_buffer_that_will_do_is_taken() -> None:
+    pool = BufferPool()
+    buffers = [pool.take(size * MIB) for size in (8, 2, 4)]
+    large, small, middle = (buffer.data_ptr() for buffer in buffers)
+    while buffers:
+        pool.give_back(buffers.pop())
+    found = [pool.take(size).data_ptr() for size in (MIB, 3 * MIB, 3 * MIB)]
+    assert found == [small, middle, large]
+    assert pool.made == 3
+
+
+def test_unused_memory_never_exceeds_what_was_in_use() -> None:
+    pool = BufferPool()
+    for size in (1, 2, 3, 5, 8, 5, 3):  # never two at once
+        pool.give_back(pool.take(size * MIB))
+        assert pool.idle_bytes <= 8 * MIB
+    assert pool.in_use == 0
+
+
+def test_giving_back_twice_is_a_mistake() -> None:
+    pool = BufferPool()
+    buffer = pool.take(1)
+    pool.give_back(buffer)
+    with pytest.raises(AssertionError, match="twice"):
+        pool.give_back(buffer)
+
+
+def test_a_mailbox_keeps_order_and_ends() -> None:
+    box: Mailbox[int] = Mailbox(3)
+    for i in range(3):
+        box.put(i)
+    box.end()
+    assert list(box) == [0, 1, 2]
+    with pytest.raises(Ended):
+        box.get()
+
+
+def test_a_full_mailbox_makes_the_producer_wait() -> None:
+    box: Mailbox[int] = Mailbox(2)
+    box.put(0)
+    box.put(1)
+    with pytest.raises(TimeoutError):
+        box.put(2, limit_s=0.01)
+    assert box.get() == 0
+    box.put(2, limit_s=0.01)
+    assert [box.get(), box.get()] == [1, 2]
+
+
+def test_an_empty_mailbox_makes_the_consumer_wait() -> None:
+    box: Mailbox[int] = Mailbox(1)
+    with pytest.raises(TimeoutError):
+        box.get(limit_s=0.01)
+    threading.Timer(0.05, box.put, [5]).start()
+    assert box.get(limit_s=30) == 5
+
+
+@pytest.mark.parametrize("side", ["put", "get"])
+def test_a_failure_wakes_who_waits(side: str) -> None:
+    box: Mailbox[int] = Mailbox(1)
+    if side == "put":
+        box.put(0)
+    threading.Timer(0.05, box.fail, [OSError("broken")]).start()
+    started_s = time.monotonic()
+    with pytest.raises(OSError, match="broken"):
+        box.put(1, limit_s=30) if side == "put" else box.get(limit_s=30)
+    assert time.monotonic() - started_s < 20
+    with pytest.raises(OSError, match="broken"):  # and everybody who comes later
+        box.get()
+
+
+def test_a_consumer_that_left_wants_nothing() -> None:
+    box: Mailbox[int] = Mailbox(1)
+    box.put(0)
+    box.discard()
+    for i in range(5):
+        box.put(i, limit_s=0)
+    assert len(box) == 0
+    assert box.discarded == 6
+
+
+def never(limit_s: float) -> None:
+    raise TimeoutError
+
+
+def wait_of(waiter: int, peer: int) -> Wait:
+    return Wait.of(waiter, peer, Kind.ACTIVATION, 3, sending=False)
+
+
+def waited_in_vain(board: WaitBoard, waiter: int, peer: int) -> list[tuple[int, int]]:
+    with pytest.raises(WaitedInVain) as caught:
+        board.wait(wait_of(waiter, peer), never, limit_s=0.01)
+    return [(wait.waiter, wait.peer) for wait in caught.value.chain]
+
+
+def test_waits_lead_to_the_rank_that_does_not_wait() -> None:
+    board = WaitBoard(HashStore())
+    assert waited_in_vain(board, 1, 0) == [(1, 0)]
+    assert waited_in_vain(board, 2, 1) == [(2, 1), (1, 0)]
+    assert waited_in_vain(board, 3, 2) == [(3, 2), (2, 1), (1, 0)]
+    assert waited_in_vain(board, 0, 3) == [(0, 3), (3, 2), (2, 1), (1, 0)]  # a circle
+
+
+def test_a_wait_that_is_met_late_is_taken_back() -> None:
+    board = WaitBoard(HashStore())
+    answers = [TimeoutError(), "came"]
+
+    def second_time(limit_s: float) -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, TimeoutError):
+            raise answer
+        return answer
+
+    assert board.wait(wait_of(1, 0), second_time, limit_s=0.01) == "came"
+    assert waited_in_vain(board, 2, 1) == [(2, 1)]
+
+
+def test_a_wait_that_is_met_in_time_needs_no_store() -> None:
+    assert WaitBoard(None).wait(wait_of(1, 0), lambda limit_s: 5, limit_s=2.0) == 5
+
+
+class Stopped:
+    """A store on a rank that stands still."""
+
+    def set(self, key: str, value: str) -> None:
+        time.sleep(30)
+
+    def check(self, keys: list[str]) -> bool:
+        time.sleep(30)
+        return False
+
+
+def test_a_store_that_does_not_answer_holds_nobody_up() -> None:
+    started_s = time.monotonic()
+    assert waited_in_vain(WaitBoard(Stopped()), 1, 0) == [(1, 0)]
+    assert time.monotonic() - started_s < 20

@@ -1,0 +1,155 @@
+"""When messages travel between real ranks over gloo on loopback.
+
+Every function named ``*_rank`` runs in each rank. What must overlap is shown by causality;
+time limits are upper bounds that keep a hang from lasting, never measurements.
+"""
+
+import gc
+import os
+import threading
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from processes import outcomes, run
+from transport_cases import A, G, message, network
+
+
+def said(word: str) -> bool:
+    return bool(_store().check([word]))
+
+
+def say(word: str) -> None:
+    _store().set(word, "1")
+
+
+def hear(word: str) -> None:
+    _store().wait([word])
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()
+
+
+BIG = 3_000_000  # 12 MB of floats: more than sockets take in
+
+
+def overlap_rank(rank: int) -> bool:
+    """Each sends to the other before anybody asks; nobody asks before all have sent."""
+    net = network("1-1", rank, queue_depth=2)
+    out, back = (A, G) if rank == 0 else (G, A)
+    for m in range(2):
+        net.send(out, 1 - rank, message(m, torch.full((BIG,), float(m))))
+    say(f"sent by {rank}")
+    hear(f"sent by {1 - rank}")
+    good = [bool((net.receive(back, 1 - rank, minibatch=m).tree == m).all()) for m in range(2)]
+    net.close()
+    return all(good)
+
+
+def test_both_sides_go_on_before_the_other_asks() -> None:
+    assert run(overlap_rank, 2) == [True, True]
+
+
+def arrives_rank(rank: int) -> bool:
+    """A transfer ends while the receiving worker is busy elsewhere: its buffer says so."""
+    net = network("1-1", rank, queue_depth=1)
+    if rank == 0:
+        net.send(A, 1, message(0, torch.zeros(BIG)))
+        hear("arrived")
+    else:
+        deadline_s = time.monotonic() + 20
+        while not len(net._in[A, 0].box) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        say("arrived")
+        net.receive(A, 0, minibatch=0)
+    net.close()
+    return True
+
+
+def test_messages_arrive_before_they_are_asked_for() -> None:
+    assert run(arrives_rank, 2) == [True, True]
+
+
+def pressure_rank(rank: int) -> list[bool]:
+    """Depth 1: one lies ready at the receiver, one is in transfer, one is in the queue."""
+    net = network("1-1", rank, queue_depth=1)
+    found = []
+    if rank == 0:
+        for m in range(4):
+            net.send(A, 1, message(m, torch.zeros(BIG)))
+            say(f"sent {m}")
+    else:
+        hear("sent 2")  # three do not wait
+        time.sleep(0.3)
+        found.append(said("sent 3"))
+        net.receive(A, 0, minibatch=0)
+        hear("sent 3")
+        for m in range(1, 4):
+            net.receive(A, 0, minibatch=m)
+    net.close()
+    return found
+
+
+def test_a_full_channel_holds_the_sender_back() -> None:
+    assert run(pressure_rank, 2) == [[], [False]]
+
+
+def idle_rank(rank: int) -> bool:
+    net = network("1-1", rank, timeout_s=1.0)
+    for m in range(2):
+        time.sleep(2.0)
+        if rank == 0:
+            net.send(A, 1, message(m, torch.zeros(50_000)))
+        else:
+            net.receive(A, 0, minibatch=m)
+    net.close()
+    return True
+
+
+def test_idle_channels_are_no_fault() -> None:
+    assert run(idle_rank, 2) == [True, True]
+
+
+def reopened_rank(rank: int) -> list[int]:
+    """Threads and files in use after each network's end."""
+    found = []
+    for _ in range(4):
+        net = network("1-1-1", rank)
+        if rank < 2:
+            net.send(A, rank + 1, message(0, torch.zeros(9)))
+        if rank > 0:
+            net.receive(A, rank - 1, minibatch=0)
+        net.close()
+        net.close()  # twice is no harm
+        found.append(len([t for t in threading.enumerate() if t.name.endswith(("-in", "-out"))]))
+        del net
+        gc.collect()  # sockets go with the groups
+        found.append(len(os.listdir("/proc/self/task")))
+        found.append(len(os.listdir("/proc/self/fd")))
+    return found
+
+
+def test_closing_leaves_nothing_behind() -> None:
+    for found in run(reopened_rank, 3):
+        assert found[0::3] == [0] * 4
+        assert found[10] <= found[4]  # nothing has grown since the second network
+        assert found[11] <= found[5]
+
+
+def unread_rank(rank: int) -> None:
+    net = network("1-1", rank, timeout_s=10.0)
+    if rank == 0:
+        for m in range(4):
+            net.send(A, 1, message(m, torch.zeros(BIG)))
+    else:
+        net.receive(A, 0, minibatch=0)
+    net.close()
+
+
+def test_closing_too_early_is_a_mistake_but_no_hang() -> None:
+    first, second = outcomes(unread_rank, 2, limit_s=30)
+    assert first.good
+    assert isinstance(second.error, AssertionError)
+    assert "before everything was received" in str(second.error)
