@@ -102,11 +102,6 @@ class CoordinateCache:
             self._maps[spec] = build_kernel_map(self, spec)
         return self._maps[spec]
 
-    @property
-    def num_maps(self) -> int:
-        """Kernel maps kept for this level (coarser levels not counted)."""
-        return len(self._maps)
-
     def coarser(self, coords_M4: Tensor, extent: Triple) -> CoordinateCache:
         """Cache of a level whose sites are known to be unique and within ``extent``.
 

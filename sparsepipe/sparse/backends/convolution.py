@@ -141,10 +141,10 @@ def _sum_of_products(
     kernels = kernel_KCD.unbind(0)
     sums = []
     for block in plan.blocks:
-        parts = workspace.take("parts", (block.num_pairs, kernel_KCD.shape[2]), source_SC)
+        parts = _take_parts(block, kernel_KCD.shape[2], source_SC)
         for k, (rows_P, part) in enumerate(_by_offset(block, block.sources_P, parts)):
             if k == centre:
-                torch.mm(source_SC[block.first : block.last], kernels[k], out=part)
+                torch.mm(_own_rows("gathered", source_SC, block), kernels[k], out=part)
             elif part.shape[0]:
                 torch.mm(_gather("gathered", source_SC, rows_P), kernels[k], out=part)
         sums.append(_bag_sum(parts, block))
@@ -176,11 +176,12 @@ def _gradients(
         kernels, slots = kernels[::-1], None if slots is None else slots[::-1]
     sums = []
     for b, block in enumerate(plan.blocks):
-        parts = workspace.take("parts", (block.num_pairs, feats_NC.shape[1]), feats_NC)
+        parts = _take_parts(block, feats_NC.shape[1], feats_NC)
         own_rows = block.rows_P.split_with_sizes(block.counts)
         for k, (rows_P, part) in enumerate(_by_offset(block, block.sources_P, parts)):
             if k == centre:
-                read, own = (t[block.first : block.last] for t in (grad_MD, feats_NC))
+                read = _own_rows("gathered", grad_MD, block)
+                own = _own_rows("own", feats_NC, block)
             else:
                 read = _gather("gathered", grad_MD, rows_P)
                 own = _gather("own", feats_NC, own_rows[k]) if slots else feats_NC[:0]
@@ -213,16 +214,53 @@ def _accumulate(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> N
         total.addmm_(left, right)
 
 
+def _product_rows(count: int, like: Tensor) -> int:
+    """Rows of a product on ``count`` rows: as many, or a few more that count for nothing.
+
+    In 16 bits on a CPU every new shape of a product is first compiled, which takes longer
+    than most products do, and pair counts differ from batch to batch. Rounded up to a multiple
+    of 16, or by at most an eighth, they repeat.
+    """
+    if like.device.type != "cpu" or like.element_size() != 2:
+        return count
+    step = max(16, 1 << max(0, count.bit_length() - 4))
+    return -(-count // step) * step
+
+
+def _take_parts(block: Block, width: int, like: Tensor) -> Tensor:
+    """Room for all products of a block, and for the rows that the last is rounded up by."""
+    spare = max(_product_rows(count, like) - count for count in block.counts)
+    return workspace.take("parts", (block.num_pairs + spare, width), like)
+
+
 def _by_offset(block: Block, rows_P: Tensor, parts: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pair up the sections of both at each offset."""
-    return zip(
-        rows_P.split_with_sizes(block.counts), parts.split_with_sizes(block.counts), strict=True
-    )
+    """The rows of each offset, and where its product goes.
+
+    A product that is rounded up runs into the next one's place, which is written after it.
+    """
+    first = 0
+    for rows in rows_P.split_with_sizes(block.counts):
+        yield rows, parts[first : first + _product_rows(len(rows), parts)]
+        first += len(rows)
 
 
 def _gather(name: str, source: Tensor, rows_P: Tensor) -> Tensor:
-    out = workspace.take(name, (rows_P.shape[0], source.shape[1]), source)
-    return torch.index_select(source, 0, rows_P, out=out)
+    count = rows_P.shape[0]
+    out = workspace.take(name, (_product_rows(count, source), source.shape[1]), source)
+    torch.index_select(source, 0, rows_P, out=out[:count])
+    out[count:].zero_()
+    return out
+
+
+def _own_rows(name: str, source: Tensor, block: Block) -> Tensor:
+    """The block's rows of ``source`` itself."""
+    rows = source[block.first : block.last]
+    if _product_rows(len(rows), source) == len(rows):
+        return rows
+    out = workspace.take(name, (_product_rows(len(rows), source), source.shape[1]), source)
+    out[: len(rows)] = rows
+    out[len(rows) :].zero_()
+    return out
 
 
 def _bag_sum(parts_PD: Tensor, block: Block) -> Tensor:
