@@ -2,5 +2,6 @@
 
 from sparsepipe.strategies.dp import DataParallelStrategy
 from sparsepipe.strategies.environment import RankEnvironment
+from sparsepipe.strategies.pipeline import PipelineStrategy
 
-__all__ = ["DataParallelStrategy", "RankEnvironment"]
+__all__ = ["DataParallelStrategy", "PipelineStrategy", "RankEnvironment"]

@@ -4,15 +4,19 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from sparsepipe.strategies import DataParallelStrategy, RankEnvironment
+from sparsepipe.strategies import DataParallelStrategy, PipelineStrategy, RankEnvironment
 
 
-def test_registered_by_name() -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("sparsepipe_dp", DataParallelStrategy), ("sparsepipe_async", PipelineStrategy)],
+)
+def test_registered_by_name(name: str, kind: type) -> None:
     trainer = pl.Trainer(
-        strategy="sparsepipe_dp", accelerator="cpu", devices=2, logger=False,
+        strategy=name, accelerator="cpu", devices=2, logger=False,
         enable_progress_bar=False, enable_model_summary=False, barebones=False,
     )  # fmt: skip
-    assert isinstance(trainer.strategy, DataParallelStrategy)
+    assert isinstance(trainer.strategy, kind)
     assert trainer.world_size == 2
 
 

@@ -1,0 +1,215 @@
+"""A module's step in two halves: before its call of ``layers``, and from that call on.
+
+The first half runs where the batch is read, the second where the last layers are. The
+second half runs the code before the call again, for what it needs of the batch later;
+what it draws at random there it draws as the first did.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from sparsepipe.errors import ConfigError
+
+_ONCE = "call it exactly once in each step, with one argument"
+
+
+class _Called(BaseException):
+    """Carries the input of ``layers`` out of a step, past its ``except Exception``."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """What the first half of a step gives.
+
+    Attributes:
+        value: the input of ``layers``.
+        randomness: state of the random generators before the step, if it drew from them.
+    """
+
+    value: Any
+    randomness: Mapping[str, Any] | None
+
+
+def run_until_layers(layers: nn.Sequential, step: Callable[[], Any]) -> Opened:
+    """Runs a step up to its call of ``layers``.
+
+    Raises:
+        ConfigError: it does not call them, or its input needs a gradient.
+    """
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        raise _Called(_only(args, kwargs))
+
+    before = _randomness()
+    try:
+        with _in_place_of(layers, forward):
+            step()
+    except _Called as called:
+        _check_input(called.value)
+        drew = not _same(before, _randomness())
+        return Opened(value=called.value, randomness=before if drew else None)
+    raise ConfigError("the step does not call layers", remedy=_ONCE)
+
+
+def run_from_layers(
+    layers: nn.Sequential,
+    step: Callable[[], Any],
+    *,
+    run: Callable[[], Any],
+    randomness: Mapping[str, Any] | None = None,
+    input_sent: bool = True,
+) -> Any:
+    """Runs a step with ``run()`` in place of ``layers``; what the step returns.
+
+    Args:
+        layers: the Sequential.
+        step: the whole step, on a batch whose input may have no data.
+        run: gives the output of ``layers``.
+        randomness: see :class:`Opened`.
+        input_sent: the batch is complete.
+
+    Raises:
+        ConfigError: ``layers`` is called twice or not at all, or the step needs the input's
+            data apart from that call.
+    """
+    calls = 0
+    own = _randomness() if randomness is not None else None
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise ConfigError("the step calls layers twice", remedy=_ONCE)
+        _only(args, kwargs)
+        if own is not None:
+            _set_randomness(own)
+        return run()
+
+    if randomness is not None:
+        _set_randomness(randomness)
+    try:
+        with _in_place_of(layers, forward):
+            result = step()
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        if input_sent or "meta" not in str(error):
+            raise
+        raise _needs_input() from error
+    if not calls:
+        raise ConfigError("the step does not call layers", remedy=_ONCE)
+    leaves = pytree.tree_leaves(result)
+    if not input_sent and any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in leaves):
+        raise _needs_input()
+    return result
+
+
+def without_input(batch: Any, value: Any) -> Any:
+    """A batch with tensors without data (of device "meta") where it holds the input.
+
+    Args:
+        batch: any tree.
+        value: the input of ``layers``; what shares its memory is left out. A sparse tensor,
+            or another node that is no plain container, is left out as a whole.
+    """
+    storages = set(map(_memory, _tensors(value))) - {0}
+
+    def strip(unit: Any) -> Any:
+        if storages.isdisjoint(map(_memory, _tensors(unit))):
+            return unit
+        return pytree.tree_map_only(Tensor, _without_data, unit)
+
+    return pytree.tree_map(strip, batch, is_leaf=lambda node: not isinstance(node, _CONTAINERS))
+
+
+_CONTAINERS = (list, tuple, dict)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where a tensor's data are; 0 where it has none."""
+    return tensor.untyped_storage().data_ptr() if tensor.numel() else 0
+
+
+def _without_data(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+@contextmanager
+def _in_place_of(layers: nn.Sequential, forward: Callable[..., Any]) -> Iterator[None]:
+    layers.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del layers.forward
+
+
+def _only(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 1 or kwargs:
+        given = len(args) + len(kwargs)
+        raise ConfigError(f"the step calls layers with {given} arguments", remedy=_ONCE)
+    return args[0]
+
+
+def _check_input(value: Any) -> None:
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            raise ConfigError(
+                "the input of layers needs a gradient: the step uses parameters before it calls "
+                "layers",
+                remedy="move the modules it uses there to the front of the Sequential",
+            )
+
+
+def _needs_input() -> ConfigError:
+    return ConfigError(
+        "the step uses the input of layers apart from calling them, and its data stay on the "
+        "first stage",
+        remedy="set send_input=true on the strategy, which sends it to the last stage too",
+    )
+
+
+def _randomness() -> dict[str, Any]:
+    """State of the generators that a step may draw from."""
+    state: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(legacy=False),  # noqa: NPY002
+        "python": random.getstate(),
+    }
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _set_randomness(state: Mapping[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    np.random.set_state(state["numpy"])  # noqa: NPY002
+    random.setstate(state["python"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    ours, theirs = first["numpy"]["state"], second["numpy"]["state"]
+    return (
+        torch.equal(first["torch"], second["torch"])
+        and ours["pos"] == theirs["pos"]
+        and np.array_equal(ours["key"], theirs["key"])
+        and first["python"] == second["python"]
+        and ("cuda" not in first or torch.equal(first["cuda"], second["cuda"]))
+    )

@@ -1,0 +1,231 @@
+"""The layers of a module: which ranks hold what, and a module with only its rank's share.
+
+A rank keeps the layers of its stage. The others give way to stand-ins without parameters,
+so that names stay, and give their memory back until the module is made whole again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.schedule import Plan
+
+
+class Remote(nn.Module):
+    """Stands where a layer is that another rank runs; it has no parameters.
+
+    Args:
+        name: the layer's name in the module.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: layers are called all at once.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"layer {self.name} was called by itself, and it is on another rank",
+            remedy=f"call the whole Sequential ({self.name.rpartition('.')[0]}) once a step",
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.name} is on another rank"
+
+
+def find_layers(module: nn.Module, name: str | None) -> str:
+    """Name of the ``nn.Sequential`` that a plan cuts.
+
+    Args:
+        module: the LightningModule.
+        name: what the user says, dotted; None: ``layers``, else the one Sequential that is
+            a child of the module, else the one that is a child of its children.
+
+    Raises:
+        ConfigError: there is none, or more than one.
+    """
+    if name is not None:
+        found = dict(module.named_modules()).get(name)
+        if not isinstance(found, nn.Sequential):
+            raise ConfigError(
+                f"layers={name!r} names no nn.Sequential of {type(module).__name__}",
+                remedy=f"name one of {_sequentials(module) or 'its own: it has none'}",
+            )
+        return name
+    for depth in (1, 2):
+        candidates = [found for found in _sequentials(module) if found.count(".") == depth - 1]
+        named = [found for found in candidates if found.rpartition(".")[2] == "layers"]
+        if len(named) == 1 or len(candidates) == 1:
+            return (named if len(named) == 1 else candidates)[0]
+        if candidates:
+            raise ConfigError(
+                f"{type(module).__name__} has several nn.Sequential: {', '.join(candidates)}",
+                remedy=f"say which one a plan cuts, as in layers={candidates[0]!r}",
+            )
+    raise ConfigError(
+        f"{type(module).__name__} has no nn.Sequential to cut into stages",
+        remedy="put the network into one nn.Sequential and call it once in each step",
+    )
+
+
+def _sequentials(module: nn.Module) -> list[str]:
+    """Names of the Sequentials that are children, or children of children."""
+    return [
+        name
+        for name, child in module.named_modules()
+        if isinstance(child, nn.Sequential) and 0 < len(name.split(".")) <= 2 and name
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Which stage owns what of a module.
+
+    Args:
+        module: the LightningModule.
+        name: of the Sequential in it.
+        plan: cuts it.
+    """
+
+    module: nn.Module
+    name: str
+    plan: Plan
+
+    @property
+    def layers(self) -> nn.Sequential:
+        """The Sequential."""
+        found = self.module.get_submodule(self.name)
+        assert isinstance(found, nn.Sequential)
+        return found
+
+    def keys_of(self, stage: int) -> list[str]:
+        """Names within the Sequential of the layers of a stage."""
+        first, last = self.plan.stages[stage].layers
+        return list(self.layers._modules)[first : last + 1]
+
+    def stage_of(self, name: str) -> int:
+        """The stage that owns a parameter or buffer; what is in no layer is the last one's."""
+        prefix = f"{self.name}."
+        if name.startswith(prefix):
+            key = name.removeprefix(prefix).partition(".")[0]
+            layer = list(self.layers._modules).index(key)
+            for stage, entry in enumerate(self.plan.stages):
+                if entry.layers[0] <= layer <= entry.layers[1]:
+                    return stage
+        return self.plan.num_stages - 1
+
+    def tensors_of(self, stage: int) -> list[Tensor]:
+        """Parameters and buffers that a stage owns, in the same order on every rank."""
+        named = [*self.module.named_parameters(), *self.module.named_buffers()]
+        return [tensor for name, tensor in named if self.stage_of(name) == stage]
+
+    def check_ties(self) -> None:
+        """Refuse parameters that belong to two stages.
+
+        Raises:
+            ConfigError: naming them.
+        """
+        owner: dict[int, tuple[int, str]] = {}
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            stage = self.stage_of(name)
+            first, other = owner.setdefault(id(parameter), (stage, name))
+            if first != stage:
+                raise ConfigError(
+                    f"{other} (stage {first}) and {name} (stage {stage}) are one parameter",
+                    remedy="move the cut so that both are in one stage, or untie them",
+                )
+
+
+class Share:
+    """A module reduced to what one rank holds, until it is made whole.
+
+    Args:
+        placement: of the module.
+        stage: this rank's.
+    """
+
+    def __init__(self, placement: Placement, *, stage: int) -> None:
+        self._placement = placement
+        self._stage = stage
+        self._removed: dict[int, nn.Module] = {}
+        self._emptied: list[tuple[Tensor, torch.Size]] = []
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this rank owns what is in no layer."""
+        return self._stage == self._placement.plan.num_stages - 1
+
+    def prune(self) -> None:
+        """Puts stand-ins in place of the layers of other stages, and frees these."""
+        placement = self._placement
+        layers = placement.layers
+        mine = set(placement.keys_of(self._stage))
+        for position, (key, layer) in enumerate(list(layers._modules.items())):
+            assert layer is not None
+            if key not in mine:
+                self._removed[position] = layer
+                layers[position] = Remote(f"{placement.name}.{key}")
+        kept = {id(tensor) for tensor in tensors_of(placement.module)}
+        with torch.no_grad():
+            for layer in self._removed.values():
+                for tensor in tensors_of(layer):
+                    if id(tensor) not in kept and tensor.numel():
+                        kept.add(id(tensor))
+                        self._emptied.append((tensor, tensor.shape))
+                        tensor.data = tensor.data.new_empty(0)
+
+    def unprune(self) -> None:
+        """Puts the layers back; their values are undefined until somebody fills them in."""
+        with torch.no_grad():
+            for tensor, shape in self._emptied:
+                tensor.data = tensor.data.new_empty(shape)
+        for position, layer in self._removed.items():
+            self._placement.layers[position] = layer
+        self._emptied.clear()
+        self._removed.clear()
+
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names and trainable parameters that this rank's stage owns."""
+        for name, parameter in self._placement.module.named_parameters():
+            if parameter.requires_grad and self._placement.stage_of(name) == self._stage:
+                yield name, parameter
+
+    def statistics(self) -> list[Tensor]:
+        """Buffers that this rank's stage owns, such as running statistics."""
+        return [
+            buffer
+            for name, buffer in self._placement.module.named_buffers()
+            if self._placement.stage_of(name) == self._stage
+        ]
+
+
+def tensors_of(module: nn.Module) -> Iterable[Tensor]:
+    """Parameters and buffers of a module, each once."""
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def check_initialised(module: pl.LightningModule) -> None:
+    """Refuse lazy layers, whose shapes are not known yet.
+
+    Raises:
+        ConfigError: naming one.
+    """
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise ConfigError(
+                f"{name} has no shape yet: its layer is lazy",
+                remedy="run the network once on a batch before it is given to the Trainer",
+            )

@@ -1,0 +1,251 @@
+"""What a step logs, carried from the last stage to every rank.
+
+``self.log`` on the last stage is noted instead of done. The notes travel upstream with the
+gradients and are shown where they come by; at a drain every rank gets all of them and
+repeats them in the order of the minibatches, so that it holds bitwise what one process
+would.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities.data import extract_batch_size
+from torch import Tensor
+from torchmetrics import Metric
+
+_DROPPED = ("sync_dist", "sync_dist_group", "rank_zero_only", "enable_graph")
+"""Options of ``self.log`` that mean nothing where every rank holds everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """One call of ``self.log``.
+
+    Attributes:
+        name: the key.
+        value: the number; of a metric, what its last call returned, if it was called.
+        dtype: of a tensor.
+        metric: attribute of the module that was logged.
+        options: the other arguments.
+    """
+
+    name: str
+    value: float | int | bool | None
+    dtype: torch.dtype | None
+    metric: str | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+Logs = tuple[Logged, ...]
+"""What one minibatch's step logged, in order."""
+
+
+class Recorder:
+    """Takes the place of ``self.log`` of a module.
+
+    Args:
+        module: the LightningModule.
+    """
+
+    def __init__(self, module: pl.LightningModule) -> None:
+        self._module = module
+        self._names = {
+            id(child): name for name, child in module.named_modules() if isinstance(child, Metric)
+        }
+
+    @contextmanager
+    def recording(self, batch: Any, *, epoch_default: bool) -> Iterator[list[Logged]]:
+        """Notes what is logged within.
+
+        Args:
+            batch: whose size counts where the caller gives none.
+            epoch_default: whether values count for the epoch unless told otherwise.
+        """
+        notes: list[Logged] = []
+        really = self._module.log
+        sizes: list[int] = []
+
+        def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+            options = {**dict(zip(_POSITIONAL, args, strict=False)), **kwargs}
+            metric = self._metric(value, options)
+            if not _simple(value, metric):
+                really(name, value, **options)  # it says what is wrong
+                return
+            on_epoch = options.get("on_epoch")
+            counts = epoch_default if on_epoch is None else on_epoch
+            if options.get("batch_size") is None and counts and not isinstance(value, Metric):
+                sizes[:] = sizes or [extract_batch_size(batch)]
+                options["batch_size"] = sizes[0]
+            notes.append(self._note(name, value, options))
+
+        with _instead_of_log(self._module, log):
+            yield notes
+
+    @contextmanager
+    def silence(self) -> Iterator[None]:
+        """Drops what is logged within."""
+        with _instead_of_log(self._module, lambda *args, **kwargs: None):
+            yield
+
+    def _metric(self, value: Any, options: Mapping[str, Any]) -> str | None:
+        """Attribute of the module that a logged value is, if it is one."""
+        name = options.get("metric_attribute") or self._names.get(id(value))
+        return None if name is None else str(name)
+
+    def _note(self, name: str, value: Any, options: Mapping[str, Any]) -> Logged:
+        kept = {key: item for key, item in options.items() if key not in _DROPPED}
+        if isinstance(value, Metric):
+            cached: Any = value._forward_cache
+            number = cached if isinstance(cached, Tensor) and cached.numel() == 1 else None
+            return Logged(
+                name,
+                None if number is None else number.item(),
+                None if number is None else number.dtype,
+                self._metric(value, options),
+                kept,
+            )
+        if isinstance(value, Tensor):
+            return Logged(name, value.item(), value.dtype, None, kept)
+        return Logged(name, value, None, None, kept)
+
+
+_POSITIONAL = (
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "reduce_fx",
+    "enable_graph",
+    "sync_dist",
+    "sync_dist_group",
+    "add_dataloader_idx",
+    "batch_size",
+    "metric_attribute",
+    "rank_zero_only",
+)
+"""Order of the arguments of ``LightningModule.log`` after name and value."""
+
+
+class Repeater:
+    """Repeats what was logged, on this rank.
+
+    Args:
+        module: the LightningModule.
+    """
+
+    def __init__(self, module: pl.LightningModule) -> None:
+        self._module = module
+        self._settled: dict[str, dict[str, Any]] = {}
+        self._options: dict[str, dict[str, Any]] = {}
+        self._epoch = -1
+
+    def show(self, logs: Logs, *, hook: str) -> None:
+        """Repeats one minibatch's for now; the next :meth:`settle` takes it back."""
+        with self._as(hook):
+            self._repeat(logs)
+
+    def settle(self, minibatches: Iterable[Logs], *, hook: str) -> None:
+        """Repeats a segment's minibatches, after those of earlier segments of the epoch.
+
+        Args:
+            minibatches: what each logged, in order.
+            hook: in which it did.
+        """
+        trainer = self._module.trainer
+        results = trainer._results
+        assert results is not None
+        if trainer.current_epoch != self._epoch:
+            self._epoch = trainer.current_epoch
+            self._settled.clear()
+        mine = {key: item for key, item in results.items() if item.meta.fx == hook}
+        for key, item in mine.items():
+            if item.is_tensor:
+                item.reset()
+                vars(item).update(self._settled.get(key, {}))
+        with self._as(hook):
+            for logs in minibatches:
+                self._repeat(logs)
+        self._settled.update(
+            {
+                key: {name: vars(item)[name] for name in _KEPT if name in vars(item)}
+                for key, item in results.items()
+                if item.meta.fx == hook and item.is_tensor
+            }
+        )
+
+    def append(self, minibatches: Iterable[Logs], *, hook: str) -> None:
+        """Repeats minibatches that come after what is there; nothing is taken back."""
+        with self._as(hook):
+            for logs in minibatches:
+                self._repeat(logs)
+
+    @contextmanager
+    def _as(self, hook: str) -> Iterator[None]:
+        """As if the hook ran now; Lightning would begin anew for one that did not run last."""
+        connector = self._module.trainer._logger_connector
+        before, self._module._current_fx_name = self._module._current_fx_name, hook
+        last, connector._current_fx = connector._current_fx, hook
+        yield
+        self._module._current_fx_name = before
+        connector._current_fx = last
+
+    def _repeat(self, logs: Sequence[Logged]) -> None:
+        for note in logs:
+            value: Any = note.value
+            if note.metric is not None:
+                value = self._module.get_submodule(note.metric)
+                value._forward_cache = self._tensor(note)
+            elif note.dtype is not None:
+                value = self._tensor(note)
+            if not self._add(note, value):
+                self._module.log(note.name, value, **note.options)
+
+    def _add(self, note: Logged, value: Any) -> bool:
+        """Adds to what Lightning has from an earlier call with the same options, if it has.
+
+        ``self.log`` looks at everything anew in each call, which takes a millisecond or so. On
+        every rank and for every minibatch that is what a pipeline waits for.
+        """
+        results = self._module.trainer._results
+        if results is None or results.dataloader_idx is not None or isinstance(value, float | int):
+            return False
+        key = f"{self._module._current_fx_name}.{note.name}"
+        options = {name: item for name, item in note.options.items() if name != "batch_size"}
+        if key not in results or self._options.get(key) != options:
+            self._options[key] = options  # self.log compares with what it has
+            return False
+        results.update_metrics(key, value, note.options.get("batch_size") or 1)
+        return True
+
+    def _tensor(self, note: Logged) -> Tensor | None:
+        if note.dtype is None:
+            return None
+        return torch.tensor(note.value, dtype=note.dtype, device=self._module.device)
+
+
+_KEPT = ("value", "cumulated_batch_size", "_update_count", "has_reset", "_forward_cache")
+"""What Lightning accumulates of a logged value; it makes new tensors, so these stay."""
+
+
+def _simple(value: Any, metric: str | None) -> bool:
+    if isinstance(value, Metric):
+        return metric is not None
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, numbers.Real)
+
+
+@contextmanager
+def _instead_of_log(module: pl.LightningModule, log: Any) -> Iterator[None]:
+    object.__setattr__(module, "log", log)
+    try:
+        yield
+    finally:
+        object.__delattr__(module, "log")

@@ -1,0 +1,136 @@
+"""Changes to Lightning's loops while a pipeline runs: where they make ranks wait or disagree."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.trainer.states import TrainerFn
+from typing_extensions import override
+
+from sparsepipe.runtime import group
+from sparsepipe.runtime.stops import StopAgreement
+from sparsepipe.strategies.pipeline.loaders import is_elsewhere
+
+
+class Owner(Protocol):
+    """The strategy, as far as it is needed here."""
+
+    @property
+    def replicas(self) -> tuple[int, ...]: ...
+    def drain(self) -> None: ...
+
+
+class LoopPatches:
+    """Made at setup, undone at teardown.
+
+    - Lightning broadcasts at each step whether rank 0 had a signal, and once more within
+      the signal's handler. Off.
+    - A stop that one rank wishes, or a signal that came to it, takes effect on all ranks
+      after the same step, see :class:`StopAgreement`; the pipeline drains there.
+    - Where one rank reads, its loader stays as the user made it.
+    - Stand-ins for batches do not go through the user's hooks for batches.
+
+    Args:
+        trainer: its loops change.
+        owner: the strategy.
+    """
+
+    def __init__(self, trainer: pl.Trainer, owner: Owner) -> None:
+        self._trainer = trainer
+        self._owner = owner
+        self._epoch_loop = trainer.fit_loop.epoch_loop
+        self._module = trainer.lightning_module
+        self._connector = trainer._accelerator_connector
+        self._sampling = self._connector.use_distributed_sampler
+        self._callbacks = (_First(owner), _Last(self))
+        self._standing = False
+        ranks = sum(owner.replicas)
+        self._stop = StopAgreement(spread=2 * ranks)
+        self._signal = StopAgreement(spread=2 * ranks)
+        if owner.replicas[0] == 1:
+            self._connector.use_distributed_sampler = False
+        if ranks == 1:
+            return
+        self._epoch_loop._broadcast_sigterm_tensor = self._before_step  # type: ignore[method-assign]
+        self._epoch_loop._should_check_val_fx = self._after_step  # type: ignore[method-assign]
+        trainer._signal_connector._sigterm_notifier_fn = self._notice  # type: ignore[method-assign]
+        for name in ("_on_before_batch_transfer", "_apply_batch_transfer_handler"):
+            object.__setattr__(self._module, name, _guarded(getattr(self._module, name)))
+        first, last = self._callbacks
+        trainer.callbacks = [first, *trainer.callbacks, last]  # type: ignore[attr-defined]
+
+    def undo(self) -> None:
+        """Leaves everything as it was."""
+        self._connector.use_distributed_sampler = self._sampling
+        for name in ("_broadcast_sigterm_tensor", "_should_check_val_fx"):
+            self._epoch_loop.__dict__.pop(name, None)
+        self._trainer._signal_connector.__dict__.pop("_sigterm_notifier_fn", None)
+        for name in ("_on_before_batch_transfer", "_apply_batch_transfer_handler"):
+            self._module.__dict__.pop(name, None)
+        ours, trainer = self._callbacks, self._trainer
+        kept = [callback for callback in trainer.callbacks if callback not in ours]  # type: ignore[attr-defined]
+        trainer.callbacks = kept  # type: ignore[attr-defined]
+
+    def stop_for_all(self) -> None:
+        """What one rank wishes now is done by all; every rank must call it."""
+        wished = self._trainer.should_stop or self._stop.pending
+        self._trainer.should_stop = group.any_rank(wished)
+
+    def _notice(self, signum: Any, _: Any) -> None:
+        """Handles a signal to end; Lightning's launcher passes it on."""
+        signals, launcher = self._trainer._signal_connector, self._trainer.strategy.launcher
+        if not signals.received_sigterm and launcher is not None:
+            launcher.kill(signum)
+        signals.received_sigterm = True
+
+    def _before_step(self) -> None:
+        self._standing = self._trainer.should_stop
+
+    def _after_step(self, data_fetcher: Any) -> bool:
+        """Lightning asks this first after the last hook of a step."""
+        trainer = self._trainer
+        step = trainer.global_step
+        asked = trainer.should_stop and not self._standing
+        trainer.should_stop = self._standing or self._stop.reached(step, asked=asked)
+        signals = trainer._signal_connector
+        signals.received_sigterm = self._signal.reached(step, asked=signals.received_sigterm)
+        validates = type(self._epoch_loop)._should_check_val_fx(self._epoch_loop, data_fetcher)
+        if validates or trainer.should_stop or signals.received_sigterm:
+            self._owner.drain()
+        return validates
+
+
+class _First(pl.Callback):
+    """First of the callbacks, so that the others find everything drained."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+
+    @override
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._owner.drain()
+
+
+class _Last(Checkpoint):
+    """Last of the callbacks (checkpoints come last): agrees on what the others wish."""
+
+    def __init__(self, patches: LoopPatches) -> None:
+        self._patches = patches
+
+    @override
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            self._patches.stop_for_all()
+
+    @override
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._patches.stop_for_all()
+
+
+def _guarded(hook: Any) -> Any:
+    def guarded(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        return batch if is_elsewhere(batch) else hook(batch, *args, **kwargs)
+
+    return guarded

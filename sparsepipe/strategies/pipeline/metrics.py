@@ -1,0 +1,155 @@
+"""torchmetrics of a module: updated on the last stage, the same on every rank after a drain.
+
+A rank's states are those of the minibatches it has seen. At a drain the last stage's are
+merged and put into place everywhere; then its replicas but the first begin anew, so that
+what has been merged is not counted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.utilities import (
+    dim_zero_cat,
+    dim_zero_max,
+    dim_zero_mean,
+    dim_zero_min,
+    dim_zero_sum,
+)
+
+from sparsepipe.errors import ConfigError
+
+State = dict[str, Any]
+"""Names and values of a metric's states, and ``"updates"``, how often it was updated."""
+
+
+class Metrics:
+    """The metrics of a module.
+
+    Args:
+        module: the LightningModule; metrics must be attributes of it or its children.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._metrics = {
+            name: child for name, child in module.named_modules() if isinstance(child, Metric)
+        }
+        self._synchronising = {
+            name: (metric.sync_on_compute, metric.dist_sync_on_step)
+            for name, metric in self._metrics.items()
+        }
+        self._touched: set[str] = set()
+        self._stale: set[str] = set()
+
+    def detach(self) -> None:
+        """Keeps metrics from waiting for other ranks: states are whole already."""
+        for metric in self._metrics.values():
+            metric.sync_on_compute = metric.dist_sync_on_step = metric._to_sync = False
+
+    def attach(self) -> None:
+        """Undoes :meth:`detach`."""
+        for name, metric in self._metrics.items():
+            metric.sync_on_compute, metric.dist_sync_on_step = self._synchronising[name]
+            metric._to_sync = metric.sync_on_compute
+
+    @contextmanager
+    def noticing(self) -> Iterator[None]:
+        """Notes which metrics are updated within; a segment's first update begins anew."""
+        self._drop_stale()
+        before = {name: metric._update_count for name, metric in self._metrics.items()}
+        yield
+        self._touched.update(
+            name for name, metric in self._metrics.items() if metric._update_count != before[name]
+        )
+
+    def harvest(self) -> dict[str, State]:
+        """States of the metrics that were updated since the last time, on the host."""
+        touched, self._touched = self._touched, set()
+        for parent, child in self._module.named_modules():
+            members = {name for name in self._metrics if name.startswith(f"{parent}.")}
+            if isinstance(child, MetricCollection) and touched & members:
+                child.values(copy_state=False)  # members of a group take over its state
+                touched |= members
+        return {name: _state(self._metrics[name]) for name in sorted(touched)}
+
+    def install(self, harvests: Sequence[Mapping[str, State]], *, replica: int | None) -> None:
+        """Puts merged states in place.
+
+        Args:
+            harvests: of each replica of the last stage.
+            replica: which of them this rank is, if it is one.
+
+        Raises:
+            ConfigError: a metric whose states cannot be merged.
+        """
+        names = {name for harvest in harvests for name in harvest}
+        for name in sorted(names):
+            metric = self._metrics[name]
+            states = [harvest[name] for harvest in harvests if name in harvest]
+            _put(metric, _merged(name, metric, states))
+        if replica:
+            self._stale |= names
+
+    def _drop_stale(self) -> None:
+        for name in self._stale:
+            self._metrics[name].reset()
+        self._stale.clear()
+
+
+def _state(metric: Metric) -> State:
+    values = {
+        name: _map(lambda t: t.detach().cpu(), getattr(metric, name)) for name in metric._defaults
+    }
+    return {**values, "updates": metric._update_count}
+
+
+def _put(metric: Metric, state: State) -> None:
+    for name in metric._defaults:
+        setattr(metric, name, _map(lambda t: t.to(metric.device).clone(), state[name]))
+    metric._update_count = state["updates"]
+    metric._computed = None
+
+
+def _merged(name: str, metric: Metric, states: Sequence[State]) -> State:
+    if len(states) == 1:
+        return states[0]
+    result: State = {"updates": sum(state["updates"] for state in states)}
+    for part, reduction in metric._reductions.items():
+        merge = _MERGES.get(reduction) if not isinstance(states[0][part], list) else _joined
+        if merge is None:
+            raise ConfigError(
+                f"the states of {name} ({type(metric).__name__}) cannot be merged over the "
+                "replicas of the last stage",
+                remedy="give the last stage one replica, as in config='2-1'",
+            )
+        result[part] = merge([state[part] for state in states])
+    return result
+
+
+def _joined(values: Iterable[Any]) -> list[Any]:
+    return [item for value in values for item in value]
+
+
+def _stacked(reduction: Callable[[Tensor], Tensor]) -> Callable[[Sequence[Tensor]], Any]:
+    return lambda values: reduction(torch.stack(list(values)))
+
+
+_MERGES: dict[Any, Callable[[Sequence[Any]], Any]] = {
+    dim_zero_sum: _stacked(dim_zero_sum),
+    dim_zero_mean: _stacked(dim_zero_mean),
+    dim_zero_max: _stacked(dim_zero_max),
+    dim_zero_min: _stacked(dim_zero_min),
+    dim_zero_cat: lambda values: dim_zero_cat(list(values)),
+}
+
+
+def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    return [function(item) if isinstance(item, Tensor) else item for item in value]

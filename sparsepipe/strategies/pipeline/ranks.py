@@ -1,0 +1,124 @@
+"""Ranks in stages, as Lightning sees them: who reads, and how many batches there are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning_fabric.utilities.seed import reset_seed
+from pytorch_lightning.strategies import DDPStrategy
+from torch import Tensor
+from typing_extensions import override
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime import group
+from sparsepipe.strategies.environment import RankEnvironment
+from sparsepipe.strategies.pipeline.loaders import Lengths, is_elsewhere
+from sparsepipe.strategies.pipeline.plan_by_hand import parse_config
+
+
+class StagedRanks(DDPStrategy):
+    """A strategy whose first ranks read batches.
+
+    Args:
+        config: replicas of each stage; None: one rank a stage.
+        timeout_s: limit of every wait for another rank.
+        process_group_backend: by default gloo.
+        cluster_environment: by default the ranks of a launcher outside, or of Lightning's.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: str | None,
+        timeout_s: float,
+        process_group_backend: str | None,
+        cluster_environment: ClusterEnvironment | None,
+    ) -> None:
+        super().__init__(
+            cluster_environment=cluster_environment or RankEnvironment(),
+            process_group_backend=process_group_backend or "gloo",
+            timeout=timedelta(seconds=timeout_s),
+        )
+        self._config = config
+        self._timeout_s = timeout_s
+        self._lengths: Lengths | None = None
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """Replicas of each stage."""
+        return parse_config(self._config, ranks=self.world_size)
+
+    @property
+    def reader(self) -> int | None:
+        """Which replica of stage 0 this rank is; None elsewhere."""
+        return self.global_rank if self.global_rank < self.replicas[0] else None
+
+    @property
+    @override
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.replicas[0], "rank": self.reader or 0}
+
+    @override
+    def setup_distributed(self) -> None:
+        reset_seed()
+        self.set_world_ranks()
+        environment = self.cluster_environment
+        assert environment is not None
+        os.environ.setdefault("MASTER_ADDR", environment.main_address)
+        os.environ.setdefault("MASTER_PORT", str(environment.main_port))
+        os.environ.setdefault("RANK", str(self.global_rank))
+        os.environ.setdefault("WORLD_SIZE", str(self.world_size))
+        backend = self._get_process_group_backend()
+        self._process_group_backend = backend
+        group.join(backend, timeout_s=self._timeout_s, device=self.root_device)
+        if group.world_size() != self.world_size:
+            raise ConfigError(
+                f"{self.world_size} devices are configured, {group.world_size()} ranks run",
+                remedy="start as many ranks as the Trainer has devices",
+            )
+
+    def begin_reading(self) -> None:
+        """Before the first loader is asked for."""
+        self._lengths = Lengths(readers=self.replicas[0], reader=self.reader)
+
+    def end_reading(self) -> None:
+        """Lets go of the loaders."""
+        self._lengths = None
+
+    @override
+    def process_dataloader(self, dataloader: object) -> object:
+        assert self._lengths is not None
+        return self._lengths.adapt(dataloader) if self.world_size > 1 else dataloader
+
+    def count_minibatches(self, loaders: Sequence[Any], batch_idx: int, batch: Any) -> int:
+        """Minibatches of a step's round.
+
+        Args:
+            loaders: that are read in the step.
+            batch_idx: number of the step in them.
+            batch: this rank's.
+
+        Raises:
+            ConfigError: a loader has fewer batches than it says.
+        """
+        assert self._lengths is not None
+        if self.world_size == 1:
+            return 1
+        count = self._lengths.count(loaders, batch_idx)
+        if self.reader is not None and self.reader < count and is_elsewhere(batch):
+            raise ConfigError(
+                f"the loader ended before batch {batch_idx + 1}, which its length promises",
+                remedy="correct the length of the data set or of its sampler",
+            )
+        return count
+
+    @override
+    def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
+        # Means of counts keep their fraction, as under data parallelism.
+        mean = reduce_op in (None, "mean", "avg")
+        counts = isinstance(tensor, Tensor) and not tensor.is_floating_point()
+        return super().reduce(tensor.double() if mean and counts else tensor, group, reduce_op)

@@ -1,0 +1,169 @@
+"""What an asynchronous pipeline cannot do, said before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import (
+    BaseFinetuning,
+    Callback,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    ModelPruning,
+    OnExceptionCheckpoint,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+from pytorch_lightning.utilities.model_helpers import is_overridden
+from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
+from torch.optim import Optimizer
+
+from sparsepipe.errors import ConfigError
+
+_CALLBACKS: Mapping[type[Callback], tuple[str, str]] = {
+    GradientAccumulationScheduler: (
+        "accumulates gradients over steps",
+        "remove it: use a larger batch, or more replicas of each stage",
+    ),
+    BaseFinetuning: ("changes during training what is trained", "train in two runs instead"),
+    ModelPruning: ("changes parameters that are on other ranks", "prune after the training"),
+    StochasticWeightAveraging: (
+        "averages the whole network on each rank",
+        "remove it: average checkpoints after the training",
+    ),
+    WeightAveraging: (
+        "averages the whole network on each rank",
+        "remove it: average checkpoints after the training",
+    ),
+    OnExceptionCheckpoint: (
+        "saves when a rank fails, and a checkpoint needs all of them",
+        "remove it: ModelCheckpoint(every_n_train_steps=...) limits what a failure costs",
+    ),
+}
+
+
+def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
+    """Refuse settings of the Trainer.
+
+    Raises:
+        ConfigError: naming the setting.
+    """
+    if trainer.accumulate_grad_batches != 1:
+        raise ConfigError(
+            f"accumulate_grad_batches={trainer.accumulate_grad_batches} does not go with a "
+            "pipeline, whose stages update after each minibatch",
+            remedy="set it to 1; use a larger batch, or more replicas of each stage",
+        )
+    if getattr(trainer.precision_plugin, "scaler", None) is not None:
+        raise ConfigError(
+            f"precision={trainer.precision} scales the loss, by a factor that stages would have "
+            "to agree on at each step",
+            remedy="use precision='bf16-mixed', which needs no scaling",
+        )
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
+        raise ConfigError(
+            "val_check_interval is a time, and the ranks' clocks would disagree on the step",
+            remedy="give a number of batches or a fraction of an epoch",
+        )
+    if synchronises_norm:
+        raise ConfigError(
+            "sync_batchnorm=true does not go with a pipeline",
+            remedy="leave it out: each replica normalises by its own batch",
+        )
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        _check_callback(callback)
+
+
+def _check_callback(callback: Callback) -> None:
+    if isinstance(callback, ModelCheckpoint) and callback.save_on_exception:
+        raise ConfigError(
+            "ModelCheckpoint(save_on_exception=True): a checkpoint needs all ranks, and one of "
+            "them has failed",
+            remedy="leave it out; every_n_train_steps limits what a failure costs",
+        )
+    for kind, (why, remedy) in _CALLBACKS.items():
+        if isinstance(callback, kind):
+            raise ConfigError(f"{type(callback).__name__} {why}", remedy=remedy)
+
+
+def check_module(module: pl.LightningModule, *, fitting: bool) -> None:
+    """Refuse what a LightningModule does.
+
+    Args:
+        module: the module.
+        fitting: it will be trained.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    name = type(module).__name__
+    if fitting and not module.automatic_optimization:
+        raise ConfigError(
+            f"{name} optimizes by hand, and updates happen where the layers are",
+            remedy="set automatic_optimization=True and return the loss from training_step",
+        )
+    if getattr(module, "_compiler_ctx", None) is not None:
+        raise ConfigError(
+            f"{name} is compiled as a whole", remedy="compile entries of the Sequential instead"
+        )
+    if fitting and is_overridden("backward", module):
+        raise ConfigError(
+            f"{name} has a backward of its own, and every stage needs its part of it",
+            remedy="remove it; on_before_backward is called with the loss",
+        )
+    for hook in ("training_step", "validation_step", "test_step", "predict_step"):
+        step: Callable[..., Any] = getattr(module, hook)
+        if is_param_in_hook_signature(step, "dataloader_iter", explicit=True):
+            raise ConfigError(
+                f"{name}.{hook} takes the loader itself", remedy="let it take a batch"
+            )
+
+
+@contextmanager
+def one_optimizer() -> Iterator[None]:
+    """Says in the house's words that a module may have one optimizer.
+
+    Raises:
+        ConfigError: Lightning refuses several, which want optimization by hand.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "multiple optimizers" not in str(error):
+            raise
+        raise ConfigError(
+            "configure_optimizers gives several optimizers",
+            remedy="give one; it may have groups of parameters with their own options",
+        ) from error
+
+
+def check_optimizers(optimizers: list[Optimizer]) -> None:
+    """Refuse more than one optimizer.
+
+    Raises:
+        ConfigError: there is another number.
+    """
+    if len(optimizers) != 1 or not isinstance(optimizers[0], Optimizer):
+        raise ConfigError(
+            f"configure_optimizers gives {len(optimizers)} optimizers of torch",
+            remedy="give one; it may have groups of parameters with their own options",
+        )
+
+
+def check_output(output: Any) -> torch.Tensor:
+    """The loss that a training step returned.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if not isinstance(loss, torch.Tensor):
+        raise ConfigError(
+            f"training_step returned {type(output).__name__}",
+            remedy="return the loss, or a dictionary with it as 'loss', from every step",
+        )
+    return loss

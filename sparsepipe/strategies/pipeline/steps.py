@@ -1,0 +1,85 @@
+"""A LightningModule's steps as the worker wants them: opened here, closed on the last stage."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytorch_lightning as pl
+from torch import Tensor, nn
+
+from sparsepipe.strategies.pipeline.capture import run_from_layers, run_until_layers, without_input
+from sparsepipe.strategies.pipeline.logs import Logged, Recorder
+from sparsepipe.strategies.pipeline.metrics import Metrics
+from sparsepipe.strategies.pipeline.refusals import check_output
+
+
+class ModuleSteps:
+    """Both halves of ``training_step`` and its like.
+
+    Args:
+        module: the LightningModule.
+        layers: its Sequential.
+        metrics: its torchmetrics.
+        autocast: makes the context of every step.
+        send_input: the last stage gets the input of ``layers`` too.
+    """
+
+    def __init__(
+        self,
+        module: pl.LightningModule,
+        layers: nn.Sequential,
+        *,
+        metrics: Metrics,
+        autocast: Callable[[], AbstractContextManager[Any]],
+        send_input: bool,
+    ) -> None:
+        self._module = module
+        self._layers = layers
+        self._metrics = metrics
+        self._autocast = autocast
+        self._send_input = send_input
+        self._recorder = Recorder(module)
+        self._hook = "training_step"
+        self._arguments: tuple[Any, ...] = ()
+
+    def choose(self, hook: str, arguments: tuple[Any, ...]) -> None:
+        """Sets the step to run, and what it takes after the batch."""
+        self._hook, self._arguments = hook, arguments
+
+    def open(self, batch: Any) -> tuple[Any, Any]:
+        """Runs the step up to its call of ``layers``."""
+        with self._recorder.silence(), self._autocast():
+            opened = run_until_layers(self._layers, lambda: self._step(batch))
+        drawn = None if opened.randomness is None else pickle.dumps(opened.randomness)
+        rest = batch if self._send_input else without_input(batch, opened.value)
+        return opened.value, {"batch": rest, "randomness": drawn}
+
+    def close(self, rest: Any, run: Callable[[], Any]) -> tuple[Tensor, tuple[Logged, ...]]:
+        """Runs the training step with ``run()`` in place of ``layers``."""
+        result, logs = self._close(rest, run, epoch_default=False)
+        return check_output(result), logs
+
+    def close_evaluation(self, rest: Any, run: Callable[[], Any]) -> tuple[Any, tuple[Logged, ...]]:
+        """Runs any other step with ``run()`` in place of ``layers``."""
+        return self._close(rest, run, epoch_default=True)
+
+    def _close(
+        self, rest: Any, run: Callable[[], Any], *, epoch_default: bool
+    ) -> tuple[Any, tuple[Logged, ...]]:
+        batch, drawn = rest["batch"], rest["randomness"]
+        recording = self._recorder.recording(batch, epoch_default=epoch_default)
+        with recording as notes, self._metrics.noticing():
+            result = run_from_layers(
+                self._layers,
+                lambda: self._step(batch),
+                run=run,
+                randomness=None if drawn is None else pickle.loads(drawn),
+                input_sent=self._send_input,
+            )
+        return result, tuple(notes)
+
+    def _step(self, batch: Any) -> Any:
+        return getattr(self._module, self._hook)(batch, *self._arguments)

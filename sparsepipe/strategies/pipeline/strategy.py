@@ -1,0 +1,295 @@
+"""The asynchronous pipeline as a Lightning Strategy; what Lightning calls, and no more."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning_fabric.utilities.optimizer import _optimizer_to_device, _optimizers_to_device
+from pytorch_lightning.strategies import StrategyRegistry
+from pytorch_lightning.strategies.strategy import Strategy
+from pytorch_lightning.trainer.states import TrainerFn, TrainerStatus
+from pytorch_lightning.utilities.types import STEP_OUTPUT
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import override
+
+from sparsepipe.runtime.weights import Mode
+from sparsepipe.schedule import Plan
+from sparsepipe.strategies.pipeline import refusals
+from sparsepipe.strategies.pipeline.evaluation import PipelinedEvaluation
+from sparsepipe.strategies.pipeline.foresight import drain_follows
+from sparsepipe.strategies.pipeline.layers import Placement, check_initialised, find_layers
+from sparsepipe.strategies.pipeline.loop_patches import LoopPatches
+from sparsepipe.strategies.pipeline.plan_by_hand import (
+    Balance,
+    check_balance,
+    make_plan,
+)
+from sparsepipe.strategies.pipeline.setting_up import Settings, costs_of, make_pipeline
+from sparsepipe.strategies.pipeline.spreading import SpreadModule
+
+
+class PipelineStrategy(PipelinedEvaluation):
+    """Splits one ``nn.Sequential`` of any LightningModule by layers over ranks.
+
+    The module's steps are written as for one device and call the Sequential once. Stages
+    work on different minibatches at the same time; each stage updates after every backward
+    (PipeDream's 1F1B with weight stashing), so that gradients of early stages are some
+    updates old. One Lightning step is one minibatch for each replica of stage 0. Learning
+    rates count Lightning steps. The pipeline is empty before validation, before checkpoints
+    and at the end of each epoch.
+
+    With one device a run is that of a plain Trainer, bit for bit.
+
+    Differences to one device:
+
+    - Clipping by norm takes the norm of each stage's gradients.
+    - Hooks for batches get an ``Elsewhere`` on ranks that do not read; what a validation, test
+      or prediction step returns is known where its batch was read (prediction) or nowhere.
+    - Between drains the loss and the values that steps log are those of the last minibatch
+      that came back to this rank, and 0 before the first. What counts for an epoch is exact.
+    - Code before the call of the Sequential runs on the first stage and on the last one.
+    - Hooks and callbacks see the layers of their rank's stage; the module is whole again when
+      the Trainer has finished.
+
+    Args:
+        config: replicas of each stage, such as "2-1"; by default one device a stage.
+        cuts: first layer of each stage but the first; by default computed.
+        balance: what stages without ``cuts`` share evenly: ``flops`` of a batch's forward,
+            ``parameters`` or ``layers``.
+        layers: name of the Sequential; by default the one there is.
+        mode: weights of a minibatch: ``stash``, ``vertical_sync``, ``spectrain`` or ``none``.
+        predict_backward: SpecTrain predicts for backward passes too.
+        send_input: the last stage gets the input of the layers as well, for steps that use
+            it afterwards.
+        keyed_randomness: draws in a layer depend on (seed, minibatch, layer) alone, so that a
+            run does not depend on the plan.
+        timeout_s: limit of every wait for another rank.
+        process_group_backend: ``gloo`` (the default, also for CUDA) or ``nccl``.
+        direct: tensors go from device to device over NCCL; a CUDA device for every rank.
+        cluster_environment: by default the ranks of an elastic agent, ``torchrun`` or
+            Lightning's own launcher.
+    """
+
+    strategy_name = "sparsepipe_async"
+
+    def __init__(
+        self,
+        *,
+        config: str | None = None,
+        cuts: Sequence[int] | None = None,
+        balance: Balance = "flops",
+        layers: str | None = None,
+        mode: Mode | str = Mode.STASH,
+        predict_backward: bool = False,
+        send_input: bool = False,
+        keyed_randomness: bool = False,
+        timeout_s: float = 300.0,
+        process_group_backend: str | None = None,
+        direct: bool = False,
+        cluster_environment: ClusterEnvironment | None = None,
+    ) -> None:
+        super().__init__(
+            config=config,
+            timeout_s=timeout_s,
+            process_group_backend=process_group_backend,
+            cluster_environment=cluster_environment,
+        )
+        check_balance(balance)
+        self._cuts, self._balance = cuts, balance
+        self._layers_name = layers
+        self._settings = Settings(
+            mode=mode,
+            predict_backward=predict_backward,
+            send_input=send_input,
+            keyed_randomness=keyed_randomness,
+            timeout_s=timeout_s,
+            direct=direct,
+        )
+        self._plan: Plan | None = None
+        self._spread: SpreadModule | None = None
+        self._patches: LoopPatches | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The stages and their ranks, once a Trainer runs."""
+        assert self._plan is not None, "no Trainer runs"
+        return self._plan
+
+    @override
+    def setup(self, trainer: pl.Trainer) -> None:
+        assert self.accelerator is not None
+        self.accelerator.setup(trainer)
+        module = self.lightning_module
+        assert module is not None
+        fitting = trainer.state.fn == TrainerFn.FITTING
+        refusals.check_trainer(trainer, synchronises_norm=self._layer_sync is not None)
+        refusals.check_module(module, fitting=fitting)
+        check_initialised(module)
+        self.begin_reading()
+        self._patches = LoopPatches(trainer, self)
+        self.precision_plugin.convert_module(module)
+        placement = self._place(trainer, module)
+        if self._alone:
+            self.model_to_device()
+        if fitting:
+            with refusals.one_optimizer():
+                self.setup_optimizers(trainer)
+            refusals.check_optimizers(self.optimizers)
+        optimizer = self.optimizers[0] if fitting else None
+        if not self._alone:
+            self._spread = SpreadModule(
+                module, placement=placement, rank=self.global_rank, optimizer=optimizer
+            )
+            self.model_to_device()
+        self.setup_precision_plugin()
+        if fitting:
+            _optimizers_to_device(self.optimizers, self.root_device)
+        if self._spread is not None:
+            self._pipeline = make_pipeline(
+                self._settings,
+                placement=placement,
+                share=self._spread.share,
+                module=module,
+                device=self.root_device,
+                rank=self.global_rank,
+                precision=self.precision_plugin,
+                optimizer=optimizer,
+            )
+
+    @property
+    def _alone(self) -> bool:
+        """Whether nothing is to be done that a plain Trainer does not do."""
+        return self.plan.num_ranks == 1 and not self._settings.keyed_randomness
+
+    def _place(self, trainer: pl.Trainer, module: pl.LightningModule) -> Placement:
+        """Makes the plan."""
+        name = find_layers(module, self._layers_name)
+        layers = module.get_submodule(name)
+        assert isinstance(layers, torch.nn.Sequential)
+        self._plan = make_plan(
+            self.replicas,
+            cuts=self._cuts,
+            costs=lambda: costs_of(self._balance, trainer, module, layers),
+            num_layers=len(layers),
+        )
+        placement = Placement(module=module, name=name, plan=self._plan)
+        placement.check_ties()
+        return placement
+
+    @override
+    def teardown(self) -> None:
+        if self._patches is not None:
+            self._patches.undo()
+            self._patches = None
+        pipeline, self._pipeline = self._pipeline, None
+        spread, self._spread = self._spread, None
+        module = self.lightning_module
+        trainer = None if module is None else module._trainer
+        failed = trainer is None or trainer.state.status == TrainerStatus.INTERRUPTED
+        if pipeline is not None:
+            pipeline.end(failed=failed)
+        if spread is not None:
+            spread.put_back()
+        super().teardown()
+        if spread is not None and not failed:
+            spread.fill()
+        self.end_reading()
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        if self._pipeline is not None and self.world_size > 1:
+            atexit.register(_leave)
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        pipeline = self._pipeline
+        if pipeline is None:
+            return Strategy.training_step(self, *args, **kwargs)
+        batch, *arguments = (*args, *kwargs.values())
+        loop = self._trainer.fit_loop
+        assert loop._combined_loader is not None
+        count = self.count_minibatches(
+            loop._combined_loader.flattened, loop.epoch_loop.batch_idx, batch
+        )
+        number = loop.epoch_loop.total_batch_idx * self.replicas[0]
+        pipeline.train(batch, tuple(arguments), count=count, number=number)
+        if drain_follows(self._trainer):
+            pipeline.drain()
+        return pipeline.loss.clone()
+
+    @override
+    def backward(
+        self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        if self._pipeline is None:
+            return Strategy.backward(self, closure_loss, optimizer, *args, **kwargs)
+        return closure_loss  # the worker has run what the schedule had for this step
+
+    @override
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Any,
+        model: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        if self._pipeline is None:
+            return Strategy.optimizer_step(self, optimizer, closure, model, **kwargs)
+        return closure()  # the worker updates
+
+    def drain(self) -> None:
+        """Empties the pipeline; every rank must call it."""
+        if self._pipeline is not None:
+            self._pipeline.drain()
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        self.drain()
+        if self._spread is None:
+            return super().lightning_module_state_dict()
+        return self._spread.state_dict()
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        self.drain()
+        if self._spread is None:
+            return super().optimizer_state(optimizer)
+        return self._spread.optimizer_state()
+
+    @override
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        if self._spread is None:
+            super().load_model_state_dict(checkpoint, strict=strict)
+        else:
+            self._spread.load_state_dict(checkpoint["state_dict"], strict=strict)
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        if self._spread is None:
+            super().load_optimizer_state_dict(checkpoint)
+            return
+        self._spread.load_optimizer_state(checkpoint["optimizer_states"][0])
+        _optimizer_to_device(self.optimizers[0], self.root_device)
+
+
+def _leave() -> None:
+    """Ends the process at once: threads that wait for ranks which are gone cannot be ended."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+StrategyRegistry.register(
+    PipelineStrategy.strategy_name,
+    PipelineStrategy,
+    description="asynchronous pipeline over the layers of an nn.Sequential, weights stashed",
+)

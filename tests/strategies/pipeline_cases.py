@@ -1,0 +1,205 @@
+"""Small modules and data for tests of the pipeline, and how a rank trains them."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+from torchmetrics.classification import MulticlassAccuracy
+
+from sparsepipe.models.vgg_sparse import sparse_vgg
+from sparsepipe.sparse import SparseTensor
+from sparsepipe.strategies import PipelineStrategy
+
+warnings.filterwarnings("ignore")
+for _name in ("pytorch_lightning", "lightning_fabric"):
+    logging.getLogger(_name).setLevel(logging.ERROR)
+
+CLASSES = 4
+BATCH = 4
+
+
+class Dense(Dataset[Any]):
+    """Random vectors with labels."""
+
+    def __init__(self, size: int = 4 * BATCH, *, seed: int = 7) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        self.x = torch.randn(size, 6, generator=draw)
+        self.y = torch.randint(CLASSES, (size,), generator=draw)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index], self.y[index]
+
+
+class Sparse(Dataset[Any]):
+    """Random sites in a grid of 8 with labels."""
+
+    def __init__(self, size: int = 4 * BATCH, *, seed: int = 7) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        self.sites = [
+            torch.unique(torch.randint(8, (60, 3), generator=draw), dim=0) for _ in range(size)
+        ]
+        self.y = torch.randint(CLASSES, (size,), generator=draw)
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.sites[index], self.y[index]
+
+
+def collate_sparse(items: list[tuple[Tensor, Tensor]]) -> tuple[SparseTensor, Tensor]:
+    coords = torch.cat(
+        [F.pad(sites, (1, 0), value=number) for number, (sites, _) in enumerate(items)]
+    ).int()
+    feats = torch.ones(len(coords), 1)
+    x = SparseTensor(feats, coords, spatial_shape=(8, 8, 8), batch_size=len(items))
+    return x, torch.stack([y for _, y in items])
+
+
+def dense_layers() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(6, 16, bias=False),  # a norm follows: its gradient would be mere rounding
+        nn.BatchNorm1d(16),
+        nn.ReLU(),
+        nn.Linear(16, 12, bias=False),
+        nn.BatchNorm1d(12),
+        nn.Tanh(),
+        nn.Linear(12, CLASSES),
+    )
+
+
+def sparse_layers() -> nn.Sequential:
+    return sparse_vgg(11, CLASSES, width=1 / 16, dropout=0.0)
+
+
+OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "decay": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
+}
+
+
+def grouped(parameters: Any) -> torch.optim.Optimizer:
+    """Matrices decay, the rest learns more slowly."""
+    every = list(parameters)
+    matrices = [p for p in every if p.dim() > 1]
+    rest = [p for p in every if p.dim() <= 1]
+    return torch.optim.AdamW(
+        [{"params": rest, "lr": 0.002, "weight_decay": 0.0}, {"params": matrices}], lr=0.01
+    )
+
+
+class Net(pl.LightningModule):
+    """A classifier as anybody writes one."""
+
+    def __init__(
+        self,
+        layers: nn.Sequential,
+        *,
+        optimizer: str = "momentum",
+        step_size: int = 0,
+        plateau: bool = False,
+    ) -> None:
+        super().__init__()
+        self.layers = layers
+        self.accuracy = MulticlassAccuracy(CLASSES, average="micro")
+        self.val_accuracy = MulticlassAccuracy(CLASSES, average="micro")
+        self._optimizer = optimizer
+        self._step_size = step_size
+        self._plateau = plateau
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        logits = self.layers(x if self.dtype == torch.float32 else x.to(self.dtype))
+        loss = F.cross_entropy(logits, y)
+        self.accuracy(logits, y)
+        self.log("loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+        self.log("accuracy", self.accuracy, on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        logits = self.layers(x)
+        self.val_accuracy(logits, y)
+        self.log("val_loss", F.cross_entropy(logits, y))
+        self.log("val_accuracy", self.val_accuracy)
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        x, y = batch
+        self.log("test_loss", F.cross_entropy(self.layers(x), y))
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.layers(batch[0]).argmax(dim=1)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = OPTIMIZERS.get(self._optimizer, grouped)(self.parameters())
+        if self._plateau:
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"},
+            }
+        if not self._step_size:
+            return optimizer
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, self._step_size, gamma=0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def make_net(net: str, **options: Any) -> Net:
+    torch.manual_seed(11)
+    return Net(dense_layers() if net == "dense" else sparse_layers(), **options)
+
+
+def make_loader(net: str, *, batches: int, shuffle: bool = False, seed: int = 7) -> DataLoader[Any]:
+    if net == "dense":
+        return DataLoader(Dense(batches * BATCH, seed=seed), batch_size=BATCH, shuffle=shuffle)
+    return DataLoader(
+        Sparse(batches * BATCH, seed=seed),
+        batch_size=BATCH,
+        shuffle=shuffle,
+        collate_fn=collate_sparse,
+    )
+
+
+QUIET = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+def pipeline_trainer(config: str, cuts: list[int], **options: Any) -> pl.Trainer:
+    strategy = {
+        key: options.pop(key)
+        for key in ("mode", "predict_backward", "keyed_randomness", "send_input", "layers")
+        if key in options
+    }
+    return pl.Trainer(
+        **{
+            **QUIET,
+            "devices": sum(map(int, config.split("-"))),
+            "strategy": PipelineStrategy(config=config, cuts=cuts, timeout_s=20, **strategy),
+            **options,
+        }
+    )
+
+
+def plain_trainer(**options: Any) -> pl.Trainer:
+    return pl.Trainer(**{**QUIET, "devices": 1, **options})
+
+
+def weights(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}

@@ -1,0 +1,160 @@
+"""A step cut in two at its call of the layers does what it does in one piece."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.sparse import SparseTensor
+from sparsepipe.strategies.pipeline.capture import (
+    run_from_layers,
+    run_until_layers,
+    without_input,
+)
+
+Step = Callable[[nn.Sequential, Any], Any]
+
+
+def layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+
+
+def plain(net: nn.Sequential, batch: Any) -> Any:
+    return net(batch["x"]).sum()
+
+
+def mixed_up(net: nn.Sequential, batch: Any) -> Any:
+    """Mixes samples, and their labels alike after the layers."""
+    order = torch.randperm(len(batch["x"]))
+    share = random.random() + float(np.random.rand())  # noqa: NPY002
+    output = net(batch["x"] * share)
+    return (output * batch["y"][order, None]).sum() + torch.rand(())
+
+
+def in_halves(step: Step, batch: Any, *, send_input: bool = False) -> Any:
+    net = layers()
+    opened = run_until_layers(net, lambda: step(net, batch))
+    rest = batch if send_input else without_input(batch, opened.value)
+    rest, drawn = pickle.loads(pickle.dumps((rest, opened.randomness)))
+    return run_from_layers(
+        net,
+        lambda: step(net, rest),
+        run=lambda: net_of(net, opened.value),
+        randomness=drawn,
+        input_sent=send_input,
+    )
+
+
+def net_of(net: nn.Sequential, value: Any) -> Any:
+    for layer in net:
+        value = layer(value)
+    return value
+
+
+def seeded(function: Callable[[], Any]) -> Any:
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    return function()
+
+
+@pytest.fixture
+def batch() -> dict[str, Tensor]:
+    return {"x": torch.randn(4, 3), "y": torch.randn(4)}
+
+
+@pytest.mark.parametrize("step", [plain, mixed_up])
+def test_halves_make_a_whole(step: Step, batch: dict[str, Tensor]) -> None:
+    def whole() -> Any:
+        net = layers()
+        return step(net, batch)
+
+    assert torch.equal(seeded(lambda: in_halves(step, batch)), seeded(whole))
+
+
+def test_what_shares_memory_with_the_input_is_left_out(batch: dict[str, Tensor]) -> None:
+    rest = without_input({**batch, "view": batch["x"][1:]}, batch["x"][:, :2])
+    assert rest["x"].is_meta
+    assert rest["view"].is_meta
+    assert rest["x"].shape == batch["x"].shape
+    assert rest["y"] is batch["y"]
+
+
+def uses_input(net: nn.Sequential, batch: Any) -> Any:
+    return ((net(batch["x"]) - batch["x"]) ** 2).mean()
+
+
+def only_input(net: nn.Sequential, batch: Any) -> Any:
+    net(batch["x"])
+    return batch["x"].sum()
+
+
+def size_of_input(net: nn.Sequential, batch: Any) -> Any:
+    return net(batch["x"].view(-1, 3)).sum() / len(batch["x"])
+
+
+def test_input_after_the_layers_is_asked_for(batch: dict[str, Tensor]) -> None:
+    for step in (uses_input, only_input):
+        with pytest.raises(ConfigError, match="apart from calling them") as refused:
+            in_halves(step, batch)
+        assert "send_input=true" in refused.value.remedy
+        in_halves(step, batch, send_input=True)
+    in_halves(size_of_input, batch)
+
+
+def twice(net: nn.Sequential, batch: Any) -> Any:
+    return net(net(batch["x"])).sum()
+
+
+def never(net: nn.Sequential, batch: Any) -> Any:
+    return batch["x"].sum()
+
+
+def trained_before(net: nn.Sequential, batch: Any) -> Any:
+    return net(batch["x"] * nn.Parameter(torch.ones(3))).sum()
+
+
+def one_by_one(net: nn.Sequential, batch: Any) -> Any:
+    return net(batch["x"], 1)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (twice, "calls layers twice"),
+        (never, "does not call layers"),
+        (trained_before, "needs a gradient"),
+        (one_by_one, "with 2 arguments"),
+    ],
+)
+def test_refused_steps(step: Step, message: str, batch: dict[str, Tensor]) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        in_halves(step, batch)
+    assert refused.value.remedy
+
+
+def test_an_error_of_the_step_is_its_own(batch: dict[str, Tensor]) -> None:
+    def broken(net: nn.Sequential, batch: Any) -> Any:
+        net(batch["x"])
+        raise RuntimeError("out of luck")
+
+    with pytest.raises(RuntimeError, match="out of luck"):
+        in_halves(broken, batch)
+
+
+def test_a_sparse_tensor_is_left_out_as_a_whole() -> None:
+    """Cast, it shares its coordinates with the input, and only these."""
+    coords = torch.tensor([[0, 1, 2, 3], [0, 3, 2, 1]], dtype=torch.int32)
+    x = SparseTensor(torch.ones(2, 1), coords, batch_size=1)
+    rest = without_input({"x": x, "y": coords.clone()}, x.to(torch.float64))
+    assert rest["x"].feats.is_meta
+    assert rest["x"].to(torch.float64).coords.is_meta
+    assert not rest["y"].is_meta

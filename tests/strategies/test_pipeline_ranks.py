@@ -1,0 +1,221 @@
+"""What ranks that do not read, or have read all of theirs, take part in."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pipeline_cases import BATCH, CLASSES, Dense, Net, dense_layers, pipeline_trainer, plain_trainer
+
+from pipeline_cases import make_loader, make_net, weights  # isort: skip
+from processes import outcomes, run
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, DistributedSampler
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score
+
+
+class Dealt(DistributedSampler[Any]):
+    """Whole batches dealt out in turn; the first readers may have one more."""
+
+    def __init__(self, dataset: Dense, *, readers: int, reader: int) -> None:
+        super().__init__(dataset, num_replicas=readers, rank=reader)
+
+    def _indices(self) -> list[int]:
+        batches = len(self.dataset) // BATCH  # type: ignore[arg-type]
+        mine = range(self.rank, batches, self.num_replicas)
+        return [b * BATCH + i for b in mine for i in range(BATCH)]
+
+    def __len__(self) -> int:
+        return len(self._indices())
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._indices())
+
+
+def dealt(batches: int, *, readers: int, reader: int) -> DataLoader[Any]:
+    data = Dense(batches * BATCH)
+    return DataLoader(data, batch_size=BATCH, sampler=Dealt(data, readers=readers, reader=reader))
+
+
+class Measured(Net):
+    """With metrics of every kind, in a collection with groups, and steps of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(dense_layers())
+        self.many = MetricCollection(
+            {
+                "accuracy": MulticlassAccuracy(CLASSES),
+                "f1": MulticlassF1Score(CLASSES),
+                "auroc": MulticlassAUROC(CLASSES),
+            }
+        )
+        self.mean = MeanMetric()
+        self.late: list[float] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        logits = self.layers(x)
+        self.many.update(logits, y)
+        self.mean.update(logits.mean())
+        self.log("largest", logits.max(), reduce_fx="max")
+        self.log("batches", 1.0, reduce_fx="sum", batch_size=1)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_dict(self.many.compute())
+        self.log("mean", self.mean.compute())
+        self.many.reset()
+        self.mean.reset()
+
+
+def measured(rank: int, config: str | None) -> Any:
+    torch.manual_seed(2)
+    net = Measured()
+    trainer = plain_trainer() if config is None else pipeline_trainer(config, [3])
+    readers = 1 if config is None else int(config[0])
+    loader = dealt(5, readers=readers, reader=rank if rank < readers else 0)
+    first = trainer.validate(net, loader, verbose=False)
+    return first, trainer.validate(net, loader, verbose=False)
+
+
+@pytest.mark.parametrize("config", ["1-1", "1-2", "2-1", "2-2"])
+def test_metrics_are_those_of_one_process(config: str) -> None:
+    """Five batches: with two readers the last round is partial."""
+    ((plain, again),) = run(measured, 1, None)
+    assert plain == again
+    for first, second in run(measured, sum(map(int, config.split("-"))), config):
+        assert first == second
+        assert first[0].keys() == plain[0].keys()
+        assert first[0] == pytest.approx(plain[0], rel=1e-6)
+        if config == "1-1":
+            assert first == plain
+
+
+def partial(rank: int, config: str) -> Any:
+    net = make_net("dense")
+    readers = int(config[0])
+    trainer = pipeline_trainer(config, [3], max_epochs=2)
+    trainer.fit(net, dealt(5, readers=readers, reader=rank if rank < readers else 0))
+    return weights(net), trainer.global_step, float(trainer.callback_metrics["loss"])
+
+
+def test_a_partial_last_round() -> None:
+    """Five minibatches for two readers: three steps, and no sample twice."""
+    found = run(partial, 3, "2-1")
+    assert all(steps == 6 for _, steps, _ in found)
+    for state, _, loss in found[1:]:
+        assert loss == found[0][2]
+        assert all(torch.equal(value, found[0][0][name]) for name, value in state.items())
+
+
+class Stops(pl.Callback):
+    """One rank wants to stop after a step."""
+
+    def __init__(self, rank: int, step: int) -> None:
+        self._rank, self._step = rank, step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_rank == self._rank and trainer.global_step == self._step:
+            trainer.should_stop = True
+
+
+class StopsAtEpoch(Stops):
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        pass
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.global_rank == self._rank:
+            trainer.should_stop = True
+
+
+def stopping(rank: int, kind: str, asks: int) -> Any:
+    callback = {"step": Stops(asks, 2), "epoch": StopsAtEpoch(asks, 0)}[kind]
+    net = make_net("dense")
+    trainer = pipeline_trainer("1-1", [3], max_epochs=3, callbacks=[callback])
+    trainer.fit(net, make_loader("dense", batches=40))
+    return trainer.global_step, trainer.current_epoch, weights(net)
+
+
+@pytest.mark.parametrize("asks", [0, 1])
+def test_ranks_stop_after_the_same_step(asks: int) -> None:
+    first, second = run(stopping, 2, "step", asks)
+    assert first[:2] == second[:2]
+    assert 2 < first[0] < 40
+    first, second = run(stopping, 2, "epoch", asks)
+    assert first[:2] == second[:2] == (40, 1)
+
+
+class Augmented(Net):
+    """Draws before the layers, and needs what it drew after them."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        order, share = torch.randperm(len(x)), random.random()
+        logits = self.layers(x * share + x[order] * (1 - share))
+        return share * F.cross_entropy(logits, y) + (1 - share) * F.cross_entropy(logits, y[order])
+
+
+def augmented(rank: int, config: str | None) -> Any:
+    torch.manual_seed(2)
+    net = Augmented(dense_layers())
+    options: dict[str, Any] = {"max_steps": 1}
+    trainer = (
+        plain_trainer(**options) if config is None else pipeline_trainer(config, [3], **options)
+    )
+    torch.manual_seed(4 + rank)
+    random.seed(4 + rank)
+    trainer.fit(net, make_loader("dense", batches=1))
+    return weights(net)
+
+
+def test_draws_before_the_layers_are_the_same_after_them() -> None:
+    (plain,) = run(augmented, 1, None)
+    for state in run(augmented, 2, "1-1"):
+        assert all(torch.equal(value, plain[name]) for name, value in state.items())
+
+
+def dropout_net() -> Net:
+    torch.manual_seed(2)
+    return Net(nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, CLASSES)))
+
+
+def keyed(rank: int, config: str, cuts: list[int]) -> Any:
+    net = dropout_net()
+    trainer = pipeline_trainer(config, cuts, keyed_randomness=True, limit_train_batches=1,
+                               max_epochs=3)  # fmt: skip
+    trainer.fit(net, make_loader("dense", batches=4))
+    return weights(net)
+
+
+def test_keyed_draws_do_not_depend_on_the_plan() -> None:
+    """One minibatch an epoch, so that every plan trains on fresh weights."""
+    (alone,) = run(keyed, 1, "1", [])
+    for config, cuts in (("1-1", [1]), ("1-1-1", [1, 2])):
+        for state in run(keyed, len(cuts) + 1, config, cuts):
+            assert all(torch.equal(value, alone[name]) for name, value in state.items())
+
+
+class Fails(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if batch_idx == 3:
+            raise ValueError("a bug of somebody's")
+        return loss
+
+
+def failing(rank: int) -> None:
+    trainer = pipeline_trainer("1-1", [3], max_epochs=1)
+    trainer.fit(Fails(dense_layers()), make_loader("dense", batches=9))
+
+
+def test_an_error_says_where_and_ends_the_other_ranks() -> None:
+    first, second = outcomes(failing, 2, limit_s=60)
+    assert isinstance(second.error, ValueError)
+    assert "rank 1, stage 1: forward of minibatch 3" in second.trace
+    assert first.error is not None
+    assert max(first.ended_s, second.ended_s) < 40
