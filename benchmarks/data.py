@@ -23,15 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from occupancy import PAPER_OCCUPANCY, mean_occupancy
 from torch import nn
 
 from sparsepipe.data import Augment, GeneratedShapes, ShapeDataModule
-from sparsepipe.data.files import usable_cores
 from sparsepipe.data.loading import default_workers
+from sparsepipe.machine import usable_cores
 from sparsepipe.models import sparse_vgg16_bn
-
-PAPER_OCCUPANCY = {32: 0.076, 50: 0.026}
-"""Mean share of occupied voxels on ModelNet40, as the SparsePipe paper prints it."""
 
 WARM_UP_STEPS = 1
 
@@ -63,12 +61,6 @@ def time_cache(options: argparse.Namespace, directory: Path) -> tuple[int, float
     start_s = time.perf_counter()
     open_data(options, directory, 32)
     return count, time.perf_counter() - start_s
-
-
-def mean_occupancy(data: ShapeDataModule, resolution: int) -> float:
-    """Mean share of occupied voxels over the test shapes."""
-    voxels = sum(len(batch["input"]) for batch in data.test_dataloader())
-    return voxels / len(data.point_set("test")) / resolution**3
 
 
 def loader_shapes_per_s(data: ShapeDataModule, least_s: float) -> float:

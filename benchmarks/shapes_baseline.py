@@ -22,10 +22,10 @@ import numpy as np
 import trimesh
 from numpy.typing import NDArray
 
-from sparsepipe.data.files import usable_cores
 from sparsepipe.data.off import read_off
 from sparsepipe.data.shapes import generate_shapes
 from sparsepipe.data.voxels import Span, grid_box, occupancy, voxelise
+from sparsepipe.machine import usable_cores
 
 
 def grid_of(path: Path, *, points: int, resolution: int, span: Span) -> NDArray[np.bool_]:

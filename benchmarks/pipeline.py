@@ -1,0 +1,242 @@
+"""How fast the asynchronous pipeline trains, beside one process, DDP and what is possible.
+
+Everything in one run, one thread for each process, real Trainers and gloo on loopback:
+
+- Dense and sparse VGG in one process, in two with DDP and as a pipeline of two stages, whose
+  cut is found by timing the layers first. The *bound* is one minibatch in the slowest stage's
+  own time: both stages compute at once and nothing is sent (``pipeline_bound.py``).
+- Layers that sleep in as many stages as there are ranks, so that cores are no limit.
+- Bytes that were sent beside the least that can be: features once each way, coordinates once
+  down. Sets of weights of each stage beside what the schedule tells.
+
+Repetitions of all rows take turns; medians are printed, with the least and the largest. The
+*steady* time is that between steps in the middle of an epoch; the epoch's own includes filling
+and draining the pipeline.
+
+    python benchmarks/pipeline.py
+    python benchmarks/pipeline.py --only sleep --ranks 3 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from pipeline_bound import layer_seconds, least_bytes, parameter_bytes, stage_seconds
+from pipeline_ranks import on_ranks
+from pipeline_training import Trained, Way, train
+from pipeline_workloads import Sleeping, Vgg, Workload
+
+from sparsepipe.schedule import Plan
+from sparsepipe.schedule.asynchronous import asynchronous
+from sparsepipe.schedule.balance import balanced
+from sparsepipe.schedule.versions import peak_stashed
+
+BOUND_GOAL = 0.93
+DDP_GOAL = 1.15
+SLEEP_GOAL = 0.97
+EPOCHS = 2
+"""The first one warms up."""
+
+Rows = dict[str, list[float]]
+"""Seconds a minibatch by row, one for each repetition."""
+
+
+def balanced_plan(workload: Workload, ranks: int, passes: int) -> Plan:
+    """One rank a stage, cut where the layers' times are shared best."""
+    seconds = on_ranks(layer_seconds, ranks, workload, passes)[0]
+    cuts = balanced(seconds, [1] * ranks)
+    return Plan.of(config="-".join("1" * ranks), cuts=cuts, num_layers=len(seconds))
+
+
+def even_plan(workload: Sleeping) -> Plan:
+    """A sleeping layer for each rank."""
+    return Plan.of(
+        config="-".join("1" * workload.stages),
+        cuts=range(1, workload.stages),
+        num_layers=workload.stages + 1,
+    )
+
+
+def measured(
+    workload: Workload, ways: Sequence[Way], options: argparse.Namespace
+) -> tuple[Rows, Rows, list[Trained]]:
+    """Steady and whole times of all rows and the bound; what the pipeline's ranks told last."""
+    plan = next(way.plan for way in ways if way.plan is not None)
+    bound = "bound, slowest stage alone"
+    steady: Rows = {name: [] for name in [bound, *(way.name for way in ways)]}
+    whole: Rows = {name: [] for name in steady}
+    told: list[Trained] = []
+    for _ in range(options.repeats):
+        slowest_s = max(on_ranks(stage_seconds, plan.num_ranks, workload, plan, options.bound_s))
+        steady[bound].append(slowest_s)
+        whole[bound].append(slowest_s)
+        for way in ways:
+            found = on_ranks(train, way.ranks, workload, way, options.minibatches, EPOCHS)
+            told = found if way.plan is not None else told
+            steady[way.name].append(found[0].steady_s / way.readers)
+            whole[way.name].append(found[0].epoch_s / found[0].steps / way.readers)
+    return steady, whole, told
+
+
+def print_rows(steady: Rows, whole: Rows, batch_size: int) -> None:
+    """A line for each row; throughput from whole epochs."""
+    names = list(steady)
+    one, bound = names[1], names[0]
+    print(
+        f"  {'':26}{'minibatches/s':>22}{'shapes/s':>10}"
+        f"{f'x {one}':>15}{'of bound':>10}{'steady':>10}"
+    )
+    for name in names:
+        rates = sorted(1 / seconds for seconds in whole[name])
+        speed = ratio(whole, one, name)
+        print(
+            f"  {name:26}{statistics.median(rates):8.3f} [{rates[0]:.3f}..{rates[-1]:.3f}]"
+            f"{statistics.median(rates) * batch_size:10.1f}{speed:15.2f}"
+            f"{ratio(whole, bound, name):10.1%}{ratio(steady, bound, name):10.1%}"
+        )
+
+
+def ratio(rows: Rows, slow: str, fast: str) -> float:
+    """How much faster one row is than another: median over repetitions, side by side."""
+    return statistics.median(a / b for a, b in zip(rows[slow], rows[fast], strict=True))
+
+
+def print_goal(text: str, value: float, goal: float, *, percent: bool = True) -> None:
+    """Whether it is reached."""
+    verdict = "met" if value >= goal else "MISSED"
+    shown = f"{value:.1%} (goal {goal:.0%})" if percent else f"{value:.2f} (goal {goal:.2f})"
+    print(f"  {text}: {shown}, {verdict}")
+
+
+def print_traffic(
+    workload: Workload, plan: Plan, told: Sequence[Trained], minibatches: int
+) -> None:
+    """Bytes that ranks sent beside the least."""
+    least = sum(cut.sum for cut in on_ranks(least_bytes, 1, workload, plan)[0])
+    sums: Mapping[str, list[int]] = {
+        kind: [sum(rank.sent[kind][i] for rank in told) for i in range(3)] for kind in told[0].sent
+    }
+    payload = sum(entry[1] for entry in sums.values()) / minibatches
+    headers = sum(entry[2] for entry in sums.values()) / minibatches
+    print(
+        f"  bytes a minibatch: {payload:,.0f} of tensors, {headers:,.0f} of headers; least "
+        f"{least:,.0f}; {(payload + headers) / least:.4f}x"
+    )
+    for kind, (messages, tensors, overhead) in sums.items():
+        if messages:
+            print(
+                f"    {kind:12}{messages / minibatches:6.2f} messages, "
+                f"{tensors / minibatches:14,.0f} of tensors, {overhead / minibatches:8,.0f}"
+            )
+
+
+def print_weights(
+    workload: Workload, plan: Plan, told: Sequence[Trained], minibatches: int
+) -> None:
+    """Sets of weights on each rank beside the schedule's."""
+    schedule = asynchronous(plan, minibatches)
+    sizes = on_ranks(parameter_bytes, 1, workload, plan)[0]
+    for rank, found in enumerate(told):
+        expected = peak_stashed(schedule, rank)
+        size = sizes[plan.stage_of(rank)]
+        print(
+            f"  rank {rank}, layers {'{}..{}'.format(*plan.stages[plan.stage_of(rank)].layers)}: "
+            f"{found.peak_versions} sets of weights ({expected} by the schedule), "
+            f"{found.peak_bytes:,} bytes ({expected * size:,})"
+        )
+
+
+def compare(workload: Vgg, options: argparse.Namespace) -> None:
+    """One process, DDP and a pipeline of two."""
+    plan = balanced_plan(workload, 2, options.passes)
+    print(f"\n{workload}; cut before layer {plan.cuts[0]} of {plan.num_layers}", flush=True)
+    ways = [
+        Way(name="one process", ranks=1),
+        Way(name="DDP, 2 processes", ranks=2),
+        Way(name="pipeline 1-1", ranks=2, plan=plan),
+    ]
+    steady, whole, told = measured(workload, ways, options)
+    print_rows(steady, whole, workload.batch_size)
+    bound, _, ddp, pipeline = steady
+    print_goal("pipeline, share of the bound, steady", ratio(steady, bound, pipeline), BOUND_GOAL)
+    faster = ratio(whole, ddp, pipeline)
+    print_goal("pipeline, times DDP, whole epochs", faster, DDP_GOAL, percent=False)
+    print_traffic(workload, plan, told, EPOCHS * options.minibatches)
+    print_weights(workload, plan, told, options.minibatches)
+
+
+def sleep(workload: Sleeping, options: argparse.Namespace) -> None:
+    """A pipeline of many ranks."""
+    plan = even_plan(workload)
+    print(f"\n{workload}", flush=True)
+    way = Way(name=f"pipeline {plan.config}", ranks=plan.num_ranks, plan=plan)
+    steady, whole, told = measured(workload, [way], options)
+    print_rows(steady, whole, workload.batch_size)
+    bound, pipeline = steady
+    print_goal("share of the bound, steady", ratio(steady, bound, pipeline), SLEEP_GOAL)
+    print_traffic(workload, plan, told, EPOCHS * options.minibatches)
+    print_weights(workload, plan, told, options.minibatches)
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--only", choices=["dense", "sparse", "sleep"], nargs="+")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--minibatches", type=int, default=48, help="of an epoch, even")
+    parser.add_argument("--passes", type=int, default=5, help="that time the layers")
+    parser.add_argument("--bound-s", type=float, default=6.0, help="that a stage is measured")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[3, 4, 8], help="that sleep")
+    parser.add_argument("--sleep-ms", type=float, nargs=2, default=[30.0, 60.0])
+    parser.add_argument("--kib", type=int, default=256, help="of a sleeper's activation")
+    parser.add_argument("--width", type=float, default=0.5, help="of the sparse VGG16")
+    parser.add_argument("--quick", action="store_true", help="small and fast, times mean nothing")
+    options = parser.parse_args(arguments)
+    options.only = options.only or ["dense", "sparse", "sleep"]
+    if options.quick:
+        options.repeats, options.minibatches, options.passes = 1, 6, 1
+        options.bound_s, options.sleep_ms, options.kib = 0.01, [1.0, 2.0], 4
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures and prints everything."""
+    options = parse(arguments)
+    os.environ["OMP_NUM_THREADS"] = "1"  # of every process that is started
+    import torch
+
+    started_s = time.perf_counter()
+    print(
+        f"{len(os.sched_getaffinity(0))} cores, one thread a process, torch {torch.__version__}, "
+        f"load {os.getloadavg()[0]:.1f}; {options.repeats} repetitions of "
+        f"{options.minibatches} minibatches"
+    )
+    small = partial(Vgg, depth=11, width=1 / 16, resolution=8, points=64, batch_size=2)
+    nets = {
+        "dense": partial(Vgg, depth=11, width=0.5, resolution=32, points=1024, batch_size=4),
+        "sparse": partial(
+            Vgg, depth=16, width=options.width, resolution=32, points=2048, batch_size=16
+        ),
+    }
+    for kind in ("dense", "sparse"):
+        if kind in options.only:
+            make = small if options.quick else nets[kind]
+            compare(make(sparse=kind == "sparse"), options)
+    forward_ms, backward_ms = options.sleep_ms
+    for ranks in options.ranks if "sleep" in options.only else []:
+        workload = Sleeping(
+            stages=ranks, forward_ms=forward_ms, backward_ms=backward_ms, kib=options.kib
+        )
+        sleep(workload, options)
+    print(f"\ntook {time.perf_counter() - started_s:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""One row of the pipeline benchmark: a training as users run it, with a clock in it."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytorch_lightning as pl
+from pipeline_workloads import Workload, loader, module
+from typing_extensions import override
+
+from sparsepipe.schedule import Plan
+from sparsepipe.strategies import DataParallelStrategy, PipelineStrategy
+
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How to train.
+
+    Args:
+        name: of the row.
+        ranks: processes.
+        plan: of a pipeline; None for one process or data parallelism.
+    """
+
+    name: str
+    ranks: int
+    plan: Plan | None = None
+
+    @property
+    def readers(self) -> int:
+        """Ranks that read minibatches."""
+        return self.ranks if self.plan is None else self.plan.replicas(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What one rank measured.
+
+    Attributes:
+        epoch_s: of the last epoch, from its beginning to the end of its last step.
+        steady_s: between the ends of two steps, mean over the middle of the last epoch.
+        steps: of an epoch.
+        sent: by kind of message, over all epochs: messages, bytes of tensors, of headers.
+        peak_versions: sets of weights on this rank; 0 without a pipeline.
+        peak_bytes: of these sets.
+    """
+
+    epoch_s: float
+    steady_s: float
+    steps: int
+    sent: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    peak_versions: int = 0
+    peak_bytes: int = 0
+
+
+class Clock(pl.Callback):
+    """Notes when the last epoch's steps end, and what the pipeline has to tell."""
+
+    def __init__(self) -> None:
+        self.begun_s = 0.0
+        self.ends_s: list[float] = []
+        self.pipeline: dict[str, Any] = {}
+
+    @override
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.ends_s = []
+        self.begun_s = time.perf_counter()
+
+    @override
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any
+    ) -> None:
+        self.ends_s.append(time.perf_counter())
+
+    @override
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not isinstance(trainer.strategy, PipelineStrategy):
+            return
+        pipeline = trainer.strategy.pipeline
+        assert pipeline is not None
+        weights = pipeline.worker.weights
+        assert weights is not None
+        self.pipeline = {
+            "sent": {
+                kind.value: (traffic.messages, traffic.payload_bytes, traffic.overhead_bytes)
+                for kind, traffic in pipeline.worker.network.sent.items()
+            },
+            "peak_versions": weights.peak_versions,
+            "peak_bytes": weights.peak_bytes,
+        }
+
+    def found(self) -> Trained:
+        """What was measured; fill and drain lie outside of the middle."""
+        edge = min(8, len(self.ends_s) // 4)
+        middle = self.ends_s[edge : len(self.ends_s) - edge]
+        return Trained(
+            epoch_s=self.ends_s[-1] - self.begun_s,
+            steady_s=(middle[-1] - middle[0]) / (len(middle) - 1),
+            steps=len(self.ends_s),
+            **self.pipeline,
+        )
+
+
+def train(rank: int, workload: Workload, way: Way, minibatches: int, epochs: int) -> Trained:
+    """Trains on this rank; the first epochs warm up, the last one is measured.
+
+    Args:
+        rank: this one.
+        workload: network and data.
+        way: how.
+        minibatches: of an epoch, over all readers.
+        epochs: how many.
+    """
+    warnings.filterwarnings("ignore")
+    for name in ("pytorch_lightning", "lightning_fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    clock = Clock()
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=way.ranks,
+        strategy=_strategy(way),
+        max_epochs=epochs,
+        callbacks=[clock],
+        use_distributed_sampler=False,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module(workload), loader(workload, minibatches // way.readers))
+    return clock.found()
+
+
+def _strategy(way: Way) -> Any:
+    if way.ranks == 1:
+        return "auto"
+    if way.plan is None:
+        return DataParallelStrategy(timeout_s=TIMEOUT_S)
+    return PipelineStrategy(config=way.plan.config, cuts=list(way.plan.cuts), timeout_s=TIMEOUT_S)
