@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.sparse.coordinates import MAX_COORDINATE
 
-MAX_RESOLUTION = 2**21
-"""Sparse coordinates have 21 bits an axis, so that a voxel's key fits 63 bits."""
+MAX_RESOLUTION = MAX_COORDINATE + 1
+"""As many voxels as sparse coordinates tell apart on an axis."""
 
 
 def check_resolution(resolution: int) -> None:
@@ -66,6 +67,19 @@ def check_numbers(*, least_1: Mapping[str, int | None], least_0: Mapping[str, in
                     f"data.{name}={value} is too small",
                     remedy=f"set data.{name} to {least} or more",
                 )
+
+
+def check_num_points(num_points: int | None, *, stored: int) -> None:
+    """Refuse to draw more points than there are; None is all of them.
+
+    Raises:
+        ConfigError: with the largest valid value.
+    """
+    if num_points is not None and num_points > stored:
+        raise ConfigError(
+            f"data.num_points={num_points}, but {stored} points are stored a shape",
+            remedy=f"set data.num_points to at most {stored}, or to null for all",
+        )
 
 
 def check_choices(**settings: tuple[str, Any]) -> None:

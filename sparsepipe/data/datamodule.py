@@ -11,7 +11,7 @@ import numpy as np
 import pytorch_lightning as pl
 
 from sparsepipe.data.augment import Augment, Axis
-from sparsepipe.data.checks import check_dense, check_numbers, check_share
+from sparsepipe.data.checks import check_dense, check_num_points, check_numbers, check_share
 from sparsepipe.data.dataset import Representation, ShapeDataset, Voxelisation
 from sparsepipe.data.draw import RatioMode
 from sparsepipe.data.loading import ShapeLoader, default_workers, make_loader
@@ -114,6 +114,11 @@ class ShapeDataModule(pl.LightningDataModule):
             workers=cache_workers,
             lock_wait_s=lock_wait_s,
         )
+        # What the source cannot give is refused before a cache is built for nothing.
+        if getattr(self._source, "takes_cached_points", False):
+            check_num_points(num_points, stored=cached_points)
+        if representation == "dense_surface":
+            self._surface_loader()
         self._augment, self._val_share, self.batch_size = augment, val_share, batch_size
         self._num_workers = default_workers() if num_workers is None else num_workers
         self._splits: dict[Split, PointSet] = {}
@@ -139,13 +144,7 @@ class ShapeDataModule(pl.LightningDataModule):
         """The clouds of ``train`` (with validation) or ``test``; built where needed."""
         if split not in self._splits:
             points = self._source.load(split, self._cache)
-            stored = points.points_per_shape
-            wanted = self._voxelisation.num_points
-            if wanted is not None and wanted > stored:
-                raise ConfigError(
-                    f"data.num_points={wanted}, but {stored} points are stored a shape",
-                    remedy=f"set data.num_points to at most {stored}, or to null for all",
-                )
+            check_num_points(self._voxelisation.num_points, stored=points.points_per_shape)
             if "train" in self._splits and points.classes != self._splits["train"].classes:
                 raise DataError(
                     "training and test data name different classes",
@@ -209,20 +208,25 @@ class ShapeDataModule(pl.LightningDataModule):
     def _open(self, split: Split) -> None:
         self.point_set(split)
         if self._voxelisation.representation == "dense_surface" and split not in self._surfaces:
-            load_surface = getattr(self._source, "load_surface", None)
-            if load_surface is None:
-                raise ConfigError(
-                    f"data.representation=dense_surface needs meshes, but "
-                    f"{type(self._source).__name__} holds points only",
-                    remedy="set data.representation=dense, or use a data group of OFF meshes "
-                    "(data=shapes, modelnet10 or modelnet40)",
-                )
-            self._surfaces[split] = load_surface(
+            self._surfaces[split] = self._surface_loader()(
                 split,
                 self._cache,
                 resolution=self._voxelisation.resolution,
                 span=self._voxelisation.span,
             )
+
+    def _surface_loader(self) -> Callable[..., MappedArray]:
+        load_surface: Callable[..., MappedArray] | None = getattr(
+            self._source, "load_surface", None
+        )
+        if load_surface is None:
+            raise ConfigError(
+                f"data.representation=dense_surface needs meshes, but "
+                f"{type(self._source).__name__} holds points only",
+                remedy="set data.representation=dense, or use a data group of OFF meshes "
+                "(data=shapes, modelnet10 or modelnet40)",
+            )
+        return load_surface
 
     def _loader(self, dataset: ShapeDataset, sampler: TrainSampler | EvalSampler) -> ShapeLoader:
         return make_loader(

@@ -1,13 +1,12 @@
-"""Files that appear whole or not at all, and digests of what they hold."""
+"""Digests of files, and words for a disk that refuses."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import json
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +42,6 @@ def unreadable(path: Path, error: OSError) -> UnreadableError:
     )
 
 
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def digest_file(path: Path) -> str:
     """Hex digest (BLAKE2b, 128 bits) of a file's bytes."""
     digest = hashlib.blake2b(digest_size=16)
@@ -63,34 +55,6 @@ def digest_values(values: Any) -> str:
     """Hex digest (BLAKE2b, 128 bits) of plain values: numbers, strings, lists, dicts."""
     text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-@contextmanager
-def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place when the block ends well.
-
-    Args:
-        path: the file; its folder is made if it is missing.
-        durable: have the bytes on the disk first, so that a power failure leaves the file
-            whole or absent, not empty.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        if durable:
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        with suppress(OSError):  # the reason why the block failed matters more
-            temporary.unlink(missing_ok=True)
-
-
-def write_json(path: Path, values: Any) -> None:
-    """Write plain values as JSON, whole or not at all."""
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(values, indent=1) + "\n")
 
 
 @contextmanager

@@ -11,9 +11,9 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from sparsepipe.data.dataset import Collate, ShapeDataset
-from sparsepipe.data.files import usable_cores
 from sparsepipe.data.samplers import Access
 from sparsepipe.errors import DataError
+from sparsepipe.machine import usable_cores
 
 _CORES_PER_WORKER = 4
 _MAX_WORKERS = 8

@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 import trimesh
 
-from sparsepipe.data.files import UnreadableError, replacing, unreadable
+from sparsepipe.atomic import replacing
+from sparsepipe.data.files import UnreadableError, unreadable
 from sparsepipe.errors import DataError
 
 READER_VERSION = 1

@@ -26,7 +26,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from sparsepipe.data.files import digest_values, explaining_storage, replacing, write_json
+from sparsepipe.atomic import replacing, write_json
+from sparsepipe.data.files import digest_values, explaining_storage
 from sparsepipe.data.lock import locked
 from sparsepipe.data.manifest import ShapeFile, digest_listing
 from sparsepipe.data.points import MappedArray

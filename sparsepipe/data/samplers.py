@@ -15,6 +15,7 @@ import numpy as np
 from torch.utils.data import DistributedSampler
 
 from sparsepipe.data.points import IntArray
+from sparsepipe.errors import ConfigError
 
 Access = tuple[int, int]
 """(epoch, index) of one read of one shape."""
@@ -58,9 +59,19 @@ class EvalSampler(DistributedSampler[Any]):
         dataset: what is sampled; only its length matters.
         num_replicas: ranks that share the shapes.
         rank: this one.
+
+    Raises:
+        ConfigError: there are shapes, but not one for each rank.
     """
 
     def __init__(self, dataset: Sized, *, num_replicas: int = 1, rank: int = 0) -> None:
+        if 0 < len(dataset) < num_replicas:
+            raise ConfigError(
+                f"{len(dataset)} shapes to validate or test cannot be shared by "
+                f"{num_replicas} ranks",
+                remedy=f"set parallel.devices to at most {len(dataset)}, or give more shapes "
+                "(data.val_share for validation)",
+            )
         super().__init__(dataset, num_replicas=num_replicas, rank=rank, shuffle=False)  # type: ignore[arg-type]
         self._size = len(dataset)
 

@@ -1,19 +1,15 @@
-"""Bad data and settings as users meet them: exit code, message, remedy, and a rerun."""
+"""Bad data and settings as users meet them: exit code, message and remedy."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
+from data_commands import start, tiny
 
 from sparsepipe.errors import ConfigError, DataError
 
@@ -33,26 +29,6 @@ if __name__ == "__main__":
                 code = end.code
         print(json.dumps([code, said.getvalue()]))
 """
-
-
-def tiny(root: Path, place: Path) -> list[str]:
-    """A run that would take seconds if the data were good."""
-    return [
-        "data=modelnet10",
-        f"data.root={root}",
-        f"paths.data={place / 'data'}",
-        f"paths.outputs={place / 'outputs'}",
-        "data.cached_points=512",
-        "data.num_points=256",
-        "data.resolution=8",
-        "data.batch_size=4",
-        "data.cache_workers=1",
-        "model=sparse_vgg11_bn",
-        "model.width=0.05",
-        "trainer.max_epochs=1",
-        "trainer.limit_train_batches=2",
-        "trainer.limit_test_batches=1",
-    ]
 
 
 def broken_tree(good: Path, name: str, text: str) -> Path:
@@ -172,51 +148,6 @@ def test_each_fault_ends_with_its_code_message_and_remedy(
         assert "Traceback" not in outcome[1], (fault, outcome)
 
 
-LIMITED = """
-import resource, sys
-from sparsepipe.cli import main
-
-if __name__ == "__main__":
-    most = int(sys.argv.pop(1))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    main()
-"""
-
-SLOW = """
-import sys, time
-from sparsepipe.cli import main
-from sparsepipe.data import mesh_rows
-
-def read_slowly(path, read=mesh_rows.read_off):
-    time.sleep(0.01)  # however fast the machine, the build can be ended in its middle
-    return read(path)
-
-mesh_rows.read_off = read_slowly
-if __name__ == "__main__":
-    main()
-"""
-
-
-def start(
-    arguments: list[str], cwd: Path, *, most_bytes: int | None = None, slow: bool = False
-) -> subprocess.Popen[str]:
-    """The command line; with a limit on the size of files, or reading meshes slowly."""
-    how = ["-m", "sparsepipe"]
-    if most_bytes is not None:
-        how = ["-c", LIMITED, str(most_bytes)]
-    elif slow:
-        how = ["-c", SLOW]
-    return subprocess.Popen(
-        [sys.executable, *how, *arguments],
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
 def test_corrupt_files_are_listed_and_the_run_goes_on(
     make_tree: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -236,71 +167,3 @@ def test_corrupt_files_are_listed_and_the_run_goes_on(
     for name, fault in zip(faults, ("truncated", "not finite", "zero area"), strict=True):
         line = next(line for line in errors.splitlines() if f"train/{name}.off: " in line)
         assert fault in line
-
-
-def assert_full(process: subprocess.Popen[str]) -> None:
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == DataError.exit_code, errors
-    said, _, advice = errors.partition("remedy:")
-    assert "no space left in" in said
-    assert "set data.cache_dir to a larger disk" in advice
-    assert "Traceback" not in errors
-
-
-def test_a_limit_on_the_size_of_files_ends_the_run(
-    make_tree: Callable[..., Path], tmp_path: Path
-) -> None:
-    assert_full(start(tiny(make_tree(20), tmp_path), tmp_path, most_bytes=100_000))
-
-
-def test_a_disk_that_fills_up_ends_the_run_until_there_is_space(
-    make_tree: Callable[..., Path], small_disk: Path, tmp_path: Path
-) -> None:
-    arguments = [*tiny(make_tree(110, test_per_class=2), tmp_path), f"data.cache_dir={small_disk}"]
-    process = start(arguments, tmp_path, slow=True)
-    wait_for_marks(small_disk, process)
-    filler = small_disk / "somebody-elses"
-    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-        while file.write(b"x" * 4096):
-            pass
-    assert_full(process)
-    filler.unlink()
-    assert 0 < marked_rows(small_disk) < 330
-    process = start(arguments, tmp_path)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    assert marked_rows(small_disk) == 336
-
-
-def wait_for_marks(cache: Path, process: subprocess.Popen[str], *, beyond: int = 0) -> None:
-    deadline_s = time.monotonic() + 90
-    while marked_rows(cache) <= beyond and time.monotonic() < deadline_s:
-        assert process.poll() is None, process.communicate()[1]
-        time.sleep(0.005)
-
-
-def marked_rows(cache: Path) -> int:
-    states = cache.glob("points/*/state.npy")
-    return sum(int((np.load(state) != 0).sum()) for state in states)
-
-
-def test_a_run_killed_and_interrupted_while_caching_goes_on(
-    make_tree: Callable[..., Path], tmp_path: Path
-) -> None:
-    arguments = tiny(make_tree(110, test_per_class=2), tmp_path)
-    cache, marked = tmp_path / "data" / "cache", 0
-    for ending in (signal.SIGKILL, signal.SIGINT):
-        process = start(arguments, tmp_path, slow=True)
-        wait_for_marks(cache, process, beyond=marked)
-        process.send_signal(ending)
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == (130 if ending == signal.SIGINT else -ending), errors
-        assert marked < marked_rows(cache) < 330
-        marked = marked_rows(cache)
-    assert "run the same command again" in errors
-    assert "Traceback" not in errors
-    process = start(arguments, tmp_path)
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 0, errors
-    assert (Path(output.splitlines()[-1]) / "DONE.json").is_file()
-    assert marked_rows(cache) == 336

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -35,6 +36,27 @@ def test_the_data_benchmark_prints_its_figures() -> None:
         assert float(loaded) > 0
         assert float(trained) > 0
     assert re.search(r"goal, .* 3x ahead of training: (met|MISSED)", said)
+
+
+def test_occupancy_of_shapes_and_of_a_bundle(bundle: Path) -> None:
+    said = run("occupancy.py", "--test=1", f"--bundle={bundle}")
+    rows = re.findall(r"^(\w+) +(\d+) +([\d,]+) +(\d+)\^3 +([\d,]+) +([\d.]+)%", said, re.MULTILINE)
+    assert [row[:4] for row in rows] == [
+        ("shapes", "20", "4,096", "32"),
+        ("shapes", "20", "4,096", "50"),
+        ("bundle", "7", "128", "32"),
+        ("bundle", "7", "128", "50"),
+    ]
+    points_SP3 = np.load(bundle / "test.npz")["points"].astype(float)
+    low_S3, high_S3 = points_SP3.min(axis=1, keepdims=True), points_SP3.max(axis=1, keepdims=True)
+    for _, _, points, grid, voxels, occupied in rows:
+        counted = int(voxels.replace(",", ""))
+        assert counted <= int(points.replace(",", ""))
+        assert counted / int(grid) ** 3 == pytest.approx(float(occupied) / 100, abs=1e-3)
+        if points == "128":
+            places = (points_SP3 - low_S3) / (high_S3 - low_S3) * int(grid)
+            cells = [np.unique(np.floor(cloud), axis=0) for cloud in places]
+            assert counted == pytest.approx(np.mean([len(cell) for cell in cells]), abs=4)
 
 
 @pytest.mark.full

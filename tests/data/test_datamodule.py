@@ -195,6 +195,18 @@ def test_bad_settings_are_refused_with_a_remedy(
         make_data(make_tree(1), **settings)
 
 
+def test_what_the_source_cannot_give_is_refused_before_the_cache_is_built(
+    make_tree: Callable[..., Path], bundle: Path, make_data: Callable[..., Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="at most 512"):
+        make_data(make_tree(1), num_points=513)
+    with pytest.raises(ConfigError, match="needs meshes"):
+        make_data(bundle, source=NpzBundle, num_points=None, representation="dense_surface")
+    assert not (tmp_path / "cache").exists()
+    # A bundle holds what it holds, however few points are taken from meshes.
+    assert make_data(bundle, source=NpzBundle, cached_points=100, num_points=128).num_classes == 3
+
+
 def test_generated_shapes_become_batches_of_every_class(
     make_data: Callable[..., Any], tmp_path: Path
 ) -> None:

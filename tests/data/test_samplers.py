@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sparsepipe.data.samplers import EvalSampler, TrainSampler, split_validation
+from sparsepipe.errors import ConfigError
 
 
 def epoch_of(sampler: TrainSampler, epoch: int) -> list[int]:
@@ -43,7 +44,7 @@ def test_the_order_depends_on_seed_and_epoch_but_not_on_ranks() -> None:
     assert len({tuple(order(1, seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}) == 4
 
 
-@pytest.mark.parametrize(("size", "ranks"), [(10, 1), (10, 3), (2, 4)])
+@pytest.mark.parametrize(("size", "ranks"), [(10, 1), (10, 3), (4, 4)])
 def test_evaluation_reads_each_shape_once(size: int, ranks: int) -> None:
     samplers = [EvalSampler(range(size), num_replicas=ranks, rank=rank) for rank in range(ranks)]
     for sampler in samplers:
@@ -51,6 +52,14 @@ def test_evaluation_reads_each_shape_once(size: int, ranks: int) -> None:
     accesses = [access for sampler in samplers for access in sampler]
     assert sorted(accesses) == [(0, index) for index in range(size)]
     assert sum(len(sampler) for sampler in samplers) == size
+
+
+def test_evaluation_needs_a_shape_for_each_rank() -> None:
+    for rank in range(4):
+        with pytest.raises(ConfigError, match="3 shapes") as error:
+            EvalSampler(range(3), num_replicas=4, rank=rank)
+        assert "parallel.devices to at most 3" in error.value.remedy
+    assert len(EvalSampler(range(0), num_replicas=4, rank=3)) == 0
 
 
 def test_validation_takes_its_share_of_every_class() -> None:

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsepipe.data.files import explaining_storage, write_json
+from sparsepipe.atomic import write_json
+from sparsepipe.data.files import explaining_storage
 from sparsepipe.data.off import save_off
 from sparsepipe.data.points import SPLITS, Split
 from sparsepipe.data.processes import MAIN_GUARD, worker_pool

@@ -45,7 +45,12 @@ class CacheSettings:
 
 
 class Source(Protocol):
-    """A place that point clouds come from, for both splits."""
+    """A place that point clouds come from, for both splits.
+
+    Two things more a source may have: ``takes_cached_points = True`` where every shape gets
+    ``CacheSettings.points`` points, so that wrong settings are told before a cache is built,
+    and ``load_surface`` where there are meshes, see ``OffTree``.
+    """
 
     def load(self, split: Split, cache: CacheSettings) -> PointSet:
         """The point clouds of a split, built into the cache first where needed.

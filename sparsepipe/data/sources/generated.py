@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparsepipe.data.files import explaining_storage, usable_cores
+from sparsepipe.data.files import explaining_storage
 from sparsepipe.data.lock import locked
 from sparsepipe.data.points import PointSet
 from sparsepipe.data.shapes import generate_shapes
@@ -15,6 +15,7 @@ from sparsepipe.data.sources.base import LOCK_WAIT_S, CacheSettings, Split
 from sparsepipe.data.sources.listing import Listing
 from sparsepipe.data.sources.off_tree import OffTree
 from sparsepipe.errors import ConfigError
+from sparsepipe.machine import usable_cores
 
 
 class GeneratedShapes(OffTree):

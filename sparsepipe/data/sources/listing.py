@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from sparsepipe.data.files import usable_cores
 from sparsepipe.data.manifest import scan_files
 from sparsepipe.data.mesh_rows import QUANTA
 from sparsepipe.data.points import Frames, IntArray, PointSet
 from sparsepipe.data.rows import DONE, RowCache, RowReader
 from sparsepipe.data.sources.base import CacheSettings, Split
 from sparsepipe.errors import DataError
+from sparsepipe.machine import usable_cores
 
 _LOG = logging.getLogger(__name__)
 _NAMED_FILES = 10

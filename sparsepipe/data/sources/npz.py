@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.data.files import digest_values, explaining_storage, replacing
+from sparsepipe.atomic import replacing
+from sparsepipe.data.files import digest_values, explaining_storage
 from sparsepipe.data.manifest import scan_files
 from sparsepipe.data.points import Frames, MappedArray, PointSet, measure_frames
 from sparsepipe.data.sources.base import (

@@ -40,6 +40,8 @@ class OffTree:
         root: directory with one folder for each class.
     """
 
+    takes_cached_points = True
+
     def __init__(self, root: Path | str | None) -> None:
         self.root = require_root(
             root, what="a tree of OFF meshes in ModelNet's layout", where_from=WHERE_FROM

@@ -44,6 +44,8 @@ class NormalResampled:
         subset: 40 for all classes, 10 for the ten-class subset.
     """
 
+    takes_cached_points = True
+
     def __init__(self, root: Path | str | None, *, subset: int = 40) -> None:
         self.root = require_root(
             root, what="the directory modelnet40_normal_resampled", where_from=WHERE_FROM
