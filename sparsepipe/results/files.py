@@ -1,9 +1,4 @@
-"""Files that appear whole or not at all.
-
-Everything here writes to a temporary neighbour, flushes it to the disk and renames
-it over the target, so that a reader, or a run that was killed, meets either the old
-content or the new one, never half of it.
-"""
+"""A run's files: they appear whole or not at all, and who writes them hears why not."""
 
 from __future__ import annotations
 
@@ -11,12 +6,12 @@ import dataclasses
 import json
 import math
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from sparsepipe import atomic
 from sparsepipe.errors import DataError
 
 PathLike = str | os.PathLike[str]
@@ -33,26 +28,8 @@ def atomic_writer(path: PathLike) -> Iterator[BinaryIO]:
         DataError: the file cannot be written (permissions, disk full).
     """
     target = Path(path)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Same directory, since a rename is atomic within one file system only.
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    except OSError as error:
-        raise _write_error(target, error) from error
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        # mkstemp makes files only their owner may read; give what open() would.
-        Path(name).chmod(0o666 & ~_umask())
-        Path(name).replace(target)
-    except OSError as error:
-        Path(name).unlink(missing_ok=True)
-        raise _write_error(target, error) from error
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with _explained(target), atomic.replacing(target) as temporary, temporary.open("wb") as stream:
+        yield stream
 
 
 def write_bytes_atomic(path: PathLike, content: bytes) -> Path:
@@ -78,8 +55,10 @@ def write_json(path: PathLike, value: Any) -> Path:
         TypeError: ``value`` holds something with no plain counterpart.
         DataError: the file cannot be written.
     """
-    text = json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False)
-    return write_text_atomic(path, text + "\n")
+    plain, target = _plain(value), Path(path)
+    with _explained(target):
+        atomic.write_json(target, plain)
+    return target
 
 
 def read_json(path: PathLike) -> Any:
@@ -103,22 +82,16 @@ def read_json(path: PathLike) -> Any:
         ) from error
 
 
-def _write_error(path: Path, error: OSError) -> DataError:
-    return DataError(
-        f"{path} cannot be written: {error.strerror or error}",
-        remedy="Check permissions and free space there, or choose another output directory.",
-    )
-
-
-def _umask() -> int:
-    # The mask can only be read by setting it; Linux also tells it without a race.
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turns what the disk refuses into an error that says what to do."""
     try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("Umask:"):
-                return int(line.split()[1], 8)
-    except OSError:
-        pass
-    return 0o022
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be written: {error.strerror or error}",
+            remedy="Check permissions and free space there, or choose another output directory.",
+        ) from error
 
 
 _PLAIN: tuple[tuple[type | tuple[type, ...], Callable[[Any], Any]], ...] = (
