@@ -71,8 +71,7 @@ def _job(config: DictConfig, outcome: _Outcome) -> None:
                 remedy="start the command without torchrun: every job starts its own ranks",
             )
         plain = compose.resolve(config)
-        from sparsepipe.experiment.job import run_job
-        from sparsepipe.runtime.launch import Stopped
+        from sparsepipe.experiment.job import Stopped, run_job
 
         if sweep:
             log.info("job %d: %s", job.job.num + 1, " ".join(job.overrides.task))

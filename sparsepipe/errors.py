@@ -72,3 +72,17 @@ class BackendError(SparsePipeError):
     """A sparse backend that is missing or cannot do what was asked of it."""
 
     exit_code = 6
+
+
+class TransportError(SparsePipeError):
+    """A rank that cannot be reached or does not answer, or a message that cannot be sent."""
+
+    exit_code = 7
+
+
+class PlanError(ConfigError):
+    """A plan that does not fit the model's layers or the devices."""
+
+
+class ScheduleError(SparsePipeError):
+    """A schedule that no ranks could carry out."""

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 CHECK_DATA = "SPARSEPIPE_TEST_DATA"
+
+
+def pytest_configure() -> None:
+    """Lets tests interrupt their processes, also under nohup or in a script's background.
+
+    Whoever starts the suite there has it ignore signals, and children inherit that.
+    """
+    for signum in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(signum) == signal.SIG_IGN:
+            python = signum == signal.SIGINT
+            signal.signal(signum, signal.default_int_handler if python else signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

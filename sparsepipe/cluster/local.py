@@ -10,9 +10,12 @@ from typing import Literal
 
 from sparsepipe.cluster.inventory import Device, Host, Inventory
 from sparsepipe.errors import HardwareError
+from sparsepipe.machine import usable_cores
 
 
-def local(*, accelerator: Literal["auto", "cpu", "cuda"] = "auto") -> Inventory:
+def local(
+    *, accelerator: Literal["auto", "cpu", "cuda"] = "auto", cpu_devices: int | None = None
+) -> Inventory:
     """The machine this runs on: its CUDA GPUs, or its CPU with one device a core.
 
     Only the cores this process may run on count (``taskset``, cpusets); a container's share
@@ -20,13 +23,20 @@ def local(*, accelerator: Literal["auto", "cpu", "cuda"] = "auto") -> Inventory:
 
     Args:
         accelerator: ``auto`` takes the GPUs where there are any.
+        cpu_devices: how many devices the CPU is to count as; by default one a core. With more,
+            processes share cores, and a run says nothing of the speed on so many machines.
 
     Raises:
-        HardwareError: ``cuda`` is asked for where torch sees no GPU, or an unknown kind.
+        HardwareError: ``cuda`` is asked for where torch sees no GPU, or an unknown kind, or no
+            device at all.
     """
     if accelerator not in ("auto", "cpu", "cuda"):
         raise HardwareError(
             f"no accelerator is called {accelerator!r}", remedy="use 'auto', 'cpu' or 'cuda'"
+        )
+    if cpu_devices is not None and cpu_devices < 1:
+        raise HardwareError(
+            f"a CPU of {cpu_devices} devices", remedy="set hardware.cpu_devices to 1 or more"
         )
     devices = () if accelerator == "cpu" else _cuda_devices()
     if not devices and accelerator == "cuda":
@@ -34,7 +44,9 @@ def local(*, accelerator: Literal["auto", "cpu", "cuda"] = "auto") -> Inventory:
             "torch sees no CUDA device here",
             remedy="install a CUDA build of torch and its driver, or set hardware.accelerator=cpu",
         )
-    return Inventory(hosts=(Host(name=socket.gethostname(), devices=devices or (_cpu(),)),))
+    return Inventory(
+        hosts=(Host(name=socket.gethostname(), devices=devices or (_cpu(cpu_devices),)),)
+    )
 
 
 def _cuda_devices() -> tuple[Device, ...]:
@@ -53,22 +65,15 @@ def _cuda_devices() -> tuple[Device, ...]:
     )
 
 
-def _cpu() -> Device:
-    cores = num_cores()
+def _cpu(devices: int | None) -> Device:
+    count = devices or usable_cores()
     total_bytes = _memory_bytes()
     return Device(
         name=_cpu_name(),
-        count=cores,
+        count=count,
         accelerator="cpu",
-        memory_bytes=None if total_bytes is None else total_bytes // cores,
+        memory_bytes=None if total_bytes is None else total_bytes // count,
     )
-
-
-def num_cores() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _cpu_name() -> str:

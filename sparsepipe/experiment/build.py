@@ -12,6 +12,7 @@ from torch import nn
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, SparsePipeError
+from sparsepipe.experiment.division import check_division
 from sparsepipe.experiment.signature import parameters_of
 from sparsepipe.models import Classifier
 
@@ -81,7 +82,14 @@ def build_module(config: Mapping[str, Any], data: pl.LightningDataModule) -> pl.
 
     Raises:
         ConfigError: the node builds neither.
+        PlanError: ``parallel.plan`` does not fit its layers.
     """
+    module = _build_module(config, data)
+    check_division(config, module)
+    return module
+
+
+def _build_module(config: Mapping[str, Any], data: pl.LightningDataModule) -> pl.LightningModule:
     classes = tuple(getattr(data, "classes", ()))
     num_classes = int(getattr(data, "num_classes", len(classes)))
     model = build_with(config["model"], num_classes=num_classes, class_names=classes)

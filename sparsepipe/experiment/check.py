@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.schema import Config, Node, NodeMap
+from sparsepipe.experiment.schema import Config, Limits, Node, NodeMap
 from sparsepipe.experiment.signature import Parameters, parameters_of
 
 _INSTRUCTIONS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
@@ -55,7 +55,7 @@ def _check_dataclass(value: Any, schema: type, *, path: str) -> Iterator[str]:
         yield f"'{path}' must be a mapping, not {value!r}"
         return
     known = {entry.name: entry for entry in fields(schema)}
-    hints = typing.get_type_hints(schema)
+    hints = typing.get_type_hints(schema, include_extras=True)
     yield from _unknown(value, known, path)
     for name, entry in known.items():
         place = _join(path, name)
@@ -64,10 +64,17 @@ def _check_dataclass(value: Any, schema: type, *, path: str) -> Iterator[str]:
                 yield f"'{place}' is missing"
         elif "node" in entry.metadata:
             yield from _check_node_shape(value[name], entry.metadata["node"], place)
-        elif is_dataclass(hints[name]):
-            yield from _check_dataclass(value[name], typing.cast(type, hints[name]), path=place)
+        elif inner := _dataclass_in(hints[name]):
+            if value[name] is not None or type(None) not in typing.get_args(hints[name]):
+                yield from _check_dataclass(value[name], inner, path=place)
         else:
             yield from _check_value(value[name], hints[name], place)
+
+
+def _dataclass_in(hint: Any) -> type | None:
+    """The dataclass that a hint names, alone or beside null."""
+    kinds = [kind for kind in (hint, *typing.get_args(hint)) if isinstance(kind, type)]
+    return next((kind for kind in kinds if is_dataclass(kind)), None)
 
 
 def _unknown(value: Mapping[str, Any], known: Iterable[str], path: str) -> Iterator[str]:
@@ -142,11 +149,12 @@ def fits(value: Any, hint: Any) -> bool:
     """Whether a YAML value can serve as a ``hint``; hints beyond YAML's types accept all."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return any(fits(value, option) for option in arguments)
+        return any(fits(value, option) for option in _writable(arguments))
     if origin is typing.Literal:
         return value in arguments
     if origin is typing.Annotated:
-        return fits(value, arguments[0])
+        limits = [limit for limit in arguments[1:] if isinstance(limit, Limits)]
+        return fits(value, arguments[0]) and all(limit.hold(value) for limit in limits)
     test = _FITS.get(hint if origin is None else origin)
     return True if test is None else test(value)
 
@@ -155,10 +163,27 @@ def describe(hint: Any) -> str:
     """A type hint in words."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(describe(option) for option in arguments)
+        return " or ".join(describe(option) for option in _writable(arguments))
     if origin is typing.Literal:
         return "one of " + ", ".join(map(repr, arguments))
+    if origin is typing.Annotated:
+        limits = [str(limit) for limit in arguments[1:] if isinstance(limit, Limits)]
+        return " ".join([describe(arguments[0]), *limits])
     return _WORDS.get(hint if origin is None else origin, str(hint))
+
+
+def _writable(options: tuple[Any, ...]) -> list[Any]:
+    """Those of a union's types that YAML can write, or all where that is null at most.
+
+    Classes such as the tensor in ``float | Tensor`` are left out: they accept all, and
+    numbers would go unchecked.
+    """
+    found = [
+        option
+        for option in options
+        if option in _FITS or option is Any or not isinstance(option, type)
+    ]
+    return found if set(found) - {type(None)} else list(options)
 
 
 def _is_number(value: Any) -> bool:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from sparsepipe.errors import CheckpointError
+from sparsepipe.experiment.outputs import expanded
+from sparsepipe.experiment.rundir import RunDir
 
 _SHOWN = 3
 
@@ -20,8 +22,8 @@ def find_checkpoint(source: str) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    path = Path(source).expanduser()
-    for candidate in (path, path / "checkpoints" / "last.ckpt"):
+    path = expanded(source)
+    for candidate in (path, RunDir(path).last):
         if candidate.is_file():
             return candidate.absolute()
     raise CheckpointError(
@@ -70,7 +72,7 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], source: Path)
     if differences:
         shown = "; ".join(differences[:_SHOWN])
         more = len(differences) - _SHOWN
-        config = source.parent.parent / "config.yaml"
+        config = RunDir(source.parent.parent).config
         hint = f", as in {config}" if config.is_file() else ""
         raise CheckpointError(
             f"{source} is of another model: {shown}" + (f"; and {more} more" if more > 0 else ""),

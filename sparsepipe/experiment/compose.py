@@ -23,9 +23,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.check import check, suggest
+from sparsepipe.experiment.outputs import expanded
 from sparsepipe.experiment.schema import Config
 
 CONFIG_NAME = "config"
+# Hydra writes what was swept before our own code sees any path.
+OmegaConf.register_new_resolver("expanded", lambda path: str(expanded(path)), replace=True)
 # A dotted key, or the one key of ours whose mapping starts empty; groups have no dots.
 _PLAIN_ASSIGNMENT = re.compile(r"^(callbacks|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
 
@@ -58,12 +61,19 @@ def admit(arguments: Sequence[str]) -> list[str]:
     """Command-line arguments such that every dotted ``key=value`` reaches the schema.
 
     Hydra refuses keys that the composed files leave out, even where the schema knows them;
-    with its ``++`` prefix it takes them, and :func:`check` decides.
+    with its ``++`` prefix it takes them, and :func:`check` decides. Nor does it take a path
+    that begins with ``~`` unless it is quoted.
     """
     return [
         f"++{item}" if _PLAIN_ASSIGNMENT.match(item) and not item.startswith("hydra.") else item
-        for item in arguments
+        for item in map(_with_home_quoted, arguments)
     ]
+
+
+def _with_home_quoted(argument: str) -> str:
+    name, _, value = argument.partition("=")
+    plain = value.startswith("~") and not name.startswith("-") and not set(value) & set(",'\"")
+    return f"{name}='{value}'" if plain else argument
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
@@ -121,7 +131,9 @@ def _name_problems(overrides: Sequence[str], loader: ConfigLoader) -> Iterator[s
 
 def _parse(overrides: Sequence[str]) -> list[Override]:
     try:
-        return OverridesParser.create().parse_overrides(list(overrides))
+        return OverridesParser.create().parse_overrides(
+            [_with_home_quoted(item) for item in overrides]
+        )
     except HydraException:
         return []  # Hydra's own message about the syntax says it best
 

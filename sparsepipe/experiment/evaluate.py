@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -18,7 +20,7 @@ from sparsepipe.experiment.checkpoints import find_checkpoint, load_weights, rea
 from sparsepipe.experiment.figures import draw_test
 from sparsepipe.experiment.loaders import adapt_loaders
 from sparsepipe.experiment.report import class_accuracies, log_test
-from sparsepipe.experiment.result import write_result
+from sparsepipe.experiment.result import plan_values, write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.seeding import seed_epoch
 from sparsepipe.runtime import group
@@ -66,15 +68,10 @@ def evaluate(
         ConfigError: no checkpoint is named.
         CheckpointError: it is missing, broken or another model's.
     """
-    if run.config["checkpoint"] is None:
-        raise ConfigError(
-            "task=evaluate needs a checkpoint",
-            remedy="set checkpoint= to a .ckpt file or to the directory of a training run",
-        )
+    path = checkpoint_to_evaluate(run.config)
     data = build_data(run.config)
     data.setup("test")
     module = build_module(run.config, data)
-    path = find_checkpoint(run.config["checkpoint"])
     load_weights(module, read_checkpoint(path)["state_dict"], path)
     seed = int(run.config["seed"])
     adapt_loaders(data, seed=seed)
@@ -84,22 +81,38 @@ def evaluate(
     trainer.test(module, datamodule=data, verbose=False)
     values: dict[str, Any] = mean_over_ranks(epoch_metrics(trainer))
     metrics = dict(values)
-    rates = {
-        "test_shapes_per_s": clock.shapes / max(clock.seconds, 1e-9),
-        "inference_shapes_per_s": inference_rate(
+    rates = {"test_shapes_per_s": clock.shapes / max(clock.seconds, 1e-9)}
+    split = plan_values(trainer)
+    if not split:  # else no device need have room for the whole network
+        rates["inference_shapes_per_s"] = inference_rate(
             trainer, module, data, warmup=warmup_batches, timed=timed_batches
-        ),
-    }
+        )
     everyone = group.gather_objects(rates)
     values.update({name: sum(rank[name] for rank in everyone) for name in rates})
     values["evaluated_checkpoint"] = path.name
+    values.update(split)
     values.update(class_accuracies(module))
     if group.rank() == 0:
         write_rows(run.directory.metrics, [{"epoch": 0, "step": 0, **metrics}])
-        draw_test(run, module, data, gallery=gallery)
     write_result(run, values)
     if group.rank() == 0:
+        draw_test(run, module, data, gallery=gallery)
         log_test(run, module, values)
+
+
+def checkpoint_to_evaluate(config: Mapping[str, Any]) -> Path:
+    """The checkpoint file that a configuration names for this task.
+
+    Raises:
+        ConfigError: none is named.
+        CheckpointError: there is none.
+    """
+    if config["checkpoint"] is None:
+        raise ConfigError(
+            "task=evaluate needs a checkpoint",
+            remedy="set checkpoint= to a .ckpt file or to the directory of a training run",
+        )
+    return find_checkpoint(config["checkpoint"])
 
 
 @torch.inference_mode()
@@ -117,20 +130,19 @@ def inference_rate(
         return 0.0
     module.eval()
     device = module.to(trainer.strategy.root_device).device
-    batches = [
-        module.transfer_batch_to_device(_uncached(read[number % len(read)]), device, 0)
-        for number in range(warmup + timed)
-    ]
-    started_s = 0.0
-    for number, batch in enumerate(batches):
-        if number == warmup:
-            _synchronize(device)
-            started_s = time.perf_counter()
+    shapes, elapsed_s = 0, 0.0
+    for number in range(warmup + timed):
+        # One at a time: the device need not have room for all.
+        batch = module.transfer_batch_to_device(_uncached(read[number % len(read)]), device, 0)
+        _synchronize(device)
+        started_s = time.perf_counter()
         with trainer.precision_plugin.predict_step_context():
             module(batch["input"])
-    _synchronize(device)
-    elapsed_s = time.perf_counter() - started_s
-    return sum(batch_size_of(batch) for batch in batches[warmup:]) / elapsed_s
+        _synchronize(device)
+        if number >= warmup:
+            elapsed_s += time.perf_counter() - started_s
+            shapes += batch_size_of(batch)
+    return shapes / elapsed_s
 
 
 def _uncached(batch: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Shapes: B samples, N points, K classes.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -46,35 +47,50 @@ def draw_test(
     directory = run.directory.path
     confusion_matrix(counts_KK.numpy(), classes, directory / "confusion.png")
     per_class_accuracy(counts_KK.numpy(), classes, directory / "per_class_accuracy.png")
-    batch = gallery_batch(data, count=gallery)
-    if batch is None:
-        return
-    prediction = _predict(module, batch)
-    prediction_gallery(
-        clouds(batch["input"]),
-        prediction["label"].tolist(),
-        prediction["prediction"].tolist(),
-        classes,
-        directory / "predictions.png",
-        probabilities=prediction["probability"].tolist(),
-    )
+    shapes: list[NDArray[np.float64]] = []
+    found: dict[str, list[Any]] = {"label": [], "prediction": [], "probability": []}
+    for batch in gallery_batches(data, count=gallery):
+        shapes += clouds(batch["input"])
+        prediction = _predict(module, batch)
+        for name in found:
+            found[name] += prediction[name].tolist()
+    if shapes:
+        prediction_gallery(
+            shapes,
+            found["label"],
+            found["prediction"],
+            classes,
+            directory / "predictions.png",
+            probabilities=found["probability"],
+        )
 
 
-def gallery_batch(data: pl.LightningDataModule, *, count: int) -> dict[str, Any] | None:
-    """Test shapes spread evenly over the split, hence over its classes, as one batch."""
+def gallery_batches(data: pl.LightningDataModule, *, count: int) -> Iterator[dict[str, Any]]:
+    """Test shapes spread evenly over the split, hence over its classes.
+
+    In batches no larger than the test's, since more need not fit into memory.
+    """
     loader = data.test_dataloader()
     dataset = getattr(loader, "dataset", None)
     if count < 1 or dataset is None or not len(dataset):
-        return None
+        return
     picked = np.unique(np.linspace(0, len(dataset) - 1, count).round().astype(int))
     # What the sampler yields is what the data set takes: an index, or epoch and index.
     example = next(iter(loader.sampler))
     keys = [(0, int(i)) if isinstance(example, tuple) else int(i) for i in picked]
-    batch = loader.collate_fn([dataset[key] for key in keys])
+    size = loader.batch_size or 1
+    for first in range(0, len(keys), size):
+        batch = loader.collate_fn([dataset[key] for key in keys[first : first + size]])
+        if not _holds_clouds(batch):
+            return
+        yield batch
+
+
+def _holds_clouds(batch: Any) -> bool:
     if not isinstance(batch, dict) or not {"input", "label"} <= batch.keys():
-        return None
+        return False
     x = batch["input"]
-    return batch if hasattr(x, "coords") or (isinstance(x, Tensor) and x.dim() == 5) else None
+    return hasattr(x, "coords") or (isinstance(x, Tensor) and x.dim() == 5)
 
 
 def clouds(x: Any) -> list[NDArray[np.float64]]:

@@ -10,31 +10,36 @@ import contextlib
 import fcntl
 import logging
 import os
-import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.cluster.local import num_cores
 from sparsepipe.errors import ConfigError, SparsePipeError
-from sparsepipe.experiment.build import build_data, build_inventory
+from sparsepipe.experiment.build import build_inventory
 from sparsepipe.experiment.callbacks.metrics_csv import read_rows
-from sparsepipe.experiment.checkpoints import find_checkpoint
+from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.logs import quiet
 from sparsepipe.experiment.outputs import writing
+from sparsepipe.experiment.prepare import prepare
 from sparsepipe.experiment.run import Run, num_ranks
-from sparsepipe.experiment.rundir import RunDir, file_fingerprint, flatten, run_dir
+from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.seeding import seed_model
 from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.experiment.signature import locate
+from sparsepipe.machine import usable_cores
 from sparsepipe.results.files import read_json
 from sparsepipe.runtime import group
+from sparsepipe.runtime.attempts import attempt
 from sparsepipe.runtime.launch import Stopped, launch
+
+__all__ = ["Stopped", "execute", "run_job"]
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +63,9 @@ def run_job(config: Mapping[str, Any], *, fresh_processes: bool = False) -> RunD
     with SignalWatch() as watch:
         if group.started_externally():
             return _run_as_rank(config, inventory, watch, ranks)
-        return _run_here(config, inventory, watch, alone=ranks == 1 and not fresh_processes)
+        # What may have to begin again needs processes that can be ended.
+        processes = fresh_processes or config["parallel"].get("max_restarts", 0) > 0
+        return _run_here(config, inventory, watch, alone=ranks == 1 and not processes)
 
 
 def _run_here(
@@ -92,34 +99,21 @@ def _run_here(
 
 
 def _launch(directory: RunDir, config: Mapping[str, Any], *, ranks: int) -> None:
-    launch(
-        [sys.executable, "-m", "sparsepipe.experiment.worker", str(directory.path)],
-        ranks=ranks,
-        threads_per_rank=max(1, num_cores() // ranks),
-        reports=directory.reports,
-        grace_s=float(config["parallel"]["grace_s"]),
-    )
-    shutil.rmtree(directory.reports, ignore_errors=True)
+    division = division_of(config)
+    # Not beside the results: that their disk is full is one of the things to report.
+    with tempfile.TemporaryDirectory(prefix="sparsepipe-", ignore_cleanup_errors=True) as reports:
 
+        def start() -> None:
+            launch(
+                [sys.executable, "-m", "sparsepipe.experiment.worker", str(directory.path)],
+                ranks=ranks,
+                threads_per_rank=max(1, usable_cores() // ranks),
+                reports=Path(reports),
+                grace_s=float(config["parallel"]["grace_s"]),
+                name="rank {}".format if division is None else partial(division.name, ranks=ranks),
+            )
 
-def prepare(config: Mapping[str, Any], inventory: Inventory) -> RunDir:
-    """Prepares the data and finds the run's directory.
-
-    Done before ranks exist, so that none of them waits for a cache to be built.
-    """
-    data = build_data(config)
-    data.prepare_data()
-    fingerprint = getattr(data, "fingerprint", None)
-    checkpoint = config["checkpoint"]
-    return run_dir(
-        config,
-        inventory=inventory,
-        ranks=num_ranks(config, inventory),
-        data_fingerprint=fingerprint() if fingerprint else str(flatten(config["data"])),
-        checkpoint_fingerprint=(
-            None if checkpoint is None else file_fingerprint(find_checkpoint(checkpoint))
-        ),
-    )
+        attempt(start, max_restarts=config["parallel"].get("max_restarts", 0))
 
 
 def execute(
@@ -141,14 +135,20 @@ def execute(
             task(run, **node)
         except Exception as error:
             watch.stop_if_asked()
-            if isinstance(error, MisconfigurationException):
+            if _refused_by_lightning(error):
                 raise ConfigError(
-                    f"Lightning refuses the settings: {error}",
+                    f"Lightning refuses the settings: {str(error).strip()}",
                     remedy="correct the keys of trainer that it names",
                 ) from error
             raise
         finally:
             _close_wandb()
+
+
+def _refused_by_lightning(error: Exception) -> bool:
+    # What it finds out in the middle of fitting is a plain ValueError.
+    late = isinstance(error, ValueError) and "`val_check_interval`" in str(error)
+    return late or isinstance(error, MisconfigurationException)
 
 
 def _close_wandb() -> None:

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from sparsepipe.experiment.callbacks.checkpoint import Resume
 from sparsepipe.experiment.seeding import mixed, seed_epoch
+from sparsepipe.strategies.pipeline.loaders import Padded
 
 _HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
@@ -81,7 +82,8 @@ class EpochSeeds(pl.Callback):
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         loaders = trainer.train_dataloader
-        for loader in loaders if isinstance(loaders, (list, tuple)) else [loaders]:
+        for entry in loaders if isinstance(loaders, (list, tuple)) else [loaders]:
+            loader = entry.loader if isinstance(entry, Padded) else entry
             if isinstance(loader, DataLoader):
                 _seed_loader(loader, self._seed, trainer.current_epoch)
         seed_epoch(self._seed, trainer.current_epoch)

@@ -1,12 +1,18 @@
-"""Errors of the place where results go, in words."""
+"""The place where results go: its path as users write it, its errors in words."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from sparsepipe.errors import SparsePipeError
+
+
+def expanded(path: str) -> Path:
+    """The path that is meant, with ``~`` and environment variables filled in."""
+    return Path(os.path.expandvars(path)).expanduser()
 
 
 @contextmanager

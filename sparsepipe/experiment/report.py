@@ -6,15 +6,15 @@ Shapes: K classes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
 import pytorch_lightning as pl
 from torch import nn
-from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from sparsepipe.experiment.run import Run
+from sparsepipe.strategies import PipelineStrategy
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,12 @@ class StartLine(pl.Callback):
     def __init__(self, run: Run, *, test_shapes: int) -> None:
         self._run = run
         self._test_shapes = test_shapes
+        self._network = ""
+
+    @override
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage == "fit":  # while every rank has all of it
+            self._network = network(self._run, pl_module)
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -36,7 +42,8 @@ class StartLine(pl.Callback):
             "to test": self._test_shapes,
         }
         shapes = ", ".join(f"{count:,} {use}" for use, count in counts.items() if count)
-        log.info("%s; %s; shapes: %s", network(self._run, pl_module), where(self._run), shapes)
+        place = where(self._run) + split(self._run, trainer)
+        log.info("%s; %s; shapes: %s", self._network, place, shapes)
 
 
 def network(run: Run, module: pl.LightningModule) -> str:
@@ -56,11 +63,22 @@ def where(run: Run) -> str:
     return f"{processes} on {run.inventory.accelerator} ({', '.join(sorted(names))})"
 
 
+def split(run: Run, trainer: pl.Trainer) -> str:
+    """Into which stages a pipeline splits the network, as an addition to a line."""
+    strategy = trainer.strategy
+    if not isinstance(strategy, PipelineStrategy):
+        return ""
+    plan = strategy.plan
+    cuts = f" cut at layer {', '.join(map(str, plan.cuts))}" if plan.cuts else ""
+    mode = run.config["parallel"]["strategy"].get("mode", "stash")
+    return f", as a pipeline {plan.config}{cuts} ({mode})"
+
+
 def num_shapes(loaders: Any) -> int:
     """Shapes of one loader or of several, over all ranks; 0 where they do not tell."""
     found = loaders if isinstance(loaders, (list, tuple)) else [loaders]
-    datasets = [loader.dataset for loader in found if isinstance(loader, DataLoader)]
-    return sum(len(dataset) for dataset in datasets if hasattr(dataset, "__len__"))
+    datasets = [getattr(loader, "dataset", None) for loader in found]
+    return sum(len(dataset) for dataset in datasets if isinstance(dataset, Sized))
 
 
 def class_accuracies(module: pl.LightningModule) -> dict[str, float]:

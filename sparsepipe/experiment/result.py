@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 
 from sparsepipe import __version__
@@ -18,6 +19,7 @@ from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.rundir import flatten
 from sparsepipe.results.files import write_json
 from sparsepipe.runtime import group
+from sparsepipe.strategies import PipelineStrategy
 
 _PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "numpy")
 _LEFT_OUT = ("callbacks", "checkpoint", "force", "logger", "paths")
@@ -53,6 +55,14 @@ def write_result(run: Run, values: Mapping[str, Any]) -> None:
             **flatten(settings),
         },
     )
+
+
+def plan_values(trainer: pl.Trainer) -> dict[str, Any]:
+    """The stages that a pipeline has run with; nothing of other strategies."""
+    strategy = trainer.strategy
+    if not isinstance(strategy, PipelineStrategy):
+        return {}
+    return {"plan_config": strategy.plan.config, "plan_cuts": list(strategy.plan.cuts)}
 
 
 def peak_memory_bytes() -> dict[str, int]:

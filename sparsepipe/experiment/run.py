@@ -8,12 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytorch_lightning as pl
+from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.errors import ConfigError
+from sparsepipe.errors import ConfigError, HardwareError, PlanError
 from sparsepipe.experiment.build import build, build_with
-from sparsepipe.experiment.callbacks import EpochLines, ShapesProgressBar, Throughput
+from sparsepipe.experiment.callbacks import (
+    EpochLines,
+    NamePlace,
+    ShapesProgressBar,
+    Throughput,
+)
+from sparsepipe.experiment.checkpoint_io import DirectCheckpointIO
+from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.strategies import RankEnvironment
@@ -62,20 +70,25 @@ class Run:
             num_nodes=parallel["num_nodes"],
             strategy="auto" if strategy is None else self._strategy(strategy),
             logger=self._loggers() or False,
-            callbacks=[self.throughput, *more, *shown, *callbacks],
+            callbacks=[NamePlace(), self.throughput, *more, *shown, *callbacks],
             default_root_dir=str(self.directory.path),
             use_distributed_sampler=False,
         )
         try:
-            return pl.Trainer(**arguments)
+            trainer = pl.Trainer(**arguments)
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise ConfigError(
                 f"Lightning refuses the settings of trainer: {error}",
                 remedy="correct the key it names; `sparsepipe --cfg job` prints them all",
             ) from error
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # nobody's choice
+            trainer.strategy.checkpoint_io = DirectCheckpointIO()
+        return trainer
 
     def _strategy(self, node: Mapping[str, Any]) -> Any:
-        return build_with(node, cluster_environment=RankEnvironment())
+        division = division_of(self.config, kept=self.directory.plan)
+        split = {} if division is None else division.arguments()
+        return build_with({**node, **split}, cluster_environment=RankEnvironment())
 
     def _loggers(self) -> list[Any]:
         return [
@@ -107,19 +120,36 @@ def num_ranks(config: Mapping[str, Any], inventory: Inventory) -> int:
     """Processes that a configuration asks for, over all nodes.
 
     Raises:
-        ConfigError: no whole number of them for each node.
+        ConfigError: no whole number of them for each node, or not as many as the plan is for.
         HardwareError: more than the inventory has.
     """
     parallel = config["parallel"]
+    division = division_of(config)
+    planned = None if division is None else division.num_ranks
     nodes, devices = parallel["num_nodes"], parallel["devices"]
     if devices == "auto" and nodes >= 1:
-        devices = nodes * inventory.devices_per_host(nodes)
+        devices = planned or nodes * inventory.devices_per_host(nodes)
     if not isinstance(devices, int) or devices < 1 or nodes < 1 or devices % nodes:
+        told = "" if planned is None else f", {planned} by parallel.plan,"
         raise ConfigError(
-            f"parallel.devices={devices} on parallel.num_nodes={nodes} is not possible",
+            f"parallel.devices={parallel['devices']}{told} on parallel.num_nodes={nodes} is not "
+            "possible",
             remedy="set devices to 'auto' or to a multiple of num_nodes, at least 1 for each",
         )
-    inventory.require(devices // nodes, num_hosts=nodes)
+    if planned not in (None, devices):
+        raise PlanError(
+            f"parallel.plan is for {planned} devices, parallel.devices={devices}",
+            remedy=f"set parallel.devices=auto, or a plan for {devices}",
+        )
+    try:
+        inventory.require(devices // nodes, num_hosts=nodes)
+    except HardwareError as error:
+        if planned is None:
+            raise
+        raise HardwareError(
+            f"parallel.plan is for {planned} devices: {error.message}",
+            remedy="give parallel.plan fewer devices, or choose another hardware",
+        ) from error
     if parallel["strategy"] is None and devices > 1:
         raise ConfigError(
             f"{devices} devices (parallel.devices={parallel['devices']}) without a strategy",

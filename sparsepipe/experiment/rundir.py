@@ -21,6 +21,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError
+from sparsepipe.experiment.division import division_of
+from sparsepipe.experiment.outputs import expanded
 from sparsepipe.results.files import write_json, write_text_atomic
 
 _NOT_IDENTITY = (
@@ -35,6 +37,8 @@ _NOT_IDENTITY = (
     "name",
     "parallel.devices",
     "parallel.grace_s",
+    "parallel.max_restarts",
+    "parallel.plan",
     "parallel.strategy.timeout_s",
     "paths",
     "task.gallery",
@@ -44,8 +48,8 @@ _NOT_IDENTITY = (
     "trainer.log_every_n_steps",
     "trainer.profiler",
 )
-"""Keys that do not change what a run computes, or that a fingerprint or the number of ranks
-stands for."""
+"""Keys that do not change what a run computes, or that a fingerprint, the number of ranks or
+the plan stands for."""
 
 _ATTEMPT = ".attempt"
 
@@ -81,6 +85,11 @@ class RunDir:
         return self.path / "result.json"
 
     @property
+    def plan(self) -> Path:
+        """How a pipeline splits the network, from its first training step on."""
+        return self.path / "plan.json"
+
+    @property
     def done(self) -> Path:
         """Exists once the run is finished."""
         return self.path / "DONE.json"
@@ -113,11 +122,6 @@ class RunDir:
         except (OSError, ValueError):
             return 0
 
-    @property
-    def reports(self) -> Path:
-        """Where ranks say why they failed."""
-        return self.path / ".ranks"
-
     def open(self, config: Mapping[str, Any]) -> None:
         """Makes the directory ready for a run, anew where ``force`` is set."""
         again = self.attempt + 1 if config["force"] and self.path.exists() else None
@@ -134,8 +138,8 @@ class RunDir:
 
     def remove_if_unused(self) -> None:
         """Removes the directory of a run that failed before it had anything to keep."""
-        shutil.rmtree(self.reports, ignore_errors=True)
-        if {path.name for path in self.path.iterdir()} <= {self.config.name, _ATTEMPT}:
+        told = {self.config.name, self.plan.name, _ATTEMPT}
+        if {path.name for path in self.path.iterdir()} <= told:
             shutil.rmtree(self.path)
 
     def load_config(self) -> dict[str, Any]:
@@ -172,9 +176,12 @@ def run_dir(
     identity["data fingerprint"] = data_fingerprint
     identity["checkpoint"] = checkpoint_fingerprint
     identity["hardware fingerprint"] = inventory.fingerprint()
+    division = division_of(config)
+    if division is not None:
+        identity["plan"] = division.arguments()  # what its file holds, where it is in one
     text = json.dumps(identity, sort_keys=True, default=str)
     run_id = hashlib.sha256(text.encode()).hexdigest()[:12]
-    outputs = Path(os.path.expandvars(config["paths"]["outputs"])).expanduser()
+    outputs = expanded(config["paths"]["outputs"])
     return RunDir((outputs / str(config["name"]) / run_id).absolute())
 
 

@@ -7,7 +7,7 @@ what it names, so that classes from elsewhere are as good as ours.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,21 @@ class NodeMap:
     node: Node = field(default_factory=Node)
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Range of a number, both ends included."""
+
+    least: float
+    most: float
+
+    def hold(self, value: float) -> bool:
+        """Whether ``value`` is in the range."""
+        return self.least <= value <= self.most
+
+    def __str__(self) -> str:
+        return f"from {self.least} to {self.most}"
+
+
 def _node(*given: str, optional: bool = False) -> dict[str, Node]:
     return {"node": Node(given, optional)}
 
@@ -48,20 +63,34 @@ class Paths:
 
 
 @dataclass
+class PlanChoice:
+    """How a model is split by layers: by a file, by hand, or by equal shares."""
+
+    file: str | None = None
+    config: str | int | None = None  # YAML reads that of a single stage as a number
+    cuts: list[int] | None = None
+    balance: Literal["flops", "parameters", "layers"] = "flops"
+
+
+@dataclass
 class Parallel:
-    """How many devices, and what makes them one."""
+    """How many devices, what makes them one, and what becomes of them when one fails."""
 
     devices: int | str
     num_nodes: int
     grace_s: float
-    strategy: Any = field(metadata=_node("cluster_environment", optional=True))
+    strategy: Any = field(
+        metadata=_node("cluster_environment", "config", "cuts", "balance", optional=True)
+    )
+    plan: PlanChoice | None = None
+    max_restarts: Annotated[int, Limits(0, 1000)] = 0
 
 
 @dataclass
 class Optim:
     """Optimizer and schedule of the classifier."""
 
-    label_smoothing: float
+    label_smoothing: Annotated[float, Limits(0, 1)]
     optimizer: Any = field(metadata=_node("params"))
     schedule: Any = field(metadata=_node(optional=True))
 
@@ -109,7 +138,8 @@ class Config:
     """The whole configuration."""
 
     name: str
-    seed: int
+    seed: Annotated[int, Limits(0, 2**32 - 1)]  # what numpy's generator takes
+    representation: Literal["sparse", "dense"]
     force: bool
     checkpoint: str | None
     paths: Paths
@@ -123,19 +153,3 @@ class Config:
     backend: Any = field(metadata=_node())
     logger: Any = field(metadata=_node_map("run_id", "run_dir", "job_type"))
     callbacks: Any = field(metadata=_node_map())
-
-
-SET_ELSEWHERE = frozenset(
-    {
-        "accelerator",
-        "callbacks",
-        "default_root_dir",
-        "devices",
-        "enable_checkpointing",
-        "logger",
-        "num_nodes",
-        "strategy",
-        "use_distributed_sampler",
-    }
-)
-"""Arguments of Lightning's Trainer that other groups or the run directory decide."""

@@ -43,10 +43,14 @@ class SignalWatch:
             signal.signal(signum, handler)
 
     def install(self) -> None:
-        """Takes over the signals of this process, also where somebody else has since."""
+        """Takes over the signals of this process, also where somebody else has since.
+
+        Signals that were ignored when the block began (``nohup``) stay ignored.
+        """
         if threading.current_thread() is threading.main_thread():
-            for signum in _SIGNALS:
-                signal.signal(signum, self._handle)
+            for signum, before in self._before.items():
+                ignored = before is signal.SIG_IGN
+                signal.signal(signum, signal.SIG_IGN if ignored else self._handle)
 
     def stop_if_asked(self) -> None:
         """Raises where a signal has come.

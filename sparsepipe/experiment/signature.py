@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import typing
@@ -85,6 +86,8 @@ def _unusable(target: str, reason: str) -> ConfigError:
 
 
 def _hints(found: Any) -> dict[str, Any]:
+    while isinstance(found, functools.partial):
+        found = found.func  # a partial has no hints of its own
     source = found.__init__ if inspect.isclass(found) else found
     try:
         return typing.get_type_hints(inspect.unwrap(source))

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import logging
 import statistics
-from typing import Any
+from contextlib import suppress
+from typing import Any, Literal
 
 import pytorch_lightning as pl
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 
+from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.build import build_data, build_module
-from sparsepipe.experiment.callbacks import MetricsCsv, Resume, RunCheckpoint, StopOnSignal
+from sparsepipe.experiment.callbacks import (
+    KeepPlan,
+    MetricsCsv,
+    Resume,
+    RunCheckpoint,
+    StopOnSignal,
+)
 from sparsepipe.experiment.callbacks.metrics_csv import (
     add_to_last_row,
     epoch_metrics,
@@ -21,7 +30,7 @@ from sparsepipe.experiment.checkpoints import find_checkpoint, load_weights, rea
 from sparsepipe.experiment.figures import draw_curves, draw_test
 from sparsepipe.experiment.loaders import EpochSeeds, adapt_loaders
 from sparsepipe.experiment.report import StartLine, class_accuracies, log_test, num_shapes
-from sparsepipe.experiment.result import write_result
+from sparsepipe.experiment.result import plan_values, write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.seeding import seed_epoch
 from sparsepipe.results.files import read_json, write_json
@@ -35,7 +44,7 @@ def train(
     *,
     test: bool = True,
     monitor: str | None = None,
-    mode: str = "max",
+    mode: Literal["max", "min"] = "max",
     gallery: int = 24,
 ) -> None:
     """Trains a model, from the run's last checkpoint where there is one.
@@ -49,6 +58,8 @@ def train(
 
     Raises:
         CheckpointError: the checkpoint to start from is broken or another model's.
+        ConfigError: ``monitor`` is logged by nobody, a split is too small for the ranks, or
+            they do not see the same checkpoint.
         Stopped: a signal ended the run; a checkpoint is written.
     """
     data = build_data(run.config)
@@ -57,35 +68,51 @@ def train(
         data.setup("test")
     module = build_module(run.config, data)
     resume = _place(run, module)
+    fitted = _agreed(run, resume)
     test_shapes = num_shapes(data.test_dataloader()) if test else 0
     seed = int(run.config["seed"])
     adapt_loaders(data, seed=seed, resume=resume)
-    checkpoint = RunCheckpoint(run.directory.checkpoints, monitor=monitor, mode=mode, resume=resume)
+    checkpoint = RunCheckpoint(run.directory, monitor=monitor, mode=mode, resume=resume)
     trainer = run.trainer(
         [
             StartLine(run, test_shapes=test_shapes),
+            KeepPlan(run.directory),
             EpochSeeds(seed),
             MetricsCsv(run.directory.metrics),
             StopOnSignal(run.watch, checkpoint),
             checkpoint,
         ]
     )
+    _check_splits(trainer, data, test=test)
     for logger in trainer.loggers:
         logger.log_hyperparams(dict(run.config))
     seed_epoch(seed, 0)
-    fitted = _fit(run, trainer, module, data, checkpoint=checkpoint, resume=resume)
-    values = {**_training_values(run), **fitted}
+    if fitted:  # by an earlier process
+        done: dict[str, Any] = read_json(run.directory.fitted)
+    else:
+        done = _fit(run, trainer, module, data, checkpoint=checkpoint, resume=resume)
+    values = {**_training_values(run), **done}
     if test:
         values.update(_test(trainer, module, data))
-    if group.rank() == 0:
-        if test:
-            tested = {k: v for k, v in values.items() if k.startswith("test/")}
-            add_to_last_row(run.directory.metrics, tested)
-            draw_test(run, module, data, gallery=gallery)
-        draw_curves(run)
+    if group.rank() == 0 and test:
+        tested = {k: v for k, v in values.items() if k.startswith("test/")}
+        add_to_last_row(run.directory.metrics, tested)
     write_result(run, {**values, **class_accuracies(module)})
     if group.rank() == 0:
+        # Last, when no other rank waits for this one any more.
+        if test:
+            draw_test(run, module, data, gallery=gallery)
+        draw_curves(run)
         log_test(run, module, values)
+
+
+def _check_splits(trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool) -> None:
+    """Whether ranks can share the splits, to be known before they train for hours."""
+    data.trainer = trainer
+    with suppress(MisconfigurationException):  # there need be no validation
+        data.val_dataloader()
+    if test:
+        data.test_dataloader()
 
 
 def _fit(
@@ -97,17 +124,18 @@ def _fit(
     checkpoint: RunCheckpoint,
     resume: Resume | None,
 ) -> dict[str, Any]:
-    """Trains, unless an earlier process has come to the end; what to keep of it."""
-    if resume is not None and run.directory.fitted.exists():
-        done: dict[str, Any] = read_json(run.directory.fitted)
-        return done
+    """Trains; what to keep of it."""
     trainer.fit(
         module,
         datamodule=data,
         ckpt_path=None if resume is None else resume.path,
         weights_only=False,
     )
-    done = {"steps": trainer.global_step, "best_monitored": checkpoint.best}
+    done = {
+        "steps": trainer.global_step,
+        "best_monitored": checkpoint.best,
+        **plan_values(trainer),
+    }
     if group.rank() == 0 and run.directory.last.exists():
         # Where callbacks ended it early, nothing else would tell a rerun that it is over.
         write_json(run.directory.fitted, done)
@@ -128,6 +156,24 @@ def _place(run: Run, module: pl.LightningModule) -> Resume | None:
         path = find_checkpoint(first)
         load_weights(module, read_checkpoint(path)["state_dict"], path)
     return None
+
+
+def _agreed(run: Run, resume: Resume | None) -> bool:
+    """Whether an earlier process has trained to the end; all ranks must see that and ``resume``.
+
+    Raises:
+        ConfigError: they see different files, and would wait for each other in vain.
+    """
+    fitted = resume is not None and run.directory.fitted.exists()
+    seen = (None if resume is None else (resume.epoch, resume.batches), fitted)
+    everywhere = group.gather_objects(seen)
+    differing = [rank for rank, other in enumerate(everywhere) if other != everywhere[0]]
+    if differing:
+        raise ConfigError(
+            f"ranks 0 and {differing[0]} find different checkpoints in {run.directory.checkpoints}",
+            remedy="set paths.outputs to a directory that all nodes share",
+        )
+    return fitted
 
 
 def _training_values(run: Run) -> dict[str, Any]:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import traceback
 from pathlib import Path
 
-from sparsepipe.runtime.launch import Stopped, follow_parent, report_failure
+from sparsepipe.runtime.launch import announce, follow_parent
+from sparsepipe.runtime.leaving import abandon
 
 
 def main() -> None:
     """Runs the task of the run directory given on the command line."""
     follow_parent()
+    announce()
     try:
         _run(Path(sys.argv[1]))
-    except Stopped as stop:
-        _leave(stop, stop.exit_code)
     except BaseException as error:
-        _leave(error, getattr(error, "exit_code", 1))
+        abandon(error)
 
 
 def _run(path: Path) -> None:
@@ -33,14 +31,6 @@ def _run(path: Path) -> None:
         directory = RunDir(path)
         config = directory.load_config()
         execute(directory, config, build_inventory(config), watch)
-
-
-def _leave(error: BaseException, exit_code: int) -> None:
-    """Ends without clean-up, which could wait for ranks that are gone."""
-    report_failure(error, exit_code=exit_code, trace="".join(traceback.format_exception(error)))
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)
 
 
 if __name__ == "__main__":

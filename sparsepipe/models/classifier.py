@@ -30,11 +30,11 @@ class Classifier(pl.LightningModule):
     The input is cast to the dtype of the network's parameters, since Lightning casts plain
     tensors only (``precision="bf16-true"`` and the like).
 
-    Logged: ``train/loss`` and ``train/accuracy`` (per epoch, the loss per step as well),
-    ``val/…`` and ``test/…`` alike, and ``test/class_accuracy``, the mean of the per-class
-    accuracies. Losses are cross-entropies in nats without smoothing, so that splits compare;
-    with label smoothing ``train/objective`` is what training minimises. Accuracies are top-1
-    shares in [0, 1].
+    Logged: ``train/loss`` and ``train/accuracy`` (per step and per epoch; loggers see them with
+    Lightning's suffixes ``_step`` and ``_epoch``), ``val/…`` and ``test/…`` per epoch, and
+    ``test/class_accuracy``, the mean of the per-class accuracies. Losses are cross-entropies in
+    nats without smoothing, so that splits compare; with label smoothing ``train/objective`` is
+    what training minimises. Accuracies are top-1 shares in [0, 1].
 
     Args:
         layers: the network, one entry a layer; maps the input to logits [B, K].
@@ -46,6 +46,10 @@ class Classifier(pl.LightningModule):
 
     Attributes:
         test_confusion: int64 [K, K] after a test, true class by row, over all ranks.
+
+    Raises:
+        ConfigError: fewer than two classes; and later, an input, an optimizer or a schedule
+            that the network cannot be trained with.
     """
 
     def __init__(
@@ -59,7 +63,13 @@ class Classifier(pl.LightningModule):
         class_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
+        if num_classes < 2:
+            raise ConfigError(
+                f"too few classes to tell apart: {num_classes}",
+                remedy="take data of two classes or more",
+            )
         self.layers = layers
+        self._takes = _input_type(layers)
         self.num_classes = num_classes
         self.class_names = tuple(class_names or map(str, range(num_classes)))
         self.label_smoothing = label_smoothing
@@ -71,7 +81,13 @@ class Classifier(pl.LightningModule):
         self.test_confusion: Tensor | None = None
 
     def forward(self, x: Any) -> Tensor:
-        """Logits [B, K] of a batch's input."""
+        """Logits [B, K] of a batch's input.
+
+        Raises:
+            ConfigError: it is dense and the network sparse, or the reverse.
+        """
+        if self._takes is not None:
+            _check_input(x, self._takes)
         logits_BK: Tensor = self.layers(self._cast(x))
         return logits_BK
 
@@ -110,7 +126,7 @@ class Classifier(pl.LightningModule):
             "train/accuracy",
             self.train_accuracy,
             prog_bar=True,
-            on_step=False,
+            on_step=True,
             on_epoch=True,
             batch_size=size,
         )
@@ -146,12 +162,18 @@ class Classifier(pl.LightningModule):
         self.log("test/class_accuracy", class_accuracy_K.mean())
 
     def configure_optimizers(self) -> Any:
-        optimizer = self._optimizer(self.parameters())
+        try:
+            optimizer = self._optimizer(self.parameters())
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the optimizer refuses its settings: {error}",
+                remedy="correct the keys of optim.optimizer",
+            ) from error
         if self._schedule is None:
             return optimizer
         entry = self._schedule.build(
             optimizer,
-            steps=int(self.trainer.estimated_stepping_batches),
+            steps=self.trainer.estimated_stepping_batches,
             epochs=self.trainer.max_epochs or 1,
         )
         return {"optimizer": optimizer, "lr_scheduler": entry}
@@ -172,6 +194,26 @@ class Classifier(pl.LightningModule):
             sync_dist=isinstance(value, Tensor),
             batch_size=size,
         )
+
+
+def _input_type(layers: nn.Sequential) -> type | None:
+    """What a network takes that begins with a convolution; others may take anything."""
+    first: nn.Module | None = layers
+    while isinstance(first, nn.Sequential):
+        first = next(iter(first), None)
+    if isinstance(first, sparse.Conv3d):
+        return sparse.SparseTensor
+    return Tensor if isinstance(first, nn.Conv3d) else None
+
+
+def _check_input(x: Any, takes: type) -> None:
+    if isinstance(x, takes) or not isinstance(x, Tensor | sparse.SparseTensor):
+        return
+    kinds = ("sparse", "dense") if takes is sparse.SparseTensor else ("dense", "sparse")
+    raise ConfigError(
+        f"the network is {kinds[0]}, its input {kinds[1]}",
+        remedy=f"set data.representation={kinds[0]}, or choose a {kinds[1]} model",
+    )
 
 
 def _at_least_float32(logits_BK: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -37,8 +38,34 @@ class LRSchedule:
                 f"the schedule's interval is {self.interval!r}", remedy="use 'step' or 'epoch'"
             )
 
-    def build(self, optimizer: Optimizer, *, steps: int, epochs: int) -> dict[str, Any]:
-        """Lightning's scheduler entry for a training of ``steps`` steps in ``epochs`` epochs."""
+    def build(self, optimizer: Optimizer, *, steps: float, epochs: int) -> dict[str, Any]:
+        """Lightning's scheduler entry for a training of ``steps`` steps in ``epochs`` epochs.
+
+        Args:
+            optimizer: whose learning rate it is.
+            steps: infinite where nobody knows.
+            epochs: negative where nobody knows.
+
+        Raises:
+            ConfigError: the length is needed and not known, or the factory refuses its
+                arguments.
+        """
+        arguments = {} if self.horizon is None else {self.horizon: self._length(steps, epochs)}
+        try:
+            scheduler = self.factory(optimizer, **arguments)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the learning-rate schedule refuses its settings: {error}",
+                remedy="correct the keys of optim.schedule",
+            ) from error
+        return {"scheduler": scheduler, "interval": self.interval}
+
+    def _length(self, steps: float, epochs: int) -> int:
         length = steps if self.interval == "step" else epochs
-        arguments = {} if self.horizon is None else {self.horizon: length}
-        return {"scheduler": self.factory(optimizer, **arguments), "interval": self.interval}
+        if math.isinf(length) or length < 0:
+            raise ConfigError(
+                f"the learning-rate schedule needs the training's length in {self.interval}s, "
+                "which has no end",
+                remedy="set trainer.max_epochs to a number, or choose optim.schedule=null",
+            )
+        return int(length)

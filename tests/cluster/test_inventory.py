@@ -81,6 +81,17 @@ def test_local_cpu() -> None:
     assert inventory.fingerprint() == local(accelerator="cpu").fingerprint()
 
 
+def test_a_cpu_counts_as_many_devices_as_it_is_told() -> None:
+    five, one = (local(accelerator="cpu", cpu_devices=n) for n in (5, 1))
+    assert (five.num_devices, one.num_devices) == (5, 1)
+    memory = one.hosts[0].devices[0].memory_bytes
+    assert memory is not None
+    assert five.hosts[0].devices[0].memory_bytes == memory // 5
+    assert five.fingerprint() != one.fingerprint()
+    with pytest.raises(HardwareError, match="0 devices"):
+        local(accelerator="cpu", cpu_devices=0)
+
+
 def test_local_refuses() -> None:
     with pytest.raises(HardwareError, match="no accelerator is called"):
         local(accelerator="tpu")  # type: ignore[arg-type]

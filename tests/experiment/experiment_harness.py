@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
+import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,3 +130,14 @@ def checkpoint(run: Path, name: str = "last") -> dict[str, Any]:
 def weights(run: Path) -> torch.Tensor:
     state = checkpoint(run)["state_dict"]
     return torch.cat([v.double().reshape(-1) for k, v in state.items() if k.startswith("layers")])
+
+
+@contextlib.contextmanager
+def files_limited_to(size_bytes: int) -> Iterator[None]:
+    """As a full disk does, fails writing in the middle of a larger file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

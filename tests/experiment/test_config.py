@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from sparsepipe.errors import ConfigError, HardwareError
 from sparsepipe.experiment.check import fits
 from sparsepipe.experiment.compose import config_dir
 from sparsepipe.experiment.rundir import identity_of
-from sparsepipe.experiment.schema import SET_ELSEWHERE, TrainerArguments
+from sparsepipe.experiment.schema import TrainerArguments
 
 GROUPS = sorted(path for path in config_dir().iterdir() if path.is_dir())
 OPTIONS = [(g.name, o.stem) for g in GROUPS for o in sorted(g.glob("*.yaml"))]
@@ -31,11 +32,32 @@ def test_every_option_composes(group: str, option: str) -> None:
     assert group == "experiment" or group in config
 
 
+def test_help_lists_the_options_that_compose(tmp_path: Path) -> None:
+    """And not the files that options are made of."""
+    said = Shell(tmp_path)("--help")
+    assert said.code == 0, said.err
+    listed = {
+        (group, option)
+        for group, options in re.findall(r"^([\w/]+): (.+)$", said.out, re.MULTILINE)
+        for option in options.split(", ")
+    }
+    assert listed == {
+        *OPTIONS,
+        ("data", "vectors"),
+        ("model", "mlp"),
+        ("experiment", "tiny"),
+        ("hardware", "cores"),
+    }
+
+
 def test_trainer_arguments_are_lightnings() -> None:
     known = set(inspect.signature(pl.Trainer).parameters)
+    # Decided by other groups or by the run directory (sparsepipe/experiment/run.py).
+    elsewhere = {"accelerator", "callbacks", "default_root_dir", "devices", "enable_checkpointing",
+                 "logger", "num_nodes", "strategy", "use_distributed_sampler"}  # fmt: skip
     ours = set(TrainerArguments.__dataclass_fields__)
-    assert ours | SET_ELSEWHERE == known
-    assert not ours & SET_ELSEWHERE
+    assert ours | elsewhere == known
+    assert not ours & elsewhere
     assert set(yaml.safe_load((config_dir() / "trainer/default.yaml").read_text())) == ours
 
 
@@ -53,6 +75,10 @@ def test_trainer_arguments_are_lightnings() -> None:
         ("trainer.max_epochs=1.5", "must be a whole number"),
         ("data.batch_size=many", "'data.batch_size' must be a whole number"),
         ("optim.label_smoothing=null", "'optim.label_smoothing' must be a number"),
+        ("optim.label_smoothing=2", "must be a number from 0 to 1, not 2"),
+        ("seed=5000000000", "'seed' must be a whole number from 0 to 4294967295"),
+        ("optim.optimizer.lr=fast", "'optim.optimizer.lr' must be a number, not 'fast'"),
+        ("task.mode=highest", "'task.mode' must be one of 'max', 'min'"),
         ("model._target_=tinyhouse.mpl", "tinyhouse has no mpl"),
         ("model._target_=nohouse.mlp", "there is no module nohouse"),
         ("optim.optimizer=5", "'optim.optimizer' must be a mapping with a _target_"),
@@ -65,6 +91,26 @@ def test_refused(override: str, message: str) -> None:
         composed("data=vectors", "model=mlp", "parallel=dp", override)
     assert message in error.value.message
     assert error.value.remedy
+
+
+@pytest.mark.parametrize(("group", "option"), [o for o in OPTIONS if o[0] == "model"])
+def test_arguments_of_every_model_are_checked(group: str, option: str) -> None:
+    with pytest.raises(ConfigError, match=r"'model\.width' must be a number, not 'abc'"):
+        composed(f"{group}={option}", "model.width=abc")
+
+
+def test_data_follow_the_model() -> None:
+    def representation(*overrides: str) -> str:
+        return composed(*overrides)["data"]["representation"]
+
+    for name, expected in (("dense", "dense"), ("sparse", "sparse")):
+        for depth in (11, 13, 16, 19):
+            model = f"model={name}_vgg{depth}_bn"
+            assert representation(model) == expected
+            assert representation(model, "experiment=modelnet40_points") == expected
+    assert representation("model=dense_vgg16_bn", "data.representation=dense_surface") == (
+        "dense_surface"
+    )
 
 
 def test_arguments_left_out_of_the_yaml_can_be_set() -> None:
@@ -135,6 +181,9 @@ def test_identity_leaves_out_what_changes_nothing() -> None:
         ([1], tuple[int, ...], True),
         ("x", Path, True),
         (object(), pl.Trainer, True),
+        ("fast", float | pl.Trainer, False),
+        (0.5, float | pl.Trainer, True),
+        ("node", pl.Trainer | None, True),
     ],
 )
 def test_fits(value: object, hint: object, expected: bool) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import resource
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from experiment_harness import Shell, checkpoint, composed, fault, rows
+from experiment_harness import Shell, checkpoint, composed, fault, files_limited_to, rows
 
 from sparsepipe.cluster import Device, Host, Inventory
 from sparsepipe.errors import ConfigError, SparsePipeError
@@ -31,10 +29,26 @@ Job = Callable[..., Path]
         ),
         (["trainer.precision=foo"], 2, ["Lightning refuses", "foo", "remedy: correct the key"]),
         (["paths.outputs=file"], 1, ["file", "cannot be written", "set paths.outputs to another"]),
+        (
+            ["optim.optimizer.lr=-0.1"],
+            2,
+            ["Invalid learning rate: -0.1", "remedy: correct the keys of optim.optimizer"],
+        ),
+        (
+            ["optim=adamw", "trainer.max_epochs=-1"],
+            2,
+            ["needs the training's length", "remedy: set trainer.max_epochs"],
+        ),
+        (
+            ["trainer.val_check_interval=99"],
+            2,
+            ["`val_check_interval` (99) must be less than or equal", "(8)", "remedy: correct"],
+        ),
+        (["seed=5000000000"], 2, ["'seed' must be", "remedy: correct the key or value"]),
         (["trainer.max_epoch=3"], 2, ["remedy: correct the key or value", "--cfg job"]),
         (["model=mpl"], 2, ["remedy: `sparsepipe --help` lists groups and options"]),
     ],
-    ids=["devices", "precision", "outputs", "key", "option"],
+    ids=["devices", "precision", "outputs", "rate", "endless", "interval", "seed", "key", "option"],
 )
 def test_command_line_names_the_remedy(
     shell: Shell, arguments: list[str], code: int, words: list[str]
@@ -49,6 +63,26 @@ def test_command_line_names_the_remedy(
     assert left <= {"", ".lock"}, "a refused run leaves nothing behind"
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [(), ("data.val_size=0",), ("trainer.check_val_every_n_epoch=2", "trainer.max_epochs=3")],
+    ids=["validated", "nothing to validate", "validated later"],
+)
+def test_a_monitor_that_nobody_logs(job: Job, settings: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as error:
+        job("task.monitor=val/los", *settings)
+    assert error.value.message.startswith("task.monitor=val/los is not logged; there are: ")
+    logged = error.value.message.partition("are: ")[2].split(", ")
+    assert {"train/loss", "train/accuracy"} <= set(logged)
+    assert ("val/loss" in logged) == ("data.val_size=0" not in settings)
+    assert not [name for name in logged if name.endswith(("_step", "_epoch"))]
+
+
+def test_a_monitor_that_is_logged_every_other_epoch(job: Job) -> None:
+    run = job("task.monitor=val/loss", "task.mode=min", "trainer.check_val_every_n_epoch=2")
+    assert checkpoint(run, "best")["callbacks"]["RunCheckpoint"]["epoch"] == 2
+
+
 def test_checkpoint_of_another_model(shell: Shell, job: Job) -> None:
     run = job("trainer.max_epochs=1")
     refused = shell("task=evaluate", "model.width=9", f"checkpoint={run}")
@@ -56,17 +90,6 @@ def test_checkpoint_of_another_model(shell: Shell, job: Job) -> None:
     assert "is of another model: layers.0.weight is (8, 8) there" in refused.err
     assert f"as in {run / 'config.yaml'}" in refused.err
     assert "Traceback" not in refused.err
-
-
-@contextlib.contextmanager
-def files_limited_to(size_bytes: int) -> Iterator[None]:
-    """As a full disk does, fails writing in the middle of a larger file."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_no_space_for_a_checkpoint(job: Job) -> None:

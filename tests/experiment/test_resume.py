@@ -12,6 +12,7 @@ import pytest
 import torch
 from experiment_harness import Shell, checkpoint, fault, rows, wait_for, weights
 
+from sparsepipe.results.files import read_json
 from sparsepipe.runtime.launch import Stopped
 
 SINGLE = ("trainer.max_epochs=3", "model.dropout=0.5", "data.train_size=40")
@@ -96,6 +97,23 @@ def test_second_interrupt_ends_at_once(shell: Shell) -> None:
     process.send_signal(signal.SIGINT)
     assert shell.wait(process, timeout_s=20).code == 130
     assert time.monotonic() - started_s < 10
+
+
+def test_interrupted_while_it_tests(shell: Shell) -> None:
+    long = ("trainer.max_epochs=1", "callbacks={long: {_target_: tinyhouse.LongTest}}")
+    process = shell.start(*long)
+    wait_for((shell.cwd / "in-test").exists)
+    process.send_signal(signal.SIGINT)
+    stopped = shell.wait(process, timeout_s=20)
+    assert stopped.code == 130, stopped.err
+    assert "run the same command again" in stopped.err
+    assert "Traceback" not in stopped.err
+    run = shell(*long).run
+    assert shell.runs() == [run]
+    assert [row["epoch"] for row in rows(run)] == ["0"]
+    result = read_json(run / "result.json")
+    assert (result["steps"], result["epochs"]) == (8, 1)
+    assert result["test/accuracy"] == float(rows(run)[0]["test/accuracy"])
 
 
 @pytest.mark.parametrize(

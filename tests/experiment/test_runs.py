@@ -63,6 +63,14 @@ def test_finished_run_is_skipped_and_force_starts_anew(
     assert job("seed=1") != run
 
 
+def test_data_without_a_fingerprint_are_known_by_settings_and_root(job: Job) -> None:
+    settings = ("data._target_=tinyhouse.AnonymousData", "trainer.max_epochs=1")
+    run = job(*settings, "data.root=here")
+    assert job(*settings, "data.root=here", "data.num_workers=1") == run
+    assert job(*settings, "data.root=there") != run
+    assert job(*settings, "data.root=here", "data.train_size=36") != run
+
+
 def test_longer_training_is_another_run(job: Job) -> None:
     assert job("trainer.max_epochs=1") != job("trainer.max_epochs=2")
 
@@ -104,6 +112,24 @@ def test_missing_and_broken_checkpoints(job: Job, tmp_path: Path) -> None:
         job("task=evaluate", "checkpoint=other.ckpt")
 
 
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        (("task=evaluate",), ConfigError),
+        (("task=evaluate", "checkpoint=nowhere"), CheckpointError),
+        (("task=train", "checkpoint=nowhere"), CheckpointError),
+    ],
+)
+def test_a_missing_checkpoint_is_told_before_data_are_prepared(
+    job: Job, settings: tuple[str, ...], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        job("data.prepare_s=0.01", *settings)
+    assert not Path("prepared").exists()
+    job("data.prepare_s=0.01", "trainer.max_epochs=1")
+    assert Path("prepared").exists()
+
+
 def test_training_from_a_checkpoint_starts_with_its_weights(job: Job) -> None:
     first = job()
     frozen = ("optim.optimizer.lr=0", f"checkpoint={first}")
@@ -132,6 +158,16 @@ def test_two_processes_on_one_run(job: Job, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "execute", inner)
     with pytest.raises(KeyboardInterrupt):
         job()
+
+
+def test_a_sweep_is_recorded_where_its_runs_are(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(shell.cwd / "home"))
+    swept = shell.sweep("paths.outputs=~/runs", "trainer.max_epoch=1")
+    assert "nearest: 'trainer.max_epochs'" in swept.err, "a refused job does: Hydra comes first"
+    assert len(list(shell.cwd.glob("home/runs/tiny/sweeps/*/multirun.yaml"))) == 1
+    assert {path.name for path in shell.cwd.iterdir()} == {"home"}
 
 
 def test_wandb_offline(shell: Shell) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from experiment_harness import fault, rows, weights
 
+from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.compose import config_dir
 from sparsepipe.results.files import read_json
 from sparsepipe.runtime.launch import Stopped
@@ -38,7 +40,7 @@ TINY = (
     "network",
     [
         ("model=sparse_vgg11_bn",),
-        ("model=dense_vgg11_bn", "data.representation=dense", "trainer.precision=bf16-mixed"),
+        ("model=dense_vgg11_bn", "trainer.precision=bf16-mixed"),
     ],
     ids=["sparse", "dense"],
 )
@@ -51,6 +53,39 @@ def test_train_and_evaluate(job: Callable[..., Path], network: tuple[str, ...]) 
     assert results[0]["test/accuracy"] == results[1]["test/accuracy"]
     assert results[1]["inference_shapes_per_s"] > 0
     assert (evaluated / "predictions.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        (("model=sparse_vgg11_bn", "data.representation=dense"), "data.representation=sparse"),
+        (("model=dense_vgg11_bn", "data.representation=sparse"), "data.representation=dense"),
+    ],
+)
+def test_networks_refuse_the_other_representation(
+    job: Callable[..., Path], settings: tuple[str, ...], remedy: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        job(*TINY, *settings)
+    assert remedy in error.value.remedy
+
+
+def test_nothing_to_tell_apart(job: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match="to tell apart: 1"):
+        job(*TINY, "data.source.classes=[mug]")
+
+
+@pytest.mark.parametrize(("share", "shapes"), [(0.0, 4), (0.25, 2)], ids=["test", "validation"])
+def test_more_ranks_than_shapes_are_refused_before_training(
+    job: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, share: float, shapes: int
+) -> None:
+    """As one of five ranks would see it."""
+    kwargs = {"num_replicas": 5, "rank": 0}
+    monkeypatch.setattr(pl.Trainer, "distributed_sampler_kwargs", kwargs)
+    more = "data.source.test_per_class=3" if share else "data.source.test_per_class=2"
+    with pytest.raises(ConfigError, match=f"{shapes} shapes to validate or test"):
+        job(*TINY, f"data.val_share={share}", more, "trainer.check_val_every_n_epoch=2")
+    assert not list(Path("outputs").rglob("metrics.csv"))
 
 
 def test_same_seed_same_weights(job: Callable[..., Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 
 import pytest
@@ -169,6 +170,74 @@ def test_losses_of_all_splits_are_the_same_quantity(tmp_path, smoothing) -> None
         assert smoothed == pytest.approx(-(weight_B4 * logits.log_softmax(1)).sum(1).mean().item())
     else:
         assert "train/objective" not in logged
+
+
+def test_the_progress_bar_has_loss_and_accuracy_from_the_first_step(tmp_path) -> None:
+    shown: list[dict[str, float]] = []
+
+    class Watch(pl.Callback):
+        def on_train_batch_end(self, trainer, *_) -> None:
+            shown.append(dict(trainer.progress_bar_metrics))
+
+    module = classifier()
+    layers = copy.deepcopy(module.layers)
+    run = trainer(tmp_path, max_epochs=1, callbacks=[Watch()])
+    run.fit(module, DataLoader(Samples(40), batch_size=10))
+    first = Samples(40)[slice(10)]
+    right = layers(first["input"]).argmax(dim=1) == first["label"]
+    assert shown[0]["train/accuracy_step"] == pytest.approx(right.float().mean().item())
+    assert len(shown) == 4
+    assert all({"train/loss_step", "train/accuracy_step"} <= set(entry) for entry in shown)
+    # The epoch's value stays under the plain name as well, for callbacks that monitor it.
+    assert run.callback_metrics["train/accuracy"] == run.callback_metrics["train/accuracy_epoch"]
+
+
+@pytest.mark.parametrize("form", ["sparse", "dense"])
+def test_an_input_of_the_other_form_is_refused(form) -> None:
+    dense = nn.Sequential(nn.Sequential(nn.Conv3d(1, 2, 3, padding=1)), nn.Flatten())
+    module = sparse_classifier() if form == "sparse" else classifier()
+    if form == "dense":
+        module = Classifier(dense, num_classes=2, optimizer=partial(torch.optim.SGD, lr=0.1))
+    batch = next(iter(shape_batches()))
+    inputs = {"sparse": batch["input"], "dense": batch["input"].dense()}
+    module(inputs.pop(form))
+    ((other, x),) = inputs.items()
+    with pytest.raises(ConfigError, match=f"network is {form}, its input {other}") as error:
+        module(x)
+    assert f"data.representation={form}" in error.value.remedy
+
+
+@pytest.mark.parametrize("classes", [0, 1])
+def test_one_class_is_nothing_to_learn(classes) -> None:
+    with pytest.raises(ConfigError, match=f"to tell apart: {classes}"):
+        Classifier(nn.Sequential(), num_classes=classes, optimizer=torch.optim.SGD)
+
+
+def test_settings_that_torch_refuses_are_told(tmp_path) -> None:
+    batches = DataLoader(Samples(20), batch_size=10)
+    module = classifier()
+    module._optimizer = partial(torch.optim.SGD, lr=-0.1)
+    with pytest.raises(ConfigError, match=r"Invalid learning rate: -0\.1") as error:
+        trainer(tmp_path, max_epochs=1).fit(module, batches)
+    assert "optim.optimizer" in error.value.remedy
+    one_cycle = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.5, pct_start=3.0)
+    schedule = LRSchedule(factory=one_cycle, horizon="total_steps")
+    with pytest.raises(ConfigError, match="pct_start") as error:
+        trainer(tmp_path, max_epochs=1).fit(classifier(schedule=schedule), batches)
+    assert "optim.schedule" in error.value.remedy
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_a_training_without_end_has_no_schedule_over_its_length(tmp_path, interval) -> None:
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR
+    schedule = LRSchedule(factory=cosine, interval=interval, horizon="T_max")
+    batches = DataLoader(Samples(20), batch_size=10)
+    with pytest.raises(ConfigError, match=f"length in {interval}s") as error:
+        trainer(tmp_path, max_epochs=-1).fit(classifier(schedule=schedule), batches)
+    assert "trainer.max_epochs" in error.value.remedy
+    constant = LRSchedule(factory=torch.optim.lr_scheduler.ConstantLR, interval=interval)
+    endless = trainer(tmp_path, max_epochs=-1, max_time={"seconds": 0})
+    endless.fit(classifier(schedule=constant), batches)
 
 
 def test_training_minimises_the_smoothed_loss() -> None:

@@ -2,13 +2,17 @@
 
 from sparsepipe.experiment.callbacks.checkpoint import Resume, RunCheckpoint
 from sparsepipe.experiment.callbacks.metrics_csv import MetricsCsv
+from sparsepipe.experiment.callbacks.place import NamePlace
+from sparsepipe.experiment.callbacks.plan import KeepPlan
 from sparsepipe.experiment.callbacks.progress import EpochLines, ShapesProgressBar
 from sparsepipe.experiment.callbacks.stop import StopOnSignal
 from sparsepipe.experiment.callbacks.throughput import Throughput
 
 __all__ = [
     "EpochLines",
+    "KeepPlan",
     "MetricsCsv",
+    "NamePlace",
     "Resume",
     "RunCheckpoint",
     "ShapesProgressBar",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 from typing_extensions import override
 
+from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.outputs import writing
+from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.runtime import group
 
 STATE_KEY = "RunCheckpoint"
@@ -76,17 +78,22 @@ class RunCheckpoint(Checkpoint):
     Files appear whole or not at all. Every rank takes part; rank 0 writes.
 
     Args:
-        directory: where to.
+        directory: the run's.
         monitor: metric that says which is best; None: ``val/accuracy`` where it is logged.
         mode: ``max`` or ``min``.
         resume: where this run goes on, if it does.
+
+    Raises:
+        ConfigError: at the end of an epoch, when ``monitor`` is named and not logged.
     """
 
     def __init__(
-        self, directory: Path, *, monitor: str | None, mode: str, resume: Resume | None
+        self, directory: RunDir, *, monitor: str | None, mode: str, resume: Resume | None
     ) -> None:
         self._directory = directory
         self._monitor = monitor or "val/accuracy"
+        self._monitor_given = monitor is not None
+        self._validated = False
         self._sign = 1.0 if mode == "max" else -1.0
         self._best: float | None = None
         self._resume = resume
@@ -120,8 +127,14 @@ class RunCheckpoint(Checkpoint):
         self._resume = None
 
     @override
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._validated = not trainer.sanity_checking
+
+    @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         value = trainer.callback_metrics.get(self._monitor)
+        if value is None and self._monitor_given and (self._validated or _not_validated(trainer)):
+            raise _unknown_monitor(self._monitor, trainer.callback_metrics)
         # Decided by rank 0 alone: ranks must agree, and metrics may differ in the last bit.
         improved = group.broadcast_object(value is not None and self._improves(float(value)))
         if improved:
@@ -150,15 +163,16 @@ class RunCheckpoint(Checkpoint):
             for name, value in trainer.callback_metrics.items()
             if batches and not name.startswith("train/")
         }
-        partial = self._directory / ".last.ckpt.tmp"
-        with writing(self._directory):
+        last = self._directory.last
+        partial = last.with_name(f".{last.name}.tmp")
+        with writing(last.parent):
             trainer.save_checkpoint(partial)
             if trainer.is_global_zero:
                 with partial.open("rb+") as stream:
                     os.fsync(stream.fileno())
                 if best:
-                    _link(partial, self._directory / "best.ckpt")
-                partial.replace(self._directory / "last.ckpt")
+                    _link(partial, self._directory.best)
+                partial.replace(last)
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -194,6 +208,21 @@ class _Skipping(Sampler[Any]):
         for position, entry in enumerate(self._sampler):
             if position >= count:
                 yield entry
+
+
+def _not_validated(trainer: pl.Trainer) -> bool:
+    """Whether validation was due in this epoch and found nothing to do, as it always will."""
+    every = trainer.check_val_every_n_epoch
+    due = every is None or (trainer.current_epoch + 1) % every == 0
+    return due and not any(trainer.num_val_batches)
+
+
+def _unknown_monitor(name: str, logged: Mapping[str, Any]) -> ConfigError:
+    names = {item.removesuffix("_epoch") for item in logged if not item.endswith("_step")}
+    return ConfigError(
+        f"task.monitor={name} is not logged; there are: {', '.join(sorted(names)) or 'none'}",
+        remedy="name one of these, or leave task.monitor=null",
+    )
 
 
 def _samplers(loader: Any) -> list[Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from sparsepipe.results.files import write_text_atomic
+from sparsepipe.results.metrics import read_metrics
 from sparsepipe.runtime import group
 
 _KEYS = ("epoch", "step")
@@ -99,10 +100,7 @@ def mean_over_ranks(values: Mapping[str, float | Tensor]) -> dict[str, float]:
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics file; none if there is no file."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as stream:
-        return list(csv.DictReader(stream))
+    return read_metrics(path) if path.exists() else []
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

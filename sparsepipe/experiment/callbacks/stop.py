@@ -12,6 +12,8 @@ from sparsepipe.experiment.callbacks.checkpoint import RunCheckpoint
 from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.runtime import group
 from sparsepipe.runtime.launch import Stopped
+from sparsepipe.runtime.stops import StopAgreement
+from sparsepipe.strategies import PipelineStrategy
 
 
 class StopOnSignal(pl.Callback):
@@ -28,12 +30,15 @@ class StopOnSignal(pl.Callback):
     def __init__(self, watch: SignalWatch, checkpoint: RunCheckpoint) -> None:
         self._watch = watch
         self._checkpoint = checkpoint
+        self._agreement: StopAgreement | None = None
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Lightning has put its own handler in place of ours by now.
         self._watch.install()
         self._watch.deferred = True
+        if isinstance(trainer.strategy, PipelineStrategy):
+            self._agreement = StopAgreement(spread=2 * trainer.world_size)
 
     @override
     def on_train_batch_end(
@@ -50,9 +55,16 @@ class StopOnSignal(pl.Callback):
             return  # a checkpoint does not hold gradients
         if _validation_follows(trainer, batch_idx):
             return  # Lightning would leave it out when the run goes on
-        if group.any_rank(self._watch.signum is not None):
+        if self._all_stop(trainer.global_step):
             self._checkpoint.save(trainer, epoch=trainer.current_epoch, batches=batch_idx + 1)
             raise Stopped(self._watch.signum or signal.SIGTERM)
+
+    def _all_stop(self, step: int) -> bool:
+        """Ranks of a pipeline are some steps apart and must not wait for each other to ask."""
+        asked = self._watch.signum is not None
+        if self._agreement is None:
+            return group.any_rank(asked)
+        return self._agreement.reached(step, asked=asked)
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

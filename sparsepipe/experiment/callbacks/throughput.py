@@ -65,7 +65,8 @@ class Throughput(pl.Callback):
     ) -> None:
         now_s = time.perf_counter()
         shapes = batch_size_of(batch)
-        rate = trainer.world_size * shapes / max(now_s - self._last_s, 1e-9)
+        readers = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
+        rate = readers * shapes / max(now_s - self._last_s, 1e-9)
         self.shapes_per_s = rate if not self._shapes else 0.9 * self.shapes_per_s + 0.1 * rate
         self._shapes += shapes
         self._last_s = now_s

@@ -92,6 +92,16 @@ class VectorData(pl.LightningDataModule):
         return self._loader("test", 3)
 
 
+class AnonymousData(VectorData):
+    """Data somewhere on the disk that cannot tell their fingerprint."""
+
+    fingerprint = None
+
+    def __init__(self, *, root: str, **settings) -> None:
+        super().__init__(**settings)
+        self.root = root
+
+
 def mlp(*, num_classes: int, width: int = 8, dropout: float = 0.0, norm: bool = False):
     """Layers for the house's classifier."""
     norms = [nn.BatchNorm1d(width)] if norm else []
@@ -132,6 +142,16 @@ class StopTest(pl.Callback):
             mark.parent.mkdir(exist_ok=True)
             mark.touch()
             os.kill(os.getpid(), signal.SIGINT)
+
+
+class LongTest(pl.Callback):
+    """A test that takes a minute the first time and says when it has begun."""
+
+    def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        mark = Path("in-test")
+        if not mark.exists():
+            mark.touch()
+            time.sleep(60)
 
 
 class LongStep(pl.Callback):

@@ -1,0 +1,154 @@
+"""How a configuration wants a model to be split: ``parallel.plan``, before there is a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytorch_lightning as pl
+from torch import nn
+
+from sparsepipe.errors import ConfigError, PlanError
+from sparsepipe.experiment.outputs import expanded
+from sparsepipe.experiment.schema import PlanChoice
+from sparsepipe.experiment.signature import parameters_of
+from sparsepipe.schedule import Plan
+from sparsepipe.strategies.pipeline.layers import find_layers
+
+_HANDED_ON = ("config", "cuts", "balance")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """What is said about a plan.
+
+    Args:
+        config: devices of each stage, such as ``"2-1"``; None: one device a stage.
+        cuts: first layer of each stage but the first; None: equal shares.
+        balance: what is shared evenly where there are no cuts.
+        num_layers: layers that a plan file is for.
+    """
+
+    config: str | None
+    cuts: tuple[int, ...] | None
+    balance: str
+    num_layers: int | None = None
+
+    @property
+    def num_ranks(self) -> int | None:
+        """Devices that it takes; None where it suits any number.
+
+        Raises:
+            PlanError: ``config`` does not tell.
+        """
+        if self.config is None:
+            return None if self.cuts is None else len(self.cuts) + 1
+        parts = self.config.split("-")
+        # As many layers as stages fit any config; its form is what is checked here.
+        return Plan.of(
+            config=self.config, cuts=range(1, len(parts)), num_layers=len(parts)
+        ).num_ranks
+
+    def check(self, *, num_layers: int) -> None:
+        """Refuses what does not fit a model.
+
+        Raises:
+            PlanError: the plan covers other layers than the model has.
+        """
+        if self.num_layers not in (None, num_layers):
+            raise PlanError(
+                f"the plan covers {self.num_layers} layers, the model has {num_layers}",
+                remedy="make a plan for this model, or choose the model that it was made for",
+            )
+        if self.cuts is not None:
+            config = self.config or "-".join("1" for _ in range(len(self.cuts) + 1))
+            Plan.of(config=config, cuts=self.cuts, num_layers=num_layers)
+
+    def name(self, rank: int, *, ranks: int) -> str:
+        """A rank and its stage in words.
+
+        Args:
+            rank: which.
+            ranks: how many there are.
+        """
+        config = self.config or "-".join("1" * ranks)
+        parts = config.split("-")
+        plan = Plan.of(config=config, cuts=range(1, len(parts)), num_layers=len(parts))
+        return f"rank {rank} (stage {plan.stage_of(rank)})"
+
+    def arguments(self) -> dict[str, Any]:
+        """For a strategy that splits models."""
+        cuts = None if self.cuts is None else list(self.cuts)
+        return {"config": self.config, "cuts": cuts, "balance": self.balance}
+
+
+def division_of(config: Mapping[str, Any], *, kept: Path | None = None) -> Division | None:
+    """What ``parallel.plan`` says; None where models are not split.
+
+    Args:
+        config: resolved and checked.
+        kept: the plan with which a run has begun, if it has. It goes on with that: shares of
+            FLOPs depend on the batch they are counted on, and weights on the plan.
+
+    Raises:
+        ConfigError: it is said in the wrong place, twice, or to a strategy that cannot split.
+        PlanError: the plan file is missing or is none.
+    """
+    parallel = config["parallel"]
+    plan, strategy = parallel.get("plan"), parallel["strategy"] or {}
+    splits = bool(strategy) and {"config", "cuts"} <= set(parameters_of(strategy["_target_"]).types)
+    if splits and (misplaced := [name for name in _HANDED_ON if name in strategy]):
+        raise ConfigError(
+            f"parallel.strategy.{misplaced[0]} is set", remedy=f"set parallel.plan.{misplaced[0]}"
+        )
+    if plan is None:
+        return None
+    if not splits:
+        raise ConfigError(
+            "parallel.plan is set, and parallel.strategy splits no model",
+            remedy="choose parallel=pipeline or parallel=mp, or leave parallel.plan out",
+        )
+    chosen = PlanChoice(**plan)
+    if kept is not None and kept.exists():
+        return _from_file(kept, balance=chosen.balance)
+    if chosen.file is not None:
+        for name in ("config", "cuts"):
+            if getattr(chosen, name) is not None:
+                raise ConfigError(
+                    f"parallel.plan has both file and {name}",
+                    remedy="set one of them and the other to null",
+                )
+        return _from_file(expanded(chosen.file), balance=chosen.balance)
+    return Division(
+        config=None if chosen.config is None else str(chosen.config),
+        cuts=None if chosen.cuts is None else tuple(chosen.cuts),
+        balance=chosen.balance,
+    )
+
+
+def _from_file(path: Path, *, balance: str) -> Division:
+    try:
+        read = Plan.from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(
+            f"the plan file {path} cannot be read: {error.strerror}",
+            remedy="correct parallel.plan.file",
+        ) from error
+    except PlanError as error:
+        raise PlanError(f"{path}: {error.message}", remedy=error.remedy) from error
+    return Division(config=read.config, cuts=read.cuts, balance=balance, num_layers=read.num_layers)
+
+
+def check_division(config: Mapping[str, Any], module: pl.LightningModule) -> None:
+    """Refuses a plan that does not fit the model.
+
+    Raises:
+        PlanError: it covers other layers.
+        ConfigError: the model has no layers to split.
+    """
+    division = division_of(config)
+    if division is not None:
+        name = find_layers(module, config["parallel"]["strategy"].get("layers"))
+        division.check(num_layers=len(cast(nn.Sequential, module.get_submodule(name))))

@@ -1,0 +1,58 @@
+"""Faults for tests: one rank dies, stands still or raises at a chosen place, once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytorch_lightning as pl
+
+MARK = Path("injected")
+
+
+class Injection(pl.Callback):
+    """Acts once in a directory's life.
+
+    Args:
+        rank: whom it happens to.
+        place: ``start`` (before the network is split), ``batch`` (as a training step begins),
+            ``update`` (within a step or a drain, before the optimizer's), ``validation`` (as
+            a batch begins), ``checkpoint`` (while one is put together).
+        signum: what the process sends to itself; 0 raises an exception instead.
+        epoch: in which epoch.
+        count: at which batch or update of that epoch on this rank.
+    """
+
+    def __init__(self, *, rank: int, place: str, signum: int, epoch: int = 0, count: int = 0):
+        self.rank, self.place, self.signum = rank, place, signum
+        self.epoch, self.count = epoch, count
+        self.updates = 0
+
+    def act(self, trainer, place: str, count: int) -> None:
+        here = (trainer.global_rank, place, trainer.current_epoch, count)
+        if here != (self.rank, self.place, self.epoch, self.count) or MARK.exists():
+            return
+        MARK.touch()
+        if self.signum == 0:
+            raise ValueError("somebody's own mistake")
+        os.kill(os.getpid(), self.signum)
+
+    def setup(self, trainer, pl_module, stage):
+        if stage == "fit":
+            self.act(trainer, "start", self.count)
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.updates = 0
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.act(trainer, "batch", batch_idx)
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.act(trainer, "update", self.updates)
+        self.updates += 1
+
+    def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        self.act(trainer, "validation", batch_idx)
+
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+        self.act(trainer, "checkpoint", self.count)

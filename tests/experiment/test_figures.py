@@ -1,0 +1,109 @@
+"""When pictures of a test are made, and of how much at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from sparsepipe.experiment import evaluate, figures, train
+from sparsepipe.experiment.rundir import RunDir
+
+SHAPES = 30
+
+
+class Grids(pl.LightningDataModule):
+    """One voxel a shape, at (number, 0, 0)."""
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        occupied = torch.eye(SHAPES)[:, None, :, None, None].expand(-1, 1, -1, 2, 2)
+        shapes: Any = [{"input": occupied[i], "label": i % 2, "index": i} for i in range(SHAPES)]
+        return DataLoader(shapes, batch_size=5)
+
+
+class Reader(pl.LightningModule):
+    """Reads a shape's number from its grid; notes how many it is given."""
+
+    class_names = ("even", "odd")
+    test_confusion = torch.eye(2, dtype=torch.int64)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[tuple[str, int]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.events.append(("forward", len(x)))
+        return x[:, 0, :, 0, 0].argmax(dim=1)
+
+    def predict_step(self, batch: dict[str, Tensor], batch_idx: int = 0) -> dict[str, Tensor]:
+        number = self(batch["input"])
+        return {
+            "label": batch["label"],
+            "prediction": number % 2,
+            "probability": number / 100,
+        }
+
+    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+        self.events.append(("place", len(batch["label"])))
+        return batch
+
+
+def test_the_gallery_is_predicted_in_batches_of_the_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[str, Any] = {}
+
+    def gallery(shapes: Any, labels: Any, predictions: Any, *rest: Any, probabilities: Any) -> None:
+        drawn.update(shapes=shapes, labels=labels, predictions=predictions, rest=rest)
+        drawn["numbers"] = [round(100 * p) for p in probabilities]
+
+    monkeypatch.setattr("sparsepipe.results.gallery.prediction_gallery", gallery)
+    module = Reader()
+    run: Any = SimpleNamespace(directory=RunDir(tmp_path))
+    figures.draw_test(run, module, Grids(), gallery=12)
+    assert max(count for _, count in module.events) <= 5
+    numbers = drawn["numbers"]
+    assert len(numbers) == 12
+    assert (numbers[0], numbers[-1]) == (0, SHAPES - 1)
+    assert drawn["labels"] == drawn["predictions"] == [number % 2 for number in numbers]
+    assert [int(np.unique(shape[:, 0]).item()) for shape in drawn["shapes"]] == numbers
+
+
+def test_one_batch_at_a_time_is_placed_for_timing() -> None:
+    module = Reader()
+    trainer: Any = SimpleNamespace(
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+        precision_plugin=SimpleNamespace(predict_step_context=torch.no_grad),
+    )
+    rate = evaluate.inference_rate(trainer, module, Grids(), warmup=2, timed=3)
+    assert rate > 0
+    assert module.events == [("place", 5), ("forward", 5)] * 5
+
+
+@pytest.mark.parametrize("task", ["train", "evaluate"])
+def test_a_picture_that_fails_costs_no_result(
+    job: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    """And no rank waits for a picture: the result is what they make together."""
+    settings = ["trainer.max_epochs=1"]
+    if task == "evaluate":
+        settings += [f"checkpoint={job(*settings)}", "task=evaluate"]
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no picture")
+
+    module = train if task == "train" else evaluate
+    monkeypatch.setattr(module, "draw_test", fail)
+    with pytest.raises(RuntimeError, match="no picture"):
+        job(*settings, "name=pictureless")
+    (directory,) = Path("outputs/pictureless").glob("[!.]*")
+    assert (directory / "result.json").exists()
+    assert not (directory / "DONE.json").exists()

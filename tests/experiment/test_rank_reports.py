@@ -1,0 +1,33 @@
+"""Where the ranks of a run leave their reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparsepipe.errors import SparsePipeError
+from sparsepipe.experiment import job as module
+
+DP = ("parallel=dp", "parallel.devices=2", "hardware.accelerator=cpu")
+
+
+def test_reports_are_not_on_the_disk_of_the_results(
+    job: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That this one is full may be what there is to report."""
+    found: list[Path] = []
+
+    def launch(*_: Any, reports: Path, **__: Any) -> None:
+        (reports / "rank0.json").touch()
+        found.append(reports)
+        raise SparsePipeError("a rank failed", remedy="look")
+
+    monkeypatch.setattr(module, "launch", launch)
+    with pytest.raises(SparsePipeError, match="a rank failed"):
+        job(*DP)
+    (reports,) = found
+    assert not reports.is_relative_to(tmp_path)
+    assert not reports.exists()
