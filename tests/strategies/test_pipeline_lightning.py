@@ -47,8 +47,8 @@ def alone(rank: int) -> list[Any]:
 
 
 def test_one_stage_is_a_plain_trainer_bit_for_bit() -> None:
-    """Left to Lightning, and through the worker as well."""
-    ((plain, *rest),) = run(alone, 1)
+    """Left to Lightning, and through the worker as well; also after ``seed_everything``."""
+    ((plain, *rest),) = run(alone, 1, environment={"PL_GLOBAL_SEED": "1"})
     for other in rest:
         assert all(torch.equal(value, other[0][name]) for name, value in plain[0].items())
         assert other[1:] == plain[1:]

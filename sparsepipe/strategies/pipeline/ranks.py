@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning_fabric.utilities.seed import reset_seed
 from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 from typing_extensions import override
@@ -64,7 +63,8 @@ class StagedRanks(DDPStrategy):
 
     @override
     def setup_distributed(self) -> None:
-        reset_seed()
+        # Unlike DDP, no seed is set again: draws go on where the script left them, as on
+        # one device.
         self.set_world_ranks()
         environment = self.cluster_environment
         assert environment is not None
