@@ -10,8 +10,7 @@
 ``run`` returns what the ranks returned, or ends all of them and raises the first
 failure. ``outcomes`` is for tests of failures: it tells how each rank ended. Ranks are
 forked by a small server that has imported torch, so that they start within milliseconds;
-they inherit this process's environment (but for the seed that a test before may have
-set), and no process outlives the call.
+they inherit this process's environment, and no process outlives the call.
 """
 
 from __future__ import annotations
@@ -151,9 +150,8 @@ def _start(
     store: TCPStore | None,
 ) -> _Started:
     store = store or new_store()
-    inherited = {k: v for k, v in os.environ.items() if k != "PL_GLOBAL_SEED"}
     shared = {
-        **inherited,
+        **os.environ,
         "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),

@@ -1,4 +1,4 @@
-"""Real ranks are started by the runtime's tests' own helper; all compute with one thread."""
+"""Real ranks are started by the runtime's tests' own helper, on equal terms with a replay."""
 
 from __future__ import annotations
 
@@ -19,3 +19,9 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _no_seed_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of the house in this process sets Lightning's seed, which samplers read."""
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
