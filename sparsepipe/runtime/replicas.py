@@ -12,14 +12,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.ordered_sum import OrderedSum
 
 
 class Replicas:
     """The replicas of a stage.
 
-    Sums are made once for each element and handed to all, so that every replica goes on
-    with the same bits (gloo and NCCL reduce in a ring or along a tree, and send out the
-    result).
+    Gradients are added in the order of the replicas, once for each element: every replica
+    goes on with the same bits, which are those of one process that averages the same
+    gradients.
 
     Args:
         group: theirs; None for a stage without replicas, where gradients stay as they are.
@@ -34,8 +35,7 @@ class Replicas:
     ) -> None:
         self._group = group
         self._parameters = dict(parameters)
-        self._flat: Tensor | None = None
-        self._wire: Tensor | None = None
+        self._sum: OrderedSum | None = None
         for name, parameter in self._parameters.items():
             if parameter.is_complex() and group is not None:
                 raise ConfigError(
@@ -70,7 +70,7 @@ class Replicas:
             return dict(gradients)
         assert gradients.keys() == self._parameters.keys() or not (minibatches or gradients)
         flat = self._filled(gradients, minibatches)
-        self._reduce(flat)
+        self._made_sum().reduce()
         total = int(flat[-1])
         assert total > 0, "a round has at least one minibatch"
         *_, present, _ = flat.split_with_sizes(self._sizes())
@@ -89,7 +89,7 @@ class Replicas:
 
     def _filled(self, gradients: Mapping[str, Tensor | None], minibatches: int) -> Tensor:
         """The flat buffer with this replica's share of the sums."""
-        flat = self._buffer()
+        flat = self._made_sum().values
         *slots, present, count = flat.split_with_sizes(self._sizes())
         has_gradient = []
         for (name, parameter), slot in zip(self._parameters.items(), slots, strict=True):
@@ -105,24 +105,16 @@ class Replicas:
         count.fill_(minibatches)
         return flat
 
-    def _buffer(self) -> Tensor:
-        if self._flat is None:
+    def _made_sum(self) -> OrderedSum:
+        if self._sum is None:
+            assert self._group is not None
             dtypes = {parameter.dtype for parameter in self._parameters.values()}
             dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-            device = next((p.device for p in self._parameters.values()), torch.device("cpu"))
-            self._flat = torch.empty(sum(self._sizes()), dtype=dtype, device=device)
-        return self._flat
-
-    def _reduce(self, flat: Tensor) -> None:
-        """Sums over the replicas, in place; gloo is given host memory."""
-        if flat.device.type == "cpu" or dist.get_backend(self._group) != "gloo":
-            dist.all_reduce(flat, group=self._group)
-            return
-        if self._wire is None:
-            self._wire = torch.empty_like(flat, device="cpu", pin_memory=True)
-        self._wire.copy_(flat)
-        dist.all_reduce(self._wire, group=self._group)
-        flat.copy_(self._wire)
+            device = next(p.device for p in self._parameters.values())
+            self._sum = OrderedSum(
+                self._group, length=sum(self._sizes()), dtype=dtype, device=device
+            )
+        return self._sum
 
     def average_statistics_(self, buffers: Iterable[Tensor]) -> None:
         """Makes buffers equal on all replicas, in place; a collective, for drains.
@@ -136,32 +128,41 @@ class Replicas:
         if self._group is None:
             return
         every = list(buffers)
-        floats = [buffer for buffer in every if buffer.is_floating_point()]
-        others = [b for b in every if not (b.is_floating_point() or b.is_complex())]
-        # In double precision a mean of equal float32 values is that value.
-        self._combine(floats, torch.float64, dist.ReduceOp.SUM, divisor=self.count)
-        self._combine(others, torch.int64, dist.ReduceOp.MAX)
+        self._average([buffer for buffer in every if buffer.is_floating_point()])
+        self._take_largest([b for b in every if not (b.is_floating_point() or b.is_complex())])
 
-    @torch.no_grad()
-    def _combine(
-        self,
-        buffers: list[Tensor],
-        dtype: torch.dtype,
-        operation: dist.ReduceOp.RedOpType,
-        *,
-        divisor: int = 1,
-    ) -> None:
+    def _average(self, buffers: list[Tensor]) -> None:
+        if not buffers:
+            return
+        assert self._group is not None
+        length = sum(buffer.numel() for buffer in buffers)
+        # In double precision a mean of equal float32 values is that value.
+        total = OrderedSum(
+            self._group, length=length, dtype=torch.float64, device=buffers[0].device
+        )
+        total.values.copy_(_flattened(buffers, torch.float64))
+        total.reduce()
+        _fill(buffers, total.values / self.count)
+
+    def _take_largest(self, buffers: list[Tensor]) -> None:
         if not buffers:
             return
         on_host = dist.get_backend(self._group) == "gloo"
         device = torch.device("cpu") if on_host else buffers[0].device
-        flat = torch.cat([b.detach().reshape(-1).to(device, dtype) for b in buffers])
-        dist.all_reduce(flat, op=operation, group=self._group)
-        if divisor != 1:
-            flat /= divisor
-        parts = flat.split_with_sizes([buffer.numel() for buffer in buffers])
-        for buffer, part in zip(buffers, parts, strict=True):
-            buffer.copy_(part.view(buffer.shape))
+        flat = _flattened(buffers, torch.int64).to(device)
+        dist.all_reduce(flat, op=dist.ReduceOp.MAX, group=self._group)
+        _fill(buffers, flat)
+
+
+def _flattened(buffers: list[Tensor], dtype: torch.dtype) -> Tensor:
+    return torch.cat([buffer.detach().reshape(-1).to(dtype) for buffer in buffers])
+
+
+@torch.no_grad()
+def _fill(buffers: list[Tensor], flat: Tensor) -> None:
+    parts = flat.split_with_sizes([buffer.numel() for buffer in buffers])
+    for buffer, part in zip(buffers, parts, strict=True):
+        buffer.copy_(part.view(buffer.shape))
 
 
 def _in_layout_of(parameter: nn.Parameter, slot: Tensor) -> Tensor:

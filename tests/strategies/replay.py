@@ -123,7 +123,7 @@ class Replay:
             return
         for parameter, *gradients in zip(self.masters[stage], *done, strict=True):
             present = [g for g in gradients if g is not None]
-            parameter.grad = torch.stack(present).sum(0) / len(done) if present else None
+            parameter.grad = sum(present) / len(done) if present else None  # type: ignore[assignment]
         if rate is not None:
             for group in optimizer.param_groups:
                 group["lr"] = rate

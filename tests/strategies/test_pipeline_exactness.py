@@ -36,7 +36,6 @@ class Case:
     batches: int = 7  # of each reader
     epochs: int = 2
     step_size: int = 0  # of a schedule that halves the learning rate
-    double: bool = False
 
     @property
     def cuts(self) -> list[int]:
@@ -56,7 +55,6 @@ def train(rank: int, cases: Sequence[Case]) -> list[Any]:
     found = []
     for case in cases:
         net = make_net(case.net, optimizer=case.optimizer, step_size=case.step_size)
-        net = net.double() if case.double else net
         loader = make_loader(case.net, batches=case.batches * case.replicas[0])
         trainer = pipeline_trainer(
             case.config,
@@ -90,7 +88,6 @@ def schedule_version(case: Case, stage: int, minibatch: int) -> int:
 def replayed(case: Case, segments: Sequence[Sequence[Any]]) -> tuple[Replay, list[float]]:
     """The oracle, and its losses of the last epoch, on what the ranks recorded."""
     net = make_net(case.net)
-    net = net.double() if case.double else net
     oracle = Replay(
         net.layers,
         bounds=[0, *case.cuts, len(net.layers)],
@@ -105,8 +102,6 @@ def replayed(case: Case, segments: Sequence[Sequence[Any]]) -> tuple[Replay, lis
 
 def replay_epoch(case: Case, oracle: Replay, epoch: int, records: Sequence[Any]) -> list[float]:
     batches = epoch_batches(case, epoch)
-    if case.double:
-        batches = [(x.to(torch.float64), y) for x, y in batches]
     versions = recorded_versions(case, records, minibatches=len(batches))
     check_staleness(case, versions)
 
@@ -172,27 +167,17 @@ def check_staleness(case: Case, versions: dict[tuple[int, int], int]) -> None:
 def check(case: Case, found: Sequence[Any]) -> None:
     oracle, losses = replayed(case, [segments for _, segments, _ in found])
     expected = oracle.state()
-    # A sum of three depends on its order, which is gloo's own affair. Of two it does not.
-    exact = max(case.replicas) <= 2
     mean = torch.tensor(0.0)
     for loss in losses:
         mean = mean + torch.tensor(loss) * BATCH
     mean = mean / (BATCH * len(losses))
     for state, _, logged in found:
         assert logged == found[0][2], "ranks differ"
-        assert logged == pytest.approx(float(mean), rel=0 if exact else 1e-6)
+        assert logged == float(mean)
         assert state.keys() == expected.keys()
         for name, value in state.items():
             assert torch.equal(value, found[0][0][name]), "ranks differ"
-            assert not exact or torch.equal(value, expected[name]), f"{case}: {name}"
-        assert relative_difference(state, expected) <= 1e-6, case
-
-
-def relative_difference(state: dict[str, Any], expected: dict[str, Any]) -> float:
-    """Of all weights together: some are nearly 0, as biases are that have no effect."""
-    names = [name for name, value in expected.items() if value.is_floating_point()]
-    ours, theirs = (torch.cat([s[n].double().flatten() for n in names]) for s in (state, expected))
-    return float((ours - theirs).norm() / theirs.norm())
+            assert torch.equal(value, expected[name]), f"{case}: {name}"
 
 
 def check_all(cases: Sequence[Case]) -> None:
@@ -218,7 +203,7 @@ COVERING = [
     Case("2-1-1", batches=3, optimizer="decay"),
     Case("1-3-1", batches=7),
     Case("2-3", optimizer="adam", batches=3),
-    Case("1-3-1", net="sparse", optimizer="adam", batches=4, double=True),
+    Case("1-3-1", net="sparse", optimizer="adam", batches=4),
 ]
 
 
@@ -237,10 +222,8 @@ def test_weights_are_those_of_a_replay(cases: list[Case]) -> None:
 @pytest.mark.parametrize("net", ["dense", "sparse"])
 @pytest.mark.parametrize("config", PLANS)
 def test_all_combinations(config: str, net: str) -> None:
-    """In double precision where three are summed: few sites a norm make rounding grow fast."""
-    double = "3" in config
     cases = [
-        Case(config, net=net, optimizer=optimizer, mode=mode, batches=batches, double=double)
+        Case(config, net=net, optimizer=optimizer, mode=mode, batches=batches)
         for optimizer in OPTIMIZERS
         for mode in ("stash", "vertical_sync", "spectrain")
         for batches in (4, 5)
