@@ -132,3 +132,48 @@ def test_a_checkpoint_within_an_epoch_is_of_a_drained_pipeline(tmp_path: Path) -
     saved = torch.load(tmp_path / "step=3.ckpt")
     counts = {int(entry["step"]) for entry in saved["optimizer_states"][0]["state"].values()}
     assert counts == {3}
+
+
+def save_afterwards(rank: int, directory: Path, config: str, optimizer: str) -> None:
+    """What a script saves when its run has ended, also after an evaluation, and within one."""
+    net = make_net("dense", optimizer=optimizer, step_size=4)
+    trainer = pipeline_trainer(
+        config,
+        CUTS[config],
+        max_epochs=1,
+        enable_checkpointing=True,
+        callbacks=[ModelCheckpoint(directory, filename="{epoch}")],
+    )
+    loader = make_loader("dense", batches=STEPS * int(config[0]))
+    trainer.fit(net, loader)
+    trainer.save_checkpoint(directory / "fitted.ckpt")
+    trainer.callbacks.append(StateAtEnd(directory / "within.ckpt"))  # type: ignore[attr-defined]
+    trainer.validate(net, loader, verbose=False)
+    trainer.save_checkpoint(directory / "validated.ckpt")
+
+
+class StateAtEnd(pl.Callback):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.save_checkpoint(self._path)
+
+
+@pytest.mark.parametrize(
+    ("config", "optimizer"),
+    [("1-1", "adam"), pytest.param("2-1", "groups", marks=pytest.mark.full)],
+)
+def test_what_is_saved_after_a_run_is_whole(config: str, optimizer: str, tmp_path: Path) -> None:
+    run(save_afterwards, ranks_of(config), tmp_path, config, optimizer)
+    ordinary = torch.load(tmp_path / "epoch=0.ckpt")
+    assert len(ordinary["optimizer_states"][0]["state"]) == 8
+    for name in ("fitted", "within", "validated"):
+        late = torch.load(tmp_path / f"{name}.ckpt")
+        for part in ("state_dict", "optimizer_states", "lr_schedulers"):
+            assert same(late[part], ordinary[part]), f"{name}: {part}"
+    resumed = [
+        start(tmp_path / "plain", "plain", resumed=tmp_path / f"{name}.ckpt", optimizer=optimizer)
+        for name in ("epoch=0", "fitted")
+    ]
+    assert same(resumed[0], resumed[1])

@@ -38,7 +38,8 @@ class PrunedOptimizer:
                 remedy="use an optimizer with a state for each parameter, such as SGD or AdamW",
             )
         self.optimizer = optimizer
-        self._sizes = [len(group["params"]) for group in optimizer.param_groups]
+        self._groups = [list(group["params"]) for group in optimizer.param_groups]
+        self._sizes = list(map(len, self._groups))
         self._numbers: list[list[int]] = []
         number = 0
         for group in optimizer.param_groups:
@@ -84,6 +85,19 @@ class PrunedOptimizer:
         """
         mine = self.local_state()
         return self.whole_state(collect(mine if holds else {}) or [mine])
+
+    def put_back(self, state: Mapping[int, Any]) -> None:
+        """Makes the optimizer one over the whole module again.
+
+        Args:
+            state: of the whole, by the parameters' numbers in it. What this rank has of its
+                own stays as it is.
+        """
+        for group, parameters in zip(self.optimizer.param_groups, self._groups, strict=True):
+            group["params"] = list(parameters)
+        for number, parameter in enumerate(p for group in self._groups for p in group):
+            if number in state and parameter not in self.optimizer.state:
+                self.optimizer.state[parameter] = state[number]
 
     def load(self, whole: State) -> None:
         """Takes this rank's part of a whole optimizer's state.

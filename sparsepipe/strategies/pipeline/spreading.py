@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 from torch import Tensor
 from torch.optim import Optimizer
 
+from sparsepipe.runtime import group
 from sparsepipe.runtime.whole import collect, spread_
 from sparsepipe.strategies.pipeline.layers import Placement, Share
 from sparsepipe.strategies.pipeline.optimizers import PrunedOptimizer
@@ -52,6 +53,11 @@ class SpreadModule:
         self.share.prune()
         self._pruned = None if optimizer is None else PrunedOptimizer(optimizer, owned=owned)
 
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether something is trained, so that the optimizer is spread as well."""
+        return self._pruned is not None
+
     def state_dict(self) -> dict[str, Any]:
         """The module's, under the names of one process: whole on rank 0, else this share."""
         mine = {
@@ -93,7 +99,13 @@ class SpreadModule:
         self.share.unprune()
 
     def fill(self) -> None:
-        """After :meth:`put_back`: every rank gets the values of the stages that own them."""
+        """After :meth:`put_back`: every rank gets the values of the stages that own them.
+
+        The optimizer is whole again too, so that what a script saves after a run is all of it.
+        """
         plan = self._placement.plan
         for stage in range(plan.num_stages):
             spread_(self._placement.tensors_of(stage), source=plan.rank_of(stage, 0))
+        if self._pruned is not None:
+            state = self.optimizer_state()["state"]
+            self._pruned.put_back(group.broadcast_object(state))

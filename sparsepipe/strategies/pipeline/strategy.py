@@ -143,6 +143,7 @@ class PipelineStrategy(PipelinedEvaluation):
             with refusals.one_optimizer():
                 self.setup_optimizers(trainer)
             refusals.check_optimizers(self.optimizers)
+            refusals.check_schedulers(self.lr_scheduler_configs)
         optimizer = self.optimizers[0] if fitting else None
         if not self._alone:
             self._spread = SpreadModule(
@@ -261,8 +262,8 @@ class PipelineStrategy(PipelinedEvaluation):
     @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         self.drain()
-        if self._spread is None:
-            return super().optimizer_state(optimizer)
+        if self._spread is None or not self._spread.has_optimizer:
+            return super().optimizer_state(optimizer)  # of the run before, and whole
         return self._spread.optimizer_state()
 
     @override
