@@ -13,6 +13,7 @@ VENV ?= .venv
 PIP_ARGS ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
+TEST_JOBS ?= 2
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -33,11 +34,12 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/sparsepipe experiment=demo $(DEMO_ARGS)
 
+# Tests run in TEST_JOBS processes with a thread each; those of several ranks start more.
 test: $(READY)
-	$(BIN)/python -m pytest -m "not full" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not full" -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 
 test-full: $(READY)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -159,6 +159,7 @@ def test_does_not_depend_on_the_order_of_rows():
 
 
 @pytest.mark.parametrize("channels", [1, 16])
+@pytest.mark.usefixtures("two_threads")
 def test_two_runs_give_the_same_bits(channels):
     case = Case((12, 12, 12), 2, 0.3, channels, 24, KernelSpec.of(3), seed=4)
     first, second = run(case, torch.float32), run(case, torch.float32)

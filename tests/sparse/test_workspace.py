@@ -83,6 +83,7 @@ def net(request):
     return NETWORKS[request.param]()
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_two_runs_over_several_blocks_give_the_same_bits(net):
     assert_same_bits(step(net, batch()), step(net, batch()))
 
