@@ -101,9 +101,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "interval": {"max_epochs": 2, "val_check_interval": 4, "check_val_every_n_epoch": None},
     "seldom": {"max_epochs": 2, "check_val_every_n_epoch": 2, "num_sanity_val_steps": 0},
     "fast": {"fast_dev_run": True},
-    "value": {"max_epochs": 1, "gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"},
-    "bf16": {"max_epochs": 1, "precision": "bf16-mixed"},
-    "overfit": {"max_epochs": 2, "overfit_batches": 2},
     "time": {"max_epochs": 3, "max_time": {"seconds": 60}},
     "anomaly": {"max_epochs": 1, "detect_anomaly": True},
     "least": {"max_epochs": 4, "min_epochs": 2, "val_check_interval": 2, "patience": 0},
@@ -116,7 +113,7 @@ def features(rank: int, config: str | None, directory: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, given in OPTIONS.items():
         options = dict(given)
-        net = make_net("dense", plateau=name == "interval")
+        net = make_net("dense")
         callbacks: list[pl.Callback] = [epochs := Epochs()]
         if "patience" in options:
             patience = options.pop("patience")

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
-from pipeline_cases import QUIET, Net, dense_layers, make_loader, make_net
+from pipeline_cases import QUIET, Net, dense_layers, make_loader, make_net, plain_trainer
 from processes import outcomes
 from pytorch_lightning import callbacks as lightning
+from pytorch_lightning.utilities.compile import from_compiled
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import PipelineStrategy
+from sparsepipe.strategies.pipeline.layers import check_initialised
+from sparsepipe.strategies.pipeline.optimizers import PrunedOptimizer
+from sparsepipe.strategies.pipeline.refusals import check_module, check_trainer
 
 
 class ByHand(Net):
@@ -36,6 +41,14 @@ class Tied(Net):
         first, second = nn.Linear(6, 6), nn.Linear(6, 6)
         second.weight = first.weight
         super().__init__(nn.Sequential(first, nn.ReLU(), second))
+
+
+class StepwisePlateau(Net):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        config = {"scheduler": plateau, "interval": "step", "monitor": "loss"}
+        return {"optimizer": optimizer, "lr_scheduler": config}
 
 
 class Nothing(Net):
@@ -77,16 +90,9 @@ REFUSALS = {
         "gives several optimizers", module=lambda: TwoOptimizers(dense_layers())
     ),
     "tied": Refusal("are one parameter", module=Tied, strategy=lambda: {"cuts": [1]}),
-    "on exception": Refusal(
-        "save_on_exception",
-        trainer=lambda: {
-            "callbacks": [lightning.ModelCheckpoint(save_on_exception=True)],
-            "enable_checkpointing": True,
-        },
-    ),
-    "averaging": Refusal(
-        "StochasticWeightAveraging averages",
-        trainer=lambda: {"callbacks": [lightning.StochasticWeightAveraging(0.1)]},
+    "plateau": Refusal(
+        "ReduceLROnPlateau looks after each step at a metric, 'loss'",
+        module=lambda: StepwisePlateau(dense_layers()),
     ),
     "stream": Refusal("number of batches", loader=lambda: DataLoader(Stream(), batch_size=4)),
     "no loss": Refusal("training_step returned NoneType", module=lambda: Nothing(dense_layers())),
@@ -103,21 +109,14 @@ REFUSALS = {
     ),
     "layers": Refusal("names no nn.Sequential", strategy=lambda: {"layers": "network"}),
     "ambiguous": Refusal("several nn.Sequential", module=Ambiguous),
-    "half": Refusal("scales the loss", trainer=lambda: {"precision": "16-mixed"}),
-    "clock": Refusal("is a time", trainer=lambda: {"val_check_interval": "00:00:01:00"}),
     "sync norm": Refusal("sync_batchnorm=true", trainer=lambda: {"sync_batchnorm": True}),
 }
 
 
 def refused(rank: int, name: str) -> None:
     case = REFUSALS[name]
-    if name == "half":  # Lightning has a scaler for CUDA only
-        plugin = pl.plugins.MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))
-        trainer_options: dict[str, Any] = {"plugins": [plugin]}
-    else:
-        trainer_options = case.trainer()
     strategy = PipelineStrategy(**{"timeout_s": 10, "balance": "parameters", **case.strategy()})
-    options = {**QUIET, "devices": 2, "max_epochs": 1, "strategy": strategy, **trainer_options}
+    options = {**QUIET, "devices": 2, "max_epochs": 1, "strategy": strategy, **case.trainer()}
     trainer = pl.Trainer(**options)
     trainer.fit(case.module(), case.loader(), make_loader("dense", batches=1))
 
@@ -133,6 +132,96 @@ def test_refused(name: str) -> None:
     for error in errors:
         assert REFUSALS[name].message in error.message
         assert error.remedy
+
+
+def half() -> pl.Trainer:
+    # Lightning has a scaler for CUDA only.
+    scaler = torch.amp.GradScaler("cpu")
+    return plain_trainer(plugins=[pl.plugins.MixedPrecision("16-mixed", "cpu", scaler=scaler)])
+
+
+def calling(callback: pl.Callback) -> Callable[[], pl.Trainer]:
+    return lambda: plain_trainer(callbacks=[callback], enable_checkpointing=True)
+
+
+TRAINERS: dict[str, Callable[[], pl.Trainer]] = {
+    "scales the loss": half,
+    "val_check_interval is a time": lambda: plain_trainer(val_check_interval="00:00:01:00"),
+    "ModelCheckpoint(train_time_interval=...) is a time": calling(
+        lightning.ModelCheckpoint(train_time_interval=timedelta(minutes=1))
+    ),
+    "ModelCheckpoint(save_on_exception=True)": calling(
+        lightning.ModelCheckpoint(save_on_exception=True)
+    ),
+    "OnExceptionCheckpoint saves when a rank fails": calling(
+        lightning.OnExceptionCheckpoint("somewhere")
+    ),
+    "GradientAccumulationScheduler accumulates": calling(
+        lightning.GradientAccumulationScheduler({4: 2})
+    ),
+    "BackboneFinetuning changes during training": calling(lightning.BackboneFinetuning()),
+    "ModelPruning changes parameters": calling(lightning.ModelPruning("l1_unstructured")),
+    "StochasticWeightAveraging averages": calling(lightning.StochasticWeightAveraging(0.1)),
+    "WeightAveraging averages": calling(lightning.WeightAveraging()),
+}
+
+
+@pytest.mark.parametrize("message", TRAINERS)
+def test_refused_trainers(message: str) -> None:
+    trainer = TRAINERS[message]()
+    with pytest.raises(ConfigError) as refused:
+        check_trainer(trainer, synchronises_norm=False)
+    assert message in refused.value.message
+    assert refused.value.remedy
+
+
+class OwnBackward(Net):
+    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        (2 * loss).backward()
+
+
+class TakesLoader(Net):
+    def training_step(self, dataloader_iter: Any) -> Any:
+        return super().training_step(next(dataloader_iter)[0], 0)
+
+
+def compiled() -> pl.LightningModule:
+    return from_compiled(torch.compile(make_net("dense")))
+
+
+def lazy() -> pl.LightningModule:
+    return Net(nn.Sequential(nn.LazyLinear(3), nn.ReLU()))
+
+
+def check(module: pl.LightningModule) -> None:
+    check_module(module, fitting=True)
+
+
+MODULES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "OwnBackward has a backward of its own": (lambda: OwnBackward(dense_layers()), check),
+    "TakesLoader.training_step takes the loader": (lambda: TakesLoader(dense_layers()), check),
+    "Net is compiled as a whole": (compiled, check),
+    "has no shape yet": (lazy, check_initialised),
+    "LBFGS evaluates the whole network": (
+        lambda: torch.optim.LBFGS(make_net("dense").parameters()),
+        lambda optimizer: PrunedOptimizer(optimizer, owned=[]),
+    ),
+}
+
+
+@pytest.mark.parametrize("message", MODULES)
+def test_refused_modules(message: str) -> None:
+    make, checked = MODULES[message]
+    made = make()
+    with pytest.raises(ConfigError) as refused:
+        checked(made)
+    assert message in refused.value.message
+    assert refused.value.remedy
+
+
+def test_what_matters_in_training_only_is_not_refused_in_evaluation() -> None:
+    check_module(OwnBackward(dense_layers()), fitting=False)
+    check_module(ByHand(), fitting=False)
 
 
 def test_more_stages_than_layers() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.callbacks import Checkpoint, Timer
+from pytorch_lightning.callbacks.timer import Interval
 from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities import rank_zero_info
 from typing_extensions import override
 
 from sparsepipe.runtime import group
@@ -29,6 +31,8 @@ class LoopPatches:
       the signal's handler. Off.
     - A stop that one rank wishes, or a signal that came to it, takes effect on all ranks
       after the same step, see :class:`StopAgreement`; the pipeline drains there.
+    - A Timer (``max_time``) broadcasts after each step whether its time is over. Rank 0 asks
+      for a stop instead.
     - Where one rank reads, its loader stays as the user made it.
     - Stand-ins for batches do not go through the user's hooks for batches.
 
@@ -45,6 +49,7 @@ class LoopPatches:
         self._connector = trainer._accelerator_connector
         self._sampling = self._connector.use_distributed_sampler
         self._callbacks = (_First(owner), _Last(self))
+        self._timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
         self._standing = False
         ranks = sum(owner.replicas)
         self._stop = StopAgreement(spread=2 * ranks)
@@ -58,6 +63,8 @@ class LoopPatches:
         trainer._signal_connector._sigterm_notifier_fn = self._notice  # type: ignore[method-assign]
         for name in ("_on_before_batch_transfer", "_apply_batch_transfer_handler"):
             object.__setattr__(self._module, name, _guarded(getattr(self._module, name)))
+        for timer in self._timers:
+            timer.on_train_batch_end = _asking(timer)  # type: ignore[method-assign]
         first, last = self._callbacks
         trainer.callbacks = [first, *trainer.callbacks, last]  # type: ignore[attr-defined]
 
@@ -69,6 +76,8 @@ class LoopPatches:
         self._trainer._signal_connector.__dict__.pop("_sigterm_notifier_fn", None)
         for name in ("_on_before_batch_transfer", "_apply_batch_transfer_handler"):
             self._module.__dict__.pop(name, None)
+        for timer in self._timers:
+            timer.__dict__.pop("on_train_batch_end", None)
         ours, trainer = self._callbacks, self._trainer
         kept = [callback for callback in trainer.callbacks if callback not in ours]  # type: ignore[attr-defined]
         trainer.callbacks = kept  # type: ignore[attr-defined]
@@ -127,6 +136,25 @@ class _Last(Checkpoint):
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._patches.stop_for_all()
+
+
+def _asking(timer: Timer) -> Any:
+    """What a Timer does after a step, but that rank 0 alone looks at its clock."""
+    over = False
+
+    def on_train_batch_end(trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        nonlocal over
+        if not trainer.is_global_zero or timer._interval != Interval.step:
+            return
+        left_s = timer.time_remaining()
+        if left_s is None or left_s > 0:
+            return
+        trainer.should_stop = True
+        if timer._verbose and not over:
+            rank_zero_info("Time limit reached. All ranks stop within some steps.")
+        over = True
+
+    return on_train_batch_end
 
 
 def _guarded(hook: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from pytorch_lightning.callbacks import (
 )
 from pytorch_lightning.utilities.model_helpers import is_overridden
 from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
+from pytorch_lightning.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 
 from sparsepipe.errors import ConfigError
@@ -45,6 +46,8 @@ _CALLBACKS: Mapping[type[Callback], tuple[str, str]] = {
     ),
 }
 
+_CLOCKS = "and the ranks' clocks would disagree on the step"
+
 
 def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
     """Refuse settings of the Trainer.
@@ -66,7 +69,7 @@ def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
         )
     if getattr(trainer, "_val_check_time_interval", None) is not None:
         raise ConfigError(
-            "val_check_interval is a time, and the ranks' clocks would disagree on the step",
+            f"val_check_interval is a time, {_CLOCKS}",
             remedy="give a number of batches or a fraction of an epoch",
         )
     if synchronises_norm:
@@ -84,6 +87,11 @@ def _check_callback(callback: Callback) -> None:
             "ModelCheckpoint(save_on_exception=True): a checkpoint needs all ranks, and one of "
             "them has failed",
             remedy="leave it out; every_n_train_steps limits what a failure costs",
+        )
+    if getattr(callback, "_train_time_interval", None) is not None:
+        raise ConfigError(
+            f"{type(callback).__name__}(train_time_interval=...) is a time, {_CLOCKS}",
+            remedy="give every_n_train_steps, a number of batches",
         )
     for kind, (why, remedy) in _CALLBACKS.items():
         if isinstance(callback, kind):
@@ -152,6 +160,21 @@ def check_optimizers(optimizers: list[Optimizer]) -> None:
             f"configure_optimizers gives {len(optimizers)} optimizers of torch",
             remedy="give one; it may have groups of parameters with their own options",
         )
+
+
+def check_schedulers(schedulers: Iterable[LRSchedulerConfig]) -> None:
+    """Refuse schedulers that would do something else on each rank.
+
+    Raises:
+        ConfigError: one looks at a metric after each step.
+    """
+    for config in schedulers:
+        if config.reduce_on_plateau and config.interval == "step":
+            raise ConfigError(
+                f"{type(config.scheduler).__name__} looks after each step at a metric, "
+                f"{config.monitor!r}, which ranks come to know at different steps",
+                remedy="set its interval to 'epoch'",
+            )
 
 
 def check_output(output: Any) -> torch.Tensor:

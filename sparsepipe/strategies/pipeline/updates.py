@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping
 
 import pytorch_lightning as pl
 from pytorch_lightning.plugins.precision import Precision
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.strategies.pipeline.options import PastOptions
+
+_REMEDY = "use an optimizer that takes one gradient for an update, such as SGD or AdamW"
 
 
 class Updates:
@@ -36,13 +39,11 @@ class Updates:
         self._parameters = parameters
         self._optimizer = optimizer
         self._precision = precision
-        self._options: dict[int, list[dict[str, Any]]] = {}
+        self._options = PastOptions(optimizer)
 
     def note(self, step: int) -> None:
         """Remembers the options as those of a step; steps count from 0 after a drain."""
-        if step == 0:
-            self._options.clear()
-        self._options[step] = [_options(group) for group in self._optimizer.param_groups]
+        self._options.note(step)
 
     def apply(self, gradients: Mapping[str, Tensor | None], *, loss: Tensor, step: int) -> None:
         """Updates the parameters.
@@ -51,31 +52,54 @@ class Updates:
             gradients: by name.
             loss: of the last minibatch, for hooks.
             step: whose options count; no earlier one will be asked for.
+
+        Raises:
+            ConfigError: the optimizer wants gradients at other weights too.
         """
         for name, parameter in self._parameters.items():
             parameter.grad = gradients.get(name)
         self._precision.post_backward(loss, self._module)
-        with self._as_of(step):
-            self._precision.optimizer_step(
-                self._optimizer, model=self._module, closure=lambda: loss
+        evaluation = _Evaluation(self._optimizer, self._parameters, loss)
+        with self._options.as_of(step):
+            self._precision.optimizer_step(self._optimizer, model=self._module, closure=evaluation)
+        evaluation.check()
+
+
+class _Evaluation:
+    """The closure of one step: the gradients are there, and can be had this once only."""
+
+    def __init__(
+        self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], loss: Tensor
+    ) -> None:
+        self._kind = type(optimizer).__name__
+        self._parameters = parameters
+        self._loss = loss
+        self._calls = 0
+        self._before = self._state()
+
+    def __call__(self) -> Tensor:
+        self._calls += 1
+        if self._calls > 1:
+            raise ConfigError(
+                f"{self._kind} evaluates the network several times for one update, and in a "
+                "pipeline other minibatches are under way",
+                remedy=_REMEDY,
             )
-        for earlier in [known for known in self._options if known < step]:
-            del self._options[earlier]
+        if self._state() != self._before:
+            raise ConfigError(
+                f"{self._kind} changes parameters or gradients before it asks for the gradients",
+                remedy=_REMEDY,
+            )
+        return self._loss
 
-    @contextmanager
-    def _as_of(self, step: int) -> Iterator[None]:
-        groups = self._optimizer.param_groups
-        now = [{k: v for k, v in group.items() if k != "params"} for group in groups]
-        for group, options in zip(groups, self._options[step], strict=True):
-            group.update(options)
-        yield
-        for group, options in zip(groups, now, strict=True):
-            group.update(options)
+    def check(self) -> None:
+        """After the step: a closure that was not called has run no hooks and clipped nothing."""
+        if not self._calls:
+            raise ConfigError(
+                f"{self._kind} does not call the closure that its step is given",
+                remedy=_REMEDY,
+            )
 
-
-def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: value.clone() if isinstance(value, Tensor) else value
-        for name, value in group.items()
-        if name != "params"
-    }
+    def _state(self) -> list[tuple[int, int]]:
+        """Tells whether anything was changed or replaced."""
+        return [(p._version, id(p.grad)) for p in self._parameters.values()]
