@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 from torch import Tensor, nn
 
 from sparsepipe.strategies.pipeline.capture import run_from_layers, run_until_layers, without_input
+from sparsepipe.strategies.pipeline.keeping import Keeping
 from sparsepipe.strategies.pipeline.logs import Logged, Recorder
 from sparsepipe.strategies.pipeline.metrics import Metrics
 from sparsepipe.strategies.pipeline.refusals import check_output
@@ -42,6 +43,7 @@ class ModuleSteps:
         self._autocast = autocast
         self._send_input = send_input
         self._recorder = Recorder(module)
+        self._keeping = Keeping(module)
         self._hook = "training_step"
         self._arguments: tuple[Any, ...] = ()
 
@@ -71,7 +73,8 @@ class ModuleSteps:
     ) -> tuple[Any, tuple[Logged, ...]]:
         batch, drawn = rest["batch"], rest["randomness"]
         recording = self._recorder.recording(batch, epoch_default=epoch_default)
-        with recording as notes, self._metrics.noticing():
+        kept = self._keeping.noticing(self._hook)
+        with recording as notes, self._metrics.noticing(), kept:
             result = run_from_layers(
                 self._layers,
                 lambda: self._step(batch),
