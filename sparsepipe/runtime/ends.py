@@ -47,8 +47,10 @@ class Segment:
         minibatches: how many, over all replicas.
         version_of_forward: by minibatch of this rank, updates before its forward.
         version_of_backward: the version that its backward used.
+        peak_versions: most sets of weights in use at a time.
     """
 
     minibatches: int
     version_of_forward: Mapping[int, int]
     version_of_backward: Mapping[int, int]
+    peak_versions: int

@@ -6,7 +6,7 @@ first stage and around those of the last.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +17,27 @@ from sparsepipe.runtime.mail import Mail
 from sparsepipe.runtime.replicas import Replicas
 from sparsepipe.runtime.stage import Passage, Stage
 from sparsepipe.runtime.transport import Kind, Network
-from sparsepipe.runtime.weights import Weights
-from sparsepipe.schedule import Action, Plan, RankOrder
+from sparsepipe.runtime.weights import Mode, Weights
+from sparsepipe.schedule import (
+    Action,
+    Plan,
+    RankOrder,
+    Schedule,
+    asynchronous,
+    included_at,
+    peak_predicted,
+    peak_stashed,
+    peak_vertical,
+    until_return,
+)
+
+_PEAKS: dict[Mode, Callable[[Schedule, int], int]] = {
+    Mode.STASH: peak_stashed,
+    Mode.VERTICAL_SYNC: peak_vertical,
+    Mode.SPECTRAIN: peak_predicted,
+    Mode.NONE: lambda schedule, rank: 1,
+}
+"""Most sets of weights that a rank has in use at a time, by the schedule."""
 
 
 class Worker:
@@ -66,12 +85,13 @@ class Worker:
         self._steps = steps
         self._events = events
         self._order = RankOrder(plan, rank)
+        predicts = weights is not None and weights.predict_backward
+        self._beyond = until_return(plan, self._number) if predicts else 0
         self._batches: dict[int, Any] = {}
         self._flights: dict[int, Passage] = {}
         self._numbers: dict[int, int] = {}
         self._gradients: dict[str, Tensor | None] | None = None
         self._evaluated = 0
-        self._come = 0
         self.segments: list[Segment] | None = None
 
     @property
@@ -90,29 +110,38 @@ class Worker:
         come = self._order.minibatches
         for place in range(count):
             self._numbers[come + place] = number + place
-        self._come = come + count
         if self._first and self._replica < count:
             self._batches[come + self._replica] = batch
         self._run(self._order.feed(count))
 
     def drain(self, buffers: Iterable[Tensor]) -> None:
         """Finishes all that is under way; replicas then agree on ``buffers``."""
-        minibatches = self._order.minibatches
-        self._run(self._order.drain())
-        self._replicas.average_statistics_(buffers)
         weights = self.weights
         assert weights is not None
+        minibatches = self._order.minibatches
+        weights.keep_from(None)
+        self._run(self._order.drain())
+        self._replicas.average_statistics_(buffers)
         assert not self._flights
+        self._end_segment(weights, minibatches)
+        weights.restart()
+        self._numbers.clear()
+
+    def _end_segment(self, weights: Weights, minibatches: int) -> None:
+        """Compares what ran with the schedule, and records it if somebody wants to know."""
+        foretold = _PEAKS[weights.mode](asynchronous(self._plan, minibatches), self._rank)
+        assert weights.segment_peak == foretold, (
+            f"{weights.segment_peak} sets of weights, the schedule has {foretold}"
+        )
         if self.segments is not None:
             self.segments.append(
                 Segment(
                     minibatches=minibatches,
                     version_of_forward=dict(weights.version_of_forward),
                     version_of_backward=dict(weights.version_of_backward),
+                    peak_versions=weights.segment_peak,
                 )
             )
-        weights.restart()
-        self._numbers.clear()
 
     def evaluate(self, batch: Any, *, count: int, answered: bool = False) -> list[tuple[int, Any]]:
         """Sends one round forward.
@@ -130,7 +159,7 @@ class Worker:
         found = []
         for minibatch in range(come, come + count):
             if self._plan.rank_for(self._number, minibatch) == self._rank:
-                with self._naming("F", minibatch):
+                with self._naming(f"forward of batch {minibatch} of the evaluation"):
                     found += self._evaluate_one(minibatch, batch, answered=answered)
                     self._mail.release(minibatch)
         return found
@@ -142,8 +171,18 @@ class Worker:
     def _run(self, actions: Iterator[Action]) -> None:
         do = {"F": self._forward, "B": self._backward, "U": self._update}
         for action in actions:
-            with self._naming(action.kind, action.number):
+            with self._naming(self._description(action)):
                 do[action.kind](action.number)
+
+    def _description(self, action: Action) -> str:
+        """What an action is, with the minibatch's number in the whole run."""
+        if action.kind != "U":
+            doing = {"F": "forward", "B": "backward"}[action.kind]
+            return f"{doing} of minibatch {self._numbers[action.number]}"
+        first = self._numbers[self._order.first_of(action.number)]
+        if self._plan.replicas(self._number) == 1:
+            return f"update of minibatch {first}"
+        return f"update of the round that begins with minibatch {first}"
 
     def _forward(self, minibatch: int) -> None:
         weights = self.weights
@@ -155,12 +194,14 @@ class Worker:
             message = self._mail.receive(Kind.ACTIVATION, self._number - 1, minibatch)
             value, included = message.tree, message.meta["included"]
             rest = self._rest(minibatch)
+        assert included == included_at(self._plan, minibatch), included
         leaves = weights.begin(
             minibatch,
-            version=weights.version,
-            ahead=self._round(minibatch) - weights.version,
+            version=self._order.updates,
+            ahead=self._order.ahead(minibatch) + self._beyond,
             included=included,
         )
+        weights.keep_from(included_at(self._plan, self._order.following(minibatch)))
         passage = self._stage.forward(
             value,
             minibatch=self._numbers[minibatch],
@@ -176,7 +217,7 @@ class Worker:
     def _backward(self, minibatch: int) -> None:
         weights = self.weights
         assert weights is not None
-        leaves = weights.again(minibatch, ahead=self._round(minibatch) - weights.version)
+        leaves = weights.again(minibatch, ahead=self._order.ahead(minibatch) + self._beyond)
         passage = self._flights.pop(minibatch)
         if self._last:
             loss, logs = passage.loss, passage.extra
@@ -203,13 +244,7 @@ class Worker:
         gradients, self._gradients = self._gradients, None
         averaged = self._replicas.average(gradients or {}, minibatches=int(gradients is not None))
         with weights.updating():
-            self._events.update(averaged, step=self._step_of(number))
-
-    def _step_of(self, update: int) -> int:
-        """The round of stage 0 in which the first replica of this stage comes to an update."""
-        forward = (self._plan.warmup(self._number) + update) * self._plan.replicas(self._number)
-        # The order has begun anew when a drain's last update runs, so it cannot be asked then.
-        return min(forward, self._come - 1) // self._plan.replicas(0)
+            self._events.update(averaged, step=self._order.step_of(number))
 
     def _evaluate_one(self, minibatch: int, batch: Any, *, answered: bool) -> list[tuple[int, Any]]:
         if self._first:
@@ -243,18 +278,11 @@ class Worker:
     def _rest(self, minibatch: int) -> Any:
         return self._mail.receive(Kind.BATCH, 0, minibatch).tree if self._last else None
 
-    def _round(self, minibatch: int) -> int:
-        """Updates of this stage before a minibatch's own."""
-        return minibatch // self._plan.replicas(self._number)
-
     @contextmanager
-    def _naming(self, kind: str, minibatch: int) -> Iterator[None]:
+    def _naming(self, doing: str) -> Iterator[None]:
         """Says with an error where it happened."""
         try:
             yield
         except Exception as error:
-            doing = {"F": "forward", "B": "backward", "U": "update"}[kind]
-            error.add_note(
-                f"rank {self._rank}, stage {self._number}: {doing} of minibatch {minibatch}"
-            )
+            error.add_note(f"rank {self._rank}, stage {self._number}: {doing}")
             raise

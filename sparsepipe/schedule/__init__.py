@@ -9,10 +9,12 @@ from sparsepipe.schedule.timeline import Span, lanes, timeline, unit_times
 from sparsepipe.schedule.validity import check
 from sparsepipe.schedule.versions import (
     Passage,
-    included,
+    included_at,
     passages,
+    peak_predicted,
     peak_stashed,
     peak_vertical,
+    until_return,
 )
 
 __all__ = [
@@ -27,13 +29,15 @@ __all__ = [
     "balanced",
     "check",
     "gpipe",
-    "included",
+    "included_at",
     "lanes",
     "naive",
     "one_f_one_b",
     "passages",
+    "peak_predicted",
     "peak_stashed",
     "peak_vertical",
     "timeline",
     "unit_times",
+    "until_return",
 ]

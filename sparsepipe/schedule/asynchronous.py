@@ -27,6 +27,7 @@ class RankOrder:
         stage = plan.stage_of(rank)
         self._replica = plan.replica_of(rank)
         self._replicas = plan.replicas(stage)
+        self._readers = plan.replicas(0)
         self._warmup = plan.warmup(stage)
         self._come = 0  # minibatches, of all replicas
         self._forwards = 0  # of this rank, as are these
@@ -36,6 +37,32 @@ class RankOrder:
     def minibatches(self) -> int:
         """Minibatches that have come since the last drain, over all replicas."""
         return self._come
+
+    @property
+    def updates(self) -> int:
+        """Updates that have been applied before the action that is running."""
+        return self._updates
+
+    def ahead(self, minibatch: int) -> int:
+        """Updates still to come before a minibatch's own: its staleness, at its forward."""
+        return minibatch // self._replicas - self._updates
+
+    def following(self, minibatch: int) -> int:
+        """The minibatch that this rank gets after one of its own, if it comes."""
+        return minibatch + self._replicas
+
+    def first_of(self, update: int) -> int:
+        """The first of the minibatches whose gradients an update applies."""
+        return update * self._replicas
+
+    def step_of(self, update: int) -> int:
+        """The round of stage 0 in which the first replica of this stage comes to an update.
+
+        Replicas may come to the same update in different rounds. While a rank runs an update,
+        it can tell that of the first one: the forward that brings it has come, or never will.
+        """
+        forward = (self._warmup + update) * self._replicas
+        return min(forward, self._come - 1) // self._readers
 
     def feed(self, count: int = 1) -> Iterator[Action]:
         """What this rank does when ``count`` more minibatches enter the pipeline.

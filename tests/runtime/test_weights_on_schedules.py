@@ -1,4 +1,4 @@
-"""Stages and their weights under whole schedules, all ranks in one process.
+"""Workers and their weights under whole schedules, all ranks in one process.
 
 The oracle replays delayed SGD: it keeps every version of every stage as clones and runs each
 minibatch through the whole network in one go, on the versions that closed formulas name.
@@ -7,18 +7,14 @@ minibatch through the whole network in one go, on the versions that closed formu
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from weights_cases import CASES, SGD, Case, assert_same, loss_of
+from worker_cases import Pipeline
 
-from sparsepipe.runtime.stage import Passage, Stage
-from sparsepipe.runtime.weights import Weights
-from sparsepipe.schedule import Action, Plan, asynchronous
-from sparsepipe.schedule.versions import peak_stashed, peak_vertical
+from sparsepipe.schedule import Plan, asynchronous, peak_predicted, peak_stashed, peak_vertical
 
 CUTS = {
     "mlp": {1: [], 2: [3], 3: [1, 4], 4: [1, 2, 4]},
@@ -114,117 +110,20 @@ class Oracle:
         self.history[stage].append(self.snapshot(stage))
 
 
-@dataclass
-class Rank:
-    """One rank's state, driven from outside."""
-
-    stage: Stage
-    weights: Weights
-    network: nn.Module
-    optimizer: torch.optim.Optimizer
-    todo: list[Action]
-    passages: dict[int, Passage] = field(default_factory=dict)
-    gradients: dict[str, Tensor | None] | None = None
-
-
-class Pipeline:
-    """All ranks in one process; an action runs when its messages are there."""
-
-    def __init__(self, case: Case, plan: Plan, mode: str, minibatches: int) -> None:
-        self.case, self.plan, self.minibatches = case, plan, minibatches
-        self.ranks = []
-        for rank, actions in enumerate(asynchronous(plan, minibatches).actions):
-            network = case.fresh()
-            s = plan.stage_of(rank)
-            first, last = plan.stages[s].layers
-            own = {n: network.get_parameter(n) for n in names_of(network, plan, s)}
-            optimizer = SGD(list(own.values()) or [torch.zeros(1)])
-            weights = Weights(own, mode, optimizer, replicas=plan.replicas(s))
-            stage = Stage(network, network, first=first, last=last)
-            self.ranks.append(Rank(stage, weights, network, optimizer, list(actions)))
-            self.announce(self.ranks[-1], plan.replica_of(rank))
-        self.messages: dict[tuple[str, int, int], Any] = {}
-        for m in range(minibatches):
-            self.messages["F", 0, m] = (case.batch(m), None)
-            self.messages["B", plan.num_stages - 1, m] = None
-
-    def announce(self, rank: Rank, minibatch: int) -> None:
-        """Says which minibatch comes next, if it does, so that vertical sync keeps no more."""
-        needed = updates_before(self.plan, 0, minibatch) * self.plan.replicas(0)
-        rank.weights.keep_from(needed if minibatch < self.minibatches else None)
-
-    def run(self) -> None:
-        while any(rank.todo for rank in self.ranks):
-            before = sum(len(rank.todo) for rank in self.ranks)
-            for number, rank in enumerate(self.ranks):
-                while rank.todo and self.step(number, rank, rank.todo[0]):
-                    pass
-            assert sum(len(rank.todo) for rank in self.ranks) < before, "nobody can go on"
-
-    def step(self, number: int, rank: Rank, action: Action) -> bool:
-        """Runs the action if it can be; all replicas update at once."""
-        s = self.plan.stage_of(number)
-        if action.kind == "U":
-            return self.update(s, action)
-        key = (action.kind, s, action.number)
-        if key not in self.messages:
-            return False
-        message = self.messages.pop(key)
-        if action.kind == "F":
-            self.forward(s, rank, action.number, *message)
-        else:
-            self.backward(s, rank, action.number, message)
-        rank.todo.pop(0)
-        return True
-
-    def forward(self, s: int, rank: Rank, m: int, value: Any, included: int | None) -> None:
-        version = rank.weights.version
-        if s == 0:
-            included = version * self.plan.replicas(0)
-        ahead = m // self.plan.replicas(s) - version
-        leaves = rank.weights.begin(m, version=version, ahead=ahead, included=included)
-        self.announce(rank, m + self.plan.replicas(s))
-        last = s == self.plan.num_stages - 1
-        close = (lambda run: (loss_of(run()), None)) if last else None
-        passage = rank.stage.forward(value, minibatch=m, leaves=leaves, close=close)
-        rank.passages[m] = passage
-        if not last:
-            self.messages["F", s + 1, m] = (passage.output, included)
-
-    def backward(self, s: int, rank: Rank, m: int, gradients: Any) -> None:
-        passage = rank.passages.pop(m)
-        self.messages["B", s - 1, m] = passage.backward(gradients, leaves=rank.weights.again(m))
-        rank.gradients = rank.weights.finish(m)
-
-    def update(self, s: int, action: Action) -> bool:
-        replicas = [self.ranks[rank] for rank in self.plan.ranks_of(s)]
-        if not all(rank.todo and rank.todo[0] == action for rank in replicas):
-            return False
-        gradients = mean([rank.gradients for rank in replicas if rank.gradients is not None])
-        for rank in replicas:
-            with rank.weights.updating():
-                for name, gradient in gradients.items():
-                    rank.network.get_parameter(name).grad = gradient.clone()
-                rank.optimizer.step()
-                rank.optimizer.zero_grad()
-            rank.gradients = None
-            rank.todo.pop(0)
-        return True
-
-
 def compare(name: str, config: str, mode: str, minibatches: int) -> Pipeline:
     case, plan = CASES[name], plan_of(name, config)
     oracle = Oracle(case, plan, mode)
     oracle.train(minibatches)
-    pipeline = Pipeline(case, plan, mode, minibatches)
-    pipeline.run()
+    pipeline = Pipeline(case, plan, mode, optimizer=SGD)
+    pipeline.run(minibatches)
     for number, rank in enumerate(pipeline.ranks):
         s = plan.stage_of(number)
         found = {n: rank.network.get_parameter(n).detach() for n in oracle.names[s]}
         assert_same(found, {n: oracle.named[n].detach() for n in oracle.names[s]})
-        versions = rank.weights.version_of_forward
+        (segment,) = rank.worker.segments
+        versions = segment.version_of_forward
         assert versions == {m: oracle.version(s, m) for m in versions}
-        assert versions == rank.weights.version_of_backward
+        assert versions == segment.version_of_backward
         if plan.replicas(s) == 1:  # replicas see their own share of the minibatches
             first, last = plan.stages[s].layers
             for layer in range(first, last + 1):
@@ -266,8 +165,40 @@ def test_no_more_versions_than_forwards_ahead(config: str) -> None:
 @pytest.mark.parametrize("minibatches", [1, 6, 13])
 @pytest.mark.parametrize("config", CONFIGS)
 def test_the_schedule_foretells_the_peak(config: str, minibatches: int) -> None:
-    for mode, foretold in [("stash", peak_stashed), ("vertical_sync", peak_vertical)]:
+    for mode, foretold in [
+        ("stash", peak_stashed),
+        ("vertical_sync", peak_vertical),
+        ("spectrain", peak_predicted),
+    ]:
         pipeline = compare("mlp", config, mode, minibatches)
         schedule = asynchronous(pipeline.plan, minibatches)
-        found = [rank.weights.peak_versions for rank in pipeline.ranks]
+        found = [rank.worker.segments[0].peak_versions for rank in pipeline.ranks]
         assert found == [foretold(schedule, rank) for rank in range(len(found))]
+
+
+@pytest.mark.parametrize(
+    ("config", "peaks"), [("1-1", [2, 2]), ("1-1-1", [3, 3, 3]), ("1-3-1", [5, 3, 2, 2, 5])]
+)
+def test_vertical_sync_keeps_what_was_counted_by_hand(config: str, peaks: list[int]) -> None:
+    pipeline = compare("mlp", config, "vertical_sync", 20)
+    assert [rank.weights.peak_versions for rank in pipeline.ranks] == peaks
+
+
+def test_each_segment_has_a_peak_of_its_own() -> None:
+    pipeline = Pipeline(CASES["mlp"], plan_of("mlp", "1-1-1"), "stash", optimizer=SGD)
+    for minibatches in (9, 1, 2):
+        pipeline.run(minibatches)
+    segments = [rank.worker.segments for rank in pipeline.ranks]
+    assert [[s.peak_versions for s in every] for every in segments] == [
+        [3, 1, 2],
+        [2, 1, 2],
+        [1, 1, 1],
+    ]
+
+
+def test_a_copy_too_many_is_noticed_at_the_drain() -> None:
+    pipeline = Pipeline(CASES["mlp"], plan_of("mlp", "1-1"), "vertical_sync", optimizer=SGD)
+    for rank in pipeline.ranks:
+        rank.weights.keep_from = lambda included: None
+    with pytest.raises(AssertionError, match="3 sets of weights, the schedule has 2"):
+        pipeline.run(8)

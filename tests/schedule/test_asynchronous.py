@@ -1,5 +1,7 @@
 """The asynchronous 1F1B schedule against literal tables and hand-made rules."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,3 +110,49 @@ def test_no_more_minibatches_are_in_flight_than_the_warm_up_allows(config, minib
         stage = plan.stage_of(rank)
         behind = sum(plan.replicas(s) for s in range(stage, plan.num_stages))
         assert peak <= -(-behind // plan.replicas(stage))
+
+
+# By update: in which round of stage 0 its stage's first replica comes to it.
+STEPS = {
+    ("1-1", 0, 5): [1, 2, 3, 4, 4],
+    ("1-1", 1, 5): [0, 1, 2, 3, 4],
+    ("1-1-1", 0, 4): [2, 3, 3, 3],
+    ("2-1", 0, 5): [1, 2, 2],  # three rounds, the last one of one minibatch
+    ("2-1", 2, 5): [0, 0, 1, 1, 2],
+    ("1-2", 0, 4): [2, 3, 3, 3],
+    ("1-2", 1, 4): [0, 2],  # of replica 1, which comes to them with minibatches 1 and 3
+    ("1-2", 2, 4): [0, 2],
+    ("2-3", 2, 7): [0, 1, 3],
+    ("2-3", 4, 7): [0, 1, 3],  # replica 2 comes to its last one in the drain
+}
+
+
+@pytest.mark.parametrize("given", STEPS)
+def test_an_update_belongs_to_the_round_in_which_the_first_replica_comes_to_it(given):
+    config, rank, minibatches = given
+    plan = plan_of(config)
+    readers = plan.replicas(0)
+    order = RankOrder(plan, rank)
+    steps = []
+    for first in range(0, minibatches, readers):
+        for action in order.feed(min(readers, minibatches - first)):
+            if action.kind == "U":
+                steps.append(order.step_of(action.number))
+    steps += [order.step_of(action.number) for action in order.drain() if action.kind == "U"]
+    assert steps == STEPS[given]
+
+
+@given(st.sampled_from(["1", "1-1", "2-1", "1-3-1", "2-3", "3-2-1"]), st.integers(1, 25))
+def test_an_order_tells_what_its_actions_meet(config, minibatches):
+    """Versions and rounds against a count of the actions."""
+    plan = plan_of(config)
+    for rank in range(plan.num_ranks):
+        order, updates = RankOrder(plan, rank), 0
+        replicas = plan.replicas(plan.stage_of(rank))
+        for action in itertools.chain(order.feed(minibatches), order.drain()):
+            assert order.updates == updates
+            if action.kind == "U":
+                assert order.first_of(action.number) == updates * replicas
+                updates += 1
+            else:
+                assert order.ahead(action.number) == action.number // replicas - updates

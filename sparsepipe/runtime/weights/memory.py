@@ -20,6 +20,7 @@ class Memory:
         parameters: the same.
         copies: sets in use beside the one that the parameters hold.
         peak_versions: most sets that were in use at a time, the parameters' own included.
+        segment_peak: the same since :meth:`restart`.
         peak_bytes: most bytes that were; as what is freed is used again, it is also all that
             was ever taken.
     """
@@ -29,7 +30,7 @@ class Memory:
         distinct = {id(parameter) for parameter in self.parameters.values()}
         assert len(distinct) == len(self.parameters), "a parameter goes by one name"
         self.copies = 0
-        self.peak_versions = 1
+        self.peak_versions = self.segment_peak = 1
         self._bytes = self.peak_bytes = sum(p.nbytes for p in self.parameters.values())
         self._free: dict[str, list[Tensor]] = {name: [] for name in self.parameters}
 
@@ -42,7 +43,8 @@ class Memory:
                 taken[name] = free.pop() if free else torch.empty_like(parameter.data)
         self.copies += 1
         self._bytes += _bytes_of(taken)
-        self.peak_versions = max(self.peak_versions, 1 + self.copies)
+        self.segment_peak = max(self.segment_peak, 1 + self.copies)
+        self.peak_versions = max(self.peak_versions, self.segment_peak)
         self.peak_bytes = max(self.peak_bytes, self._bytes)
         return taken
 
@@ -67,6 +69,10 @@ class Memory:
         self._bytes -= _bytes_of(tensors)
         for name, tensor in tensors.items():
             self._free[name].append(tensor)
+
+    def restart(self) -> None:
+        """Counts the sets of a new segment."""
+        self.segment_peak = 1 + self.copies
 
 
 def _bytes_of(tensors: Mapping[str, Tensor]) -> int:

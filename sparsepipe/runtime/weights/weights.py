@@ -47,9 +47,11 @@ class Weights:
         optimizer: what updates them; SpecTrain reads its momentum. None where nothing learns.
         replicas: of this stage: minibatches that one update includes.
         predict_backward: SpecTrain predicts for the backward too, as its paper does.
+            Who calls says how far both look ahead.
 
     Attributes:
         mode: the mode.
+        predict_backward: as given.
         version_of_forward: by minibatch, the version that its forward used (that it was
             predicted from, for SpecTrain).
         version_of_backward: the same of its backward.
@@ -69,6 +71,7 @@ class Weights:
         predict_backward: bool = False,
     ) -> None:
         self.mode = _mode(mode, predict_backward=predict_backward)
+        self.predict_backward = predict_backward
         self._memory = Memory(parameters)
         self._keeper = _keeper(
             self.mode,
@@ -98,6 +101,11 @@ class Weights:
         return self._memory.peak_versions
 
     @property
+    def segment_peak(self) -> int:
+        """Most sets in use at a time since the segment began."""
+        return self._memory.segment_peak
+
+    @property
     def peak_bytes(self) -> int:
         """Most bytes in use at a time; parameters that do not learn count once."""
         return self._memory.peak_bytes
@@ -115,8 +123,8 @@ class Weights:
         Args:
             minibatch: its number.
             version: updates that the schedule says were made before.
-            ahead: updates of this stage from now to the minibatch's own, without that one;
-                SpecTrain looks so far ahead.
+            ahead: updates of this stage that SpecTrain looks ahead: those from now to the
+                minibatch's own, without that one; with ``predict_backward`` to its return.
             included: minibatches whose gradients stage 0's weights included at this one's
                 forward there; vertical sync needs it, and it never falls.
 
@@ -190,6 +198,7 @@ class Weights:
         """
         assert not self._flights, f"in flight: {self.in_flight}"
         self._keeper.restart()
+        self._memory.restart()
         self.version_of_forward.clear()
         self.version_of_backward.clear()
 
