@@ -14,9 +14,9 @@ from torch.utils import _pytree as pytree
 from sparsepipe.runtime.randomness import KeyedRandomness
 from sparsepipe.runtime.transport.codec import differentiable
 
-Close = Callable[[Callable[[], Any]], tuple[Tensor | None, Any]]
+Close = Callable[[Callable[[], Any]], tuple[Tensor, Any]]
 """What the last stage does: calls its argument once for the output of the layers, and returns
-the loss (None: no backward for this minibatch) and whatever else the worker is to have."""
+the loss and whatever else the worker is to have."""
 
 
 class Passage:
@@ -27,7 +27,7 @@ class Passage:
 
     Attributes:
         output: of the last layer, a pytree; None in the last stage.
-        loss: scalar without graph; None in other stages, or if the step returned none.
+        loss: scalar without graph; None in other stages.
         extra: what ``close`` returned beside the loss.
     """
 
@@ -144,8 +144,8 @@ class Stage:
         return Passage(
             self._call,
             inputs=inputs,
-            roots=[] if loss is None else [loss],
-            loss=None if loss is None else loss.detach(),
+            roots=[loss],
+            loss=loss.detach(),
             extra=extra,
         )
 

@@ -261,21 +261,6 @@ def test_the_last_stage_runs_what_is_around_the_layers_on_the_same_leaves() -> N
     assert "layers.0.weight" in leaves
 
 
-def test_a_step_without_loss_gives_no_gradients() -> None:
-    network, value = CASES["mlp"].fresh(), CASES["mlp"].batch(0)
-    first, last = stages(network, [3])
-    leaves = leaves_of(network)
-    sent = first.forward(value, minibatch=0, leaves=leaves)
-    passage = last.forward(
-        sent.output, minibatch=0, leaves=leaves, close=lambda run: (None, run().shape)
-    )
-    assert passage.loss is None
-    gradients = passage.backward(None, leaves=leaves)
-    assert gradients == [None]
-    assert sent.backward(gradients, leaves=leaves) == []
-    assert set(gradients_of(leaves).values()) == {None}
-
-
 def test_evaluation_runs_on_the_parameters() -> None:
     network, value = CASES["mlp"].fresh().eval(), CASES["mlp"].batch(0)
     first, last = stages(network, [3])
