@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchmetrics.classification import MulticlassAccuracy
 
 from sparsepipe.models.vgg_sparse import sparse_vgg
@@ -109,7 +109,6 @@ class Net(pl.LightningModule):
         *,
         optimizer: str = "momentum",
         step_size: int = 0,
-        plateau: bool = False,
     ) -> None:
         super().__init__()
         self.layers = layers
@@ -117,7 +116,6 @@ class Net(pl.LightningModule):
         self.val_accuracy = MulticlassAccuracy(CLASSES, average="micro")
         self._optimizer = optimizer
         self._step_size = step_size
-        self._plateau = plateau
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
@@ -144,12 +142,6 @@ class Net(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = OPTIMIZERS.get(self._optimizer, grouped)(self.parameters())
-        if self._plateau:
-            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
-            return {
-                "optimizer": optimizer,
-                "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"},
-            }
         if not self._step_size:
             return optimizer
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, self._step_size, gamma=0.5)
@@ -170,6 +162,31 @@ def make_loader(net: str, *, batches: int, shuffle: bool = False, seed: int = 7)
         shuffle=shuffle,
         collate_fn=collate_sparse,
     )
+
+
+class Dealt(DistributedSampler[Any]):
+    """Whole batches dealt out in turn; the first readers may have one more."""
+
+    def __init__(self, dataset: Any, *, readers: int, reader: int) -> None:
+        super().__init__(dataset, num_replicas=readers, rank=reader)
+
+    def _indices(self) -> list[int]:
+        batches = len(self.dataset) // BATCH  # type: ignore[arg-type]
+        mine = range(self.rank, batches, self.num_replicas)
+        return [b * BATCH + i for b in mine for i in range(BATCH)]
+
+    def __len__(self) -> int:
+        return len(self._indices())
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._indices())
+
+
+def dealt(batches: int, *, readers: int, reader: int, net: str = "dense") -> DataLoader[Any]:
+    """A reader's share of as many batches in all; other ranks may say they are reader 0."""
+    whole = make_loader(net, batches=batches)
+    sampler = Dealt(whole.dataset, readers=readers, reader=reader)
+    return DataLoader(whole.dataset, batch_size=BATCH, sampler=sampler, collate_fn=whole.collate_fn)
 
 
 QUIET = {

@@ -3,86 +3,50 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from pipeline_cases import BATCH, OPTIMIZERS, make_loader, make_net, pipeline_trainer, weights
+from exactness_cases import PLANS, Case, train
+from pipeline_cases import BATCH, OPTIMIZERS, make_loader, make_net
+from plans import plan_of
 from processes import run
-from pytorch_lightning import Callback
-from replay import Replay
+from replay import Replay, Seen
 from torch.utils.data import DistributedSampler
 
-PLANS = {
-    "1-1": {"dense": [3], "sparse": [17]},
-    "1-1-1": {"dense": [2, 5], "sparse": [10, 24]},
-    "2-1": {"dense": [4], "sparse": [20]},
-    "1-2": {"dense": [3], "sparse": [14]},
-    "1-2-1": {"dense": [1, 5], "sparse": [7, 25]},
-    "2-1-1": {"dense": [3, 6], "sparse": [14, 28]},
-    "1-3-1": {"dense": [2, 4], "sparse": [10, 20]},
-    "2-3": {"dense": [3], "sparse": [17]},
+from sparsepipe.schedule import asynchronous, peak_predicted, peak_stashed, peak_vertical
+
+PEAKS = {
+    "stash": peak_stashed,
+    "vertical_sync": peak_vertical,
+    "spectrain": peak_predicted,
+    "none": lambda schedule, rank: 1,
 }
-
-
-@dataclass(frozen=True)
-class Case:
-    config: str
-    net: str = "dense"
-    optimizer: str = "momentum"
-    mode: str = "stash"
-    batches: int = 7  # of each reader
-    epochs: int = 2
-    step_size: int = 0  # of a schedule that halves the learning rate
-
-    @property
-    def cuts(self) -> list[int]:
-        return PLANS[self.config][self.net]
-
-    @property
-    def replicas(self) -> list[int]:
-        return [int(part) for part in self.config.split("-")]
-
-    def __str__(self) -> str:
-        every = (self.config, self.net, self.optimizer, self.mode, f"b{self.batches}")
-        return " ".join(every) + (" lr" if self.step_size else "")
-
-
-def train(rank: int, cases: Sequence[Case]) -> list[Any]:
-    """Each case's weights, losses and recorded versions on this rank."""
-    found = []
-    for case in cases:
-        net = make_net(case.net, optimizer=case.optimizer, step_size=case.step_size)
-        loader = make_loader(case.net, batches=case.batches * case.replicas[0])
-        trainer = pipeline_trainer(
-            case.config,
-            case.cuts,
-            mode=case.mode,
-            max_epochs=case.epochs,
-            callbacks=[Recording()],
-        )
-        recording = trainer.callbacks[0]
-        trainer.fit(net, loader)
-        found.append(
-            (weights(net.layers), recording.segments, float(trainer.callback_metrics["loss"]))
-        )
-    return found
-
-
-class Recording(Callback):
-    segments: Any = ()
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.segments = trainer.strategy.pipeline.worker.segments = []
+RATE = 0.05
 
 
 def schedule_version(case: Case, stage: int, minibatch: int) -> int:
     """Updates of a stage before a forward, from the semantics: w forwards ahead."""
-    r = case.replicas[stage]
-    ahead = (sum(case.replicas[stage:]) - 1) // r
-    return max(0, minibatch // r - ahead)
+    return max(0, minibatch // case.replicas[stage] - case.ahead(stage))
+
+
+def steps_of_updates(case: Case, stage: int) -> list[int]:
+    """The Lightning step in which the first replica of a stage comes to each update.
+
+    Played through: every step brings a round of minibatches; the replica runs its forwards as
+    they come, and an update with each once it has run those ahead. What is left waits for the
+    drain, which is part of the last step.
+    """
+    steps: list[int] = []
+    forwards = 0
+    for minibatch in range(case.minibatches):
+        if minibatch % case.replicas[stage] == 0:
+            forwards += 1
+            if forwards > case.ahead(stage):
+                steps.append(minibatch // case.replicas[0])
+    return steps + [case.steps - 1] * (forwards - len(steps))
 
 
 def replayed(case: Case, segments: Sequence[Sequence[Any]]) -> tuple[Replay, list[float]]:
@@ -101,49 +65,81 @@ def replayed(case: Case, segments: Sequence[Sequence[Any]]) -> tuple[Replay, lis
 
 
 def replay_epoch(case: Case, oracle: Replay, epoch: int, records: Sequence[Any]) -> list[float]:
-    batches = epoch_batches(case, epoch)
-    versions = recorded_versions(case, records, minibatches=len(batches))
-    check_staleness(case, versions)
+    forwards, backwards = recorded_versions(case, records)
+    check_versions(case, forwards, backwards)
+    # SpecTrain with predictions for the backward looks beyond a minibatch's own update: half as
+    # many updates as there are ranks before the stage.
+    beyond = [
+        sum(case.replicas[:s]) // (2 * r) if case.predict_backward else 0
+        for s, r in enumerate(case.replicas)
+    ]
 
-    def rate(stage: int, number: int) -> float:
-        """Of the step in which the first replica comes to an update, or of the last."""
-        r = case.replicas[stage]
-        ahead = (sum(case.replicas[stage:]) - 1) // r
-        forward = min((number + ahead) * r, len(batches) - 1)
-        step = forward // case.replicas[0] + epoch * case.batches
-        return 0.05 * 0.5 ** (step // case.step_size)
+    def rate(step: int) -> float:
+        """Of a Lightning step of this epoch."""
+        halved = (epoch * case.steps + step) // case.step_size if case.step_size else 0
+        return RATE * 0.5**halved
 
-    def ahead(stage: int, minibatch: int) -> int:
-        return minibatch // case.replicas[stage] - versions[stage, minibatch]
+    def seen(versions: Mapping[tuple[int, int], int], stage: int, minibatch: int) -> Seen:
+        version = versions[stage, minibatch]
+        if case.mode != "spectrain":
+            return Seen(version)
+        ahead = minibatch // case.replicas[stage] - version + beyond[stage]
+        # The prediction's rate is that of the step that brings the minibatch.
+        return Seen(version, ahead=ahead, rate=rate(minibatch // case.replicas[0]))
 
+    steps = [steps_of_updates(case, stage) for stage in range(len(case.replicas))]
     return oracle.segment(
-        batches,
-        versions,
-        rates=rate if case.step_size else None,
-        predict=ahead if case.mode == "spectrain" else None,
+        epoch_batches(case, epoch),
+        partial(seen, forwards),
+        backward=partial(seen, backwards) if sees_twice(case) else None,
+        rate=(lambda stage, number: rate(steps[stage][number])) if case.step_size else None,
     )
 
 
+def sees_twice(case: Case) -> bool:
+    """Whether a minibatch's backward sees other weights than its forward."""
+    return case.mode == "none" or case.predict_backward
+
+
 def recorded_versions(
-    case: Case, records: Sequence[Any], *, minibatches: int
-) -> dict[tuple[int, int], int]:
-    """Updates before each forward, by stage and minibatch; backwards used the same."""
-    versions: dict[tuple[int, int], int] = {}
+    case: Case, records: Sequence[Any]
+) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]]:
+    """Updates before the weights of each forward and of each backward, by stage and minibatch."""
+    forwards: dict[tuple[int, int], int] = {}
+    backwards: dict[tuple[int, int], int] = {}
     ranks = [(s, i) for s, count in enumerate(case.replicas) for i in range(count)]
-    for (stage, replica), record in zip(ranks, records, strict=True):
-        mine = range(replica, minibatches, case.replicas[stage])
-        assert record.minibatches == minibatches
-        assert record.version_of_forward == record.version_of_backward
-        assert sorted(record.version_of_forward) == list(mine)
-        versions.update({(stage, m): v for m, v in record.version_of_forward.items()})
-    return versions
+    schedule = asynchronous(plan_of(case.config), case.minibatches)
+    for rank, ((stage, replica), record) in enumerate(zip(ranks, records, strict=True)):
+        mine = range(replica, case.minibatches, case.replicas[stage])
+        assert record.minibatches == case.minibatches
+        assert sorted(record.version_of_forward) == sorted(record.version_of_backward) == [*mine]
+        assert record.peak_versions == PEAKS[case.mode](schedule, rank)
+        forwards |= {(stage, m): v for m, v in record.version_of_forward.items()}
+        backwards |= {(stage, m): v for m, v in record.version_of_backward.items()}
+    return forwards, backwards
+
+
+def check_versions(
+    case: Case, forwards: dict[tuple[int, int], int], backwards: dict[tuple[int, int], int]
+) -> None:
+    for (stage, minibatch), version in forwards.items():
+        if case.mode == "vertical_sync":
+            included = schedule_version(case, 0, minibatch) * case.replicas[0]
+            assert version == included // case.replicas[stage]
+        else:
+            assert version == schedule_version(case, stage, minibatch)
+    if not sees_twice(case):
+        assert backwards == forwards
+        return
+    for (stage, minibatch), version in backwards.items():
+        assert version == minibatch // case.replicas[stage], "the backward comes before its update"
 
 
 def epoch_batches(case: Case, epoch: int) -> list[Any]:
     """Minibatches in their order; readers share them as Lightning deals samples out."""
     r0 = case.replicas[0]
-    data = make_loader(case.net, batches=case.batches * r0)
-    if r0 == 1:
+    data = make_loader(case.net, batches=case.minibatches)
+    if r0 == 1 or not case.lightning_deals:
         return list(data)
     shares = []
     for reader in range(r0):
@@ -151,17 +147,8 @@ def epoch_batches(case: Case, epoch: int) -> list[Any]:
         sampler.set_epoch(epoch)
         shares.append([data.dataset[i] for i in sampler])
     return [
-        data.collate_fn(shares[m % r0][m // r0 * BATCH :][:BATCH]) for m in range(case.batches * r0)
+        data.collate_fn(shares[m % r0][m // r0 * BATCH :][:BATCH]) for m in range(case.minibatches)
     ]
-
-
-def check_staleness(case: Case, versions: dict[tuple[int, int], int]) -> None:
-    for (stage, minibatch), version in versions.items():
-        if case.mode == "vertical_sync":
-            included = schedule_version(case, 0, minibatch) * case.replicas[0]
-            assert version == included // case.replicas[stage]
-        else:
-            assert version == schedule_version(case, stage, minibatch)
 
 
 def check(case: Case, found: Sequence[Any]) -> None:
@@ -191,19 +178,27 @@ def check_all(cases: Sequence[Case]) -> None:
 COVERING = [
     Case("1-1"),
     Case("1-1", net="sparse", optimizer="adam"),
-    Case("1-1", mode="spectrain", batches=4),
+    Case("1-1", mode="spectrain", minibatches=4),
     Case("1-1", optimizer="decay", step_size=3),
-    Case("2-1", optimizer="decay", batches=5),
+    Case("2-1", optimizer="decay", minibatches=9),  # the last round of stage 0 is partial
+    Case("2-1", mode="vertical_sync", minibatches=10),
+    Case("2-1", mode="spectrain", predict_backward=True, minibatches=7),
     Case("1-2", optimizer="adam"),
     Case("1-2", step_size=2),
+    Case("1-2", mode="vertical_sync"),
     Case("1-1-1", optimizer="adam", net="sparse"),
     Case("1-1-1", mode="vertical_sync"),
-    Case("1-1-1", mode="spectrain"),
+    Case("1-1-1", mode="spectrain", step_size=3),
+    Case("1-1-1", mode="spectrain", predict_backward=True),
+    Case("1-1-1", mode="none"),
     Case("1-2-1", net="sparse"),
-    Case("2-1-1", batches=3, optimizer="decay"),
-    Case("1-3-1", batches=7),
-    Case("2-3", optimizer="adam", batches=3),
-    Case("1-3-1", net="sparse", optimizer="adam", batches=4),
+    Case("2-1-1", minibatches=7, optimizer="decay", step_size=2),
+    Case("2-1-1", minibatches=6, mode="none"),
+    Case("1-3-1", minibatches=7),
+    Case("1-3-1", mode="vertical_sync", minibatches=11),
+    Case("2-3", optimizer="adam", minibatches=9),
+    Case("2-3", mode="vertical_sync", optimizer="decay", minibatches=8),
+    Case("1-3-1", net="sparse", optimizer="adam", minibatches=4),
 ]
 
 
@@ -223,10 +218,10 @@ def test_weights_are_those_of_a_replay(cases: list[Case]) -> None:
 @pytest.mark.parametrize("config", PLANS)
 def test_all_combinations(config: str, net: str) -> None:
     cases = [
-        Case(config, net=net, optimizer=optimizer, mode=mode, batches=batches)
+        Case(config, net=net, optimizer=optimizer, mode=mode, minibatches=minibatches)
         for optimizer in OPTIMIZERS
         for mode in ("stash", "vertical_sync", "spectrain")
-        for batches in (4, 5)
+        for minibatches in (4, 9)
         if mode != "spectrain" or optimizer != "adam"
     ]
     check_all(cases)

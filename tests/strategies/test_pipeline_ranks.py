@@ -3,44 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
-from pipeline_cases import BATCH, CLASSES, Dense, Net, dense_layers, pipeline_trainer, plain_trainer
+from pipeline_cases import CLASSES, Net, dealt, dense_layers, pipeline_trainer, plain_trainer
 
 from pipeline_cases import make_loader, make_net, weights  # isort: skip
 from processes import outcomes, run
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, DistributedSampler
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score
-
-
-class Dealt(DistributedSampler[Any]):
-    """Whole batches dealt out in turn; the first readers may have one more."""
-
-    def __init__(self, dataset: Dense, *, readers: int, reader: int) -> None:
-        super().__init__(dataset, num_replicas=readers, rank=reader)
-
-    def _indices(self) -> list[int]:
-        batches = len(self.dataset) // BATCH  # type: ignore[arg-type]
-        mine = range(self.rank, batches, self.num_replicas)
-        return [b * BATCH + i for b in mine for i in range(BATCH)]
-
-    def __len__(self) -> int:
-        return len(self._indices())
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._indices())
-
-
-def dealt(batches: int, *, readers: int, reader: int) -> DataLoader[Any]:
-    data = Dense(batches * BATCH)
-    return DataLoader(data, batch_size=BATCH, sampler=Dealt(data, readers=readers, reader=reader))
 
 
 class Measured(Net):
@@ -201,21 +176,52 @@ def test_keyed_draws_do_not_depend_on_the_plan() -> None:
 
 
 class Fails(Net):
+    """Raises at some place, when it comes there for the given time."""
+
+    def __init__(self, place: str, time: int) -> None:
+        super().__init__(dense_layers())
+        self.place, self.left = place, time
+
+    def here(self, place: str) -> None:
+        self.left -= place == self.place
+        if not self.left:
+            raise ValueError("a bug of somebody's")
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
-        if batch_idx == 3:
-            raise ValueError("a bug of somebody's")
+        self.here("step")
         return loss
 
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.here("validation")
 
-def failing(rank: int) -> None:
-    trainer = pipeline_trainer("1-1", [3], max_epochs=1)
-    trainer.fit(Fails(dense_layers()), make_loader("dense", batches=9))
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.here("update")
 
 
-def test_an_error_says_where_and_ends_the_other_ranks() -> None:
-    first, second = outcomes(failing, 2, limit_s=60)
-    assert isinstance(second.error, ValueError)
-    assert "rank 1, stage 1: forward of minibatch 3" in second.trace
-    assert first.error is not None
-    assert max(first.ended_s, second.ended_s) < 40
+def failing(rank: int, config: str, place: str, time: int) -> None:
+    trainer = pipeline_trainer(config, [3], max_epochs=2, num_sanity_val_steps=0)
+    net = Fails(place if rank == trainer.world_size - 1 else "", time)
+    trainer.fit(net, make_loader("dense", batches=4), make_loader("dense", batches=3))
+
+
+@pytest.mark.parametrize(
+    ("config", "place", "time", "says"),
+    [
+        ("1-1", "step", 4, "forward of minibatch 3"),
+        ("1-1", "step", 6, "forward of minibatch 5"),  # the second one after a drain
+        ("1-1", "update", 6, "update of minibatch 5"),
+        ("1-2", "update", 4, "update of the round that begins with minibatch 6"),
+        ("1-1", "validation", 5, "forward of batch 1 of the evaluation"),
+    ],
+)
+def test_an_error_says_where_and_ends_the_other_ranks(
+    config: str, place: str, time: int, says: str
+) -> None:
+    ranks = sum(map(int, config.split("-")))
+    *others, last = outcomes(failing, ranks, config, place, time, limit_s=60)
+    assert isinstance(last.error, ValueError)
+    assert f"rank {ranks - 1}, stage 1: {says}\n" in last.trace
+    assert all(other.error is not None for other in others)
+    assert max(last.ended_s, *(other.ended_s for other in others)) < 40
