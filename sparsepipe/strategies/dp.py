@@ -9,7 +9,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from pytorch_lightning.strategies import DDPStrategy, StrategyRegistry
+from pytorch_lightning.strategies import StrategyRegistry
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from sparsepipe.runtime import group as ranks
 from sparsepipe.strategies.environment import RankEnvironment
+from sparsepipe.strategies.ranked import RankedStrategy, replace_signal_broadcast
 
 # torch 2.13 renames the option that makes each forward broadcast buffers.
 _BUFFERS_OPTION = (
@@ -26,7 +27,7 @@ _BUFFERS_OPTION = (
 )
 
 
-class DataParallelStrategy(DDPStrategy):
+class DataParallelStrategy(RankedStrategy):
     """Lightning's DDP, made to fit samplers without padding and cheap BatchNorm.
 
     What differs:
@@ -78,9 +79,7 @@ class DataParallelStrategy(DDPStrategy):
     @override
     def setup(self, trainer: pl.Trainer) -> None:
         super().setup(trainer)
-        # Lightning broadcasts a flag at each step; private, hence guarded.
-        if hasattr(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor"):
-            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = _nothing  # type: ignore[method-assign]
+        replace_signal_broadcast(trainer, _nothing)
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
@@ -122,19 +121,6 @@ class DataParallelStrategy(DDPStrategy):
         # Lightning calls this on every rank when it saves a checkpoint.
         self.synchronize_buffers()
         return super().lightning_module_state_dict()
-
-    @override
-    def reduce(
-        self,
-        tensor: Tensor,
-        group: Any | None = None,
-        reduce_op: Any = "mean",
-    ) -> Tensor:
-        # Lightning divides summed values by the mean of the ranks' integer counts, which
-        # loses the fraction where ranks saw unequal numbers of shapes.
-        mean = reduce_op in (None, "mean", "avg")
-        counts = isinstance(tensor, Tensor) and not tensor.is_floating_point()
-        return super().reduce(tensor.double() if mean and counts else tensor, group, reduce_op)
 
     def synchronize_buffers(self) -> None:
         """Makes the ranks' buffers equal: their mean. Every rank must call it."""

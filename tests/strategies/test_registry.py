@@ -4,7 +4,9 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
+from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import DataParallelStrategy, PipelineStrategy, RankEnvironment
+from sparsepipe.strategies.environment import check_ranks
 
 
 @pytest.mark.parametrize(
@@ -41,3 +43,18 @@ def test_mean_of_counts_keeps_the_fraction() -> None:
     count = torch.tensor(9)
     assert DataParallelStrategy().reduce(count, reduce_op="mean").is_floating_point()
     assert not DataParallelStrategy().reduce(count, reduce_op="sum").is_floating_point()
+
+
+def test_hosts_may_have_unequal_numbers_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = RankEnvironment()
+    for name, value in {
+        "WORLD_SIZE": "5",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_WORLD_SIZE": "2",
+    }.items():
+        monkeypatch.setenv(name, value)
+    check_ranks(environment, nodes=2, devices=2)
+    for nodes, devices in ((2, 3), (3, 2), (1, 2)):
+        with pytest.raises(ConfigError, match="but 5 ranks run"):
+            check_ranks(environment, nodes=nodes, devices=devices)
+    check_ranks(environment, nodes=1, devices=5)

@@ -8,8 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from pytorch_lightning.strategies import DDPStrategy
-from torch import Tensor
 from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
@@ -17,9 +15,10 @@ from sparsepipe.runtime import group
 from sparsepipe.strategies.environment import RankEnvironment
 from sparsepipe.strategies.pipeline.loaders import Lengths, is_elsewhere
 from sparsepipe.strategies.pipeline.plan_by_hand import parse_config
+from sparsepipe.strategies.ranked import RankedStrategy
 
 
-class StagedRanks(DDPStrategy):
+class StagedRanks(RankedStrategy):
     """A strategy whose first ranks read batches.
 
     Args:
@@ -66,6 +65,15 @@ class StagedRanks(DDPStrategy):
         # Unlike DDP, no seed is set again: draws go on where the script left them, as on
         # one device.
         self.set_world_ranks()
+        if self.world_size > 1:  # else there is nobody to join
+            self._join()
+        if group.world_size() != self.world_size:
+            raise ConfigError(
+                f"{self.world_size} devices are configured, {group.world_size()} ranks run",
+                remedy="start as many ranks as the Trainer has devices",
+            )
+
+    def _join(self) -> None:
         environment = self.cluster_environment
         assert environment is not None
         os.environ.setdefault("MASTER_ADDR", environment.main_address)
@@ -75,11 +83,6 @@ class StagedRanks(DDPStrategy):
         backend = self._get_process_group_backend()
         self._process_group_backend = backend
         group.join(backend, timeout_s=self._timeout_s, device=self.root_device)
-        if group.world_size() != self.world_size:
-            raise ConfigError(
-                f"{self.world_size} devices are configured, {group.world_size()} ranks run",
-                remedy="start as many ranks as the Trainer has devices",
-            )
 
     def begin_reading(self) -> None:
         """Before the first loader is asked for."""
@@ -115,10 +118,3 @@ class StagedRanks(DDPStrategy):
                 remedy="correct the length of the data set or of its sampler",
             )
         return count
-
-    @override
-    def reduce(self, tensor: Any, group: Any | None = None, reduce_op: Any = "mean") -> Any:
-        # Means of counts keep their fraction, as under data parallelism.
-        mean = reduce_op in (None, "mean", "avg")
-        counts = isinstance(tensor, Tensor) and not tensor.is_floating_point()
-        return super().reduce(tensor.double() if mean and counts else tensor, group, reduce_op)
