@@ -5,9 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+import torch
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+
+from sparsepipe.experiment import compose
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
@@ -47,6 +53,34 @@ def test_code_of_the_readme_runs() -> None:
             exec(compile(block, "README.md", "exec"), {})
         promised = re.findall(r"print\(.*\)\s+# (.+)", block)
         assert printed.getvalue().splitlines() == promised
+
+
+def test_layers_are_numbered_as_the_document_on_pipelines_says() -> None:
+    """Its example cuts before the first convolution of 512 channels."""
+    document = (ROOT / "docs" / "pipeline.md").read_text()
+    (code,) = re.findall(r'^python -c "(.*)"$', document, re.MULTILINE)
+    printed = io.StringIO()
+    # Without memory: initial weights would take seconds.
+    with contextlib.redirect_stdout(printed), torch.device("meta"):
+        exec(compile(code, "pipeline.md", "exec"), {})
+    assert "parallel.plan.cuts=[24]" in document
+    assert re.search(r"^\s*\(24\): Conv3d\(256, 512", printed.getvalue(), re.MULTILINE)
+    assert "  (51): Linear(" in printed.getvalue()
+    assert "(52)" not in printed.getvalue()
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/pipeline.md"])
+def test_commands_compose(document: str) -> None:
+    text = (ROOT / document).read_text().replace("\\\n", " ")
+    blocks = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = [line for block in blocks for line in block.splitlines()]
+    commands = [shlex.split(line, comments=True)[1:] for line in lines if line[:10] == "sparsepipe"]
+    commands = [words for words in commands if all("=" in word for word in words)]
+    assert commands
+    for words in commands:
+        with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
+            raw = hydra_compose("config", overrides=compose.admit(words))
+        compose.resolve(raw)
 
 
 def test_make_targets_of_the_readme_exist() -> None:
