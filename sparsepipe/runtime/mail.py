@@ -15,11 +15,16 @@ class Mail:
     Args:
         plan: the stages and their ranks.
         network: of this rank.
+
+    Attributes:
+        first: number, in messages and in errors about them, of what the schedule calls 0. All
+            ranks must set the same, while nothing is under way.
     """
 
     def __init__(self, plan: Plan, network: Network) -> None:
         self._plan = plan
         self._network = network
+        self.first = 0
 
     def send(
         self,
@@ -31,17 +36,17 @@ class Mail:
         meta: Mapping[str, Any] | None = None,
     ) -> None:
         """Sends to the rank of ``stage`` that handles ``minibatch``."""
-        message = Message(minibatch=minibatch, meta=meta or {}, tree=tree)
+        message = Message(minibatch=self.first + minibatch, meta=meta or {}, tree=tree)
         self._network.send(kind, self._plan.rank_for(stage, minibatch), message)
 
     def receive(self, kind: Kind, stage: int, minibatch: int) -> Message:
         """What the rank of ``stage`` that handles ``minibatch`` has sent."""
         source = self._plan.rank_for(stage, minibatch)
-        return self._network.receive(kind, source, minibatch=minibatch)
+        return self._network.receive(kind, source, minibatch=self.first + minibatch)
 
     def release(self, minibatch: int) -> None:
         """Nothing that came for a minibatch is needed any more."""
-        self._network.release(minibatch)
+        self._network.release(self.first + minibatch)
 
 
 def in_order(parts: Sequence[Sequence[tuple[int, Any]]]) -> list[Any]:

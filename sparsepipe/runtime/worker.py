@@ -89,7 +89,7 @@ class Worker:
         self._beyond = until_return(plan, self._number) if predicts else 0
         self._batches: dict[int, Any] = {}
         self._flights: dict[int, Passage] = {}
-        self._numbers: dict[int, int] = {}
+        self._begin = 0  # number in the whole run of the first minibatch since the last drain
         self._gradients: dict[str, Tensor | None] | None = None
         self._evaluated = 0
         self.segments: list[Segment] | None = None
@@ -108,8 +108,9 @@ class Worker:
             number: of its first minibatch in the whole run.
         """
         come = self._order.minibatches
-        for place in range(count):
-            self._numbers[come + place] = number + place
+        if come == 0:
+            self._begin = self._mail.first = number
+        assert number == self._begin + come, "minibatches follow one another until a drain"
         if self._first and self._replica < count:
             self._batches[come + self._replica] = batch
         self._run(self._order.feed(count))
@@ -125,7 +126,6 @@ class Worker:
         assert not self._flights
         self._end_segment(weights, minibatches)
         weights.restart()
-        self._numbers.clear()
 
     def _end_segment(self, weights: Weights, minibatches: int) -> None:
         """Compares what ran with the schedule, and records it if somebody wants to know."""
@@ -155,6 +155,7 @@ class Worker:
             For minibatches of this rank: in the last stage number and logs; where answers
             come, number and result.
         """
+        self._mail.first = 0
         come, self._evaluated = self._evaluated, self._evaluated + count
         found = []
         for minibatch in range(come, come + count):
@@ -178,8 +179,8 @@ class Worker:
         """What an action is, with the minibatch's number in the whole run."""
         if action.kind != "U":
             doing = {"F": "forward", "B": "backward"}[action.kind]
-            return f"{doing} of minibatch {self._numbers[action.number]}"
-        first = self._numbers[self._order.first_of(action.number)]
+            return f"{doing} of minibatch {self._begin + action.number}"
+        first = self._begin + self._order.first_of(action.number)
         if self._plan.replicas(self._number) == 1:
             return f"update of minibatch {first}"
         return f"update of the round that begins with minibatch {first}"
@@ -204,7 +205,7 @@ class Worker:
         weights.keep_from(included_at(self._plan, self._order.following(minibatch)))
         passage = self._stage.forward(
             value,
-            minibatch=self._numbers[minibatch],
+            minibatch=self._begin + minibatch,
             leaves=leaves,
             close=(lambda run: self._steps.close(rest, run)) if self._last else None,
         )

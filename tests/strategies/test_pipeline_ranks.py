@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -224,4 +225,8 @@ def test_an_error_says_where_and_ends_the_other_ranks(
     assert isinstance(last.error, ValueError)
     assert f"rank {ranks - 1}, stage 1: {says}\n" in last.trace
     assert all(other.error is not None for other in others)
+    if says == "forward of minibatch 5":  # messages go by the same numbers
+        numbers = re.findall(r"minibatch (\d+)", str(others[0].error))
+        assert numbers
+        assert min(map(int, numbers)) >= 4
     assert max(last.ended_s, *(other.ended_s for other in others)) < 40
