@@ -28,7 +28,7 @@ class SparsePipeError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         # Keyword-only arguments do not survive Exception's default pickling, and
         # errors do cross process borders (loader workers, ranks).
-        return _rebuild, (type(self), self.message, self.remedy)
+        return _rebuild, (type(self), self.message, self.remedy), vars(self)
 
     def __str__(self) -> str:
         return f"{self.message}\n  remedy: {self.remedy}"
@@ -78,6 +78,8 @@ class TransportError(SparsePipeError):
     """A rank that cannot be reached or does not answer, or a message that cannot be sent."""
 
     exit_code = 7
+    blamed: int | None = None
+    """The rank that the message names as the cause, if it names one."""
 
 
 class PlanError(ConfigError):

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -16,9 +17,12 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.meeting import meeting
+from sparsepipe.runtime.waits import within
 
 _Value = TypeVar("_Value")
 _FOREVER = timedelta(days=30)
+_ASKING_S = 2.0
 _stores: dict[tuple[str, str], Any] = {}  # kept, since other ranks may be waiting for them
 _joins = itertools.count()
 
@@ -59,8 +63,12 @@ def local_rank_first() -> Iterator[None]:
 
 
 def first_to_fail() -> bool:
-    """Whether no other rank has asked this before: one rank tells what failed."""
-    return all(int(store.add("sparsepipe/failed", 1)) == 1 for store in _stores.values())
+    """Whether no other rank has asked this before: one rank tells what failed.
+
+    So does each that cannot ask, since the store's rank is gone or stands still.
+    """
+    asked = [within(_ASKING_S, partial(s.add, "sparsepipe/failed", 1)) for s in _stores.values()]
+    return all(number in (1, None) for number in asked)
 
 
 def world_size() -> int:
@@ -136,16 +144,23 @@ def broadcast_object(value: _Value) -> _Value:
     if world_size() == 1:
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0, group=_hosts())
+    with meeting("hearing what rank 0 says", _hosts()):
+        dist.broadcast_object_list(box, src=0, group=_hosts())
     return box[0]
 
 
-def gather_objects(value: _Value) -> list[_Value]:
-    """Every rank's ``value`` in rank order, on every rank."""
+def gather_objects(value: _Value, *, what: str = "hearing what each rank says") -> list[_Value]:
+    """What ranks say, in rank order, on every rank; without those that say None.
+
+    Args:
+        value: of this rank.
+        what: what it is for, should a rank not come.
+    """
     if world_size() == 1:
-        return [value]
+        return [] if value is None else [value]
     box: list[_Value | None] = [None] * world_size()
-    dist.all_gather_object(box, value, group=_hosts())
+    with meeting(what, _hosts()):
+        dist.all_gather_object(box, value, group=_hosts())
     return [item for item in box if item is not None]
 
 
@@ -154,7 +169,8 @@ def any_rank(flag: bool) -> bool:
     if world_size() == 1 or not dist.is_initialized():
         return flag
     value = torch.tensor([int(flag)], dtype=torch.int32)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX, group=_hosts())
+    with meeting("asking whether any rank wants to stop", _hosts()):
+        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=_hosts())
     return bool(value.item())
 
 
@@ -170,7 +186,8 @@ def average_(tensors: Iterable[Tensor]) -> None:
     if not floats:
         return
     flat = torch.cat([tensor.detach().double().reshape(-1) for tensor in floats])
-    dist.all_reduce(flat)
+    with meeting("averaging buffers"):
+        dist.all_reduce(flat)
     flat /= world_size()
     offset = 0
     for tensor in floats:

@@ -12,6 +12,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""The first of the names from torch 2.13 on, where the second warns."""
+
 
 class OrderedSum:
     """A vector that is summed over a group's ranks, in their order.
@@ -44,6 +47,6 @@ class OrderedSum:
         first, *others = self._parts.chunk(dist.get_world_size(self._group))
         for other in others:
             first += other
-        dist.all_gather_into_tensor(self._wire, first, group=self._group)
+        _gather(self._wire, first, group=self._group)
         if self._wire is not self._sent:
             self._sent.copy_(self._wire)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.meeting import meeting
 from sparsepipe.runtime.ordered_sum import OrderedSum
 
 
@@ -36,6 +37,7 @@ class Replicas:
         self._group = group
         self._parameters = dict(parameters)
         self._sum: OrderedSum | None = None
+        self._round = 0  # since the last drain
         for name, parameter in self._parameters.items():
             if parameter.is_complex() and group is not None:
                 raise ConfigError(
@@ -70,7 +72,9 @@ class Replicas:
             return dict(gradients)
         assert gradients.keys() == self._parameters.keys() or not (minibatches or gradients)
         flat = self._filled(gradients, minibatches)
-        self._made_sum().reduce()
+        with meeting(self._averaging(), self._group):
+            self._made_sum().reduce()
+        self._round += 1
         total = int(flat[-1])
         assert total > 0, "a round has at least one minibatch"
         *_, present, _ = flat.split_with_sizes(self._sizes())
@@ -81,6 +85,10 @@ class Replicas:
             name: _in_layout_of(parameter, slot).to(parameter.dtype) if has else None
             for ((name, parameter), slot), has in zip(slots, has_gradient, strict=True)
         }
+
+    def _averaging(self) -> str:
+        first = self._round * self.count
+        return f"averaging the gradients of minibatches {first} to {first + self.count - 1}"
 
     def _sizes(self) -> list[int]:
         """Of the flat buffer's parts: gradients, which of them there are, minibatches."""
@@ -127,9 +135,11 @@ class Replicas:
         """
         if self._group is None:
             return
+        self._round = 0
         every = list(buffers)
-        self._average([buffer for buffer in every if buffer.is_floating_point()])
-        self._take_largest([b for b in every if not (b.is_floating_point() or b.is_complex())])
+        with meeting("averaging statistics at a drain", self._group):
+            self._average([buffer for buffer in every if buffer.is_floating_point()])
+            self._take_largest([b for b in every if not (b.is_floating_point() or b.is_complex())])
 
     def _average(self, buffers: list[Tensor]) -> None:
         if not buffers:

@@ -14,7 +14,7 @@ from torch.distributed import HashStore
 from sparsepipe.runtime.transport.buffers import SMALLEST_BYTES, BufferPool, size_class_bytes
 from sparsepipe.runtime.transport.mailbox import Ended, Mailbox
 from sparsepipe.runtime.transport.message import Kind
-from sparsepipe.runtime.transport.waits import Wait, WaitBoard, WaitedInVain
+from sparsepipe.runtime.waits import Wait, WaitBoard, WaitedInVain
 
 MIB = 1 << 20
 
@@ -155,10 +155,12 @@ def wait_of(waiter: int, peer: int) -> Wait:
     return Wait.of(waiter, peer, Kind.ACTIVATION, 3, sending=False)
 
 
-def waited_in_vain(board: WaitBoard, waiter: int, peer: int) -> list[tuple[int, int]]:
+def waited_in_vain(board: WaitBoard, waiter: int, peer: int) -> list[tuple[int, ...]]:
     with pytest.raises(WaitedInVain) as caught:
         board.wait(wait_of(waiter, peer), never, limit_s=0.01)
-    return [(wait.waiter, wait.peer) for wait in caught.value.chain]
+    chain = caught.value.chain
+    assert caught.value.missed == chain[-1].among
+    return [(wait.waiter, *wait.among) for wait in chain]
 
 
 def test_waits_lead_to_the_rank_that_does_not_wait() -> None:

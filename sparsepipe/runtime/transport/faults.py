@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sparsepipe.errors import TransportError
+from sparsepipe.runtime.meeting import blaming
 from sparsepipe.runtime.transport.channel import Changed, Fault
 from sparsepipe.runtime.transport.message import Kind
-from sparsepipe.runtime.transport.waits import Wait
+from sparsepipe.runtime.waits import GONE, LATE, WaitedInVain, late_text
 from sparsepipe.schedule import Plan
-
-_AGAIN = "run the command again to go on from the last checkpoint"
 
 
 class Teller:
@@ -42,46 +39,31 @@ class Teller:
                 remedy="do not change in place what was returned or passed on; clone it first",
             )
         during = f" during the {what}{which}" if which else ""
-        return TransportError(
+        return blaming(
+            fault.route.other(self._rank),
             f"{peer} is gone: its connection to {self._me} broke{during}, which {doing}",
-            remedy=f"see what ended that rank (its own message, or the memory); then {_AGAIN}",
+            remedy=GONE,
         )
 
-    def late(self, chain: Sequence[Wait], *, limit_s: float) -> TransportError:
+    def cut_off(self, *, doing: str) -> TransportError:
+        """Neither this rank's peers can be reached nor the launcher."""
+        text = f"{self._me} is cut off from all others; it {doing}"
+        return blaming(self._rank, text, remedy=GONE)
+
+    def late(self, vain: WaitedInVain, *, limit_s: float) -> TransportError:
         """A message did not come, or room for one, within the limit.
 
         Args:
-            chain: this rank's wait, then that of the rank it waits for, and so on.
+            vain: this rank's wait, then that of the rank it waits for, and so on.
             limit_s: how long this rank has waited.
         """
-        wait = chain[-1]
-        peer, waiter = self._name(wait.peer), self._name(wait.waiter)
-        what = f"the {wait.kind} of minibatch {wait.minibatch}"
-        if wait.sending:
-            text = f"{peer} took nothing from {waiter}, so {what} could not be sent"
-        else:
-            text = f"{peer} did not send {what} to {waiter}"
-        if wait.waiter == self._rank:
-            text += f" within {limit_s:g} s"
-        else:
-            text += f"; {self._me} has waited for that for {limit_s:g} s"
-        return TransportError(
-            text,
-            remedy=f"see whether that rank is stopped or hangs; if it only takes longer, raise "
-            f"timeout_s; then {_AGAIN}",
-        )
-
-    def unreachable(self, peer: int, *, limit_s: float) -> TransportError:
-        """No connection came about."""
-        return TransportError(
-            f"{self._name(peer)} could not be reached by {self._me} within {limit_s:g} s",
-            remedy=f"see whether that rank has started, and whether the hosts reach each other "
-            f"(GLOO_SOCKET_IFNAME names the interface); then {_AGAIN}",
-        )
+        text = late_text(vain, rank=self._rank, limit_s=limit_s, name=self._name)
+        return blaming(vain.missed, text, remedy=LATE)
 
     def left(self, kind: Kind, peer: int, *, minibatch: int) -> TransportError:
         """The other side has closed its end in good order."""
-        return TransportError(
+        return blaming(
+            peer,
             f"{self._name(peer)} ended before it sent the {kind.value} of minibatch {minibatch} "
             f"to {self._me}",
             remedy="see whether every rank runs the same number of steps",
@@ -89,7 +71,8 @@ class Teller:
 
     def lingering(self, peer: int, *, limit_s: float) -> TransportError:
         """The other side does not close."""
-        return TransportError(
+        return blaming(
+            peer,
             f"{self._name(peer)} did not end its connection to {self._me} within {limit_s:g} s",
             remedy="see whether that rank is stopped, hangs or runs more steps",
         )

@@ -6,7 +6,6 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -15,9 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparsepipe.runtime import group
+from sparsepipe.runtime.meeting import cut_off, new_group
 from sparsepipe.runtime.transport import cuda
 from sparsepipe.runtime.transport.buffers import BufferPool
-from sparsepipe.runtime.transport.channel import Fault, FaultMet, Incoming, Outgoing
+from sparsepipe.runtime.transport.channel import Changed, Fault, FaultMet, Incoming, Outgoing
 from sparsepipe.runtime.transport.codec import Packet, encode
 from sparsepipe.runtime.transport.faults import Teller
 from sparsepipe.runtime.transport.mailbox import Ended, Mailbox
@@ -28,8 +28,8 @@ from sparsepipe.runtime.transport.routes import (
     routes,
     shares_messages,
 )
-from sparsepipe.runtime.transport.waits import Wait, WaitBoard, WaitedInVain
 from sparsepipe.runtime.transport.wire import Carrier, Line, Wire
+from sparsepipe.runtime.waits import Wait, WaitBoard, WaitedInVain
 from sparsepipe.schedule import Plan
 
 _Key = tuple[Kind, int]  # a kind and the rank at the other end
@@ -51,9 +51,11 @@ class Network:
       is still referred to after that (a view, a saved activation, a label somebody keeps)
       stays as it is: its buffer is not used again.
 
-    No call waits longer than ``timeout_s``; each raises :class:`TransportError` at once
-    when any of this rank's peers is gone, and at the limit when one does not answer. The
-    process can then only be left by :func:`sparsepipe.runtime.leaving.abandon`.
+    No call waits for a peer longer than ``timeout_s`` (making a network has that limit for
+    each connection, and who is missing may take some seconds more to find out); each raises
+    :class:`TransportError` at once when any of this rank's peers is gone, and at the limit
+    when one does not answer. The process can then only be left by
+    :func:`sparsepipe.runtime.leaving.abandon`.
 
     Args:
         plan: which rank is in which stage.
@@ -221,12 +223,9 @@ class Network:
         """The connection of a channel; every rank must call it, in the same order."""
         ranks = [route.source, route.target]
         other = route.other(self._rank)
-        timeout = timedelta(seconds=self._timeout_s)
-        try:
-            gloo = dist.new_group(ranks, backend="gloo", timeout=timeout)
-            nccl = dist.new_group(ranks, backend="nccl", timeout=timeout) if self._direct else None
-        except RuntimeError as error:
-            raise self._tell.unreachable(other, limit_s=self._timeout_s) from error
+        limit_s = self._timeout_s
+        gloo = new_group(ranks, backend="gloo", timeout_s=limit_s)
+        nccl = new_group(ranks, backend="nccl", timeout_s=limit_s) if self._direct else None
         if self._rank not in ranks:
             return None
         self._groups += [gloo] if nccl is None else [gloo, nccl]
@@ -263,7 +262,7 @@ class Network:
             try:
                 yield Wait.of(self._rank, peer, kind, minibatch, sending=sending)
             except WaitedInVain as late:
-                raise self._tell.late(late.chain, limit_s=self._timeout_s) from None
+                raise self._tell.late(late, limit_s=self._timeout_s) from None
             except Ended:
                 raise self._tell.left(kind, peer, minibatch=minibatch) from None
 
@@ -275,6 +274,8 @@ class Network:
                 raise FaultMet(self._fault)
             yield
         except FaultMet as met:
+            if not isinstance(met.fault.error, Changed) and cut_off(self._board):
+                raise self._tell.cut_off(doing=doing) from met.fault.error
             raise self._tell.lost(met.fault, doing=doing) from met.fault.error
 
 

@@ -145,6 +145,6 @@ class Pipeline:
         mine, self._mine = self._mine, []
         replica = self._last_replica
         said = None if replica is None else (mine, self._metrics.harvest())
-        everyone: list[Any] = group.gather_objects(said)  # without those that say nothing
+        everyone: list[Any] = group.gather_objects(said, what="exchanging what was logged")
         self._metrics.install([harvest for _, harvest in everyone], replica=replica)
         return in_order([logs for logs, _ in everyone])

@@ -103,7 +103,8 @@ def make_pipeline(
         send_input=settings.send_input,
     )
     backend = "gloo" if not settings.direct else "nccl"
-    made = stage_group(map(plan.ranks_of, range(plan.num_stages)), backend=backend)
+    stages = map(plan.ranks_of, range(plan.num_stages))
+    made = stage_group(stages, backend=backend, timeout_s=settings.timeout_s)
     network = Network(
         plan, rank, timeout_s=settings.timeout_s, device=device, direct=settings.direct
     )

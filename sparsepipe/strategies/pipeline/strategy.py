@@ -20,9 +20,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from sparsepipe.runtime.meeting import call_ranks, farewell
 from sparsepipe.runtime.weights import Mode
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies.pipeline import refusals
+from sparsepipe.strategies.pipeline.costs import costs_of
 from sparsepipe.strategies.pipeline.evaluation import PipelinedEvaluation
 from sparsepipe.strategies.pipeline.foresight import drain_follows
 from sparsepipe.strategies.pipeline.layers import Placement, check_initialised, find_layers
@@ -130,6 +132,8 @@ class PipelineStrategy(PipelinedEvaluation):
         module = self.lightning_module
         assert module is not None
         fitting = trainer.state.fn == TrainerFn.FITTING
+        stages = [stage for stage, count in enumerate(self.replicas) for _ in range(count)]
+        call_ranks(lambda rank: f"rank {rank} (stage {stages[rank]})")
         refusals.check_trainer(trainer, synchronises_norm=self._layer_sync is not None)
         refusals.check_module(module, fitting=fitting)
         check_initialised(module)
@@ -207,6 +211,7 @@ class PipelineStrategy(PipelinedEvaluation):
     @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
+        farewell(exception)
         if self._pipeline is not None and self.world_size > 1:
             atexit.register(_leave)
 

@@ -1,0 +1,164 @@
+"""Collectives that a rank does not come to: who is told, what, and when."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from plans import plan_of
+from processes import Outcome, outcomes, run
+from torch import nn
+
+from sparsepipe.errors import TransportError
+from sparsepipe.runtime import group
+from sparsepipe.runtime.meeting import call_ranks, farewell, meeting
+from sparsepipe.runtime.replicas import Replicas
+from sparsepipe.runtime.transport import Kind, Network
+from sparsepipe.runtime.whole import stage_group
+
+LONG_S = 60.0  # a limit that no good test reaches
+
+
+def complaint(outcome: Outcome) -> str:
+    assert isinstance(outcome.error, TransportError), str(outcome)
+    assert outcome.error.remedy
+    return outcome.error.message
+
+
+def round_rank(rank: int, config: str, ends: int, when: str, signum: int, timeout_s: float) -> None:
+    """Replicas that average; one gets a signal from itself before or after they have met."""
+    dist.barrier()
+    plan = plan_of(config)
+    call_ranks(lambda rank: f"rank {rank} (stage {plan.stage_of(rank)})")
+    if rank == ends and when == "setup":
+        os.kill(os.getpid(), signum)
+    made = stage_group([plan.ranks_of(0)], backend="gloo", timeout_s=timeout_s)
+    replicas = Replicas(made, {"a": nn.Parameter(torch.zeros(1000))})
+    for number in range(3):
+        if rank == ends and (when, number) == ("round", 2):
+            os.kill(os.getpid(), signum)
+        replicas.average({"a": torch.ones(1000)})
+    if rank == ends and when == "drain":
+        os.kill(os.getpid(), signum)
+    replicas.average_statistics_([torch.zeros(3)])
+
+
+WHAT = {
+    "setup": "setting up connections",
+    "round": "averaging the gradients of minibatches 4 to 5",
+    "drain": "averaging statistics at a drain",
+}
+
+
+@pytest.mark.parametrize("when", WHAT)
+def test_a_stopped_replica_is_named_at_the_limit(when: str) -> None:
+    found = outcomes(round_rank, 2, "2", 1, when, signal.SIGSTOP, 2.0, awaited=[0], limit_s=25)[0]
+    assert complaint(found) == (
+        f"rank 1 (stage 0) did not take part in {WHAT[when]} with rank 0 (stage 0) within 2 s"
+    )
+    assert found.error.blamed == 1
+    assert found.ended_s < 15
+
+
+@pytest.mark.parametrize("when", ["round", "drain"])
+def test_a_killed_replica_is_named_at_once(when: str) -> None:
+    found = outcomes(round_rank, 2, "2", 0, when, signal.SIGKILL, LONG_S, limit_s=40)[1]
+    assert complaint(found) == (
+        "rank 0 (stage 0) is gone: its connection to rank 1 (stage 0) broke during " + WHAT[when]
+    )
+    assert found.error.blamed == 0
+    assert found.ended_s < 20
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_of_several_replicas_the_missing_one_is_named(signum: int) -> None:
+    """All connections break with the first, and with those of whoever gives up first."""
+    others = [0, 2]
+    arguments = ("3", 1, "round", signum, LONG_S if signum == signal.SIGKILL else 3.0)
+    found = outcomes(round_rank, 3, *arguments, awaited=others, limit_s=40)
+    for rank in others:
+        assert found[rank].error.blamed == 1, str(found[rank])
+        assert complaint(found[rank]).startswith("rank 1 (stage 0) ")
+
+
+def behind_rank(rank: int, timeout_s: float) -> None:
+    """Rank 0 waits for rank 1, its replica, which waits for a message of rank 2."""
+    plan = plan_of("2-1")
+    made = stage_group([plan.ranks_of(0)], backend="gloo", timeout_s=timeout_s)
+    network = Network(plan, rank, timeout_s=timeout_s + rank)  # rank 0 gives up first
+    replicas = Replicas(made, {"a": nn.Parameter(torch.zeros(10))})
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if rank == 1:
+        network.receive(Kind.GRADIENT, 2, minibatch=1)
+    replicas.average({"a": torch.ones(10)})
+
+
+def test_a_replica_that_waits_itself_is_not_blamed() -> None:
+    found = outcomes(behind_rank, 3, 3.0, awaited=[0, 1], limit_s=30)
+    assert "rank 2 did not send the gradient of minibatch 1 to rank 1" in complaint(found[0])
+    assert found[0].error.blamed == 2
+
+
+def ahead_rank(rank: int, timeout_s: float) -> None:
+    """Rank 2 waits for a message of rank 0, which waits for its replica, rank 1."""
+    plan = plan_of("2-1")
+    made = stage_group([plan.ranks_of(0)], backend="gloo", timeout_s=timeout_s + 1)
+    network = Network(plan, rank, timeout_s=timeout_s)  # rank 2 gives up first
+    replicas = Replicas(made, {"a": nn.Parameter(torch.zeros(10))})
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if rank == 2:
+        network.receive(Kind.ACTIVATION, 0, minibatch=2)
+    replicas.average({"a": torch.ones(10)})
+
+
+def test_a_peer_that_waits_for_its_replica_is_not_blamed() -> None:
+    found = outcomes(ahead_rank, 3, 3.0, awaited=[2], limit_s=30)[2]
+    text = complaint(found)
+    assert text.startswith("rank 1 (stage 0) did not take part in averaging the gradients")
+    assert found.error.blamed == 1
+
+
+def raising_rank(rank: int) -> None:
+    dist.barrier()
+    if rank == 1:
+        farewell(ValueError("mine"))
+        os._exit(1)
+    group.gather_objects(rank, what="comparing notes")
+
+
+def test_what_a_rank_said_before_it_ended_is_passed_on() -> None:
+    found = outcomes(raising_rank, 3, limit_s=30)
+    for rank in (0, 2):
+        text = complaint(found[rank])
+        assert text.startswith("rank 1 raised ValueError: mine; ")
+        assert "during comparing notes" in text
+
+
+def mistaken_rank(rank: int) -> str:
+    with pytest.raises(RuntimeError, match="my socket timed out") as caught, meeting("a test"):
+        raise RuntimeError("my socket timed out")
+    return type(caught.value).__name__
+
+
+def test_somebodys_own_error_stays_as_it_is() -> None:
+    assert run(mistaken_rank, 1) == ["RuntimeError"]
+
+
+def slow_rank(rank: int) -> bytes:
+    """A wait of more than half the limit that is met."""
+    made = stage_group([[0, 1]], backend="gloo", timeout_s=3.0)
+    with meeting("a test", made):
+        time.sleep(2 * rank)
+        dist.barrier(made)
+    group.gather_objects(rank)
+    return group.store().get("sparsepipe/waits/0")
+
+
+def test_a_long_wait_that_is_met_is_taken_back() -> None:
+    assert run(slow_rank, 2) == [b"", b""]
