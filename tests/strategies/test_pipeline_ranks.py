@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,6 +175,39 @@ def test_keyed_draws_do_not_depend_on_the_plan() -> None:
     for config, cuts in (("1-1", [1]), ("1-1-1", [1, 2])):
         for state in run(keyed, len(cuts) + 1, config, cuts):
             assert all(torch.equal(value, alone[name]) for name, value in state.items())
+
+
+class Still(Net):
+    """Learns nothing, so that its loss tells the masks alone."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def masked(rank: int, config: str, *fits: tuple[int, str, str]) -> list[float]:
+    """The last epoch's loss of some fits: how many epochs, a checkpoint to read, one to write."""
+    losses = []
+    readers = int(config[0])
+    loader = dealt(5, readers=readers, reader=rank if rank < readers else 0)
+    for epochs, source, target in fits:
+        torch.manual_seed(2)
+        net = Still(nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, CLASSES)))
+        trainer = pipeline_trainer(config, [1], keyed_randomness=True, max_epochs=epochs)
+        trainer.fit(net, loader, ckpt_path=source or None)
+        if target:
+            trainer.save_checkpoint(target)
+        losses.append(float(trainer.callback_metrics["loss"]))
+    return losses
+
+
+def test_keyed_draws_do_not_depend_on_the_readers(tmp_path: Path) -> None:
+    """Five minibatches, so that with two readers every epoch ends with a partial round."""
+    saved = str(tmp_path / "one.ckpt")
+    (one, two), *others = run(masked, 3, "2-1", (1, "", saved), (2, "", ""))
+    assert one != two
+    assert others == [[one, two]] * 2
+    found = run(masked, 2, "1-1", (1, "", ""), (2, "", ""), (2, saved, ""))
+    assert found == [[one, two, two]] * 2
 
 
 class Fails(Net):
