@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime import group
+from sparsepipe.strategies.pipeline import loaders
 from sparsepipe.strategies.pipeline.loaders import (
     ELSEWHERE,
     Elsewhere,
@@ -90,6 +93,36 @@ def test_loaders_side_by_side(monkeypatch: Any) -> None:
     third = known.adapt(Promises(3))
     with pytest.raises(ConfigError, match="side by side"):
         known.count([first, third], 0)
+
+
+@pytest.mark.parametrize("length", [4, 3], ids=["as it is", "padded"])
+def test_a_loader_is_forgotten_with_its_successor(monkeypatch: Any, length: int) -> None:
+    """A Trainer that makes new loaders in each epoch does not keep the old ones."""
+    known, first = adapted(monkeypatch, [4, length], Promises(length), reader=1)
+    gone = weakref.ref(first)
+    second = known.adapt(Promises(length))
+    del first
+    gc.collect()
+    assert gone() is None
+    assert known.count([second], 3) == (2 if length == 4 else 1)
+
+
+class Slotted:
+    """Cannot be watched."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+def test_a_loader_that_cannot_be_watched(monkeypatch: Any) -> None:
+    monkeypatch.setattr(loaders, "_exact", lambda loader: True)
+    known, loader = adapted(monkeypatch, [4], Slotted(), reader=0)
+    assert known.count([loader], 3) == 1
 
 
 def test_stand_ins() -> None:

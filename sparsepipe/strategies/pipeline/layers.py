@@ -54,7 +54,7 @@ def find_layers(module: nn.Module, name: str | None) -> str:
             a child of the module, else the one that is a child of its children.
 
     Raises:
-        ConfigError: there is none, or more than one.
+        ConfigError: there is none, or more than one, or its layers do not run one by one.
     """
     if name is not None:
         found = dict(module.named_modules()).get(name)
@@ -63,12 +63,12 @@ def find_layers(module: nn.Module, name: str | None) -> str:
                 f"layers={name!r} names no nn.Sequential of {type(module).__name__}",
                 remedy=f"name one of {_sequentials(module) or 'its own: it has none'}",
             )
-        return name
+        return _plain(module, name)
     for depth in (1, 2):
         candidates = [found for found in _sequentials(module) if found.count(".") == depth - 1]
         named = [found for found in candidates if found.rpartition(".")[2] == "layers"]
         if len(named) == 1 or len(candidates) == 1:
-            return (named if len(named) == 1 else candidates)[0]
+            return _plain(module, (named if len(named) == 1 else candidates)[0])
         if candidates:
             raise ConfigError(
                 f"{type(module).__name__} has several nn.Sequential: {', '.join(candidates)}",
@@ -78,6 +78,18 @@ def find_layers(module: nn.Module, name: str | None) -> str:
         f"{type(module).__name__} has no nn.Sequential to cut into stages",
         remedy="put the network into one nn.Sequential and call it once in each step",
     )
+
+
+def _plain(module: nn.Module, name: str) -> str:
+    """The name of a Sequential that does nothing but run its layers in turn."""
+    found = module.get_submodule(name)
+    if getattr(found.forward, "__func__", None) is not nn.Sequential.forward:
+        raise ConfigError(
+            f"{name} is a {type(found).__name__} with a forward of its own, and stages run its "
+            "layers one by one",
+            remedy="move that code into an entry of the Sequential, or into the steps",
+        )
+    return name
 
 
 def _sequentials(module: nn.Module) -> list[str]:
@@ -132,18 +144,23 @@ class Placement:
         return [tensor for name, tensor in named if self.stage_of(name) == stage]
 
     def check_ties(self) -> None:
-        """Refuse parameters that belong to two stages.
+        """Refuse parameters and buffers that belong to two stages.
 
         Raises:
             ConfigError: naming them.
         """
         owner: dict[int, tuple[int, str]] = {}
-        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+        named = (
+            *self.module.named_parameters(remove_duplicate=False),
+            *self.module.named_buffers(remove_duplicate=False),
+        )
+        for name, tensor in named:
             stage = self.stage_of(name)
-            first, other = owner.setdefault(id(parameter), (stage, name))
+            first, other = owner.setdefault(id(tensor), (stage, name))
             if first != stage:
+                kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
                 raise ConfigError(
-                    f"{other} (stage {first}) and {name} (stage {stage}) are one parameter",
+                    f"{other} (stage {first}) and {name} (stage {stage}) are one {kind}",
                     remedy="move the cut so that both are in one stage, or untie them",
                 )
 

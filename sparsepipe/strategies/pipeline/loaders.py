@@ -7,6 +7,7 @@ batch on ranks that do not read, or have read all of theirs.
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -93,7 +94,7 @@ class Lengths:
     def __init__(self, *, readers: int, reader: int | None) -> None:
         self._readers = readers
         self._reader = reader
-        self._known: dict[int, tuple[Any, tuple[int, ...]]] = {}  # kept alive: ids are keys
+        self._known: dict[int, tuple[Any, tuple[int, ...]]] = {}  # by id, as long as it lives
 
     def adapt(self, loader: Any) -> Any:
         """A loader for this rank; every rank must ask, in the same order.
@@ -112,8 +113,16 @@ class Lengths:
             adapted = Placeholders(longest)
         elif lengths[self._reader] < longest or not _exact(loader):
             adapted = Padded(loader, longest)
-        self._known[id(adapted)] = (adapted, lengths)
+        self._known[id(adapted)] = (self._watched(adapted), lengths)
         return adapted
+
+    def _watched(self, loader: Any) -> Any:
+        """What forgets a loader with its end: a Trainer may make new ones in each epoch."""
+        number = id(loader)
+        try:
+            return weakref.ref(loader, lambda _: self._known.pop(number, None))
+        except TypeError:
+            return loader  # kept alive, so that no other has its id
 
     def count(self, loaders: Sequence[Any], batch_idx: int) -> int:
         """Minibatches that the readers together have in a step.
