@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pipeline_cases import Net, dense_layers, make_loader, pipeline_trainer, plain_trainer, weights
 from processes import outcomes, run
-from pytorch_lightning.callbacks import LearningRateFinder
+from pytorch_lightning.callbacks import LearningRateFinder, ModelSummary
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sparsepipe.strategies import PipelineStrategy
 from sparsepipe.strategies.pipeline import Elsewhere
 
 
@@ -90,6 +92,105 @@ def test_a_module_with_parts_outside_of_its_layers() -> None:
         }
     assert [hooks.get("before backward", 0) for _, hooks, _, _ in everyone] == [0, 9]
     assert everyone[0][3] == everyone[1][3]
+
+
+class Logging(Net):
+    """Logs in hooks for batches, of which most ranks have none."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        super().__init__(dense_layers())
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.log("train_number", float(batch_idx), on_epoch=True)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.log("train_square", float(batch_idx**2), on_step=True, on_epoch=True)
+
+    def on_validation_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_number", float(batch_idx))
+
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.log("val_square", torch.tensor(float(batch_idx**2)))
+
+    def on_test_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.log("test_square", float(batch_idx**2))
+
+
+def logging_in_hooks(rank: int, config: str | None) -> Any:
+    net = Logging()
+    options: dict[str, Any] = {"max_epochs": 1}
+    trainer = (
+        plain_trainer(**options) if config is None else pipeline_trainer(config, [3], **options)
+    )
+    trainer.fit(net, make_loader("dense", batches=5), make_loader("dense", batches=3))
+    fitted = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    tested = trainer.test(net, make_loader("dense", batches=3), verbose=False)[0]
+    return {
+        name: value
+        for name, value in {**fitted, **tested}.items()
+        if "number" in name or "square" in name
+    }
+
+
+def test_what_hooks_for_batches_log() -> None:
+    (plain,) = run(logging_in_hooks, 1, None)
+    assert (plain["train_number"], plain["train_square_epoch"]) == (2.0, 6.0)
+    assert plain["val_number"] == 1.0
+    assert run(logging_in_hooks, 2, "1-1") == [plain, plain]
+
+
+class Exemplary(Net):
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        super().__init__(dense_layers())
+        self.example_input_array = torch.ones(2, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class Told(ModelSummary):
+    """Lightning's summary; keeps what it would print."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+
+    def summarize(self, *args: Any, **options: Any) -> None:  # type: ignore[override]
+        super().summarize(*args, **options)
+        self.found.append((*args, options))
+
+
+def as_lightning_has_it(rank: int, directory: Path, pipelined: bool) -> Any:
+    """A Trainer with a summary, a progress bar, a logger and checkpoints."""
+    told = Told()
+    options: dict[str, Any] = {"devices": 1}
+    if pipelined:
+        options = {"devices": 2, "strategy": PipelineStrategy(cuts=[3], timeout_s=20)}
+    trainer = pl.Trainer(
+        accelerator="cpu", max_epochs=2, default_root_dir=directory, callbacks=[told], **options
+    )
+    net, loader = Exemplary(), make_loader("dense", batches=5)
+    trainer.fit(net, loader, make_loader("dense", batches=2))
+    assert all("on_fit_start" not in vars(callback) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+    tested = trainer.test(net, loader, ckpt_path="best", verbose=False)
+    best = trainer.checkpoint_callback.best_model_path  # type: ignore[union-attr]
+    return told.found, tested, best
+
+
+def test_a_trainer_with_lightnings_defaults(tmp_path: Path) -> None:
+    """The summary is of the whole network, and the best checkpoint can be tested."""
+    ((summary, *_),) = run(as_lightning_has_it, 1, tmp_path / "plain", False)
+    assert summary[0][1] == sum(p.numel() for p in Exemplary().parameters())
+    assert "[2, 6]" in str(summary)
+    first, second = run(as_lightning_has_it, 2, tmp_path / "pipeline", True)
+    assert (first[0], second[0]) == (summary, [])
+    assert first[1:] == second[1:]
+    best = plain_trainer().test(
+        Exemplary(), make_loader("dense", batches=5), ckpt_path=first[2], verbose=False
+    )
+    assert first[1] == best
 
 
 class Rate(Net):

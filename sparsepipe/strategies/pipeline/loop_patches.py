@@ -14,6 +14,7 @@ from typing_extensions import override
 from sparsepipe.runtime import group
 from sparsepipe.runtime.stops import StopAgreement
 from sparsepipe.strategies.pipeline.loaders import is_elsewhere
+from sparsepipe.strategies.ranked import replace_signal_broadcast
 
 
 class Owner(Protocol):
@@ -34,7 +35,8 @@ class LoopPatches:
     - A Timer (``max_time``) broadcasts after each step whether its time is over. Rank 0 asks
       for a stop instead.
     - Where one rank reads, its loader stays as the user made it.
-    - Stand-ins for batches do not go through the user's hooks for batches.
+    - Stand-ins for batches do not go through the user's hooks for batches, and count as one
+      sample in what hooks log.
 
     Args:
         trainer: its loops change.
@@ -58,11 +60,12 @@ class LoopPatches:
             self._connector.use_distributed_sampler = False
         if ranks == 1:
             return
-        self._epoch_loop._broadcast_sigterm_tensor = self._before_step  # type: ignore[method-assign]
+        replace_signal_broadcast(trainer, self._before_step)
         self._epoch_loop._should_check_val_fx = self._after_step  # type: ignore[method-assign]
         trainer._signal_connector._sigterm_notifier_fn = self._notice  # type: ignore[method-assign]
         for name in ("_on_before_batch_transfer", "_apply_batch_transfer_handler"):
             object.__setattr__(self._module, name, _guarded(getattr(self._module, name)))
+        trainer._logger_connector.on_batch_start = _sized(trainer)  # type: ignore[method-assign]
         for timer in self._timers:
             timer.on_train_batch_end = _asking(timer)  # type: ignore[method-assign]
         first, last = self._callbacks
@@ -76,6 +79,7 @@ class LoopPatches:
         self._trainer._signal_connector.__dict__.pop("_sigterm_notifier_fn", None)
         for name in ("_on_before_batch_transfer", "_apply_batch_transfer_handler"):
             self._module.__dict__.pop(name, None)
+        self._trainer._logger_connector.__dict__.pop("on_batch_start", None)
         for timer in self._timers:
             timer.__dict__.pop("on_train_batch_end", None)
         ours, trainer = self._callbacks, self._trainer
@@ -155,6 +159,19 @@ def _asking(timer: Timer) -> Any:
         over = True
 
     return on_train_batch_end
+
+
+def _sized(trainer: pl.Trainer) -> Any:
+    """Notes the batch that is to be logged of, and what Lightning cannot find out of it."""
+    note = trainer._logger_connector.on_batch_start
+
+    def on_batch_start(batch: Any, *args: Any, **kwargs: Any) -> None:
+        note(batch, *args, **kwargs)
+        if is_elsewhere(batch):
+            assert trainer._results is not None
+            trainer._results.batch_size = 1
+
+    return on_batch_start
 
 
 def _guarded(hook: Any) -> Any:

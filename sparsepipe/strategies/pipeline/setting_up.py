@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from dataclasses import dataclass
-from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins.precision import Precision
-from pytorch_lightning.utilities.combined_loader import CombinedLoader
-from pytorch_lightning.utilities.seed import isolate_rng
-from torch import nn
 from torch.optim import Optimizer
-from torch.utils import _pytree as pytree
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime import group
 from sparsepipe.runtime.randomness import KeyedRandomness
 from sparsepipe.runtime.replicas import Replicas
 from sparsepipe.runtime.stage import Stage
@@ -25,13 +18,9 @@ from sparsepipe.runtime.transport import Network
 from sparsepipe.runtime.weights import Mode, Weights
 from sparsepipe.runtime.whole import dissolve, stage_group
 from sparsepipe.runtime.worker import Worker
-from sparsepipe.strategies.pipeline.capture import run_until_layers
 from sparsepipe.strategies.pipeline.layers import Placement, Share
-from sparsepipe.strategies.pipeline.loaders import Padded
-from sparsepipe.strategies.pipeline.logs import Recorder
 from sparsepipe.strategies.pipeline.metrics import Metrics
 from sparsepipe.strategies.pipeline.pipeline import Pipeline
-from sparsepipe.strategies.pipeline.plan_by_hand import flop_costs, parameter_costs
 from sparsepipe.strategies.pipeline.steps import ModuleSteps
 from sparsepipe.strategies.pipeline.updates import Updates
 
@@ -148,61 +137,3 @@ def make_pipeline(
 
 def _randomness(device: torch.device) -> KeyedRandomness:
     return KeyedRandomness(seed=int(os.environ.get("PL_GLOBAL_SEED", "0")), device=device)
-
-
-def costs_of(
-    balance: str, trainer: pl.Trainer, module: pl.LightningModule, layers: nn.Sequential
-) -> list[float]:
-    """What each layer costs; every rank must call it, and all get rank 0's answer.
-
-    Args:
-        balance: ``layers``, ``parameters`` or ``flops`` (of the forward pass of one batch).
-        trainer: has the loaders.
-        module: the LightningModule.
-        layers: its Sequential.
-    """
-    if balance == "layers":
-        return [1.0] * len(layers)
-    if balance == "parameters":
-        return parameter_costs(layers)
-    loop = trainer._active_loop
-    assert loop is not None
-    loop.setup_data()
-    costs = None
-    if group.rank() == 0:
-        with isolate_rng():
-            costs = _flops(trainer, loop, module, layers)
-    costs = group.broadcast_object(costs)
-    assert costs is not None
-    return costs if any(costs) else parameter_costs(layers)
-
-
-def _flops(
-    trainer: pl.Trainer, loop: Any, module: pl.LightningModule, layers: nn.Sequential
-) -> list[float]:
-    hook = {"fit": "training_step", "predict": "predict_step", "test": "test_step"}.get(
-        str(trainer.state.fn and trainer.state.fn.value), "validation_step"
-    )
-    step = getattr(module, hook)
-    numbers = [0] * (len(inspect.signature(step).parameters) - 1)
-    with Recorder(module).silence():
-        batch = _first_batch(loop._combined_loader)
-        opened = run_until_layers(layers, lambda: step(batch, *numbers))
-    return flop_costs(layers, opened.value)
-
-
-def _first_batch(combined: CombinedLoader) -> Any:
-    """One batch, without a touch to the iterators that are there already."""
-    batches = [_read(loader) for loader in combined.flattened]
-    if combined._mode == "sequential":
-        return batches[0]
-    return pytree.tree_unflatten(batches, combined._spec)
-
-
-def _read(loader: Any) -> Any:
-    if isinstance(loader, Padded):
-        loader = loader.loader
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    if batch_sampler is None:
-        return next(iter(loader))
-    return loader.collate_fn([loader.dataset[i] for i in next(iter(batch_sampler))])

@@ -34,8 +34,9 @@ from sparsepipe.strategies.pipeline.plan_by_hand import (
     check_balance,
     make_plan,
 )
-from sparsepipe.strategies.pipeline.setting_up import Settings, costs_of, make_pipeline
+from sparsepipe.strategies.pipeline.setting_up import Settings, make_pipeline
 from sparsepipe.strategies.pipeline.spreading import SpreadModule
+from sparsepipe.strategies.pipeline.summaries import EarlySummaries
 
 
 class PipelineStrategy(PipelinedEvaluation):
@@ -57,7 +58,9 @@ class PipelineStrategy(PipelinedEvaluation):
       or prediction step returns is known where its batch was read (prediction) or nowhere.
     - Between drains the loss and the values that steps log are those of the last minibatch
       that came back to this rank, and 0 before the first. What counts for an epoch is exact.
-    - Code before the call of the Sequential runs on the first stage and on the last one.
+    - Code before the call of the Sequential runs on the first stage and on the last one, code
+      after it on the last one alone: what other ranks are to know goes into ``self.log`` or a
+      torchmetric.
     - Hooks and callbacks see the layers of their rank's stage; the module is whole again when
       the Trainer has finished.
 
@@ -68,7 +71,8 @@ class PipelineStrategy(PipelinedEvaluation):
             ``parameters`` or ``layers``.
         layers: name of the Sequential; by default the one there is.
         mode: weights of a minibatch: ``stash``, ``vertical_sync``, ``spectrain`` or ``none``.
-        predict_backward: SpecTrain predicts for backward passes too.
+        predict_backward: SpecTrain predicts for backward passes too, and both passes look to the
+            end of the minibatch's way instead of to its own update, as its paper has it.
         send_input: the last stage gets the input of the layers as well, for steps that use
             it afterwards.
         keyed_randomness: draws in a layer depend on (seed, minibatch, layer) alone, so that a
@@ -118,6 +122,7 @@ class PipelineStrategy(PipelinedEvaluation):
         self._plan: Plan | None = None
         self._spread: SpreadModule | None = None
         self._patches: LoopPatches | None = None
+        self._summaries: EarlySummaries | None = None
 
     @property
     def plan(self) -> Plan:
@@ -150,6 +155,8 @@ class PipelineStrategy(PipelinedEvaluation):
             refusals.check_schedulers(self.lr_scheduler_configs)
         optimizer = self.optimizers[0] if fitting else None
         if not self._alone:
+            if fitting:
+                self._summaries = EarlySummaries(trainer, module)
             self._spread = SpreadModule(
                 module, placement=placement, rank=self.global_rank, optimizer=optimizer
             )
@@ -194,6 +201,9 @@ class PipelineStrategy(PipelinedEvaluation):
         if self._patches is not None:
             self._patches.undo()
             self._patches = None
+        if self._summaries is not None:
+            self._summaries.undo()
+            self._summaries = None
         pipeline, self._pipeline = self._pipeline, None
         spread, self._spread = self._spread, None
         module = self.lightning_module
@@ -223,10 +233,12 @@ class PipelineStrategy(PipelinedEvaluation):
         batch, *arguments = (*args, *kwargs.values())
         loop = self._trainer.fit_loop
         assert loop._combined_loader is not None
-        count = self.count_minibatches(
-            loop._combined_loader.flattened, loop.epoch_loop.batch_idx, batch
-        )
-        number = loop.epoch_loop.total_batch_idx * self.replicas[0]
+        loaders, step = loop._combined_loader.flattened, loop.epoch_loop.batch_idx
+        count = self.count_minibatches(loaders, step, batch)
+        # Not Lightning's count of steps, in which a partial last round counts as a whole one.
+        last = int(self._trainer.num_training_batches) - 1
+        of_epoch = last * self.replicas[0] + self.count_minibatches(loaders, last, None)
+        number = self._trainer.current_epoch * of_epoch + step * self.replicas[0]
         pipeline.train(batch, tuple(arguments), count=count, number=number)
         if drain_follows(self._trainer):
             pipeline.drain()
