@@ -27,6 +27,9 @@ class Replicas:
         group: theirs; None for a stage without replicas, where gradients stay as they are.
         parameters: of the stage by name, in the same order on all.
 
+    Attributes:
+        first: number, in errors, of the first minibatch since the last drain.
+
     Raises:
         ConfigError: complex parameters.
     """
@@ -37,6 +40,7 @@ class Replicas:
         self._group = group
         self._parameters = dict(parameters)
         self._sum: OrderedSum | None = None
+        self.first = 0
         self._round = 0  # since the last drain
         for name, parameter in self._parameters.items():
             if parameter.is_complex() and group is not None:
@@ -65,6 +69,9 @@ class Replicas:
             minibatches: how many those were; 0 in a partial last round without one here,
                 and ``gradients`` is empty then.
 
+        Raises:
+            TransportError: a replica is gone or did not come.
+
         Returns:
             Gradients by name, in memory that the next call overwrites.
         """
@@ -87,7 +94,7 @@ class Replicas:
         }
 
     def _averaging(self) -> str:
-        first = self._round * self.count
+        first = self.first + self._round * self.count
         return f"averaging the gradients of minibatches {first} to {first + self.count - 1}"
 
     def _sizes(self) -> list[int]:

@@ -109,7 +109,7 @@ class Worker:
         """
         come = self._order.minibatches
         if come == 0:
-            self._begin = self._mail.first = number
+            self._begin = self._mail.first = self._replicas.first = number
         assert number == self._begin + come, "minibatches follow one another until a drain"
         if self._first and self._replica < count:
             self._batches[come + self._replica] = batch
