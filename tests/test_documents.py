@@ -14,8 +14,10 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 
 from sparsepipe.experiment import compose
+from sparsepipe.schedule import Plan
 
 ROOT = Path(__file__).parents[1]
+PIPELINES = ROOT / "docs" / "pipeline.md"
 DOCUMENTS = sorted(
     path
     for pattern in ("*.md", "docs/*.md", "outputs/*.md", "experiments/**/*.md")
@@ -57,7 +59,7 @@ def test_code_of_the_readme_runs() -> None:
 
 def test_layers_are_numbered_as_the_document_on_pipelines_says() -> None:
     """Its example cuts before the first convolution of 512 channels."""
-    document = (ROOT / "docs" / "pipeline.md").read_text()
+    document = PIPELINES.read_text()
     (code,) = re.findall(r'^python -c "(.*)"$', document, re.MULTILINE)
     printed = io.StringIO()
     # Without memory: initial weights would take seconds.
@@ -67,6 +69,12 @@ def test_layers_are_numbered_as_the_document_on_pipelines_says() -> None:
     assert re.search(r"^\s*\(24\): Conv3d\(256, 512", printed.getvalue(), re.MULTILINE)
     assert "  (51): Linear(" in printed.getvalue()
     assert "(52)" not in printed.getvalue()
+
+
+def test_the_plan_file_of_the_document_is_one() -> None:
+    (shown,) = re.findall(r"```json\n(.*?)```", PIPELINES.read_text(), re.DOTALL)
+    stages = Plan.from_json(shown).stages
+    assert [(stage.layers, len(stage.devices)) for stage in stages] == [((0, 23), 2), ((24, 51), 1)]
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/pipeline.md"])

@@ -148,7 +148,8 @@ def num_ranks(config: Mapping[str, Any], inventory: Inventory) -> int:
             raise
         raise HardwareError(
             f"parallel.plan is for {planned} devices: {error.message}",
-            remedy="give parallel.plan fewer devices, or choose another hardware",
+            remedy="give parallel.plan fewer devices, or choose another hardware; "
+            f"hardware.cpu_devices={planned} lets processes share the cores of a CPU",
         ) from error
     if parallel["strategy"] is None and devices > 1:
         raise ConfigError(

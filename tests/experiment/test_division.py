@@ -137,8 +137,9 @@ def test_plans_of_other_layers_are_refused(
 
 
 def test_more_ranks_than_devices_are_refused_before_data_are_prepared(job: Job) -> None:
-    with pytest.raises(HardwareError, match=r"parallel\.plan is for 18 devices"):
+    with pytest.raises(HardwareError, match=r"parallel\.plan is for 18 devices") as short:
         job("parallel=pipeline", "hardware=cores", "parallel.plan.config=9-9", "data.prepare_s=0.1")
+    assert "hardware.cpu_devices=18" in short.value.remedy
     assert not Path("prepared").exists()
 
 
