@@ -195,6 +195,11 @@ class Network:
         assert not self._riders, "closed before the activations of these batches were sent"
 
     @property
+    def blocked(self) -> bool:
+        """Whether a thread has not ended; after a failure it may wait for ever."""
+        return any(channel.thread.is_alive() for channel in self._channels())
+
+    @property
     def held(self) -> int:
         """Minibatches whose received buffers are not released."""
         return sum(bool(buffers) for buffers in self._held.values())

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +25,7 @@ from sparsepipe.strategies.pipeline.costs import costs_of
 from sparsepipe.strategies.pipeline.evaluation import PipelinedEvaluation
 from sparsepipe.strategies.pipeline.foresight import drain_follows
 from sparsepipe.strategies.pipeline.layers import Placement, check_initialised, find_layers
+from sparsepipe.strategies.pipeline.leaving import leave_at_exit
 from sparsepipe.strategies.pipeline.loop_patches import LoopPatches
 from sparsepipe.strategies.pipeline.plan_by_hand import (
     Balance,
@@ -222,8 +220,9 @@ class PipelineStrategy(PipelinedEvaluation):
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
         farewell(exception)
-        if self._pipeline is not None and self.world_size > 1:
-            atexit.register(_leave)
+        if self._pipeline is not None:
+            network = self._pipeline.worker.network
+            leave_at_exit(exception, blocked=lambda: network.blocked)
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
@@ -297,13 +296,6 @@ class PipelineStrategy(PipelinedEvaluation):
             return
         self._spread.load_optimizer_state(checkpoint["optimizer_states"][0])
         _optimizer_to_device(self.optimizers[0], self.root_device)
-
-
-def _leave() -> None:
-    """Ends the process at once: threads that wait for ranks which are gone cannot be ended."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)
 
 
 StrategyRegistry.register(
