@@ -155,6 +155,7 @@ class Worker:
             For minibatches of this rank: in the last stage number and logs; where answers
             come, number and result.
         """
+        assert not self._order.minibatches, "evaluation begins when the pipeline is empty"
         self._mail.first = 0
         come, self._evaluated = self._evaluated, self._evaluated + count
         found = []

@@ -2,7 +2,8 @@
 
 Source: Chen, Yang and Cheng, "Efficient and Robust Parallel DNN Training through Model
 Parallelism on Multi-GPU Platform", section on weight prediction: w - s * lr * v, where v is
-the smoothed gradient and s the number of updates to look ahead.
+the smoothed gradient and s the number of updates to look ahead. lr is the learning rate at the
+time of the prediction, which in a forward is that of the step that brings the minibatch.
 """
 
 from __future__ import annotations
