@@ -117,6 +117,11 @@ def store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
+def store_rank() -> int | None:
+    """The rank whose process keeps the store; None: the launcher does."""
+    return None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
+
+
 def leave() -> None:
     """Leaves the group, if there is one."""
     _host_groups.clear()

@@ -28,6 +28,7 @@ _UNREACHED = (
     "see whether that rank has started, and whether the hosts reach each other "
     f"(GLOO_SOCKET_IFNAME names the interface); then {AGAIN}"
 )
+_LOOK_S = 0.1
 _BACKEND = re.compile(r"gloo/|c10d|nccl", re.IGNORECASE)
 
 _names: list[Callable[[int], str]] = []
@@ -66,7 +67,7 @@ def meeting(what: str, group: dist.ProcessGroup | None = None) -> Iterator[None]
     """
     among = tuple(dist.get_process_group_ranks(group))
     wait = Wait(waiter=dist.get_rank(), among=among, what=what, message=False)
-    with _explaining(wait, _limit_s(group)):
+    with _explaining(wait, limit_s(group)):
         yield
 
 
@@ -113,15 +114,7 @@ def _limited(make: Callable[[], Any], limit_s: float) -> Any:
 @contextmanager
 def _explaining(wait: Wait, limit_s: float) -> Iterator[None]:
     board = WaitBoard(_store())
-    said = threading.Event()
-
-    def say() -> None:
-        said.set()
-        board.say(wait)
-
-    halfway = threading.Timer(limit_s / 2, say)
-    halfway.daemon = True
-    halfway.start()
+    _crier.begin(time.monotonic() + limit_s / 2, partial(board.say, wait))
     try:
         yield
     except RuntimeError as error:
@@ -129,10 +122,44 @@ def _explaining(wait: Wait, limit_s: float) -> Iterator[None]:
             raise
         raise _explained(board, wait, error, limit_s) from error
     finally:
-        halfway.cancel()
-    if said.is_set():
-        halfway.join()
+        said = _crier.end()
+    if said:
         board.take_back(wait)
+
+
+class _Crier:
+    """Says what this rank waits for when half the time is over: one thread for all meetings."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._due: tuple[float, Callable[[], None]] | None = None
+        self._said = False
+
+    def begin(self, at_s: float, say: Callable[[], None]) -> None:
+        """Will say it at a time of the monotonic clock, unless the wait ends before."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="crier", daemon=True)
+            self._thread.start()
+        with self._lock:
+            self._due, self._said = (at_s, say), False
+
+    def end(self) -> bool:
+        """The wait is over; whether it has been spoken of."""
+        with self._lock:
+            self._due = None
+            return self._said
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(_LOOK_S)
+            with self._lock:
+                if self._due is not None and time.monotonic() > self._due[0]:
+                    self._due[1]()
+                    self._due, self._said = None, True
+
+
+_crier = _Crier()
 
 
 def _explained(board: WaitBoard, wait: Wait, error: RuntimeError, limit_s: float) -> TransportError:
@@ -192,7 +219,8 @@ def _store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
-def _limit_s(group: dist.ProcessGroup | None) -> float:
+def limit_s(group: dist.ProcessGroup | None = None) -> float:
+    """Of the collectives of a group; by default that of all ranks."""
     made = group or dist.group.WORLD
     assert made is not None
     device = "cpu" if "gloo" in dist.get_backend(made) else "cuda"
