@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins.precision import Precision
+from torch import nn
 from torch.optim import Optimizer
 
 from sparsepipe.errors import ConfigError
@@ -18,6 +20,8 @@ from sparsepipe.runtime.transport import Network
 from sparsepipe.runtime.weights import Mode, Weights
 from sparsepipe.runtime.whole import dissolve, stage_group
 from sparsepipe.runtime.worker import Worker
+from sparsepipe.schedule import Plan
+from sparsepipe.strategies.pipeline.events import TrainingEvents
 from sparsepipe.strategies.pipeline.layers import Placement, Share
 from sparsepipe.strategies.pipeline.metrics import Metrics
 from sparsepipe.strategies.pipeline.pipeline import Pipeline
@@ -69,19 +73,14 @@ def make_pipeline(
     Raises:
         ConfigError: the optimizer does not suit the mode.
     """
-    plan = placement.plan
-    stage = plan.stage_of(rank)
-    parameters = dict(share.parameters()) if optimizer is not None else {}
     # First what may be refused, then what other ranks must take part in.
-    weights = None
+    plan = placement.plan
+    parameters = dict(share.parameters()) if optimizer is not None else {}
+    weights = updates = None
     if optimizer is not None:
-        weights = Weights(
-            parameters,
-            settings.mode,
-            optimizer,
-            replicas=plan.replicas(stage),
-            predict_backward=settings.predict_backward,
-        )
+        weights = _weights(settings, plan=plan, rank=rank, parameters=parameters, over=optimizer)
+        updates = Updates(module, parameters, optimizer, precision)
+    together = _Connections(settings, plan=plan, rank=rank, device=device)
     metrics = Metrics(module)
     metrics.detach()
     steps = ModuleSteps(
@@ -91,48 +90,72 @@ def make_pipeline(
         autocast=precision.forward_context,
         send_input=settings.send_input,
     )
-    backend = "gloo" if not settings.direct else "nccl"
-    stages = map(plan.ranks_of, range(plan.num_stages))
-    made = stage_group(stages, backend=backend, timeout_s=settings.timeout_s)
-    network = Network(
-        plan, rank, timeout_s=settings.timeout_s, device=device, direct=settings.direct
+    events = TrainingEvents(module, updates=updates, precision=precision, keeps=share.is_last)
+    first, last = plan.stages[plan.stage_of(rank)].layers
+    worker = Worker(
+        plan=plan,
+        rank=rank,
+        stage=Stage(
+            module,
+            placement.layers,
+            first=first,
+            last=last,
+            autocast=precision.forward_context,
+            randomness=_randomness(device) if settings.keyed_randomness else None,
+        ),
+        weights=weights,
+        replicas=Replicas(together.replicas, parameters),
+        network=together.network,
+        steps=steps,
+        events=events,
     )
-
-    def end() -> None:
-        network.close()
-        dissolve(made)
-
-    pipeline = Pipeline(
-        module,
+    return Pipeline(
+        worker,
         plan=plan,
         rank=rank,
         steps=steps,
+        events=events,
         metrics=metrics,
         share=share,
-        updates=None if optimizer is None else Updates(module, parameters, optimizer, precision),
-        before_backward=lambda loss: precision.pre_backward(loss, module),
-        end=end,
+        end=together.end,
     )
-    pipeline.attach(
-        Worker(
-            plan=plan,
-            rank=rank,
-            stage=Stage(
-                module,
-                placement.layers,
-                first=plan.stages[stage].layers[0],
-                last=plan.stages[stage].layers[1],
-                autocast=precision.forward_context,
-                randomness=_randomness(device) if settings.keyed_randomness else None,
-            ),
-            weights=weights,
-            replicas=Replicas(made, parameters),
-            network=network,
-            steps=steps,
-            events=pipeline,
-        )
+
+
+def _weights(
+    settings: Settings,
+    *,
+    plan: Plan,
+    rank: int,
+    parameters: Mapping[str, nn.Parameter],
+    over: Optimizer,
+) -> Weights:
+    return Weights(
+        parameters,
+        settings.mode,
+        over,
+        replicas=plan.replicas(plan.stage_of(rank)),
+        predict_backward=settings.predict_backward,
     )
-    return pipeline
+
+
+class _Connections:
+    """What the ranks make together: every rank must call each method.
+
+    Attributes:
+        replicas: group of this rank's stage; None where it has no replicas.
+        network: to the other stages.
+    """
+
+    def __init__(self, settings: Settings, *, plan: Plan, rank: int, device: torch.device) -> None:
+        limit_s = settings.timeout_s
+        stages = map(plan.ranks_of, range(plan.num_stages))
+        backend = "nccl" if settings.direct else "gloo"
+        self.replicas = stage_group(stages, backend=backend, timeout_s=limit_s)
+        self.network = Network(plan, rank, timeout_s=limit_s, device=device, direct=settings.direct)
+
+    def end(self) -> None:
+        self.network.close()
+        dissolve(self.replicas)
 
 
 def _randomness(device: torch.device) -> KeyedRandomness:
