@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -13,18 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.errors import SparsePipeError, TransportError
+from sparsepipe.runtime.backend import of_backend
 
 REPORT_VARIABLE = "SPARSEPIPE_RANK_REPORTS"
 """Environment variable: directory where a failing rank says why."""
 
 _GO_ON = "run the command again, without force=true, to go on from the last checkpoint"
-_WAITS = re.compile(
-    r"gloo/|c10d|nccl|timed out|timeout|connection (was )?(closed|reset|refused|aborted)"
-    r"|broken pipe|socket",
-    re.IGNORECASE,
-)
-"""What torch says, in a plain RuntimeError, of a collective that waited for a rank in vain."""
-
 _Reports = list[tuple[int, dict[str, Any]]]
 """Ranks and their reports, the earliest first."""
 
@@ -71,6 +64,7 @@ def report_failure(error: BaseException, *, exit_code: int, trace: str) -> bool:
         "message": error.message if isinstance(error, SparsePipeError) else str(error),
         "remedy": error.remedy if isinstance(error, SparsePipeError) else None,
         "known": known,
+        "blames": getattr(error, "blamed", None),
         "trace": trace,
         "place": _place(error).removeprefix(f"rank {rank}, "),
         "exit_code": exit_code,
@@ -101,8 +95,8 @@ def explain(
 
     A rank that dies makes its peers fail in their collectives or has them stopped by the
     agent, so the earliest report of the house's own errors counts, then a rank that died
-    without a word, then the earliest of the rest. An error of the transport, which names a
-    rank, gives way to that rank's own word.
+    without a word, then the earliest of the rest. An error of the transport gives way to what
+    the rank that it blames says itself, and to what is no consequence on any rank.
     """
     found = read_reports(reports)
     by_time = sorted(found.items(), key=lambda item: item[1]["time"])
@@ -111,8 +105,10 @@ def explain(
             return _revive(report)
     blaming = [report for _, report in by_time if _blames_a_peer(report)]
     if blaming:
-        causes = [(rank, report) for rank, report in by_time if _is_cause(report)]
-        return _raised(*causes[0], name) if causes else _revive(blaming[0])
+        causes = {rank: report for rank, report in by_time if _is_cause(report)}
+        last = _followed(found, blaming[0])
+        rank = last["blames"] if last["blames"] in causes else next(iter(causes), None)
+        return _revive(last) if rank is None else _raised(rank, causes[rank], name)
     silent = {
         rank: entry
         for rank, entry in failure.failures.items()
@@ -143,15 +139,25 @@ def _raised(rank: int, report: dict[str, Any], name: Callable[[int], str]) -> Sp
     )
 
 
+def _followed(found: Mapping[int, dict[str, Any]], report: dict[str, Any]) -> dict[str, Any]:
+    """What the rank that a report blames says of another one, and so on."""
+    seen = [report]
+    while (following := found.get(seen[-1]["blames"])) and _blames_a_peer(following):
+        if following in seen:
+            break
+        seen.append(following)
+    return seen[-1]
+
+
 def _blames_a_peer(report: dict[str, Any]) -> bool:
     return bool(report["kind"] == TransportError.__name__)
 
 
 def _is_cause(report: dict[str, Any]) -> bool:
     """Whether a rank raised something that tells of no wait for another rank."""
-    if report["known"] or report["stopped"] is not None or report["kind"].startswith("Dist"):
+    if report["known"] or report["stopped"] is not None:
         return False
-    return report["kind"] != "RuntimeError" or not _WAITS.search(report["message"])
+    return not of_backend(report["kind"], report["message"])
 
 
 def _blames_itself(by_time: _Reports, silent: Mapping[int, Any]) -> bool:

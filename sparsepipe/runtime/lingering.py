@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -68,9 +68,19 @@ def _watch(reports: Path, patience_s: float, over: threading.Event) -> None:
         if failed_s is None and _one_failed(reports, processes):
             failed_s = time.monotonic()
         if failed_s is not None and time.monotonic() > failed_s + patience_s:
-            for process in filter(_runs, processes.values()):
-                os.kill(process, signal.SIGKILL)  # ours, and not waited for: no other's id
+            _kill(filter(_runs, processes.values()))
             return
+
+
+def _kill(processes: Iterable[int]) -> None:
+    """Kills children that have just been seen to run.
+
+    The agent's thread may wait for one in between. Its id would have to be given to another
+    process within that moment to be another's.
+    """
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 def _announced(reports: Path) -> dict[int, int]:

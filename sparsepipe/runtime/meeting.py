@@ -7,7 +7,6 @@ the first. So ranks that meet in vain say so to each other; whoever does not is 
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from sparsepipe.errors import TransportError
+from sparsepipe.runtime.backend import of_backend
 from sparsepipe.runtime.waits import AGAIN, GONE, LATE, Wait, WaitBoard, late_text, within
 
 _ROLL_CALL_S = 2.0
@@ -29,7 +29,6 @@ _UNREACHED = (
     f"(GLOO_SOCKET_IFNAME names the interface); then {AGAIN}"
 )
 _LOOK_S = 0.1
-_BACKEND = re.compile(r"gloo/|c10d|nccl", re.IGNORECASE)
 
 _names: list[Callable[[int], str]] = []
 
@@ -42,16 +41,6 @@ def call_ranks(name: Callable[[int], str]) -> None:
 def name_of(rank: int) -> str:
     """How messages call a rank."""
     return _names[0](rank) if _names else f"rank {rank}"
-
-
-def of_backend(kind: str, message: str) -> bool:
-    """Whether an exception is the backend's: of a wait for ranks, and not somebody's mistake.
-
-    Args:
-        kind: the exception's class.
-        message: its text.
-    """
-    return kind.startswith("Dist") or (kind == "RuntimeError" and bool(_BACKEND.search(message)))
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.runtime.launch import launch
+from sparsepipe.runtime.lingering import _kill
 
 SCRIPT = """
 import os, signal, sys, time
@@ -21,7 +24,7 @@ Path(f"pid{rank}").write_text(str(os.getpid()))
 announce()
 if rank:
     os.kill(os.getpid(), signal.SIGSTOP)
-while not Path("pid1").exists():
+while not Path("reports/rank1.pid").exists():
     time.sleep(0.02)
 time.sleep(0.5)
 """
@@ -68,6 +71,9 @@ from sparsepipe.runtime.launch import Stopped, announce
 from sparsepipe.runtime.leaving import abandon
 announce()
 signal.signal(signal.SIGTERM, lambda signum, frame: None)
+Path("heeds" + os.environ["RANK"]).touch()
+while not (Path("heeds0").exists() and Path("heeds1").exists()):
+    time.sleep(0.02)  # else the agent may end a rank before it can hear
 if os.environ["RANK"] == "1":
     abandon(Stopped(signal.SIGTERM), exit_code=143)
 time.sleep(3)
@@ -79,3 +85,16 @@ Path("written").touch()
             [sys.executable, "script.py"], ranks=2, threads_per_rank=1, reports=tmp_path / "reports"
         )
     assert (tmp_path / "written").exists()
+
+
+def test_a_rank_that_somebody_else_has_waited_for_does_not_end_the_watch(tmp_path: Path) -> None:
+    """The agent may do so between the look at a rank and its end; others are ended still."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    stopped = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        _kill([gone.pid, stopped.pid])
+        assert stopped.wait(20) == -signal.SIGKILL
+    finally:
+        stopped.kill()
+        stopped.wait()

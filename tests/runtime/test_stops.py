@@ -67,7 +67,7 @@ def test_agreements_of_a_process_ask_once_a_step() -> None:
 
 def asking_rank(rank: int, signum: int) -> None:
     """Rank 0 keeps the store, as under Lightning's own launcher."""
-    group.join("gloo", timeout_s=2.0)
+    group.join("gloo", timeout_s=4.0)
     agreement = StopAgreement(spread=2)
     assert not agreement.reached(0, asked=False)
     group.gather_objects(rank)
@@ -79,7 +79,7 @@ def asking_rank(rank: int, signum: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("signum", "how"), [(signal.SIGSTOP, "did not answer within 2 s"), (signal.SIGKILL, "is gone")]
+    ("signum", "how"), [(signal.SIGSTOP, "did not answer within 4 s"), (signal.SIGKILL, "is gone")]
 )
 def test_a_store_whose_rank_stands_still_or_is_gone(signum: int, how: str) -> None:
     with socket.socket() as probe:
@@ -93,11 +93,11 @@ def test_a_store_whose_rank_stands_still_or_is_gone(signum: int, how: str) -> No
         awaited=[1],
         join_group=False,
         environment=environment,
-        limit_s=20,
+        limit_s=50,
     )[1]
     assert isinstance(found.error, TransportError), str(found)
     assert found.error.message == f"rank 0 {how}, asked by rank 1 whether to stop"
-    assert found.ended_s < 15
+    assert found.ended_s < 45
 
 
 def stopping_rank(rank: int) -> tuple[int, bool]:
