@@ -267,11 +267,13 @@ def test_the_word_of_the_rank_that_is_blamed_is_shown(ranks) -> None:
         from sparsepipe.runtime.leaving import abandon
         from sparsepipe.runtime.meeting import blaming
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        reports = [Path(f"reports/rank{r}.json") for r in range(2)]
         if rank:
-            while not reports[0].exists():
+            Path("ready").touch()
+            while not Path("reports/rank0.json").exists():
                 time.sleep(0.02)
             abandon(blaming(2, "rank 2 is gone", remedy="look"))
+        while not Path("ready").exists():
+            time.sleep(0.02)
         abandon(blaming(1, "rank 1 is gone", remedy="look"))
         """
     with pytest.raises(TransportError, match="rank 2 is gone"):
