@@ -204,10 +204,11 @@ class Share:
                         tensor.data = tensor.data.new_empty(0)
 
     def unprune(self) -> None:
-        """Puts the layers back; their values are undefined until somebody fills them in."""
+        """Puts the layers back; without values (NaN) until somebody fills them in."""
         with torch.no_grad():
             for tensor, shape in self._emptied:
-                tensor.data = tensor.data.new_empty(shape)
+                none = float("nan") if tensor.is_floating_point() else 0
+                tensor.data = tensor.data.new_full(shape, none)
         for position, layer in self._removed.items():
             self._placement.layers[position] = layer
         self._emptied.clear()

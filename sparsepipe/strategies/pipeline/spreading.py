@@ -95,7 +95,7 @@ class SpreadModule:
         self._pruned.load(state)
 
     def put_back(self) -> None:
-        """The module has all its layers again; values of other stages are undefined."""
+        """The module has all its layers again, those of other stages without values."""
         self.share.unprune()
 
     def fill(self) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning_fabric.utilities.optimizer import _optimizer_to_device, _optimizers_to_device
+from lightning_fabric.utilities.optimizer import _optimizers_to_device
 from pytorch_lightning.strategies import StrategyRegistry
 from pytorch_lightning.strategies.strategy import Strategy
 from pytorch_lightning.trainer.states import TrainerFn, TrainerStatus
@@ -22,7 +22,6 @@ from sparsepipe.runtime.weights import Mode
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies.pipeline import refusals
 from sparsepipe.strategies.pipeline.costs import costs_of
-from sparsepipe.strategies.pipeline.evaluation import PipelinedEvaluation
 from sparsepipe.strategies.pipeline.foresight import drain_follows
 from sparsepipe.strategies.pipeline.layers import Placement, check_initialised, find_layers
 from sparsepipe.strategies.pipeline.leaving import leave_at_exit
@@ -35,9 +34,10 @@ from sparsepipe.strategies.pipeline.plan_by_hand import (
 from sparsepipe.strategies.pipeline.setting_up import Settings, make_pipeline
 from sparsepipe.strategies.pipeline.spreading import SpreadModule
 from sparsepipe.strategies.pipeline.summaries import EarlySummaries
+from sparsepipe.strategies.pipeline.whole_checkpoints import WholeCheckpoints
 
 
-class PipelineStrategy(PipelinedEvaluation):
+class PipelineStrategy(WholeCheckpoints):
     """Splits one ``nn.Sequential`` of any LightningModule by layers over ranks.
 
     The module's steps are written as for one device and call the Sequential once. Stages
@@ -59,8 +59,8 @@ class PipelineStrategy(PipelinedEvaluation):
     - Code before the call of the Sequential runs on the first stage and on the last one, code
       after it on the last one alone: what other ranks are to know goes into ``self.log`` or a
       torchmetric.
-    - Hooks and callbacks see the layers of their rank's stage; the module is whole again when
-      the Trainer has finished.
+    - Hooks and callbacks see the layers of their rank's stage; module and optimizer are whole
+      again when the Trainer has finished, unless it failed.
 
     Args:
         config: replicas of each stage, such as "2-1"; by default one device a stage.
@@ -118,7 +118,6 @@ class PipelineStrategy(PipelinedEvaluation):
             direct=direct,
         )
         self._plan: Plan | None = None
-        self._spread: SpreadModule | None = None
         self._patches: LoopPatches | None = None
         self._summaries: EarlySummaries | None = None
 
@@ -140,6 +139,7 @@ class PipelineStrategy(PipelinedEvaluation):
         refusals.check_trainer(trainer, synchronises_norm=self._layer_sync is not None)
         refusals.check_module(module, fitting=fitting)
         check_initialised(module)
+        self._torn = False
         self.begin_reading()
         self._patches = LoopPatches(trainer, self)
         self.precision_plugin.convert_module(module)
@@ -212,8 +212,7 @@ class PipelineStrategy(PipelinedEvaluation):
         if spread is not None:
             spread.put_back()
         super().teardown()
-        if spread is not None and not failed:
-            spread.fill()
+        self._put_together(spread, failed=failed)
         self.end_reading()
 
     @override
@@ -262,40 +261,6 @@ class PipelineStrategy(PipelinedEvaluation):
         if self._pipeline is None:
             return Strategy.optimizer_step(self, optimizer, closure, model, **kwargs)
         return closure()  # the worker updates
-
-    def drain(self) -> None:
-        """Empties the pipeline; every rank must call it."""
-        if self._pipeline is not None:
-            self._pipeline.drain()
-
-    @override
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        self.drain()
-        if self._spread is None:
-            return super().lightning_module_state_dict()
-        return self._spread.state_dict()
-
-    @override
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        self.drain()
-        if self._spread is None or not self._spread.has_optimizer:
-            return super().optimizer_state(optimizer)  # of the run before, and whole
-        return self._spread.optimizer_state()
-
-    @override
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        if self._spread is None:
-            super().load_model_state_dict(checkpoint, strict=strict)
-        else:
-            self._spread.load_state_dict(checkpoint["state_dict"], strict=strict)
-
-    @override
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        if self._spread is None:
-            super().load_optimizer_state_dict(checkpoint)
-            return
-        self._spread.load_optimizer_state(checkpoint["optimizer_states"][0])
-        _optimizer_to_device(self.optimizers[0], self.root_device)
 
 
 StrategyRegistry.register(
