@@ -33,6 +33,11 @@ class Transferred(Net):
     def __init__(self) -> None:
         super().__init__(dense_layers())
         self.seen: list[Tensor] = []
+        self.register_buffer("steps", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.steps += 1
+        return super().training_step(batch, batch_idx)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         x, y = batch
@@ -66,6 +71,7 @@ def drawing(rank: int, devices: int) -> Any:
         net = Transferred()
         fitting = trainer(devices)
         fitting.fit(net, loader)
+        assert net.steps == 12
         seen.append(net.seen)
         if devices > 1:
             assert fitting.strategy.plan.cuts == (3,)  # type: ignore[attr-defined]

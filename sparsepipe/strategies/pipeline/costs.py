@@ -80,8 +80,25 @@ def _flops(
         batch = precision.convert_input(_first_batch(loop._combined_loader))
         batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
         batch = module._apply_batch_transfer_handler(batch, device=device, dataloader_idx=0)
-        opened = run_until_layers(layers, lambda: step(batch, *numbers))
-        return flop_costs(layers, opened.value)
+        with _buffers_kept(module):
+            opened = run_until_layers(layers, lambda: step(batch, *numbers))
+            return flop_costs(layers, opened.value)
+
+
+@contextmanager
+def _buffers_kept(module: nn.Module) -> Iterator[None]:
+    """Takes back what a step does to buffers, before its layers."""
+    kept = [
+        (child, name, buffer, buffer.clone())
+        for child in module.modules()
+        for name, buffer in child._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        yield
+    finally:
+        for child, name, buffer, value in kept:
+            child._buffers[name] = buffer.copy_(value)
 
 
 def _first_batch(combined: CombinedLoader) -> Any:
