@@ -71,10 +71,12 @@ class Desk:
                 answers.put(error)
 
     def _failed(self, how: str, remedy: str) -> Exception:
-        host = group.store_rank()
-        who = "the launcher" if host is None else name_of(host)
-        text = f"{who} {how}, asked by {name_of(group.rank())} whether to stop"
-        return blaming([] if host is None else [host], text, remedy=remedy)
+        host, me = group.store_rank(), group.rank()
+        if host is None:  # the launcher outlives all ranks
+            text = f"{name_of(me)} is cut off from the launcher, which {how}"
+            return blaming(me, text, remedy=remedy)
+        text = f"{name_of(host)} {how}, asked by {name_of(me)} whether to stop"
+        return blaming(host, text, remedy=remedy)
 
 
 class StopAgreement:

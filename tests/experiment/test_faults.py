@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,13 @@ PIPELINE = (
     "model.dropout=0.5",
 )
 KINDS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "raises": 0}
+SIGNALS = {**KINDS, "cut off": -1}
+BLAMED = "(is gone|did not|took nothing|ended|was killed by|is cut off from)"
+MEETINGS = {  # what else may be under way where minibatches are not
+    "drain": "averaging statistics at a drain|exchanging what was logged",
+    "validation": "exchanging what was logged",
+    "checkpoint": "putting the stages' states together",
+}
 
 
 @dataclass(frozen=True)
@@ -53,10 +61,22 @@ class Point:
         return [s for s, count in enumerate(replicas) for _ in range(count)][self.rank]
 
     @property
+    def under_way(self) -> range:
+        """Minibatches, numbered through the run, that ranks may be at when it happens."""
+        replicas = [int(part) for part in self.config.split("-")]
+        if self.place == "validation":
+            return range(self.count * replicas[0] + 2 * replicas[0])
+        round_of = replicas[self.stage] if self.place == "update" else replicas[0]
+        first = self.epoch * STEPS + self.count * round_of
+        apart = sum(replicas) + max(replicas)
+        end = min(first + apart, (self.epoch + 1) * STEPS)
+        return range(max(first - apart, self.epoch * STEPS), end)
+
+    @property
     def settings(self) -> tuple[str, ...]:
         node = (
             f"_target_: tinyfaults.Injection, rank: {self.rank}, place: {self.place}, "
-            f"signum: {int(KINDS[self.kind])}, epoch: {self.epoch}, count: {self.count}"
+            f"signum: {int(SIGNALS[self.kind])}, epoch: {self.epoch}, count: {self.count}"
         )
         return (
             *PIPELINE,
@@ -95,6 +115,10 @@ def drawn(number: int, draw: random.Random) -> Point:
 
 
 POINTS = [drawn(number, draw) for draw in [random.Random(20)] for number in range(20)]
+CUTS = [
+    Point(config="1-1-1", kind="cut off", phase="steady", rank=1, place="batch", epoch=1, count=4),
+    Point(config="2-1", kind="cut off", phase="drain", rank=0, place="update", epoch=0, count=3),
+]
 
 
 @pytest.fixture(scope="module")
@@ -117,15 +141,28 @@ def ended_s(directory: Path) -> float:
 
 
 def assert_told(failed: Finished, point: Point) -> None:
-    """One message that names rank and stage, and the minibatch or batch it was at."""
+    """One message, which blames the right rank and stage for what was under way there."""
     assert failed.code > 0
     assert failed.err.count("error: ") == 1, failed.err
     assert failed.err.count("remedy:") == 1, failed.err
     told = failed.err[failed.err.index("error: ") :]
-    assert f"rank {point.rank} (stage {point.stage})" in told, told
-    if point.phase != "start":
-        assert "batch" in told, told
-    assert ("somebody's own mistake" in told) == (point.kind == "raises"), told
+    culprit = f"rank {point.rank} (stage {point.stage})"
+    if point.kind == "raises":
+        assert f"{culprit} raised ValueError: somebody's own mistake" in told, told
+        assert (point.place != "update") or named(told) <= set(point.under_way), told
+        return
+    assert re.match(f"error: {re.escape(culprit)} {BLAMED}", told), told
+    assert "somebody's own mistake" not in told
+    if point.phase == "start":
+        return
+    numbers = named(told)
+    assert numbers or re.search(MEETINGS.get(point.phase, "no other"), told), told
+    assert numbers <= set(point.under_way), told
+
+
+def named(told: str) -> set[int]:
+    """The minibatches of a message."""
+    return {int(number) for number in re.findall(r"minibatch(?:es)? (\d+)", told)}
 
 
 def assert_same(run: Path, expected: Path) -> None:
@@ -165,6 +202,19 @@ def test_ranks_begin_again_by_themselves(
     assert_same(again.run, expected)
 
 
+def test_a_run_whose_rank_is_killed_ends_by_itself(shell: Shell) -> None:
+    """That its weights are those of an undisturbed run is what the longer tests compare."""
+    point = QUICK[0]
+    again = shell(*point.settings, "parallel.max_restarts=1")
+    assert (shell.cwd / "injected").exists()
+    (told,) = [line for line in again.err.splitlines() if f"rank {point.rank} (stage" in line]
+    assert re.search(rf"rank {point.rank} \(stage {point.stage}\) {BLAMED}", told), told
+    assert named(told) <= set(point.under_way), told
+    assert "restart 1 of 1" in again.err
+    assert [row["epoch"] for row in rows(again.run)] == [str(epoch) for epoch in range(EPOCHS)]
+    assert not orphans(shell.cwd)
+
+
 def test_mistakes_are_not_made_again(shell: Shell) -> None:
     refused = shell(*PIPELINE, "parallel.max_restarts=3", "parallel.plan.cuts=[9]")
     assert refused.code == 2
@@ -173,7 +223,7 @@ def test_mistakes_are_not_made_again(shell: Shell) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("point", POINTS, ids=lambda point: point.id)
+@pytest.mark.parametrize("point", [*POINTS, *CUTS], ids=lambda point: point.id)
 def test_every_fault_ends_all_ranks_and_the_run_goes_on(
     shell: Shell, undisturbed: Callable[[str], Path], point: Point
 ) -> None:
@@ -207,10 +257,19 @@ def test_torchrun_begins_again_where_the_first_ranks_met(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", KINDS)
-def test_faults_under_torchrun(shell: Shell, kind: str) -> None:
-    point = Point(config="1-1", kind=kind, phase="steady", rank=1, place="batch", epoch=0, count=5)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+@pytest.mark.parametrize(
+    ("config", "kind", "rank"),
+    [
+        *[("1-1", kind, 1) for kind in KINDS],
+        *[(config, kind, 1) for config in ("1-2", "2-1") for kind in ("killed", "stopped")],
+    ],
+)
+def test_faults_under_torchrun(shell: Shell, config: str, kind: str, rank: int) -> None:
+    point = Point(
+        config=config, kind=kind, phase="steady", rank=rank, place="batch", epoch=0, count=2
+    )
+    ranks = sum(int(part) for part in config.split("-"))
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     failed = subprocess.run(
         [sys.executable, *launcher, "-m", *shell.command(*point.settings)],
         cwd=shell.cwd,
@@ -222,5 +281,9 @@ def test_faults_under_torchrun(shell: Shell, kind: str) -> None:
     )
     assert failed.returncode
     assert ended_s(shell.cwd) < TIMEOUT_S + 30 + LEAVING_S  # torchrun's own patience
-    told = "somebody's own mistake" if kind == "raises" else "rank 1 (stage 1)"
-    assert told in failed.stderr
+    if kind == "raises":
+        assert "somebody's own mistake" in failed.stderr
+        return
+    told = re.findall(rf"error: .*?(rank \d+ \(stage \d+\)) {BLAMED}", failed.stderr)
+    assert told, failed.stderr
+    assert {culprit for culprit, _ in told} == {f"rank {rank} (stage {point.stage})"}

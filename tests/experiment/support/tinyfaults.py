@@ -1,13 +1,28 @@
-"""Faults for tests: one rank dies, stands still or raises at a chosen place, once."""
+"""Faults for tests: one rank dies, stands still, raises or is cut off at a chosen place, once."""
 
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytorch_lightning as pl
 
 MARK = Path("injected")
+CUT_OFF = -1
+
+
+def cut_off() -> None:
+    """Ends every connection of this process, as a cable that is pulled does."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6):
+                    connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            continue  # closed already, or it only listens
 
 
 class Injection(pl.Callback):
@@ -18,7 +33,8 @@ class Injection(pl.Callback):
         place: ``start`` (before the network is split), ``batch`` (as a training step begins),
             ``update`` (within a step or a drain, before the optimizer's), ``validation`` (as
             a batch begins), ``checkpoint`` (while one is put together).
-        signum: what the process sends to itself; 0 raises an exception instead.
+        signum: what the process sends to itself; 0 raises an exception instead, and
+            ``CUT_OFF`` ends its connections.
         epoch: in which epoch.
         count: at which batch or update of that epoch on this rank.
     """
@@ -31,11 +47,13 @@ class Injection(pl.Callback):
     def act(self, trainer, place: str, count: int) -> None:
         here = (trainer.global_rank, place, trainer.current_epoch, count)
         if here != (self.rank, self.place, self.epoch, self.count) or MARK.exists():
-            return
+            return None
         MARK.touch()
         if self.signum == 0:
             raise ValueError("somebody's own mistake")
-        os.kill(os.getpid(), self.signum)
+        if self.signum == CUT_OFF:
+            return cut_off()
+        return os.kill(os.getpid(), self.signum)
 
     def setup(self, trainer, pl_module, stage):
         if stage == "fit":
