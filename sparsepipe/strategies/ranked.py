@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from typing import Any
 
@@ -45,6 +46,14 @@ class RankedStrategy(DDPStrategy):
         if self._asks_for_one and not _distributed_is_initialized():
             self._place_before = {name: os.environ.get(name) for name in _PLACE}
         super().setup_environment()
+        # A group's threads that outlive the interpreter abort the process now and then.
+        atexit.unregister(group.leave)
+        atexit.register(group.leave)
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        super().on_exception(exception)
+        atexit.unregister(group.leave)  # it could wait for ranks that are gone
 
     @override
     def teardown(self) -> None:
