@@ -24,6 +24,7 @@ def run(name: str, *arguments: str) -> str:
     return ran.stdout
 
 
+@pytest.mark.full
 def test_the_data_benchmark_prints_its_figures() -> None:
     sizes = ["--train=1", "--test=1", "--batch-size=4", "--steps=1", "--seconds=0.1"]
     said = run("data.py", *sizes, "--width=0.05", "--workers=0")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 from data_commands import start, tiny
 
 from sparsepipe.errors import DataError
@@ -30,6 +31,7 @@ def test_a_limit_on_the_size_of_files_ends_the_run(
     assert_full(start(tiny(make_tree(20), tmp_path), tmp_path, most_bytes=100_000))
 
 
+@pytest.mark.full
 def test_a_disk_that_fills_up_ends_the_run_until_there_is_space(
     make_tree: Callable[..., Path], small_disk: Path, tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ def same_on_both(directory: Path) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.full
 def test_sweep_of_world_sizes(shell: Shell) -> None:
     """Under an outer sweep every job has its own processes, as many as its settings say."""
     swept = shell.sweep(
@@ -88,6 +89,7 @@ def test_errors_under_torchrun_are_told_once(shell: Shell) -> None:
     assert refused.stderr.count("a sweep (-m) within torchrun") == 1
 
 
+@pytest.mark.full
 def test_data_may_take_longer_than_the_limit_of_a_collective(shell: Shell) -> None:
     done = torchrun(
         shell, "+data.prepare_s=8", "parallel.strategy.timeout_s=3", "trainer.max_epochs=1"
@@ -97,8 +99,10 @@ def test_data_may_take_longer_than_the_limit_of_a_collective(shell: Shell) -> No
 
 @pytest.mark.parametrize(
     ("signum", "message"),
-    [(signal.SIGKILL, "rank 1 was killed by SIGKILL"), (0, "rank 1 raised ValueError")],
-    ids=["killed", "raises"],
+    [
+        pytest.param(signal.SIGKILL, "rank 1 was killed by SIGKILL", id="killed"),
+        pytest.param(0, "rank 1 raised ValueError", id="raises", marks=pytest.mark.full),
+    ],
 )
 def test_failing_rank(shell: Shell, signum: int, message: str) -> None:
     failed = shell(*DP, fault([(3, signum)], rank=1))
@@ -109,6 +113,7 @@ def test_failing_rank(shell: Shell, signum: int, message: str) -> None:
     assert str(shell.cwd) not in failed.out
 
 
+@pytest.mark.full
 def test_ranks_that_take_longer_than_the_grace_period(shell: Shell) -> None:
     sleep = "callbacks={sleep: {_target_: tinyhouse.LongStep, step: 5}}"
     process = shell.start(*DP, sleep, "parallel.grace_s=2")

@@ -53,6 +53,7 @@ def test_interrupted_within_an_epoch(shell: Shell, job: Job) -> None:
     assert_whole(shell, run, job(*SINGLE, "name=undisturbed"))
 
 
+@pytest.mark.full
 def test_dp_killed_and_interrupted(shell: Shell) -> None:
     # The launching process is hit; the ranks notice its death within half a second.
     faulty = (

@@ -251,9 +251,12 @@ def test_an_error_that_speaks_of_connections_is_a_cause(ranks, raised: str) -> N
         from sparsepipe.runtime.leaving import abandon
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if rank:
+            Path("ready").touch()
             while not Path("reports/rank0.json").exists():
                 time.sleep(0.02)
             abandon({raised})
+        while not Path("ready").exists():
+            time.sleep(0.02)
         abandon(TransportError("rank 1 is gone", remedy="look"))
         """
     with pytest.raises(SparsePipeError, match=r"rank 1 raised .*connection"):

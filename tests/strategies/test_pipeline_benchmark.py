@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "pipeline.py"
 KIB = 4 * 1024
 HEADERS = 4096
 
 
+@pytest.mark.full
 def test_rows_bytes_and_versions_of_the_benchmark() -> None:
     ran = subprocess.run(
         [sys.executable, str(BENCHMARK), "--quick", "--ranks", "3"],
