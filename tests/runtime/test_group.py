@@ -9,11 +9,12 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from processes import new_store, outcomes, run
 
-from sparsepipe.errors import TransportError
+from sparsepipe.errors import ConfigError, TransportError
 from sparsepipe.runtime import group
 from sparsepipe.runtime.leaving import abandon
 
@@ -97,3 +98,12 @@ def leaves_with_zero(rank: int) -> None:
 
 def test_an_error_never_looks_like_success() -> None:
     assert outcomes(leaves_with_zero, 1, join_group=False)[0].exit_code == 1
+
+
+def test_world_size_is_asserted(monkeypatch: pytest.MonkeyPatch) -> None:
+    group.assert_world_size(1)
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "4")):
+        monkeypatch.setenv(name, value)
+    group.assert_world_size(4)
+    with pytest.raises(ConfigError, match="is for 2 ranks, 4 were started"):
+        group.assert_world_size(2)

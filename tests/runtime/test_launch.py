@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.errors import ConfigError, SparsePipeError, TransportError
-from sparsepipe.runtime import group
 from sparsepipe.runtime.launch import Stopped, launch
 
 PROLOGUE = """
@@ -290,12 +289,3 @@ def test_nothing_is_left_beside_the_reports(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     ranks("pass")
     assert not list((tmp_path / "temporary").iterdir())
-
-
-def test_world_size_is_asserted(monkeypatch: pytest.MonkeyPatch) -> None:
-    group.assert_world_size(1)
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "4")):
-        monkeypatch.setenv(name, value)
-    group.assert_world_size(4)
-    with pytest.raises(ConfigError, match="is for 2 ranks, 4 were started"):
-        group.assert_world_size(2)
