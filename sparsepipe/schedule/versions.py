@@ -67,11 +67,14 @@ def included_at(plan: Plan, minibatch: int) -> int:
 def until_return(plan: Plan, stage: int) -> int:
     """Updates that a stage makes after a minibatch's own until the minibatch is back at stage 0.
 
-    SpecTrain's paper predicts, for forward and backward of a minibatch in all stages, the
+    The idea of SpecTrain is to predict, for both passes of a minibatch in all stages, the
     weights of one moment: the end of its way. At stage k of N without replicas it looks
     floor(k / 2) updates ahead at the backward, and N - k - 1 more at the forward, which are those
     that come between the two: a stage updates once in the time of a forward and a backward, and k
     backwards are left to run.
+
+    The paper's own text was not at hand: the idea is known from a summary, and the two numbers
+    are those that counting the updates of the drawn schedule gives (``tests/schedule``).
 
     With replicas, ranks before the stage take the place of stages (as they do for the forwards
     ahead): a stage of r replicas takes r times as long for its part, and updates r times less
