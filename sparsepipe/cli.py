@@ -90,13 +90,21 @@ def _job(config: DictConfig, outcome: _Outcome) -> None:
 def _report(error: SparsePipeError, outcome: _Outcome) -> None:
     # Under torchrun every rank meets the same errors, but for those that name a rank.
     ranks = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
-    if _is_first_rank() or ranks:
+    if ranks or _is_first_to_tell(str(error)):
         print(f"error: {ranks}{error}", file=sys.stderr, flush=True)
     outcome.exit_code = outcome.exit_code or error.exit_code
 
 
 def _is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
+
+
+def _is_first_to_tell(text: str) -> bool:
+    if "RANK" not in os.environ:
+        return True
+    from sparsepipe.experiment.job import first_to_tell
+
+    return first_to_tell(text)
 
 
 def _explained(error: Exception, arguments: list[str]) -> ConfigError:

@@ -37,9 +37,10 @@ from sparsepipe.machine import usable_cores
 from sparsepipe.results.files import read_json
 from sparsepipe.runtime import group
 from sparsepipe.runtime.attempts import attempt
+from sparsepipe.runtime.group import first_to_tell
 from sparsepipe.runtime.launch import Stopped, launch
 
-__all__ = ["Stopped", "execute", "run_job"]
+__all__ = ["Stopped", "execute", "first_to_tell", "run_job"]
 
 log = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 from collections.abc import Iterable, Iterator
@@ -69,6 +70,22 @@ def first_to_fail() -> bool:
     """
     asked = [within(_ASKING_S, partial(s.add, "sparsepipe/failed", 1)) for s in _stores.values()]
     return all(number in (1, None) for number in asked)
+
+
+def first_to_tell(text: str) -> bool:
+    """Whether this rank is to tell what every rank may find wrong, before they have met.
+
+    The agent ends all ranks when one has ended, so rank 0 may never come to tell it: the first
+    does. Without an agent that keeps the store, there is no other to ask: rank 0 does.
+
+    Args:
+        text: what is to be told; each text is told once.
+    """
+    if store_rank() is not None:
+        return rank() == 0
+    key = f"sparsepipe/told/{hashlib.sha256(text.encode()).hexdigest()}"
+    limit = timedelta(seconds=_ASKING_S)
+    return within(_ASKING_S, lambda: _attempt_store(limit).add(key, 1)) in (1, None)
 
 
 def world_size() -> int:

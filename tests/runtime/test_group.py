@@ -74,6 +74,26 @@ def test_one_rank_of_each_attempt_tells_what_failed() -> None:
         assert [second for _, second in found] == [False, False]
 
 
+def tells_a_mistake(rank: int) -> tuple[bool, bool]:
+    return group.first_to_tell("a mistake"), group.first_to_tell(f"that of rank {rank}")
+
+
+def test_any_rank_tells_a_common_mistake_once() -> None:
+    found = run(tells_a_mistake, 2, join_group=False, store=new_store())
+    assert sorted(common for common, _ in found) == [False, True]
+    assert [own for _, own in found] == [True, True]
+
+
+def comes_late(rank: int) -> bool:
+    time.sleep(60 * (rank == 0))
+    return group.first_to_tell("a mistake")
+
+
+def test_nobody_waits_for_rank_0_to_tell_a_mistake() -> None:
+    found = outcomes(comes_late, 2, join_group=False, store=new_store(), awaited=[1], limit_s=30)
+    assert found[1].value is True
+
+
 def waits_in_vain_then_leaves(rank: int, told: str) -> None:
     if rank == 0:
         os.dup2(os.open(told, os.O_WRONLY | os.O_CREAT), sys.stderr.fileno())
