@@ -7,9 +7,9 @@ the task, in this process where there is one rank only, else started by the elas
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -21,10 +21,11 @@ from typing import Any
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.errors import ConfigError, SparsePipeError
+from sparsepipe.errors import ConfigError, SparsePipeError, TransportError
 from sparsepipe.experiment.build import build_inventory
 from sparsepipe.experiment.callbacks.metrics_csv import read_rows
 from sparsepipe.experiment.division import division_of
+from sparsepipe.experiment.lock import locked
 from sparsepipe.experiment.logs import quiet
 from sparsepipe.experiment.outputs import writing
 from sparsepipe.experiment.prepare import prepare
@@ -80,7 +81,7 @@ def _run_here(
             remedy="start the command on every node with torchrun",
         )
     directory = prepare(config, inventory)
-    with _locked(directory):
+    with locked(directory):
         if _finished(directory, config):
             return directory
         with writing(directory.path):
@@ -135,7 +136,7 @@ def execute(
         try:
             task(run, **node)
         except Exception as error:
-            watch.stop_if_asked()
+            watch.stop_if_asked(error)
             if _refused_by_lightning(error):
                 raise ConfigError(
                     f"Lightning refuses the settings: {str(error).strip()}",
@@ -176,7 +177,7 @@ def _run_as_rank(
         if group.rank() == 0:
             assert found is not None
             try:
-                held.enter_context(_locked(found))
+                held.enter_context(locked(found))
                 skip = _finished(found, config)
                 if not skip:
                     with writing(found.path):
@@ -201,7 +202,8 @@ def _run_as_rank(
 def _failing_as_rank(directory: RunDir, config: Mapping[str, Any]) -> Iterator[None]:
     """Lets the first rank that fails tell why, with its number as a note, and no other."""
     try:
-        yield
+        with _stopped_for_a_peer():
+            yield
     except Stopped as stop:
         _tell(stop, directory, config)
         raise
@@ -209,6 +211,20 @@ def _failing_as_rank(directory: RunDir, config: Mapping[str, Any]) -> Iterator[N
         if not group.first_to_fail():
             raise SystemExit(error.exit_code) from error
         error.add_note(f"rank {group.rank()}")
+        raise
+
+
+@contextlib.contextmanager
+def _stopped_for_a_peer() -> Iterator[None]:
+    """Turns the agent's SIGTERM into what this rank had noticed already: whom it misses.
+
+    The agent sends it to all when one rank is gone, often before they have said so.
+    """
+    try:
+        yield
+    except Stopped as stop:
+        if stop.signum == signal.SIGTERM and isinstance(stop.__cause__, TransportError):
+            raise stop.__cause__ from None
         raise
 
 
@@ -248,31 +264,6 @@ def _finished(directory: RunDir, config: Mapping[str, Any]) -> bool:
 def _finish(directory: RunDir) -> None:
     result = read_json(directory.result)
     directory.finish({"run_id": directory.run_id, "time": time.time(), "kind": result["kind"]})
-
-
-@contextlib.contextmanager
-def _locked(directory: RunDir) -> Iterator[None]:
-    """Keeps two processes from working on one run.
-
-    The file stays: who waits for it may have it open already.
-
-    Raises:
-        ConfigError: another one does.
-        SparsePipeError: the directory cannot be made.
-    """
-    path = directory.path.parent / f".{directory.run_id}.lock"
-    with writing(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        stream = path.open("w")
-    with stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(
-                f"another process is working on {directory.path}",
-                remedy="wait for it or end it, then run the command again",
-            ) from error
-        yield
 
 
 def _tell(stop: Stopped, directory: RunDir, config: Mapping[str, Any]) -> None:

@@ -52,14 +52,17 @@ class SignalWatch:
                 ignored = before is signal.SIG_IGN
                 signal.signal(signum, signal.SIG_IGN if ignored else self._handle)
 
-    def stop_if_asked(self) -> None:
+    def stop_if_asked(self, broke: BaseException | None = None) -> None:
         """Raises where a signal has come.
+
+        Args:
+            broke: what it may have broken in passing, kept as the cause.
 
         Raises:
             Stopped: one has.
         """
         if self.signum is not None:
-            raise Stopped(self.signum)
+            raise Stopped(self.signum) from broke
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         del frame

@@ -48,17 +48,23 @@ class Stopped(BaseException):
 def report_failure(error: BaseException, *, exit_code: int, trace: str) -> bool:
     """Leaves word for the launching process why this rank ends, if one waits for it.
 
+    The agent may stop a rank that has already noticed whom it waits for in vain: then that
+    is what it tells of, besides that it was stopped.
+
     Raises:
         OSError: it cannot be written.
     """
     directory = os.environ.get(REPORT_VARIABLE)
     if directory is None:
         return False
+    stopped = error.signum if isinstance(error, Stopped) else None
+    if stopped is not None and isinstance(error.__cause__, TransportError):
+        error = error.__cause__
     rank = os.environ.get("RANK", "0")
     known = isinstance(error, SparsePipeError)
     report = {
         "time": time.time(),
-        "stopped": error.signum if isinstance(error, Stopped) else None,
+        "stopped": stopped,
         "module": type(error).__module__,
         "kind": type(error).__name__,
         "message": error.message if isinstance(error, SparsePipeError) else str(error),

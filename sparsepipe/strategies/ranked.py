@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import atexit
 import os
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import pytorch_lightning as pl
 from lightning_fabric.utilities.distributed import _distributed_is_initialized
@@ -13,8 +14,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from sparsepipe.runtime import group
+from sparsepipe.runtime.meeting import meeting
 from sparsepipe.strategies.environment import check_ranks
 
+_Value = TypeVar("_Value")
 _PLACE = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 """Where a process finds its place among the ranks."""
 
@@ -74,7 +77,23 @@ class RankedStrategy(DDPStrategy):
         # loses the fraction where ranks saw unequal numbers of shapes.
         mean = reduce_op in (None, "mean", "avg")
         counts = isinstance(tensor, Tensor) and not tensor.is_floating_point()
-        return super().reduce(tensor.double() if mean and counts else tensor, group, reduce_op)
+        with _together("reducing what was logged"):
+            return super().reduce(tensor.double() if mean and counts else tensor, group, reduce_op)
+
+    @override
+    def barrier(self, name: str | None = None) -> None:
+        with _together(f"the barrier {name}" if name else "a barrier"):
+            super().barrier(name)
+
+    @override
+    def broadcast(self, obj: _Value, src: int = 0) -> _Value:
+        with _together(f"hearing what rank {src} says"):
+            return super().broadcast(obj, src)
+
+
+def _together(what: str) -> AbstractContextManager[None]:
+    """Around Lightning's own collectives: an error says which rank did not come."""
+    return meeting(what) if _distributed_is_initialized() else nullcontext()
 
 
 def replace_signal_broadcast(trainer: pl.Trainer, instead: Any) -> None:

@@ -35,7 +35,7 @@ BLAMED = "(is gone|did not|took nothing|ended|was killed by|is cut off from)"
 MEETINGS = {  # what else may be under way where minibatches are not
     "drain": "averaging statistics at a drain|exchanging what was logged",
     "validation": "exchanging what was logged",
-    "checkpoint": "putting the stages' states together",
+    "checkpoint": "putting the stages' states together|the barrier Trainer.save_checkpoint",
 }
 
 

@@ -221,12 +221,14 @@ leave(TransportError("rank 1 is gone", remedy="look"), 7)
         )
 
 
-def test_a_dead_rank_is_told_of_by_the_one_that_missed_it(ranks) -> None:
-    """It knows stage and minibatch, which the agent does not."""
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_dead_rank_is_told_of_by_the_one_that_missed_it(ranks, stopped: bool) -> None:
+    """It knows stage and minibatch, which the agent does not, also where that stops it too."""
     with pytest.raises(TransportError, match=r"rank 1 \(stage 1\) is gone .* minibatch 3"):
         ranks(
-            """
+            f"""
             from sparsepipe.errors import TransportError
+            from sparsepipe.runtime.endings import Stopped
             from sparsepipe.runtime.leaving import abandon
             if rank:
                 Path("dies").touch()
@@ -234,7 +236,10 @@ def test_a_dead_rank_is_told_of_by_the_one_that_missed_it(ranks) -> None:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             while not Path("dies").exists():
                 time.sleep(0.02)
-            abandon(TransportError("rank 1 (stage 1) is gone ... minibatch 3", remedy="look"))
+            error = TransportError("rank 1 (stage 1) is gone ... minibatch 3", remedy="look")
+            stop = Stopped(signal.SIGTERM)
+            stop.__cause__ = error
+            abandon(stop if {stopped} else error)
             """
         )
 
