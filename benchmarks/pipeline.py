@@ -69,7 +69,7 @@ def measured(
 ) -> tuple[Rows, Rows, list[Trained]]:
     """Steady and whole times of all rows and the bound; what the pipeline's ranks told last."""
     plan = next(way.plan for way in ways if way.plan is not None)
-    bound = "bound, slowest stage alone"
+    bound = "bound, the slowest stage"
     steady: Rows = {name: [] for name in [bound, *(way.name for way in ways)]}
     whole: Rows = {name: [] for name in steady}
     told: list[Trained] = []

@@ -124,6 +124,10 @@ def stage_seconds(rank: int, workload: Workload, plan: Plan, least_s: float) -> 
             step(number)
         count += DIFFERENT
     taken_s = (time.perf_counter() - start_s) / count
+    store = group.store()
+    store.add("measured", 1)
+    while store.add("measured", 0) < plan.num_ranks:  # the others are not done: stay busy
+        step(0)
     dist.barrier()
     group.leave()
     return taken_s

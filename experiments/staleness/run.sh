@@ -18,7 +18,7 @@ what=${1:-all}
 [ $# -eq 0 ] || shift
 
 modes="synchronous stash vertical_sync spectrain none"
-rates="0.01 0.03 0.1"
+rates="0.003 0.01 0.03"
 seeds="0 1 2"
 
 train() { # mode, learning rate, seed, further settings

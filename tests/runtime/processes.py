@@ -173,6 +173,7 @@ def _start(
         theirs.close()
         started.processes.append(process)
         started.results.append(ours)
+    started.started_s = time.monotonic()  # the fork server imported torch before the first one
     return started
 
 

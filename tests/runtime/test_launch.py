@@ -231,9 +231,12 @@ def test_a_dead_rank_is_told_of_by_the_one_that_missed_it(ranks, stopped: bool) 
             from sparsepipe.runtime.endings import Stopped
             from sparsepipe.runtime.leaving import abandon
             if rank:
+                while not Path("deaf").exists():
+                    time.sleep(0.02)
                 Path("dies").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            Path("deaf").touch()
             while not Path("dies").exists():
                 time.sleep(0.02)
             error = TransportError("rank 1 (stage 1) is gone ... minibatch 3", remedy="look")

@@ -57,12 +57,12 @@ WHAT = {
 
 @pytest.mark.parametrize("when", WHAT)
 def test_a_stopped_replica_is_named_at_the_limit(when: str) -> None:
-    found = outcomes(round_rank, 2, "2", 1, when, signal.SIGSTOP, 2.0, awaited=[0], limit_s=25)[0]
+    found = outcomes(round_rank, 2, "2", 1, when, signal.SIGSTOP, 4.0, awaited=[0], limit_s=30)[0]
     assert complaint(found) == (
-        f"rank 1 (stage 0) did not take part in {WHAT[when]} with rank 0 (stage 0) within 2 s"
+        f"rank 1 (stage 0) did not take part in {WHAT[when]} with rank 0 (stage 0) within 4 s"
     )
     assert found.error.blamed == 1
-    assert found.ended_s < 15
+    assert found.ended_s < 25
 
 
 @pytest.mark.parametrize("when", ["round", "drain"])
@@ -100,7 +100,7 @@ def behind_rank(rank: int, timeout_s: float) -> None:
 
 
 def test_a_replica_that_waits_itself_is_not_blamed() -> None:
-    found = outcomes(behind_rank, 3, 3.0, awaited=[0, 1], limit_s=30)
+    found = outcomes(behind_rank, 3, 6.0, awaited=[0, 1], limit_s=40)
     assert "rank 2 did not send the gradient of minibatch 1 to rank 1" in complaint(found[0])
     assert found[0].error.blamed == 2
 
@@ -119,7 +119,7 @@ def ahead_rank(rank: int, timeout_s: float) -> None:
 
 
 def test_a_peer_that_waits_for_its_replica_is_not_blamed() -> None:
-    found = outcomes(ahead_rank, 3, 3.0, awaited=[2], limit_s=30)[2]
+    found = outcomes(ahead_rank, 3, 6.0, awaited=[2], limit_s=40)[2]
     text = complaint(found)
     assert text.startswith("rank 1 (stage 0) did not take part in averaging the gradients")
     assert found.error.blamed == 1
@@ -153,9 +153,9 @@ def test_somebodys_own_error_stays_as_it_is() -> None:
 
 def slow_rank(rank: int) -> bytes:
     """A wait of more than half the limit that is met."""
-    made = stage_group([[0, 1]], backend="gloo", timeout_s=3.0)
+    made = stage_group([[0, 1]], backend="gloo", timeout_s=6.0)
     with meeting("a test", made):
-        time.sleep(2 * rank)
+        time.sleep(3.5 * rank)
         dist.barrier(made)
     group.gather_objects(rank)
     return group.store().get("sparsepipe/waits/0")

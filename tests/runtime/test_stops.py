@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -72,8 +71,9 @@ def asking_rank(rank: int, signum: int) -> None:
     assert not agreement.reached(0, asked=False)
     group.gather_objects(rank)
     if rank == 0:
-        time.sleep(0.5)  # until the other has heard all that was said
+        group.store().wait(["heard"])
         os.kill(os.getpid(), signum)
+    group.store().set("heard", "1")
     for step in range(1, 1_000_000):
         agreement.reached(step, asked=False)
 

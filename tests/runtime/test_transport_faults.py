@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -177,14 +178,28 @@ def test_a_peer_that_never_connects() -> None:
 
 
 def dies_closing_rank(rank: int) -> None:
+    """Rank 1 dies where rank 0 closes already: then that is what ends its wait."""
     net = Network(plan_of("1-1"), rank, timeout_s=LONG_S)
     if rank == 1:
+        with pytest.raises(TransportError):
+            net.receive(A, 0, minibatch=0)
         os.kill(os.getpid(), signal.SIGKILL)
     net.close()
 
 
-def test_a_death_while_closing() -> None:
-    found = outcomes(dies_closing_rank, 2, limit_s=40)[0]
+def dies_before_closing_rank(rank: int) -> None:
+    net = Network(plan_of("1-1"), rank, timeout_s=LONG_S)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    deadline_s = time.monotonic() + 20
+    while net._fault is None and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    net.close()
+
+
+@pytest.mark.parametrize("dies", [dies_closing_rank, dies_before_closing_rank])
+def test_a_death_while_closing(dies: Callable[[int], None]) -> None:
+    found = outcomes(dies, 2, limit_s=40)[0]
     assert "rank 1 (stage 1) is gone" in complaint(found)
     assert "closing" in complaint(found)
 
@@ -222,9 +237,11 @@ def overwrites_rank(rank: int) -> str:
         for m in range(3):
             net.send(A, 1, message(m, x))
         x.add_(1)  # what no sender may do
+        group.store().set("written", "1")
         with pytest.raises(TransportError) as caught:
             net.receive(G, 1, minibatch=0)
         return caught.value.message
+    group.store().wait(["written"])  # until then one message has come, and none is taken
     for m in range(2):
         net.receive(A, 0, minibatch=m)
     time.sleep(30)

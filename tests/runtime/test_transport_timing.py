@@ -63,6 +63,7 @@ def arrives_rank(rank: int) -> bool:
         while not len(net._in[A, 0].box) and time.monotonic() < deadline_s:
             time.sleep(0.01)
         say("arrived")
+        assert len(net._in[A, 0].box)
         net.receive(A, 0, minibatch=0)
     net.close()
     return True
@@ -97,13 +98,12 @@ def test_a_full_channel_holds_the_sender_back() -> None:
 
 
 def idle_rank(rank: int) -> bool:
-    net = network("1-1", rank, timeout_s=1.0)
-    for m in range(2):
-        time.sleep(2.0)
-        if rank == 0:
-            net.send(A, 1, message(m, torch.zeros(50_000)))
-        else:
-            net.receive(A, 0, minibatch=m)
+    net = network("1-1", rank, timeout_s=3.0)
+    time.sleep(4.0)
+    if rank == 0:
+        net.send(A, 1, message(0, torch.zeros(50_000)))
+    else:
+        net.receive(A, 0, minibatch=0)
     net.close()
     return True
 

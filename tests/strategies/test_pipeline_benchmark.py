@@ -26,7 +26,7 @@ def test_rows_bytes_and_versions_of_the_benchmark() -> None:
     assert ran.returncode == 0, ran.stderr
     dense, sparse, sleep = ran.stdout.split("\n\n")[1:4]
     for part in (dense, sparse):
-        for row in ("bound, slowest stage alone", "one process", "DDP, 2 processes"):
+        for row in ("bound, the slowest stage", "one process", "DDP, 2 processes"):
             assert re.search(rf"^  {row} +[\d.]+ \[[\d.]+\.\.[\d.]+\]", part, re.MULTILINE)
         assert re.search(r"share of the bound, steady: [\d.]+% \(goal 93%\)", part)
         assert re.search(r"times DDP, whole epochs: [\d.]+ \(goal 1.15\)", part)

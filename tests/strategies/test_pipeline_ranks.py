@@ -10,9 +10,17 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from pipeline_cases import CLASSES, Net, dealt, dense_layers, pipeline_trainer, plain_trainer
-
-from pipeline_cases import make_loader, make_net, weights  # isort: skip
+from pipeline_cases import (
+    CLASSES,
+    Net,
+    dealt,
+    dense_layers,
+    make_loader,
+    make_net,
+    pipeline_trainer,
+    plain_trainer,
+    weights,
+)
 from processes import outcomes, run
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -82,7 +90,7 @@ def partial(rank: int, config: str) -> Any:
 
 
 def test_a_partial_last_round() -> None:
-    """Five minibatches for two readers: three steps, and no sample twice."""
+    """Five minibatches for two readers: three steps an epoch, on every rank."""
     found = run(partial, 3, "2-1")
     assert all(steps == 6 for _, steps, _ in found)
     for state, _, loss in found[1:]:

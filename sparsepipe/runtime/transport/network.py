@@ -98,6 +98,7 @@ class Network:
         self.pool = BufferPool()
         self._pinned = BufferPool(pinned=True)
         self._fault: Fault | None = None
+        self._told = False  # the worker has heard of the fault
         self._closed = False
         self._out: dict[_Key, Outgoing] = {}
         self._in: dict[_Key, Incoming] = {}
@@ -172,21 +173,21 @@ class Network:
         """Ends every channel in order, when all has been received that was sent.
 
         All ranks close at the same time; each waits for its peers. Does nothing if this
-        network has failed: the error is known, and its threads cannot be ended.
+        network has failed and said so: its threads cannot be ended.
 
         Raises:
             TransportError: a peer is gone, or does not close in time.
         """
-        if self._closed or self._fault is not None:
+        if self._closed or self._told:
             return
         self._closed = True
-        for outgoing in self._out.values():
-            outgoing.box.end()
-        for incoming in self._in.values():
-            incoming.box.discard()
-        deadline_s = time.monotonic() + self._timeout_s
-        for channel in self._channels():
-            with self._hearing("was closing"):
+        with self._hearing("was closing"):
+            for outgoing in self._out.values():
+                outgoing.box.end()
+            for incoming in self._in.values():
+                incoming.box.discard()
+            deadline_s = time.monotonic() + self._timeout_s
+            for channel in self._channels():
                 self._see_end(channel, deadline_s)
         for connection in self._groups:
             dist.destroy_process_group(connection)
@@ -279,6 +280,7 @@ class Network:
                 raise FaultMet(self._fault)
             yield
         except FaultMet as met:
+            self._told = True
             if not isinstance(met.fault.error, Changed) and cut_off(self._board):
                 raise self._tell.cut_off(doing=doing) from met.fault.error
             raise self._tell.lost(met.fault, doing=doing) from met.fault.error

@@ -1,9 +1,9 @@
 """SpecTrain's prediction of weights from the momentum of SGD.
 
-Source: Chen, Yang and Cheng, "Efficient and Robust Parallel DNN Training through Model
-Parallelism on Multi-GPU Platform", section on weight prediction: w - s * lr * v, where v is
-the smoothed gradient and s the number of updates to look ahead. lr is the learning rate at the
-time of the prediction, which in a forward is that of the step that brings the minibatch.
+After the idea of Chen, Yang and Cheng, "Efficient and Robust Parallel DNN Training through Model
+Parallelism on Multi-GPU Platform": w - s * lr * v, where v is the smoothed gradient and s the
+number of updates to look ahead. lr is the learning rate at the time of the prediction, which in a
+forward is that of the step that brings the minibatch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Predictor:
 
     v is SGD's momentum buffer. If gradients stayed as they are, every later step would be
     lr * v, whatever ``dampening``, ``nesterov``, ``weight_decay`` and ``maximize`` are, so
-    these may be anything. As the paper does, the prediction takes v to stay as it is.
+    these may be anything. The prediction takes v to stay as it is.
 
     Args:
         parameters: what is predicted, by name.

@@ -46,7 +46,7 @@ class Weights:
         mode: which weights a minibatch sees.
         optimizer: what updates them; SpecTrain reads its momentum. None where nothing learns.
         replicas: of this stage: minibatches that one update includes.
-        predict_backward: SpecTrain predicts for the backward too, as its paper does.
+        predict_backward: SpecTrain predicts for the backward too, after its paper's idea.
             Who calls says how far both look ahead.
 
     Attributes:

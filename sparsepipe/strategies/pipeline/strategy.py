@@ -70,7 +70,8 @@ class PipelineStrategy(WholeCheckpoints):
         layers: name of the Sequential; by default the one there is.
         mode: weights of a minibatch: ``stash``, ``vertical_sync``, ``spectrain`` or ``none``.
         predict_backward: SpecTrain predicts for backward passes too, and both passes look to the
-            end of the minibatch's way instead of to its own update, as its paper has it.
+            end of the minibatch's way instead of to its own update, after its paper's idea
+            (see :func:`~sparsepipe.schedule.versions.until_return`).
         send_input: the last stage gets the input of the layers as well, for steps that use
             it afterwards.
         keyed_randomness: draws in a layer depend on (seed, minibatch, layer) alone, so that a
