@@ -23,6 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -197,6 +198,7 @@ def _rank(
     try:
         if join_group:
             group.join("gloo", timeout_s=30)
+            _await_all(group.store(), rank, int(variables["WORLD_SIZE"]))
         value = function(rank, *arguments)
         if join_group:
             group.leave()
@@ -206,6 +208,12 @@ def _rank(
         results.send_bytes(pickle.dumps((None, _portable(error), trace)))
         os._exit(1)  # no clean-up that might wait for a rank
     results.send_bytes(message)
+
+
+def _await_all(store: Any, rank: int, ranks: int) -> None:
+    """Nobody may end, as planned, while another is still connecting to it."""
+    store.set(f"test/joined/{rank}", "1")
+    store.wait([f"test/joined/{other}" for other in range(ranks)], timedelta(seconds=30))
 
 
 def _portable(error: BaseException) -> BaseException:
