@@ -22,20 +22,16 @@ from sparsepipe.schedule import (
     Action,
     Plan,
     RankOrder,
-    Schedule,
-    asynchronous,
+    Tally,
     included_at,
-    peak_predicted,
-    peak_stashed,
-    peak_vertical,
     until_return,
 )
 
-_PEAKS: dict[Mode, Callable[[Schedule, int], int]] = {
-    Mode.STASH: peak_stashed,
-    Mode.VERTICAL_SYNC: peak_vertical,
-    Mode.SPECTRAIN: peak_predicted,
-    Mode.NONE: lambda schedule, rank: 1,
+_PEAKS: dict[Mode, Callable[[Tally], int]] = {
+    Mode.STASH: lambda tally: tally.stashed,
+    Mode.VERTICAL_SYNC: lambda tally: tally.vertical,
+    Mode.SPECTRAIN: lambda tally: tally.predicted,
+    Mode.NONE: lambda tally: 1,
 }
 """Most sets of weights that a rank has in use at a time, by the schedule."""
 
@@ -85,6 +81,7 @@ class Worker:
         self._steps = steps
         self._events = events
         self._order = RankOrder(plan, rank)
+        self._tally = Tally(plan, rank)
         predicts = weights is not None and weights.predict_backward
         self._beyond = until_return(plan, self._number) if predicts else 0
         self._batches: dict[int, Any] = {}
@@ -121,15 +118,17 @@ class Worker:
         assert weights is not None
         minibatches = self._order.minibatches
         weights.keep_from(None)
+        self._tally.drain()
         self._run(self._order.drain())
         self._replicas.average_statistics_(buffers)
         assert not self._flights
         self._end_segment(weights, minibatches)
         weights.restart()
+        self._tally = Tally(self._plan, self._rank)
 
     def _end_segment(self, weights: Weights, minibatches: int) -> None:
         """Compares what ran with the schedule, and records it if somebody wants to know."""
-        foretold = _PEAKS[weights.mode](asynchronous(self._plan, minibatches), self._rank)
+        foretold = _PEAKS[weights.mode](self._tally)
         assert weights.segment_peak == foretold, (
             f"{weights.segment_peak} sets of weights, the schedule has {foretold}"
         )
@@ -173,6 +172,7 @@ class Worker:
     def _run(self, actions: Iterator[Action]) -> None:
         do = {"F": self._forward, "B": self._backward, "U": self._update}
         for action in actions:
+            self._tally.see(action)
             with self._naming(self._description(action)):
                 do[action.kind](action.number)
 

@@ -9,6 +9,7 @@ from sparsepipe.schedule.timeline import Span, lanes, timeline, unit_times
 from sparsepipe.schedule.validity import check
 from sparsepipe.schedule.versions import (
     Passage,
+    Tally,
     included_at,
     passages,
     peak_predicted,
@@ -25,6 +26,7 @@ __all__ = [
     "Schedule",
     "Span",
     "Stage",
+    "Tally",
     "asynchronous",
     "balanced",
     "check",

@@ -5,10 +5,9 @@ Versions count the updates of a rank: version v is what v updates made.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
-from sparsepipe.schedule.actions import Schedule
+from sparsepipe.schedule.actions import Action, Schedule
 from sparsepipe.schedule.plan import Plan
 
 
@@ -84,48 +83,81 @@ def until_return(plan: Plan, stage: int) -> int:
     return plan.ranks_of(stage).start // (2 * plan.replicas(stage))
 
 
+class Tally:
+    """Sets of weights that a rank has in use, counted action by action.
+
+    So that whoever runs a schedule knows the counts at its end without another walk over it.
+
+    Args:
+        plan: the stages and their ranks.
+        rank: whose actions are told.
+
+    Attributes:
+        stashed: the most at a time so far under weight stashing, the newest included.
+        vertical: under vertical sync. All versions stay from the one on that this rank's next
+            minibatch will ask for, whether it comes or not, until the drain begins. For
+            asynchronous schedules.
+        predicted: under SpecTrain: one for each minibatch in flight, and one.
+    """
+
+    def __init__(self, plan: Plan, rank: int) -> None:
+        self._plan = plan
+        self._replicas = plan.replicas(plan.stage_of(rank))
+        self._flying: dict[tuple[int, int | None], tuple[int, int]] = {}  # versions, by minibatch
+        self._updates = 0
+        self._kept_from: int | None = 0
+        self.stashed = self.vertical = self.predicted = 1
+
+    def see(self, action: Action) -> None:
+        """An action of the rank, the next in its order."""
+        key = action.number, action.microbatch
+        if action.kind == "U":
+            self._updates += 1
+        elif action.kind == "B":
+            del self._flying[key]
+        else:
+            asked = included_at(self._plan, action.number) // self._replicas
+            self._flying[key] = self._updates, asked
+            if self._kept_from is not None:
+                following = action.number + self._replicas
+                self._kept_from = included_at(self._plan, following) // self._replicas
+        self._count()
+
+    def drain(self) -> None:
+        """No more minibatches come after what has been seen."""
+        self._kept_from = None
+
+    def _count(self) -> None:
+        newest, flying = self._updates, self._flying.values()
+        kept = () if self._kept_from is None else range(self._kept_from, newest)
+        self.stashed = max(self.stashed, len({newest, *(version for version, _ in flying)}))
+        self.vertical = max(self.vertical, len({newest, *kept, *(asked for _, asked in flying)}))
+        self.predicted = max(self.predicted, 1 + len(flying))
+
+
 def peak_stashed(schedule: Schedule, rank: int) -> int:
-    """Most sets of weights that stashing keeps at a time, the newest included."""
-    return _peak(schedule, rank, vertical=False)
+    """See :attr:`Tally.stashed`."""
+    return _tally(schedule, rank).stashed
 
 
 def peak_vertical(schedule: Schedule, rank: int) -> int:
-    """Most sets of weights that vertical sync keeps at a time, the newest included.
-
-    All versions stay from the one on that this rank's next minibatch will ask for, whether it
-    comes or not, until the drain begins. For asynchronous schedules.
-    """
-    return _peak(schedule, rank, vertical=True)
+    """See :attr:`Tally.vertical`."""
+    return _tally(schedule, rank).vertical
 
 
 def peak_predicted(schedule: Schedule, rank: int) -> int:
-    """Most sets of weights at a time under SpecTrain: one for each minibatch in flight, and one."""
-    in_flight = itertools.accumulate(_FLIGHTS[a.kind] for a in schedule.actions[rank])
-    return 1 + max(in_flight, default=0)
+    """See :attr:`Tally.predicted`."""
+    return _tally(schedule, rank).predicted
 
 
-_FLIGHTS = {"F": 1, "B": -1, "U": 0}
-
-
-def _peak(schedule: Schedule, rank: int, *, vertical: bool) -> int:
-    plan, actions = schedule.plan, schedule.actions[rank]
-    replicas = plan.replicas(plan.stage_of(rank))
+def _tally(schedule: Schedule, rank: int) -> Tally:
+    tally = Tally(schedule.plan, rank)
     drain = _begin_of_drain(schedule, rank)
-    used: dict[int, int] = {}  # version of each minibatch in flight
-    updates = kept_from = 0
-    peak = 1
-    for place, action in enumerate(actions):
-        if action.kind == "U":
-            updates += 1
-        elif action.kind == "B":
-            del used[action.number]
-        else:
-            asked = included_at(plan, action.number) // replicas
-            used[action.number] = asked if vertical else updates
-            kept_from = included_at(plan, action.number + replicas) // replicas
-        kept = range(kept_from, updates) if vertical and place < drain else ()
-        peak = max(peak, len({updates, *used.values(), *kept}))
-    return peak
+    for place, action in enumerate(schedule.actions[rank]):
+        if place == drain:
+            tally.drain()
+        tally.see(action)
+    return tally
 
 
 def _begin_of_drain(schedule: Schedule, rank: int) -> int:

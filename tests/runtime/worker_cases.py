@@ -167,7 +167,7 @@ class Pipeline:
         self, case: Case, plan: Plan, mode: str, *, optimizer: Callable[[Any], Any]
     ) -> None:
         self.plan = plan
-        self._hall = Hall()
+        self.hall = Hall()
         mail: dict[Any, Message] = {}
         rounds: list[Rounds] = [{} for _ in plan.stages]
         self.ranks = [
@@ -177,9 +177,9 @@ class Pipeline:
                 number,
                 mode,
                 optimizer=optimizer,
-                network=LocalNetwork(self._hall, mail, number),
+                network=LocalNetwork(self.hall, mail, number),
                 replicas=LocalReplicas(
-                    self._hall,
+                    self.hall,
                     rounds[plan.stage_of(number)],
                     replica=plan.replica_of(number),
                     count=plan.replicas(plan.stage_of(number)),
@@ -190,4 +190,4 @@ class Pipeline:
 
     def run(self, minibatches: int) -> None:
         """Trains from one drain to the next."""
-        self._hall.run([lambda rank=rank: rank.train(minibatches) for rank in self.ranks])  # type: ignore[misc]
+        self.hall.run([lambda rank=rank: rank.train(minibatches) for rank in self.ranks])  # type: ignore[misc]

@@ -9,6 +9,7 @@ from schedule_cases import plan_of
 
 from sparsepipe.schedule import (
     RankOrder,
+    Tally,
     asynchronous,
     included_at,
     passages,
@@ -84,6 +85,23 @@ def test_a_prediction_for_each_minibatch_in_flight(config, minibatches):
                 flying ^= {action.number}
             most = max(most, len(flying))
         assert peak_predicted(schedule, rank) == 1 + most
+
+
+@given(small, st.lists(st.integers(1, 5), min_size=1, max_size=8))
+def test_counting_goes_on_as_minibatches_come(config, rounds):
+    plan = plan_of(config)
+    schedule = asynchronous(plan, sum(rounds))
+    for rank in range(plan.num_ranks):
+        order, tally = RankOrder(plan, rank), Tally(plan, rank)
+        for count in rounds:
+            for action in order.feed(count):
+                tally.see(action)
+        tally.drain()
+        for action in order.drain():
+            tally.see(action)
+        assert tally.stashed == replay(schedule, rank)[1]
+        assert tally.vertical == peak_vertical(schedule, rank)
+        assert tally.predicted == peak_predicted(schedule, rank)
 
 
 @given(small, st.integers(1, 25))
