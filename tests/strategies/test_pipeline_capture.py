@@ -19,6 +19,7 @@ from sparsepipe.strategies.pipeline.capture import (
     run_until_layers,
     without_input,
 )
+from sparsepipe.strategies.pipeline.generators import generators_of
 
 Step = Callable[[nn.Sequential, Any], Any]
 
@@ -78,6 +79,111 @@ def test_halves_make_a_whole(step: Step, batch: dict[str, Tensor]) -> None:
         return step(net, batch)
 
     assert torch.equal(seeded(lambda: in_halves(step, batch)), seeded(whole))
+
+
+SHARED = np.random.default_rng(0)
+
+
+class Holder:
+    """Somebody's own augmentation."""
+
+    def __init__(self, seed: int) -> None:
+        self.twister = np.random.RandomState(seed)
+
+
+class Drawing(nn.Module):
+    """Draws from generators of every kind and place, before the layers and after them."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.layers = layers()
+        self.layers[1].rng = random.Random(seed)
+        self.torchs = torch.Generator().manual_seed(seed)
+        self.numpys = np.random.default_rng(seed)
+        self.philox = np.random.Generator(np.random.Philox(seed))
+        self.pythons = random.Random(seed)
+        self.holder = Holder(seed)
+        self.child = nn.Module()
+        self.child.rng = random.Random(seed)  # type: ignore[assignment]
+        self.system = random.SystemRandom()
+        self.unused = random.Random(seed)
+
+    def draw(self) -> list[float]:
+        return [
+            float(torch.rand((), generator=self.torchs)),
+            float(self.numpys.random()),
+            float(self.philox.random()),
+            self.pythons.random(),
+            float(self.holder.twister.standard_normal()),
+            self.child.rng.random(),
+            float(SHARED.random()),
+        ]
+
+    def forward(self, batch: Any) -> Any:
+        before = self.draw()
+        output = self.layers(batch["x"] * sum(before))
+        return before, output.sum(), self.draw()
+
+
+def test_generators_of_ones_own_draw_alike_in_both_halves(batch: dict[str, Tensor]) -> None:
+    """And then the second half goes on with its own."""
+    first, last, alone = Drawing(1), Drawing(2), Drawing(2)
+    shared = SHARED.bit_generator.state
+    whole = Drawing(1).draw()
+    SHARED.bit_generator.state = shared
+    opened = run_until_layers(first.layers, lambda: first(batch), module=first)
+    drawn = pickle.loads(pickle.dumps(opened.randomness))
+    assert set(drawn) == {
+        "self.torchs",
+        "self.numpys",
+        "self.philox",
+        "self.pythons",
+        "self.holder.twister",
+        "self.child.rng",
+        "SHARED of Drawing's file",
+    }
+    assert set(generators_of(first, first.layers)) - set(drawn) == {
+        "torch",
+        "numpy",
+        "python",
+        "self.unused",
+    }
+    before, _, after = run_from_layers(
+        last.layers,
+        lambda: last(batch),
+        run=lambda: net_of(last.layers, opened.value),
+        module=last,
+        randomness=drawn,
+    )
+    assert before == whole
+    assert after[:-1] == alone.draw()[:-1]  # but for the one that all share here
+
+
+class Late(Drawing):
+    """Makes its generator when it wants one."""
+
+    def draw(self) -> list[float]:
+        self.late = np.random.default_rng()
+        return [float(self.late.random())]
+
+
+def test_generators_that_ranks_do_not_share_are_refused(batch: dict[str, Tensor]) -> None:
+    late = Late(1)
+    with pytest.raises(ConfigError, match=r"makes a random generator, self\.late") as refused:
+        run_until_layers(late.layers, lambda: late(batch), module=late)
+    assert "__init__" in refused.value.remedy
+    first, last = Drawing(1), Drawing(2)
+    del last.pythons
+    opened = run_until_layers(first.layers, lambda: first(batch), module=first)
+    with pytest.raises(ConfigError, match=r"draws from self\.pythons") as refused:
+        run_from_layers(
+            last.layers,
+            lambda: last(batch),
+            run=lambda: opened.value,
+            module=last,
+            randomness=opened.randomness,
+        )
+    assert "__init__" in refused.value.remedy
 
 
 def test_what_shares_memory_with_the_input_is_left_out(batch: dict[str, Tensor]) -> None:

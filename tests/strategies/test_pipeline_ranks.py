@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +20,7 @@ from pipeline_cases import (
     weights,
 )
 from processes import outcomes, run
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score
 
@@ -133,89 +130,6 @@ def test_ranks_stop_after_the_same_step(asks: int) -> None:
     assert 2 < first[0] < 40
     first, second = run(stopping, 2, "epoch", asks)
     assert first[:2] == second[:2] == (40, 1)
-
-
-class Augmented(Net):
-    """Draws before the layers, and needs what it drew after them."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        order, share = torch.randperm(len(x)), random.random()
-        logits = self.layers(x * share + x[order] * (1 - share))
-        return share * F.cross_entropy(logits, y) + (1 - share) * F.cross_entropy(logits, y[order])
-
-
-def augmented(rank: int, config: str | None) -> Any:
-    torch.manual_seed(2)
-    net = Augmented(dense_layers())
-    options: dict[str, Any] = {"max_steps": 1}
-    trainer = (
-        plain_trainer(**options) if config is None else pipeline_trainer(config, [3], **options)
-    )
-    torch.manual_seed(4 + rank)
-    random.seed(4 + rank)
-    trainer.fit(net, make_loader("dense", batches=1))
-    return weights(net)
-
-
-def test_draws_before_the_layers_are_the_same_after_them() -> None:
-    (plain,) = run(augmented, 1, None)
-    for state in run(augmented, 2, "1-1"):
-        assert all(torch.equal(value, plain[name]) for name, value in state.items())
-
-
-def dropout_net() -> Net:
-    torch.manual_seed(2)
-    return Net(nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, CLASSES)))
-
-
-def keyed(rank: int, config: str, cuts: list[int]) -> Any:
-    net = dropout_net()
-    trainer = pipeline_trainer(config, cuts, keyed_randomness=True, limit_train_batches=1,
-                               max_epochs=3)  # fmt: skip
-    trainer.fit(net, make_loader("dense", batches=4))
-    return weights(net)
-
-
-def test_keyed_draws_do_not_depend_on_the_plan() -> None:
-    """One minibatch an epoch, so that every plan trains on fresh weights."""
-    (alone,) = run(keyed, 1, "1", [])
-    for config, cuts in (("1-1", [1]), ("1-1-1", [1, 2])):
-        for state in run(keyed, len(cuts) + 1, config, cuts):
-            assert all(torch.equal(value, alone[name]) for name, value in state.items())
-
-
-class Still(Net):
-    """Learns nothing, so that its loss tells the masks alone."""
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.0)
-
-
-def masked(rank: int, config: str, *fits: tuple[int, str, str]) -> list[float]:
-    """The last epoch's loss of some fits: how many epochs, a checkpoint to read, one to write."""
-    losses = []
-    readers = int(config[0])
-    loader = dealt(5, readers=readers, reader=rank if rank < readers else 0)
-    for epochs, source, target in fits:
-        torch.manual_seed(2)
-        net = Still(nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, CLASSES)))
-        trainer = pipeline_trainer(config, [1], keyed_randomness=True, max_epochs=epochs)
-        trainer.fit(net, loader, ckpt_path=source or None)
-        if target:
-            trainer.save_checkpoint(target)
-        losses.append(float(trainer.callback_metrics["loss"]))
-    return losses
-
-
-def test_keyed_draws_do_not_depend_on_the_readers(tmp_path: Path) -> None:
-    """Five minibatches, so that with two readers every epoch ends with a partial round."""
-    saved = str(tmp_path / "one.ckpt")
-    (one, two), *others = run(masked, 3, "2-1", (1, "", saved), (2, "", ""))
-    assert one != two
-    assert others == [[one, two]] * 2
-    found = run(masked, 2, "1-1", (1, "", ""), (2, "", ""), (2, saved, ""))
-    assert found == [[one, two, two]] * 2
 
 
 class Fails(Net):

@@ -2,23 +2,30 @@
 
 The first half runs where the batch is read, the second where the last layers are. The
 second half runs the code before the call again, for what it needs of the batch later;
-what it draws at random there it draws as the first did.
+what it draws at random there it draws as the first did, from the global generators and from
+those that :func:`~sparsepipe.strategies.pipeline.generators.generators_of` finds.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.strategies.pipeline.generators import (
+    Replaced,
+    drawn_from,
+    generators_of,
+    put_back,
+    put_states,
+    states_of,
+)
 
 _ONCE = "call it exactly once in each step, with one argument"
 
@@ -37,31 +44,39 @@ class Opened:
 
     Attributes:
         value: the input of ``layers``.
-        randomness: state of the random generators before the step, if it drew from them.
+        randomness: states before the step of the random generators that it drew from.
     """
 
     value: Any
-    randomness: Mapping[str, Any] | None
+    randomness: Mapping[str, Any]
 
 
-def run_until_layers(layers: nn.Sequential, step: Callable[[], Any]) -> Opened:
+def run_until_layers(
+    layers: nn.Sequential, step: Callable[[], Any], *, module: nn.Module | None = None
+) -> Opened:
     """Runs a step up to its call of ``layers``.
 
+    Args:
+        layers: the Sequential.
+        step: the whole step.
+        module: whose generators the step may draw from, beside the global ones.
+
     Raises:
-        ConfigError: it does not call them, or its input needs a gradient.
+        ConfigError: it does not call them, its input needs a gradient, or it makes a random
+            generator.
     """
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         raise _Called(_only(args, kwargs))
 
-    before = _randomness()
+    before = states_of(generators_of(module, layers))
     try:
         with _in_place_of(layers, forward):
             step()
     except _Called as called:
         _check_input(called.value)
-        drew = not _same(before, _randomness())
-        return Opened(value=called.value, randomness=before if drew else None)
+        after = states_of(generators_of(module, layers))
+        return Opened(value=called.value, randomness=drawn_from(before, after))
     raise ConfigError("the step does not call layers", remedy=_ONCE)
 
 
@@ -70,6 +85,7 @@ def run_from_layers(
     step: Callable[[], Any],
     *,
     run: Callable[[], Any],
+    module: nn.Module | None = None,
     randomness: Mapping[str, Any] | None = None,
     input_sent: bool = True,
 ) -> Any:
@@ -79,15 +95,16 @@ def run_from_layers(
         layers: the Sequential.
         step: the whole step, on a batch whose input may have no data.
         run: gives the output of ``layers``.
+        module: whose generators the step may draw from, beside the global ones.
         randomness: see :class:`Opened`.
         input_sent: the batch is complete.
 
     Raises:
-        ConfigError: ``layers`` is called twice or not at all, or the step needs the input's
-            data apart from that call.
+        ConfigError: ``layers`` is called twice or not at all, the step needs the input's data
+            apart from that call, or draws from a generator that is not on this rank.
     """
     calls = 0
-    own = _randomness() if randomness is not None else None
+    own: Replaced = []
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
@@ -95,12 +112,11 @@ def run_from_layers(
         if calls > 1:
             raise ConfigError("the step calls layers twice", remedy=_ONCE)
         _only(args, kwargs)
-        if own is not None:
-            _set_randomness(own)
+        put_back(own)
         return run()
 
-    if randomness is not None:
-        _set_randomness(randomness)
+    if randomness:
+        own = put_states(generators_of(module, layers), randomness)
     try:
         with _in_place_of(layers, forward):
             result = step()
@@ -181,35 +197,4 @@ def _needs_input() -> ConfigError:
         "the step uses the input of layers apart from calling them, and its data stay on the "
         "first stage",
         remedy="set send_input=true on the strategy, which sends it to the last stage too",
-    )
-
-
-def _randomness() -> dict[str, Any]:
-    """State of the generators that a step may draw from."""
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "numpy": np.random.get_state(legacy=False),  # noqa: NPY002
-        "python": random.getstate(),
-    }
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
-
-
-def _set_randomness(state: Mapping[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    np.random.set_state(state["numpy"])  # noqa: NPY002
-    random.setstate(state["python"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-
-
-def _same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    ours, theirs = first["numpy"]["state"], second["numpy"]["state"]
-    return (
-        torch.equal(first["torch"], second["torch"])
-        and ours["pos"] == theirs["pos"]
-        and np.array_equal(ours["key"], theirs["key"])
-        and first["python"] == second["python"]
-        and ("cuda" not in first or torch.equal(first["cuda"], second["cuda"]))
     )

@@ -54,8 +54,8 @@ class ModuleSteps:
     def open(self, batch: Any) -> tuple[Any, Any]:
         """Runs the step up to its call of ``layers``."""
         with self._recorder.silence(), self._autocast():
-            opened = run_until_layers(self._layers, lambda: self._step(batch))
-        drawn = None if opened.randomness is None else pickle.dumps(opened.randomness)
+            opened = run_until_layers(self._layers, lambda: self._step(batch), module=self._module)
+        drawn = pickle.dumps(opened.randomness) if opened.randomness else None
         rest = batch if self._send_input else without_input(batch, opened.value)
         return opened.value, {"batch": rest, "randomness": drawn}
 
@@ -79,6 +79,7 @@ class ModuleSteps:
                 self._layers,
                 lambda: self._step(batch),
                 run=run,
+                module=self._module,
                 randomness=None if drawn is None else pickle.loads(drawn),
                 input_sent=self._send_input,
             )
