@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from pipeline_cases import BATCH, QUIET, Dense, Net, dense_layers
 from processes import outcomes, run
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import PipelineStrategy
@@ -85,6 +87,83 @@ def test_batches_are_those_of_one_device() -> None:
     for found, expected in zip(first, plain, strict=True):
         assert len(found) == len(expected) == 12
         assert all(map(torch.equal, found, expected))
+
+
+class Stream(IterableDataset[Any]):
+    """A stream of known length, with noise from a generator of its own."""
+
+    def __init__(self) -> None:
+        self.data = Dense(6 * BATCH)
+        self.rng = np.random.default_rng(3)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for index in range(len(self.data)):
+            x, y = self.data[index]
+            yield x + float(self.rng.random()), y
+
+
+class Ready(Stream):
+    """Of batches."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(DataLoader(list(super().__iter__()), batch_size=BATCH)))  # type: ignore[arg-type]
+
+
+class Endless(Stream):
+    """An iterator itself, so that what is read is gone; its length is that of an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        x, y = self.data[self.read % len(self.data)]
+        self.read += 1
+        return x + float(self.rng.random()), y
+
+
+class Shifting(Transferred):
+    """Draws from a generator of its own before the layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(8)
+        self.drawn: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        self.drawn.append(float(self.rng.random()))
+        return super().training_step((x + self.drawn[-1], y), batch_idx)
+
+
+def streaming(rank: int, devices: int) -> Any:
+    found = []
+    for kind in (Stream, Ready, Endless):
+        net = Shifting()
+        loader = DataLoader(kind(), batch_size=None if kind is Ready else BATCH)
+        fitting = trainer(devices)
+        fitting.fit(net, loader)
+        assert fitting.global_step == 12
+        found.append((net.seen, net.drawn[-12:]))
+    return found
+
+
+def test_streams_with_a_length() -> None:
+    (plain,) = run(streaming, 1, 1)
+    first, second = run(streaming, 2, 2)
+    for (seen, drawn), (expected, shifts), (_, again) in zip(first, plain, second, strict=True):
+        assert len(seen) == len(expected) == 12
+        assert all(map(torch.equal, seen, expected))
+        assert drawn == again == shifts
 
 
 class Stumbles(Net):

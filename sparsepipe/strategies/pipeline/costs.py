@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
+from lightning_fabric.utilities.data import has_iterable_dataset
 from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime import group
 from sparsepipe.strategies.pipeline.capture import run_until_layers
+from sparsepipe.strategies.pipeline.generators import (
+    Generator,
+    generators_of,
+    is_generator,
+    undrawn,
+)
 from sparsepipe.strategies.pipeline.loaders import Padded
 from sparsepipe.strategies.pipeline.logs import Recorder
 from sparsepipe.strategies.pipeline.plan_by_hand import flop_costs, parameter_costs
@@ -80,7 +89,7 @@ def _flops(
         batch = precision.convert_input(_first_batch(loop._combined_loader))
         batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
         batch = module._apply_batch_transfer_handler(batch, device=device, dataloader_idx=0)
-        with _buffers_kept(module):
+        with _buffers_kept(module), undrawn(generators_of(module, layers).values()):
             opened = run_until_layers(layers, lambda: step(batch, *numbers))
             return flop_costs(layers, opened.value)
 
@@ -112,32 +121,35 @@ def _first_batch(combined: CombinedLoader) -> Any:
 def _read(loader: Any) -> Any:
     if isinstance(loader, Padded):
         loader = loader.loader
-    with _undrawn(loader):
-        batch_sampler = getattr(loader, "batch_sampler", None)
-        if batch_sampler is None:
+    with undrawn(_generators(loader, set())):
+        if getattr(type(loader), "__iter__", None) is not DataLoader.__iter__:
             return next(iter(loader))
-        return loader.collate_fn([loader.dataset[i] for i in next(iter(batch_sampler))])
+        # As torch's would, but for workers, which may have begun already.
+        return loader.collate_fn(_samples(loader))
 
 
-@contextmanager
-def _undrawn(loader: Any) -> Iterator[None]:
-    """Takes back what is drawn within from generators of a loader's own."""
-    states = [(generator, generator.get_state()) for generator in _generators(loader, set())]
-    try:
-        yield
-    finally:
-        for generator, state in states:
-            generator.set_state(state)
+def _samples(loader: DataLoader[Any]) -> Any:
+    """Of one batch; or one sample, where the loader does not make batches."""
+    data: Any = loader.dataset
+    if not has_iterable_dataset(loader):
+        if loader.batch_sampler is None:
+            return data[next(iter(loader.sampler))]
+        return [data[i] for i in next(iter(loader.batch_sampler))]
+    # What is an iterator itself would not begin anew.
+    samples = iter(copy.deepcopy(data) if isinstance(data, Iterator) else data)
+    if loader.batch_sampler is None:
+        return next(samples)
+    return list(itertools.islice(samples, loader.batch_size))
 
 
-def _generators(place: Any, seen: set[int]) -> Iterator[torch.Generator]:
+def _generators(place: Any, seen: set[int]) -> Iterator[Generator]:
     """Of a loader, its data set and samplers, and of samplers within these."""
     seen.add(id(place))
     for name, value in getattr(place, "__dict__", {}).items():
         if id(value) in seen:
             continue
-        if isinstance(value, torch.Generator):
+        if is_generator(value):
             seen.add(id(value))
             yield value
-        elif name in ("dataset", "sampler", "batch_sampler", "_sampler"):
+        elif name in ("dataset", "sampler", "batch_sampler", "_sampler", "collate_fn"):
             yield from _generators(value, seen)
