@@ -1,7 +1,7 @@
 """Table and figure of the staleness study, from the runs' own files.
 
-    python experiments/staleness/draw.py rates        validation accuracy by mode and rate
-    python experiments/staleness/draw.py rate stash   the best rate of a mode
+    python experiments/staleness/draw.py rates        rates.csv: validation accuracy by mode and rate
+    python experiments/staleness/draw.py rate stash   the best rate of a mode, from rates.csv
     python experiments/staleness/draw.py study        table, curves.png and runs.csv
 
 Runs are looked for in outputs/staleness_grid and outputs/staleness.
@@ -22,6 +22,7 @@ from sparsepipe.results.comparison import compare
 from sparsepipe.results.metrics import epoch_series, read_metrics
 
 HERE = Path(__file__).parent
+RATES = HERE / "rates.csv"
 OUTPUTS = Path(os.environ.get("SPARSEPIPE_OUTPUTS", HERE.parents[1] / "outputs"))
 MODES = {
     "synchronous": "synchronous SGD",
@@ -42,6 +43,8 @@ KEPT = (
     "git_commit",
     "torch",
 )
+
+KEPT_OF_GRID = ("run_id", "seed", "trainer.max_epochs", "git_commit", "torch")
 
 Result = dict[str, Any]
 
@@ -67,21 +70,33 @@ def last_accuracy(directory: Path) -> float:
 
 
 def by_rate(mode: str) -> dict[float, float]:
-    """Last validation accuracy of a mode's runs in the grid."""
-    runs = finished("staleness_grid")[mode]
-    return {float(r["optim.optimizer.lr"]): last_accuracy(path) for r, path in runs}
+    """Last validation accuracy of a mode at each learning rate of the grid."""
+    if not RATES.exists():
+        return {}
+    with RATES.open(newline="", encoding="utf-8") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["mode"] == mode]
+    return {float(row["optim.optimizer.lr"]): float(row["val/accuracy"]) for row in rows}
 
 
 def best_rate(mode: str) -> float:
     """The learning rate that a mode does best with; of equal ones the smallest."""
     rates = by_rate(mode)
     if not rates:
-        raise SystemExit(f"no finished run of {mode} in {OUTPUTS / 'staleness_grid'}: run the grid")
+        raise SystemExit(f"no learning rate for {mode} in {RATES}: run the grid")
     return max(sorted(rates), key=lambda rate: rates[rate])
 
 
-def print_rates() -> None:
-    """A line for each mode."""
+def keep_rates() -> None:
+    """A file with a row for each run of the grid; prints a line for each mode."""
+    runs = finished("staleness_grid")
+    if runs:  # else the file may be all that is left of a grid
+        with RATES.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            writer.writerow(["mode", "optim.optimizer.lr", "val/accuracy", *KEPT_OF_GRID])
+            for mode in MODES:
+                for r, path in sorted(runs[mode], key=lambda run: run[0]["optim.optimizer.lr"]):
+                    told = [r.get(key) for key in KEPT_OF_GRID]
+                    writer.writerow([mode, r["optim.optimizer.lr"], last_accuracy(path), *told])
     for mode, label in MODES.items():
         rates = by_rate(mode)
         cells = ", ".join(f"{rate:g}: {100 * rates[rate]:.1f} %" for rate in sorted(rates))
@@ -111,7 +126,7 @@ def study() -> None:
 def main() -> None:
     match sys.argv[1:]:
         case ["rates"]:
-            print_rates()
+            keep_rates()
         case ["rate", mode] if mode in MODES:
             say(f"{best_rate(mode):g}")
         case ["study"]:

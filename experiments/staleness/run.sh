@@ -8,7 +8,7 @@
 #   experiments/staleness/run.sh draw    table and figure of what is finished
 #   experiments/staleness/run.sh         all three, one after the other
 #
-# The study reads the rates that the grid found best. Arguments after the first are settings for
+# The study reads the rates that the grid found best from rates.csv. Arguments after the first are settings for
 # every run, as in: run.sh study trainer.max_epochs=2. SPARSEPIPE names the program.
 set -eu
 cd "$(dirname "$0")/../.."

@@ -58,10 +58,12 @@ def test_each_mode_gets_the_rate_that_it_does_best_with(tmp_path: Path) -> None:
         for rate, accuracy in rates.items():
             make_run(tmp_path, "staleness_grid", mode, rate, 0, accuracy)
     make_run(tmp_path, "staleness_grid", "stash", 0.3, 0, 0.99, done=False)
-    script = STUDY / "draw.py"
-    assert draw(tmp_path, script, "rate", "stash").stdout == "0.03\n"
-    assert draw(tmp_path, script, "rate", "synchronous").stdout == "0.01\n"
+    script = Path(shutil.copy(STUDY / "draw.py", tmp_path))  # it writes beside itself
     assert "0.03: 70.0 %" in draw(tmp_path, script, "rates").stdout
+    elsewhere = tmp_path / "nothing"  # what the grid found is kept beside the script
+    assert draw(elsewhere, script, "rate", "stash").stdout == "0.03\n"
+    assert draw(elsewhere, script, "rate", "synchronous").stdout == "0.01\n"
+    assert "0.03: 70.0 %" in draw(elsewhere, script, "rates").stdout
     missing = draw(tmp_path, script, "rate", "none")
     assert missing.returncode != 0
     assert "run the grid" in missing.stderr
@@ -90,6 +92,9 @@ def test_table_and_figure_show_every_finished_run(tmp_path: Path) -> None:
 def test_the_script_runs_every_mode_rate_and_seed_once(tmp_path: Path) -> None:
     """With a program that only notes how it was called."""
     outputs, calls = tmp_path / "outputs", tmp_path / "calls"
+    # The grid leaves a file beside the script.
+    copy = Path(shutil.copytree(STUDY, tmp_path / "experiments" / "staleness"))
+    (copy / "rates.csv").unlink(missing_ok=True)
     for mode in ("synchronous", "stash", "vertical_sync", "spectrain", "none"):
         make_run(outputs, "staleness_grid", mode, 0.1 if mode == "none" else 0.03, 0, 0.5)
     program = tmp_path / "program"
@@ -104,7 +109,7 @@ def test_the_script_runs_every_mode_rate_and_seed_once(tmp_path: Path) -> None:
 
     def run(what: str) -> list[str]:
         calls.write_text("")
-        command = ["sh", str(STUDY / "run.sh"), what, "trainer.max_epochs=2"]
+        command = ["sh", str(copy / "run.sh"), what, "trainer.max_epochs=2"]
         subprocess.run(command, check=True, env=environment, capture_output=True)
         return calls.read_text().splitlines()
 
