@@ -18,7 +18,9 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.joining import Roll
 from sparsepipe.runtime.meeting import meeting
+from sparsepipe.runtime.meeting import store as store  # noqa: PLC0414 (as group.store, too)
 from sparsepipe.runtime.waits import within
 
 _Value = TypeVar("_Value")
@@ -101,22 +103,29 @@ def join(backend: str, *, timeout_s: float, device: torch.device | None = None) 
     Every collective afterwards ends within ``timeout_s`` or raises. The addresses that ranks
     leave for each other are kept apart by attempt and by join: the elastic agent restarts
     ranks on the store of the first attempt, where gloo would find addresses of the dead.
+
+    Raises:
+        TransportError: not all ranks came within ``timeout_s``.
     """
     if dist.is_initialized():
         return
     timeout = timedelta(seconds=timeout_s)
-    meeting = PrefixStore(f"join{next(_joins)}", _attempt_store(timeout))
-    meeting.set_timeout(timeout)
-    dist.init_process_group(
-        backend,
-        store=meeting,
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timeout,
-        device_id=device if device is not None and device.type == "cuda" else None,
-    )
-    if dist.get_backend() != "gloo":
-        _host_groups.append(dist.new_group(backend="gloo", timeout=timeout))
+    mine, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    roll = Roll(mine, count=count, keeper=store_rank(), limit_s=timeout_s)
+    with roll.explaining():
+        place = PrefixStore(f"join{next(_joins)}", _attempt_store(timeout))
+        place.set_timeout(timeout)
+        roll.sign(place)
+        dist.init_process_group(
+            backend,
+            store=place,
+            rank=mine,
+            world_size=count,
+            timeout=timeout,
+            device_id=device if device is not None and device.type == "cuda" else None,
+        )
+        if dist.get_backend() != "gloo":
+            _host_groups.append(dist.new_group(backend="gloo", timeout=timeout))
 
 
 def _attempt_store(timeout: timedelta) -> Any:
@@ -127,11 +136,6 @@ def _attempt_store(timeout: timedelta) -> Any:
         restart_count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         _stores[place] = PrefixStore(f"attempt{restart_count}", store)
     return _stores[place]
-
-
-def store() -> Any:
-    """Where the ranks that have joined can leave word for each other."""
-    return dist.distributed_c10d._get_default_store()
 
 
 def store_rank() -> int | None:
@@ -166,8 +170,8 @@ def broadcast_object(value: _Value) -> _Value:
     if world_size() == 1:
         return value
     box = [value]
-    with meeting("hearing what rank 0 says", _hosts()):
-        dist.broadcast_object_list(box, src=0, group=_hosts())
+    with meeting("hearing what rank 0 says", hosts()):
+        dist.broadcast_object_list(box, src=0, group=hosts())
     return box[0]
 
 
@@ -181,8 +185,8 @@ def gather_objects(value: _Value, *, what: str = "hearing what each rank says") 
     if world_size() == 1:
         return [] if value is None else [value]
     box: list[_Value | None] = [None] * world_size()
-    with meeting(what, _hosts()):
-        dist.all_gather_object(box, value, group=_hosts())
+    with meeting(what, hosts()):
+        dist.all_gather_object(box, value, group=hosts())
     return [item for item in box if item is not None]
 
 
@@ -191,13 +195,17 @@ def any_rank(flag: bool) -> bool:
     if world_size() == 1 or not dist.is_initialized():
         return flag
     value = torch.tensor([int(flag)], dtype=torch.int32)
-    with meeting("asking whether any rank wants to stop", _hosts()):
-        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=_hosts())
+    with meeting("asking whether any rank wants to stop", hosts()):
+        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=hosts())
     return bool(value.item())
 
 
-def _hosts() -> dist.ProcessGroup | None:
-    return _host_groups[0] if _host_groups else None  # None: the default group
+def hosts() -> dist.ProcessGroup | None:
+    """The group in which hosts meet, whatever devices they have; None: the default group.
+
+    For what is small or lies on the host. It is over gloo, also where devices use NCCL.
+    """
+    return _host_groups[0] if _host_groups else None
 
 
 def average_(tensors: Iterable[Tensor]) -> None:

@@ -24,7 +24,7 @@ from sparsepipe.runtime.waits import AGAIN, GONE, LATE, Wait, WaitBoard, late_te
 
 _ROLL_CALL_S = 2.0
 """How long a rank that has met in vain waits for the others to say the same."""
-_UNREACHED = (
+UNREACHED = (
     "see whether that rank has started, and whether the hosts reach each other "
     f"(GLOO_SOCKET_IFNAME names the interface); then {AGAIN}"
 )
@@ -77,7 +77,7 @@ def new_group(ranks: list[int], *, backend: str, timeout_s: float) -> Any:
         with _explaining(wait, timeout_s):
             return make() if backend != "gloo" else _limited(make, timeout_s)
     except TransportError as error:
-        error.remedy = _UNREACHED
+        error.remedy = UNREACHED
         raise
 
 
@@ -102,7 +102,7 @@ def _limited(make: Callable[[], Any], limit_s: float) -> Any:
 
 @contextmanager
 def _explaining(wait: Wait, limit_s: float) -> Iterator[None]:
-    board = WaitBoard(_store())
+    board = WaitBoard(store())
     _crier.begin(time.monotonic() + limit_s / 2, partial(board.say, wait))
     try:
         yield
@@ -201,10 +201,11 @@ def farewell(error: BaseException) -> None:
     me = name_of(dist.get_rank())
     raised = f"{me} raised {type(error).__name__}: {error}"
     text = error.message if isinstance(error, TransportError) else raised
-    WaitBoard(_store()).farewell(dist.get_rank(), text)
+    WaitBoard(store()).farewell(dist.get_rank(), text)
 
 
-def _store() -> Any:
+def store() -> Any:
+    """Where the ranks that have joined can leave word for each other."""
     return dist.distributed_c10d._get_default_store()
 
 

@@ -18,8 +18,8 @@ def collect(value: Any) -> list[Any]:
     if group.world_size() == 1:
         return [value]
     found: list[Any] | None = [None] * group.world_size() if group.rank() == 0 else None
-    with meeting("putting the stages' states together", group._hosts()):
-        dist.gather_object(value, found, dst=0, group=group._hosts())
+    with meeting("putting the stages' states together", group.hosts()):
+        dist.gather_object(value, found, dst=0, group=group.hosts())
     return found or []
 
 
@@ -28,12 +28,12 @@ def spread_(tensors: Iterable[Tensor], *, source: int) -> None:
     """Overwrites tensors by those of a rank; all ranks give as many, of the same shapes."""
     if group.world_size() == 1:
         return
-    with meeting("spreading the module's tensors", group._hosts()):
+    with meeting("spreading the module's tensors", group.hosts()):
         for tensor in tensors:
             if not tensor.numel():
                 continue
             host = tensor.detach().cpu().contiguous()
-            dist.broadcast(host, src=source, group=group._hosts())
+            dist.broadcast(host, src=source, group=group.hosts())
             if group.rank() != source:
                 tensor.copy_(host)
 

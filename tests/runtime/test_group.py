@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -36,6 +37,57 @@ def joins_thrice(rank: int) -> list[int]:
 
 def test_a_rank_may_join_and_leave_again() -> None:
     assert run(joins_thrice, 3, join_group=False, limit_s=60) == [[6, 6, 6]] * 3
+
+
+def joins_if_it_comes(rank: int, comes: tuple[int, ...], keeps: int | None) -> None:
+    words = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
+    words.set(f"begun/{rank}", "1")
+    words.wait([f"begun/{other}" for other in range(3)])
+    if keeps is not None:  # no launcher keeps the store: rank 0 does
+        del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+        os.environ["MASTER_PORT"] = str(keeps)
+    if rank in comes:
+        group.join("gloo", timeout_s=2)
+    else:
+        time.sleep(60)
+
+
+def complaints(comes: tuple[int, ...], keeps: int | None = None) -> list[TransportError]:
+    """What those of three ranks say that come."""
+    found = outcomes(
+        joins_if_it_comes, 3, comes, keeps, join_group=False, awaited=comes, limit_s=40
+    )
+    errors = [found[rank].error for rank in comes]
+    assert all(isinstance(error, TransportError) for error in errors), "\n".join(map(str, found))
+    assert all("see whether that rank has started" in error.remedy for error in errors)
+    return errors
+
+
+@pytest.mark.parametrize("comes", [(0, 1), (1, 2), (1,)])
+def test_who_does_not_come_to_join_is_named(comes: tuple[int, ...]) -> None:
+    absent = [rank for rank in range(3) if rank not in comes]
+    for rank, error in zip(comes, complaints(comes), strict=True):
+        who = " and ".join(f"rank {other}" for other in absent)
+        assert error.message == f"{who} did not come to join rank {rank} within 2 s"
+        assert error.blamed == (absent[0] if len(absent) == 1 else None)
+
+
+def test_without_a_launcher_rank_0_counts_who_comes(unused_port: int) -> None:
+    (error,) = complaints((0,), unused_port)
+    assert error.message == "1 of 3 ranks came to join within 2 s"
+
+
+def test_without_a_launcher_all_join_at_rank_0(unused_port: int) -> None:
+    (error,) = complaints((1,), unused_port)
+    assert error.message == "rank 0, at which all ranks join, does not answer rank 1"
+    assert error.blamed == 0
+
+
+@pytest.fixture
+def unused_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
 
 
 def dies_once(rank: int) -> int:
