@@ -1,6 +1,6 @@
 """Table and figure of the staleness study, from the runs' own files.
 
-    python experiments/staleness/draw.py rates        rates.csv: validation accuracy by mode and rate
+    python experiments/staleness/draw.py rates        validation accuracy by mode and rate
     python experiments/staleness/draw.py rate stash   the best rate of a mode, from rates.csv
     python experiments/staleness/draw.py study        table, curves.png and runs.csv
 
