@@ -67,7 +67,7 @@ def evaluate(rank: int, kind: str, configs: list[str | None]) -> list[Any]:
         found.append(
             (
                 trainer.validate(net, loaders[0], verbose=False),
-                trainer.test(net, loaders, verbose=False) if config != "2-1" else None,
+                trainer.test(net, loaders, verbose=False),
                 trainer.predict(net, loaders[0]),
             )
         )
@@ -89,6 +89,9 @@ def test_evaluation_is_that_of_one_process(kind: str, configs: list[str]) -> Non
                 assert (validated, tested) == plain[:2]
             else:
                 assert validated[0]["val_accuracy"] == plain[0][0]["val_accuracy"]
+                assert validated[0] == pytest.approx(plain[0][0], rel=1e-6)
+                for ours, theirs in zip(tested, plain[1], strict=True):
+                    assert ours == pytest.approx(theirs, rel=1e-6)
             if readers == 1 and rank == 0:
                 assert all(map(torch.equal, predicted, plain[2]))
             elif rank < readers:  # of every other sample, hence in other batches

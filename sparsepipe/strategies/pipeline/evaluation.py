@@ -17,6 +17,9 @@ from sparsepipe.strategies.pipeline.ranks import StagedRanks
 class PipelinedEvaluation(StagedRanks):
     """Batches stream through the stages; what they logged is known after a loader's last.
 
+    Predictions do not stream: a rank that reads has the answer to each batch before it begins
+    its next one, so that there are no more on their way than ranks that read.
+
     Where there is no pipeline, a single rank evaluates as a plain Trainer.
     """
 

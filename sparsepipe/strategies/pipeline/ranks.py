@@ -15,6 +15,7 @@ from sparsepipe.runtime import group
 from sparsepipe.strategies.environment import RankEnvironment
 from sparsepipe.strategies.pipeline.loaders import Lengths, is_elsewhere
 from sparsepipe.strategies.pipeline.plan_by_hand import parse_config
+from sparsepipe.strategies.pipeline.samplers import UnrepeatedEvaluation
 from sparsepipe.strategies.ranked import RankedStrategy
 
 
@@ -44,6 +45,7 @@ class StagedRanks(RankedStrategy):
         self._config = config
         self._timeout_s = timeout_s
         self._lengths: Lengths | None = None
+        self._samplers: UnrepeatedEvaluation | None = None
 
     @property
     def replicas(self) -> tuple[int, ...]:
@@ -87,10 +89,16 @@ class StagedRanks(RankedStrategy):
     def begin_reading(self) -> None:
         """Before the first loader is asked for."""
         self._lengths = Lengths(readers=self.replicas[0], reader=self.reader)
+        if self.replicas[0] > 1:
+            assert self.lightning_module is not None
+            self._samplers = UnrepeatedEvaluation(self.lightning_module.trainer)
 
     def end_reading(self) -> None:
         """Lets go of the loaders."""
         self._lengths = None
+        if self._samplers is not None:
+            self._samplers.undo()
+            self._samplers = None
 
     @override
     def process_dataloader(self, dataloader: object) -> object:
