@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytorch_lightning as pl
 import torch
 from pipeline_cases import (
     CLASSES,
@@ -18,9 +20,11 @@ from pipeline_cases import (
     plain_trainer,
     weights,
 )
-from processes import run
+from processes import outcomes, run
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from sparsepipe.errors import ConfigError
 
 
 class Augmented(Net):
@@ -84,6 +88,9 @@ def test_a_generator_of_ones_own_draws_the_same_after_the_layers() -> None:
         assert all(torch.equal(value, plain[name]) for name, value in state.items())
 
 
+SEEDED = {"PL_GLOBAL_SEED": "1"}  # as seed_everything leaves it
+
+
 def dropout_net() -> Net:
     torch.manual_seed(2)
     return Net(nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, CLASSES)))
@@ -99,10 +106,34 @@ def keyed(rank: int, config: str, cuts: list[int]) -> Any:
 
 def test_keyed_draws_do_not_depend_on_the_plan() -> None:
     """One minibatch an epoch, so that every plan trains on fresh weights."""
-    (alone,) = run(keyed, 1, "1", [])
+    (alone,) = run(keyed, 1, "1", [], environment=SEEDED)
     for config, cuts in (("1-1", [1]), ("1-1-1", [1, 2])):
-        for state in run(keyed, len(cuts) + 1, config, cuts):
+        for state in run(keyed, len(cuts) + 1, config, cuts, environment=SEEDED):
             assert all(torch.equal(value, alone[name]) for name, value in state.items())
+
+
+def once(rank: int, seed: int | None) -> Any:
+    os.environ.pop("PL_GLOBAL_SEED", None)  # of whatever ran before
+    if seed is not None:
+        pl.seed_everything(seed, verbose=False)
+    net = dropout_net()  # of its own seed
+    trainer = pipeline_trainer("1-1", [1], keyed_randomness=True, max_steps=1)
+    loader = make_loader("dense", batches=1)
+    if seed is None:
+        trainer.validate(net, loader, verbose=False)  # nothing is keyed there
+    trainer.fit(net, loader)
+    return weights(net)
+
+
+def test_keyed_draws_want_a_seed() -> None:
+    """Else every run would have the same masks."""
+    for end in outcomes(once, 2, None):
+        assert isinstance(end.error, ConfigError), end
+        assert "keyed_randomness" in end.error.message
+        assert "seed_everything" in end.error.remedy
+    one, two, again = (run(once, 2, seed)[0] for seed in (1, 2, 1))
+    assert any(not torch.equal(value, two[name]) for name, value in one.items())
+    assert all(torch.equal(value, again[name]) for name, value in one.items())
 
 
 class Still(Net):
@@ -131,8 +162,9 @@ def masked(rank: int, config: str, *fits: tuple[int, str, str]) -> list[float]:
 def test_keyed_draws_do_not_depend_on_the_readers(tmp_path: Path) -> None:
     """Five minibatches, so that with two readers every epoch ends with a partial round."""
     saved = str(tmp_path / "one.ckpt")
-    (one, two), *others = run(masked, 3, "2-1", (1, "", saved), (2, "", ""))
+    (one, two), *others = run(masked, 3, "2-1", (1, "", saved), (2, "", ""), environment=SEEDED)
     assert one != two
     assert others == [[one, two]] * 2
-    found = run(masked, 2, "1-1", (1, "", ""), (2, "", ""), (2, saved, ""))
+    fits = (1, "", ""), (2, "", ""), (2, saved, "")
+    found = run(masked, 2, "1-1", *fits, environment=SEEDED)
     assert found == [[one, two, two]] * 2

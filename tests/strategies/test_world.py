@@ -46,7 +46,8 @@ def place() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", ["pipeline", "keyed", "dp"])
-def test_one_device_leaves_nothing_behind(kind: str) -> None:
+def test_one_device_leaves_nothing_behind(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "1")
     before = place()
     if kind == "dp":
         trainer = pl.Trainer(

@@ -71,10 +71,12 @@ def make_pipeline(
         optimizer: over this rank's parameters; None for evaluation only.
 
     Raises:
-        ConfigError: the optimizer does not suit the mode.
+        ConfigError: the optimizer does not suit the mode, or there is no seed to key draws by.
     """
     # First what may be refused, then what other ranks must take part in.
     plan = placement.plan
+    keyed = settings.keyed_randomness and optimizer is not None  # evaluation draws as it is
+    randomness = _randomness(device) if keyed else None
     parameters = dict(share.parameters()) if optimizer is not None else {}
     weights = updates = None
     if optimizer is not None:
@@ -101,7 +103,7 @@ def make_pipeline(
             first=first,
             last=last,
             autocast=precision.forward_context,
-            randomness=_randomness(device) if settings.keyed_randomness else None,
+            randomness=randomness,
         ),
         weights=weights,
         replicas=Replicas(together.replicas, parameters),
@@ -159,4 +161,10 @@ class _Connections:
 
 
 def _randomness(device: torch.device) -> KeyedRandomness:
-    return KeyedRandomness(seed=int(os.environ.get("PL_GLOBAL_SEED", "0")), device=device)
+    seed = os.environ.get("PL_GLOBAL_SEED")
+    if seed is None:
+        raise ConfigError(
+            "keyed_randomness makes draws of the run's seed, and there is none",
+            remedy="call pytorch_lightning.seed_everything before the Trainer runs",
+        )
+    return KeyedRandomness(seed=int(seed), device=device)
