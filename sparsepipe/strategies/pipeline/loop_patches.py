@@ -7,7 +7,6 @@ from typing import Any, Protocol
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint, Timer
 from pytorch_lightning.callbacks.timer import Interval
-from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_info
 from typing_extensions import override
 
@@ -31,7 +30,8 @@ class LoopPatches:
     - Lightning broadcasts at each step whether rank 0 had a signal, and once more within
       the signal's handler. Off.
     - A stop that one rank wishes, or a signal that came to it, takes effect on all ranks
-      after the same step, see :class:`StopAgreement`; the pipeline drains there.
+      after the same step, see :class:`StopAgreement`; the pipeline drains there. What hooks
+      wish before an epoch's first step is agreed on there, as at its end.
     - A Timer (``max_time``) broadcasts after each step whether its time is over. Rank 0 asks
       for a stop instead.
     - Where one rank reads, its loader stays as the user made it.
@@ -46,21 +46,23 @@ class LoopPatches:
     def __init__(self, trainer: pl.Trainer, owner: Owner) -> None:
         self._trainer = trainer
         self._owner = owner
-        self._epoch_loop = trainer.fit_loop.epoch_loop
+        self._fit_loop, self._epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
         self._module = trainer.lightning_module
         self._connector = trainer._accelerator_connector
         self._sampling = self._connector.use_distributed_sampler
         self._callbacks = (_First(owner), _Last(self))
         self._timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
-        self._standing = False
-        ranks = sum(owner.replicas)
+        self._standing = False  # what the ranks have agreed on; trainer.should_stop may be a wish
+        self._alone = (ranks := sum(owner.replicas)) == 1
         self._stop = StopAgreement(spread=2 * ranks)
         self._signal = StopAgreement(spread=2 * ranks)
         if owner.replicas[0] == 1:
             self._connector.use_distributed_sampler = False
-        if ranks == 1:
+        if self._alone:
             return
-        replace_signal_broadcast(trainer, self._before_step)
+        replace_signal_broadcast(trainer, _nothing)
+        self._fit_loop.run = self._run  # type: ignore[method-assign]
+        self._epoch_loop.on_run_start = self._begin_epoch  # type: ignore[method-assign]
         self._epoch_loop._should_check_val_fx = self._after_step  # type: ignore[method-assign]
         trainer._signal_connector._sigterm_notifier_fn = self._notice  # type: ignore[method-assign]
         for name in ("_on_before_batch_transfer", "_apply_batch_transfer_handler"):
@@ -74,7 +76,8 @@ class LoopPatches:
     def undo(self) -> None:
         """Leaves everything as it was."""
         self._connector.use_distributed_sampler = self._sampling
-        for name in ("_broadcast_sigterm_tensor", "_should_check_val_fx"):
+        self._fit_loop.__dict__.pop("run", None)
+        for name in ("_broadcast_sigterm_tensor", "_should_check_val_fx", "on_run_start"):
             self._epoch_loop.__dict__.pop(name, None)
         self._trainer._signal_connector.__dict__.pop("_sigterm_notifier_fn", None)
         for name in ("_on_before_batch_transfer", "_apply_batch_transfer_handler"):
@@ -86,10 +89,15 @@ class LoopPatches:
         kept = [callback for callback in trainer.callbacks if callback not in ours]  # type: ignore[attr-defined]
         trainer.callbacks = kept  # type: ignore[attr-defined]
 
+    @property
+    def stops(self) -> bool:
+        """Whether all ranks know of each other that they stop as soon as they may."""
+        return self._trainer.should_stop if self._alone else self._standing
+
     def stop_for_all(self) -> None:
         """What one rank wishes now is done by all; every rank must call it."""
         wished = self._trainer.should_stop or self._stop.pending
-        self._trainer.should_stop = group.any_rank(wished)
+        self._standing = self._trainer.should_stop = group.any_rank(wished)
 
     def _notice(self, signum: Any, _: Any) -> None:
         """Handles a signal to end; Lightning's launcher passes it on."""
@@ -98,15 +106,21 @@ class LoopPatches:
             launcher.kill(signum)
         signals.received_sigterm = True
 
-    def _before_step(self) -> None:
-        self._standing = self._trainer.should_stop
+    def _run(self) -> None:
+        self.stop_for_all()  # after ``on_fit_start``
+        type(self._fit_loop).run(self._fit_loop)
+
+    def _begin_epoch(self, data_fetcher: Any) -> None:
+        type(self._epoch_loop).on_run_start(self._epoch_loop, data_fetcher)
+        self.stop_for_all()  # after ``on_train_epoch_start``
 
     def _after_step(self, data_fetcher: Any) -> bool:
         """Lightning asks this first after the last hook of a step."""
         trainer = self._trainer
         step = trainer.global_step
         asked = trainer.should_stop and not self._standing
-        trainer.should_stop = self._standing or self._stop.reached(step, asked=asked)
+        self._standing = self._standing or self._stop.reached(step, asked=asked)
+        trainer.should_stop = self._standing
         signals = trainer._signal_connector
         signals.received_sigterm = self._signal.reached(step, asked=signals.received_sigterm)
         validates = type(self._epoch_loop)._should_check_val_fx(self._epoch_loop, data_fetcher)
@@ -133,13 +147,12 @@ class _Last(Checkpoint):
         self._patches = patches
 
     @override
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            self._patches.stop_for_all()
-
-    @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._patches.stop_for_all()
+
+
+def _nothing() -> None:
+    return None
 
 
 def _asking(timer: Timer) -> Any:

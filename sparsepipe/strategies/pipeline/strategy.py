@@ -225,6 +225,20 @@ class PipelineStrategy(WholeCheckpoints):
             leave_at_exit(exception, blocked=lambda: network.blocked)
 
     @override
+    def on_train_start(self) -> None:
+        self._agree()
+
+    @override
+    def on_validation_end(self) -> None:
+        if self._trainer.state.fn == TrainerFn.FITTING and not self._trainer.sanity_checking:
+            self._agree()
+
+    def _agree(self) -> None:
+        """After the callbacks' and the module's hooks, in which a rank may wish to stop."""
+        assert self._patches is not None
+        self._patches.stop_for_all()
+
+    @override
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         pipeline = self._pipeline
         if pipeline is None:
@@ -239,7 +253,8 @@ class PipelineStrategy(WholeCheckpoints):
         of_epoch = last * self.replicas[0] + self.count_minibatches(loaders, last, None)
         number = self._trainer.current_epoch * of_epoch + step * self.replicas[0]
         pipeline.train(batch, tuple(arguments), count=count, number=number)
-        if drain_follows(self._trainer):
+        assert self._patches is not None
+        if drain_follows(self._trainer, stops=self._patches.stops):
             pipeline.drain()
         return pipeline.loss.clone()
 
