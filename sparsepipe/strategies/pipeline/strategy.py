@@ -203,17 +203,25 @@ class PipelineStrategy(WholeCheckpoints):
         if self._summaries is not None:
             self._summaries.undo()
             self._summaries = None
-        pipeline, self._pipeline = self._pipeline, None
-        spread, self._spread = self._spread, None
         module = self.lightning_module
         trainer = None if module is None else module._trainer
         failed = trainer is None or trainer.state.status == TrainerStatus.INTERRUPTED
-        if pipeline is not None:
-            pipeline.end(failed=failed)
+        spread = self._spread
         if spread is not None:
-            spread.put_back()
+            self._torn = self.world_size > 1  # until its values are together again
+        # What raises is caught by Lightning, which calls ``on_exception``, and this once more:
+        # so nothing is forgotten before it has come to its end, and all may run twice.
+        try:
+            if self._pipeline is not None:
+                self._pipeline.end(failed=failed)
+        finally:
+            if spread is not None:
+                spread.put_back()
         super().teardown()
-        self._put_together(spread, failed=failed)
+        if spread is not None and not failed:  # else ranks may be gone, and their values too
+            spread.fill()
+            self._torn = False
+        self._pipeline = self._spread = None
         self.end_reading()
 
     @override

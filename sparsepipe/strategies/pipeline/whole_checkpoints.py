@@ -58,15 +58,6 @@ class WholeCheckpoints(PipelinedEvaluation):
         self._spread.load_optimizer_state(checkpoint["optimizer_states"][0])
         _optimizer_to_device(self.optimizers[0], self.root_device)
 
-    def _put_together(self, spread: SpreadModule | None, *, failed: bool) -> None:
-        """At the end of a run, when module and optimizer are on the host."""
-        if spread is None:
-            return
-        if failed:  # other ranks may be gone, and their values with them
-            self._torn = self.world_size > 1
-        else:
-            spread.fill()
-
     def _check_not_torn(self) -> None:
         if self._torn:
             raise ConfigError(
