@@ -46,11 +46,9 @@ def generators_of(module: nn.Module | None, layers: nn.Sequential) -> dict[str, 
         if kind not in pl.LightningModule.__mro__ and kind.__module__ in sys.modules:
             shared = _among(vars(sys.modules[kind.__module__]))
             found |= {f"{name} of {kind.__name__}'s file": value for name, value in shared}
-    layered = set(layers.modules())
-    for path, child in module.named_modules():
-        if child not in layered:
-            prefix = f"self.{path}." if path else "self."
-            found |= {prefix + name: value for name, value in _attributes(child)}
+    for path, child in module.named_modules(memo={layers}):  # all but the layers
+        prefix = f"self.{path}." if path else "self."
+        found |= {prefix + name: value for name, value in _attributes(child)}
     return found
 
 
