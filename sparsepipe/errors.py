@@ -68,6 +68,10 @@ class CheckpointError(SparsePipeError):
     exit_code = 5
 
 
+class OutputError(SparsePipeError):
+    """Results that cannot be written: no space, no permission, no directory."""
+
+
 class BackendError(SparsePipeError):
     """A sparse backend that is missing or cannot do what was asked of it."""
 
@@ -75,7 +79,7 @@ class BackendError(SparsePipeError):
 
 
 class TransportError(SparsePipeError):
-    """A rank that cannot be reached or does not answer, or a message that cannot be sent."""
+    """A rank that cannot be reached or does not answer."""
 
     exit_code = 7
     blamed: int | None = None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sparsepipe.errors import SparsePipeError
+from sparsepipe.errors import OutputError
 
 
 def expanded(path: str) -> Path:
@@ -20,12 +20,12 @@ def writing(path: Path) -> Iterator[None]:
     """Names ``path`` and the remedy when the block cannot write there.
 
     Raises:
-        SparsePipeError: no permission, no space, or no directory.
+        OutputError: no permission, no space, or no directory.
     """
     try:
         yield
     except OSError as error:
-        raise SparsePipeError(
+        raise OutputError(
             f"{path} cannot be written: {error.strerror or error}",
             remedy="free space and check permissions there, or set paths.outputs to another "
             "directory",

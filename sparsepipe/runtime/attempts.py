@@ -37,6 +37,7 @@ def attempt(start: Callable[[], None], *, max_restarts: int) -> None:
 def may_pass(error: SparsePipeError) -> bool:
     """Whether another attempt can do better: a rank died, hung, was cut off, or raised.
 
-    Settings, data, checkpoints and hardware stay as they are.
+    Settings, data, checkpoints and hardware stay as they are, and so does a full disk: every
+    attempt would train up to the next checkpoint, and not be able to write that either.
     """
     return type(error) in (SparsePipeError, TransportError)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sparsepipe.errors import TransportError
+from sparsepipe.errors import SparsePipeError, TransportError
 from sparsepipe.runtime.backend import of_backend
 from sparsepipe.runtime.waits import AGAIN, GONE, LATE, Wait, WaitBoard, late_text, within
 
@@ -199,7 +199,8 @@ def farewell(error: BaseException) -> None:
     if not isinstance(error, Exception) or not dist.is_initialized():
         return
     me = name_of(dist.get_rank())
-    raised = f"{me} raised {type(error).__name__}: {error}"
+    said = error.message if isinstance(error, SparsePipeError) else str(error)
+    raised = f"{me} raised {type(error).__name__}: {said}"
     text = error.message if isinstance(error, TransportError) else raised
     WaitBoard(store()).farewell(dist.get_rank(), text)
 

@@ -14,6 +14,7 @@ from sparsepipe.errors import (
     ConfigError,
     DataError,
     HardwareError,
+    OutputError,
     PlanError,
     SparsePipeError,
     TransportError,
@@ -111,6 +112,30 @@ def test_a_mistake_is_not_made_again(attempts, tmp_path: Path) -> None:
     assert begun(tmp_path) == [1, 1]
 
 
+def test_what_cannot_be_sent_is_not_sent_again(attempts, tmp_path: Path) -> None:
+    """The peer, which waits for it in vain, is not blamed, nor is its own complaint told."""
+    with pytest.raises(ConfigError, match="minibatch 0 holds what cannot be pickled"):
+        attempts(
+            """
+            from sparsepipe.runtime import group
+            from sparsepipe.runtime.leaving import abandon
+            from sparsepipe.runtime.transport import Kind, Message, Network
+            from sparsepipe.schedule import Plan
+            group.join("gloo", timeout_s=30)
+            plan = Plan.of(config="1-1", cuts=[1], num_layers=2)
+            network = Network(plan, rank, timeout_s=30)
+            try:
+                if rank:
+                    network.receive(Kind.ACTIVATION, 0, minibatch=0)
+                network.send(Kind.ACTIVATION, 1, Message(minibatch=0, tree=lambda: 3))
+            except Exception as error:
+                abandon(error)
+            """,
+            max_restarts=3,
+        )
+    assert begun(tmp_path) == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("kind", "again"),
     [
@@ -121,6 +146,7 @@ def test_a_mistake_is_not_made_again(attempts, tmp_path: Path) -> None:
         (DataError, False),
         (HardwareError, False),
         (CheckpointError, False),
+        (OutputError, False),
     ],
 )
 def test_which_failures_may_pass(kind: type[SparsePipeError], again: bool) -> None:

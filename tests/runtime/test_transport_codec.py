@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparsepipe.errors import TransportError
+from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.transport import Kind, Message, differentiable
 from sparsepipe.runtime.transport.codec import (
     BLOCK_BYTES,
@@ -152,7 +152,7 @@ def test_a_batch_may_hold_leaves_but_no_results() -> None:
     x = torch.randn(3, requires_grad=True)
     ((_, message),) = received(encode([(Kind.BATCH, Message(minibatch=0, tree=x))]))
     assert message.tree.requires_grad
-    with pytest.raises(TransportError, match="batch of minibatch 0 holds a tensor computed from"):
+    with pytest.raises(ConfigError, match="batch of minibatch 0 holds a tensor computed from"):
         encode([(Kind.BATCH, Message(minibatch=0, tree={"y": 2 * x}))])
 
 
@@ -205,7 +205,7 @@ def test_other_objects_are_pickled_with_their_tensors_beside() -> None:
     ids=["hidden gradient", "lambda", "sparse layout", "subclass"],
 )
 def test_what_cannot_travel_is_refused(tree: Any, says: str) -> None:
-    with pytest.raises(TransportError, match="the activation of minibatch 7 holds") as caught:
+    with pytest.raises(ConfigError, match="the activation of minibatch 7 holds") as caught:
         packet_of([tree])
     assert says in caught.value.message
     assert caught.value.remedy

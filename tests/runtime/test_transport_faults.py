@@ -238,7 +238,7 @@ def overwrites_rank(rank: int) -> str:
             net.send(A, 1, message(m, x))
         x.add_(1)  # what no sender may do
         group.store().set("written", "1")
-        with pytest.raises(TransportError) as caught:
+        with pytest.raises(ConfigError) as caught:
             net.receive(G, 1, minibatch=0)
         return caught.value.message
     group.store().wait(["written"])  # until then one message has come, and none is taken
@@ -280,7 +280,7 @@ def unsendable_rank(rank: int) -> bool:
     """A refused message harms nobody: the next one goes through."""
     net = Network(plan_of("1-1"), rank, timeout_s=10.0)
     if rank == 0:
-        with pytest.raises(TransportError, match="activation of minibatch 0 holds"):
+        with pytest.raises(ConfigError, match="activation of minibatch 0 holds"):
             net.send(A, 1, message(0, lambda: 3))
         net.send(A, 1, message(0, 3))
     else:

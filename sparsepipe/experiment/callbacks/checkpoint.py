@@ -155,7 +155,7 @@ class RunCheckpoint(Checkpoint):
                 in between repeats the epoch and writes both.
 
         Raises:
-            SparsePipeError: it cannot be written.
+            OutputError: it cannot be written.
         """
         self._position = (epoch, batches)
         self._metrics = {

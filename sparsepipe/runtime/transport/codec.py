@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from sparsepipe.errors import TransportError
+from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.transport.message import Kind, Message
 from sparsepipe.runtime.transport.tensors import TensorSpec, Unsendable, describe, materialise
 
@@ -108,7 +108,7 @@ def encode(mail: Mail) -> Packet:
     are plain values.
 
     Raises:
-        TransportError: a value that cannot be pickled, a tensor that is no plain one, or
+        ConfigError: a value that cannot be pickled, a tensor that is no plain one, or
             one whose gradient would be lost: inside of something that is no pytree node, or
             in a batch, to which no gradients come back.
     """
@@ -258,7 +258,7 @@ def _blocks(header: bytes) -> tuple[Tensor, ...]:
     return (flat,) if len(whole) == BLOCK_BYTES else (flat[:BLOCK_BYTES], flat[BLOCK_BYTES:])
 
 
-def _refusal(kind: Kind, message: Message, what: str, remedy: str) -> TransportError:
-    return TransportError(
+def _refusal(kind: Kind, message: Message, what: str, remedy: str) -> ConfigError:
+    return ConfigError(
         f"the {kind.value} of minibatch {message.minibatch} holds {what}", remedy=remedy
     )

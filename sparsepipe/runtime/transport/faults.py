@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsepipe.errors import TransportError
+from sparsepipe.errors import ConfigError, SparsePipeError, TransportError
 from sparsepipe.runtime.meeting import blaming
 from sparsepipe.runtime.transport.channel import Changed, Fault
 from sparsepipe.runtime.transport.message import Kind
@@ -22,7 +22,7 @@ class Teller:
         self._plan = plan
         self._rank = rank
 
-    def lost(self, fault: Fault, *, doing: str) -> TransportError:
+    def lost(self, fault: Fault, *, doing: str) -> SparsePipeError:
         """A channel's thread ended.
 
         Args:
@@ -33,7 +33,7 @@ class Teller:
         what = fault.route.kind.value
         which = "" if fault.minibatch is None else f" of minibatch {fault.minibatch}"
         if isinstance(fault.error, Changed):
-            return TransportError(
+            return ConfigError(  # of this rank's own code, and it would come again
                 f"the {what}{which} for {peer} was written to before it was sent; noticed by "
                 f"{self._me} while it {doing}",
                 remedy="do not change in place what was returned or passed on; clone it first",

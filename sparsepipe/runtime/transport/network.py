@@ -121,7 +121,8 @@ class Network:
         which must be sent after it.
 
         Raises:
-            TransportError: a peer is gone or takes nothing, or the message cannot be sent.
+            TransportError: a peer is gone or takes nothing.
+            ConfigError: the message cannot be sent, or an earlier one was written to since.
         """
         if self._joint and kind is Kind.BATCH:
             self._riders[to_rank, message.minibatch] = message
