@@ -16,6 +16,7 @@ from typing_extensions import override
 from sparsepipe.runtime import group
 from sparsepipe.runtime.meeting import meeting
 from sparsepipe.strategies.environment import check_ranks
+from sparsepipe.strategies.orphans import end_orphans, remember
 
 _Value = TypeVar("_Value")
 _PLACE = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE")
@@ -44,6 +45,7 @@ class RankedStrategy(DDPStrategy):
 
     @override
     def setup_environment(self) -> None:
+        remember(self.launcher)
         assert self.cluster_environment is not None
         check_ranks(self.cluster_environment, nodes=self.num_nodes, devices=self.num_processes)
         if self._asks_for_one and not _distributed_is_initialized():
@@ -57,6 +59,7 @@ class RankedStrategy(DDPStrategy):
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
         atexit.unregister(group.leave)  # it could wait for ranks that are gone
+        end_orphans()
 
     @override
     def teardown(self) -> None:
