@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime import group
+from sparsepipe.runtime.meeting import call_ranks
 from sparsepipe.strategies.environment import RankEnvironment
 from sparsepipe.strategies.pipeline.loaders import Lengths, is_elsewhere
 from sparsepipe.strategies.pipeline.plan_by_hand import parse_config
@@ -74,6 +75,8 @@ class StagedRanks(RankedStrategy):
                 f"{self.world_size} devices are configured, {group.world_size()} ranks run",
                 remedy="start as many ranks as the Trainer has devices",
             )
+        stages = [stage for stage, count in enumerate(self.replicas) for _ in range(count)]
+        call_ranks(lambda rank: f"rank {rank} (stage {stages[rank]})")
 
     def _join(self) -> None:
         environment = self.cluster_environment

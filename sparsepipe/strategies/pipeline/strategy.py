@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from sparsepipe.runtime.meeting import call_ranks, farewell
+from sparsepipe.runtime.meeting import farewell
 from sparsepipe.runtime.weights import Mode
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies.pipeline import refusals
@@ -135,8 +135,6 @@ class PipelineStrategy(WholeCheckpoints):
         module = self.lightning_module
         assert module is not None
         fitting = trainer.state.fn == TrainerFn.FITTING
-        stages = [stage for stage, count in enumerate(self.replicas) for _ in range(count)]
-        call_ranks(lambda rank: f"rank {rank} (stage {stages[rank]})")
         refusals.check_trainer(trainer, synchronises_norm=self._layer_sync is not None)
         refusals.check_module(module, fitting=fitting)
         check_initialised(module)
