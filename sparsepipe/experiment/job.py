@@ -23,7 +23,6 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, SparsePipeError, TransportError
 from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.callbacks.metrics_csv import read_rows
 from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.lock import locked
 from sparsepipe.experiment.logs import quiet
@@ -34,6 +33,7 @@ from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.seeding import seed_model
 from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.experiment.signature import locate
+from sparsepipe.experiment.stopping import kept_from_saving, tell_loss, tell_stop
 from sparsepipe.machine import usable_cores
 from sparsepipe.results.files import read_json
 from sparsepipe.runtime import group
@@ -93,8 +93,10 @@ def _run_here(
                 _launch(directory, config, ranks=num_ranks(config, inventory))
         except BaseException as error:
             if isinstance(error, Stopped):
-                _tell(error, directory, config)
+                tell_stop(error, directory, config)
             directory.remove_if_unused()
+            if isinstance(error, Stopped) and error.broke is not None:
+                raise error.broke from None
             raise
         _finish(directory)
     return directory
@@ -125,6 +127,7 @@ def execute(
 
     Raises:
         Stopped: a signal ended it; whatever the signal broke in passing is not told.
+        SparsePipeError: as what keeps a run that is to stop from writing its checkpoint.
     """
     quiet()
     run = Run(config=config, directory=directory, inventory=inventory, watch=watch)
@@ -136,6 +139,9 @@ def execute(
         try:
             task(run, **node)
         except Exception as error:
+            if watch.signum is not None and kept_from_saving(error):
+                tell_loss(error, watch.signum, directory)
+                raise
             watch.stop_if_asked(error)
             if _refused_by_lightning(error):
                 raise ConfigError(
@@ -205,7 +211,7 @@ def _failing_as_rank(directory: RunDir, config: Mapping[str, Any]) -> Iterator[N
         with _stopped_for_a_peer():
             yield
     except Stopped as stop:
-        _tell(stop, directory, config)
+        tell_stop(stop, directory, config)
         raise
     except SparsePipeError as error:
         if not group.first_to_fail():
@@ -264,19 +270,3 @@ def _finished(directory: RunDir, config: Mapping[str, Any]) -> bool:
 def _finish(directory: RunDir) -> None:
     result = read_json(directory.result)
     directory.finish({"run_id": directory.run_id, "time": time.time(), "kind": result["kind"]})
-
-
-def _tell(stop: Stopped, directory: RunDir, config: Mapping[str, Any]) -> None:
-    """Adds to a stop what a person should know of it."""
-    again = "it again without force=true" if config["force"] else "the same command again"
-    lost = ""
-    if stop.unheard:
-        place = "there is no checkpoint yet"
-        if directory.last.exists():
-            place = f"the last one is of epoch {len(read_rows(directory.metrics))} or later"
-        lost = (
-            f"; ranks {', '.join(map(str, stop.unheard))} were ended after "
-            f"{config['parallel']['grace_s']} s without a checkpoint; {place}; "
-            "raise parallel.grace_s"
-        )
-    stop.message = f"stopped by {stop}{lost}; run {again} to go on"

@@ -31,12 +31,20 @@ class Stopped(BaseException):
     Args:
         signum: the signal.
         unheard: ranks that did not say that they stopped, as far as known.
+        broke: what kept a rank from it, as a checkpoint that could not be written.
     """
 
-    def __init__(self, signum: int, *, unheard: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        signum: int,
+        *,
+        unheard: Sequence[int] = (),
+        broke: SparsePipeError | None = None,
+    ) -> None:
         super().__init__(signal.Signals(signum).name)
         self.signum = signum
         self.unheard = tuple(unheard)
+        self.broke = broke
         self.message = f"stopped by {self}; run the same command again to go on"
 
     @property
@@ -70,6 +78,7 @@ def report_failure(error: BaseException, *, exit_code: int, trace: str) -> bool:
         "message": error.message if isinstance(error, SparsePipeError) else str(error),
         "remedy": error.remedy if isinstance(error, SparsePipeError) else None,
         "known": known,
+        "complains": isinstance(error, TransportError),
         "blames": getattr(error, "blamed", None),
         "trace": trace,
         "place": _place(error).removeprefix(f"rank {rank}, "),
@@ -92,6 +101,14 @@ def read_reports(directory: Path) -> dict[int, dict[str, Any]]:
         int(path.stem.removeprefix("rank")): json.loads(path.read_text(encoding="utf-8"))
         for path in directory.glob("rank*.json")
     }
+
+
+def broken(found: Mapping[int, dict[str, Any]]) -> SparsePipeError | None:
+    """The first rank's error of the house when all were to stop; complaints do not count."""
+    for report in sorted(found.values(), key=lambda report: float(report["time"])):
+        if report["known"] and not _blames_a_peer(report) and report["stopped"] is None:
+            return _revive(report)
+    return None
 
 
 def explain(
@@ -156,7 +173,8 @@ def _followed(found: Mapping[int, dict[str, Any]], report: dict[str, Any]) -> di
 
 
 def _blames_a_peer(report: dict[str, Any]) -> bool:
-    return bool(report["kind"] == TransportError.__name__)
+    """Whether it tells of other ranks; not by its name, which users' own errors may have too."""
+    return bool(report["complains"])
 
 
 def _is_cause(report: dict[str, Any]) -> bool:

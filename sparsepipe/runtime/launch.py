@@ -16,6 +16,7 @@ from typing import Any
 from sparsepipe.runtime.endings import (
     REPORT_VARIABLE,
     Stopped,
+    broken,
     explain,
     read_reports,
     report_failure,
@@ -25,6 +26,8 @@ from sparsepipe.runtime.lingering import announce, lingerers_ended
 __all__ = ["Stopped", "announce", "follow_parent", "launch", "report_failure"]
 
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
+_LAUNCHER_VARIABLE = "SPARSEPIPE_LAUNCHER"
+"""Environment variable: the launching process, whose children ranks are."""
 
 
 def launch(
@@ -71,10 +74,11 @@ def launch(
             elastic_launch(config, command[0])(*command[1:])
         except SignalException as stop:
             heard = read_reports(reports)
+            broke = broken(heard)
             # Sooner than that nobody can have been killed for taking too long.
             late = time.monotonic() - started_s >= grace_s
             unheard = [rank for rank in range(ranks) if late and rank not in heard]
-            raise Stopped(stop.sigval, unheard=unheard) from None
+            raise Stopped(stop.sigval, unheard=unheard, broke=broke) from None
         except ChildFailedError as failure:
             raise explain(failure, reports, name=name) from None
 
@@ -108,8 +112,11 @@ def _heeded_signals() -> list[str]:
 
 
 def follow_parent(interval_s: float = 0.5) -> None:
-    """Ends this process soon after its parent is gone, however that ended."""
-    parent = os.getppid()
+    """Ends this process soon after its parent is gone, however that ended.
+
+    A rank's parent may be gone before it asks, so ranks are told whose children they are.
+    """
+    parent = int(os.environ.get(_LAUNCHER_VARIABLE, os.getppid()))
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -134,6 +141,7 @@ def _environment(threads_per_rank: int, reports: Path) -> Iterator[None]:
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_per_rank)),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", _loopback()),
         REPORT_VARIABLE: str(reports),
+        _LAUNCHER_VARIABLE: str(os.getpid()),  # the agent runs here and starts ranks by fork
     }
     before = {name: os.environ.get(name) for name in (*values, "TORCHELASTIC_SIGNALS_TO_HANDLE")}
     os.environ.update({name: value for name, value in values.items() if value})

@@ -11,7 +11,7 @@ import pytest
 from experiment_harness import Shell, checkpoint, composed, fault, files_limited_to, rows
 
 from sparsepipe.cluster import Device, Host, Inventory
-from sparsepipe.errors import ConfigError, SparsePipeError
+from sparsepipe.errors import ConfigError, OutputError, SparsePipeError
 from sparsepipe.experiment.run import num_ranks
 from sparsepipe.results.files import read_json
 from sparsepipe.runtime.launch import Stopped
@@ -98,6 +98,29 @@ def test_no_space_for_a_checkpoint(job: Job) -> None:
     assert "checkpoints cannot be written: File too large" in error.value.message
     assert "set paths.outputs" in error.value.remedy
     assert rows(job("model.width=20000", "trainer.max_epochs=1"))
+
+
+def test_no_space_for_the_checkpoint_of_a_stop(job: Job) -> None:
+    with files_limited_to(200_000), pytest.raises(OutputError) as error:
+        job("model.width=20000", fault([(3, signal.SIGINT)]))
+    assert error.value.message.startswith("stopped by SIGINT without a checkpoint: ")
+    assert error.value.message.endswith("File too large; there is no checkpoint yet")
+    assert "free space" in error.value.remedy
+    assert "run the command again, without force=true" in error.value.remedy
+
+
+def test_no_space_for_the_checkpoint_when_ranks_stop(shell: Shell) -> None:
+    """One of them writes, the other waits for it; a stop and a full disk are no reason to retry."""
+    ranks = ("parallel=dp", "parallel.devices=2", "hardware.accelerator=cpu")
+    stop = fault([(1, signal.SIGINT)], parent=True)
+    with files_limited_to(200_000):
+        lost = shell(*ranks, "model.width=20000", "parallel.max_restarts=2", stop)
+    assert lost.code == 1, lost.err
+    assert "error: stopped by SIGINT without a checkpoint: " in lost.err
+    assert "File too large; there is no checkpoint yet" in lost.err
+    assert lost.err.count("remedy: free space") == 1
+    assert "beginning again" not in lost.err
+    assert "Traceback" not in lost.err
 
 
 def test_stop_of_a_forced_run_does_not_advise_to_force_again(job: Job) -> None:

@@ -1,0 +1,103 @@
+"""What whoever started the ranks makes of their last words."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.errors import OutputError
+from sparsepipe.runtime.launch import Stopped, launch
+
+PROLOGUE = """
+import os, signal, sys, time
+from pathlib import Path
+from sparsepipe.errors import ConfigError, OutputError, SparsePipeError, TransportError
+from sparsepipe.runtime.endings import Stopped
+from sparsepipe.runtime.leaving import abandon
+rank = int(os.environ["RANK"])
+def wait_for(name):
+    while not Path(name).exists():
+        time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Launches two ranks of a script in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def start(script: str) -> None:
+        (tmp_path / "script.py").write_text(PROLOGUE + textwrap.dedent(script))
+        launch(
+            [sys.executable, "script.py"],
+            ranks=2,
+            threads_per_rank=1,
+            reports=tmp_path / "reports",
+            grace_s=20,
+        )
+
+    return start
+
+
+def stopped(ranks, script: str) -> Stopped:
+    """What is raised when Ctrl-C comes as soon as both ranks heed it."""
+
+    def interrupt() -> None:
+        while not (Path("ready0").exists() and Path("ready1").exists()):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(Stopped) as stop:
+        ranks(
+            """
+            heard = []
+            signal.signal(signal.SIGINT, lambda signum, frame: heard.append(signum))
+            Path(f"ready{rank}").touch()
+            while not heard:
+                time.sleep(0.02)
+            """
+            + script
+        )
+    thread.join()
+    return stop.value
+
+
+def test_a_stop_tells_what_kept_a_rank_from_saving(ranks) -> None:
+    """The other, which was left alone then, has been the first to say that it stopped."""
+    stop = stopped(
+        ranks,
+        """
+            if rank:
+                stop = Stopped(signal.SIGINT)
+                stop.__cause__ = TransportError("rank 0 is gone", remedy="look")
+                abandon(stop)
+            wait_for("reports/rank1.json")
+            abandon(OutputError("the disk is full", remedy="free space"))
+        """,
+    )
+    assert stop.signum == signal.SIGINT
+    assert isinstance(stop.broke, OutputError)
+    assert (stop.broke.message, stop.broke.remedy) == ("the disk is full", "free space")
+
+
+def test_a_stop_in_good_order_tells_of_nothing(ranks) -> None:
+    stop = stopped(
+        ranks,
+        """
+            stop = Stopped(signal.SIGINT)
+            if rank:
+                stop.__cause__ = TransportError("rank 0 is gone", remedy="look")
+            abandon(stop)
+        """,
+    )
+    assert stop.broke is None
+    assert stop.exit_code == 130
