@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.runtime.endings import (
+from sparsepipe.runtime.lingering import announce, lingerers_ended
+from sparsepipe.runtime.reports import (
     REPORT_VARIABLE,
     Stopped,
     broken,
@@ -21,7 +22,6 @@ from sparsepipe.runtime.endings import (
     read_reports,
     report_failure,
 )
-from sparsepipe.runtime.lingering import announce, lingerers_ended
 
 __all__ = ["Stopped", "announce", "follow_parent", "launch", "report_failure"]
 

@@ -9,7 +9,7 @@ import traceback
 from contextlib import suppress
 from typing import NoReturn
 
-from sparsepipe.runtime.endings import report_failure
+from sparsepipe.runtime.reports import report_failure
 
 
 def abandon(error: BaseException, *, exit_code: int | None = None) -> NoReturn:

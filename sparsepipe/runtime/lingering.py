@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sparsepipe.runtime.endings import REPORT_VARIABLE, read_reports
+from sparsepipe.runtime.reports import REPORT_VARIABLE, read_reports
 
 _PATIENCE_S = 5.0
 """How long a rank may take to notice a peer's failure and to tell what it knows of it."""

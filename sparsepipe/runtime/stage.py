@@ -19,7 +19,7 @@ Close = Callable[[Callable[[], Any]], tuple[Tensor, Any]]
 the loss and whatever else the worker is to have."""
 
 
-class Passage:
+class Flight:
     """A minibatch that went forward through a stage.
 
     Made by :meth:`Stage.forward`. The tensors of ``output`` are cut from the graph; those
@@ -118,7 +118,7 @@ class Stage:
         minibatch: int,
         leaves: Mapping[str, Tensor],
         close: Close | None = None,
-    ) -> Passage:
+    ) -> Flight:
         """Runs the layers of a minibatch in training.
 
         Args:
@@ -140,8 +140,8 @@ class Stage:
                 loss, extra = self._call(leaves, lambda: close(run))
         if close is None:
             roots = differentiable(output)
-            return Passage(self._call, inputs=inputs, roots=roots, output=_cut(output, roots))
-        return Passage(
+            return Flight(self._call, inputs=inputs, roots=roots, output=_cut(output, roots))
+        return Flight(
             self._call,
             inputs=inputs,
             roots=[loss],

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from sparsepipe.runtime.ends import Events, Segment, Steps
 from sparsepipe.runtime.mail import Mail
+from sparsepipe.runtime.protocols import Events, Segment, Steps
 from sparsepipe.runtime.replicas import Replicas
-from sparsepipe.runtime.stage import Passage, Stage
+from sparsepipe.runtime.stage import Flight, Stage
 from sparsepipe.runtime.transport import Kind, Network
 from sparsepipe.runtime.weights import Mode, Weights
 from sparsepipe.schedule import (
@@ -85,7 +85,7 @@ class Worker:
         predicts = weights is not None and weights.predict_backward
         self._beyond = until_return(plan, self._number) if predicts else 0
         self._batches: dict[int, Any] = {}
-        self._flights: dict[int, Passage] = {}
+        self._flights: dict[int, Flight] = {}
         self._begin = 0  # number in the whole run of the first minibatch since the last drain
         self._gradients: dict[str, Tensor | None] | None = None
         self._evaluated = 0
@@ -204,39 +204,39 @@ class Worker:
             included=included,
         )
         weights.keep_from(included_at(self._plan, self._order.following(minibatch)))
-        passage = self._stage.forward(
+        flight = self._stage.forward(
             value,
             minibatch=self._begin + minibatch,
             leaves=leaves,
             close=(lambda run: self._steps.close(rest, run)) if self._last else None,
         )
-        self._flights[minibatch] = passage
+        self._flights[minibatch] = flight
         if not self._last:
             meta = {"included": included}
-            self._mail.send(Kind.ACTIVATION, self._number + 1, minibatch, passage.output, meta=meta)
-            passage.output = None
+            self._mail.send(Kind.ACTIVATION, self._number + 1, minibatch, flight.output, meta=meta)
+            flight.output = None
 
     def _backward(self, minibatch: int) -> None:
         weights = self.weights
         assert weights is not None
         leaves = weights.again(minibatch, ahead=self._order.ahead(minibatch) + self._beyond)
-        passage = self._flights.pop(minibatch)
+        flight = self._flights.pop(minibatch)
         if self._last:
-            loss, logs = passage.loss, passage.extra
+            loss, logs = flight.loss, flight.extra
             assert loss is not None
             self._events.before_backward(loss)
-            upstream = passage.backward(None, leaves=leaves)
+            upstream = flight.backward(None, leaves=leaves)
         else:
             message = self._mail.receive(Kind.GRADIENT, self._number + 1, minibatch)
             logs, gradients = message.meta["logs"], message.tree["gradients"]
             loss = message.tree["loss"].clone()
-            upstream = passage.backward(gradients, leaves=leaves)
+            upstream = flight.backward(gradients, leaves=leaves)
             del message, gradients
         if not self._first:
             tree = {"gradients": upstream, "loss": loss}
             self._mail.send(Kind.GRADIENT, self._number - 1, minibatch, tree, meta={"logs": logs})
         self._gradients = weights.finish(minibatch)
-        del passage, leaves, upstream
+        del flight, leaves, upstream
         self._mail.release(minibatch)
         self._events.done(minibatch, loss=loss, logs=logs)
 

@@ -228,7 +228,7 @@ def test_a_dead_rank_is_told_of_by_the_one_that_missed_it(ranks, stopped: bool) 
         ranks(
             f"""
             from sparsepipe.errors import TransportError
-            from sparsepipe.runtime.endings import Stopped
+            from sparsepipe.runtime.reports import Stopped
             from sparsepipe.runtime.leaving import abandon
             if rank:
                 while not Path("deaf").exists():

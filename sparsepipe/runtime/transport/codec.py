@@ -28,7 +28,7 @@ INLINE_BYTES = 2048
 """Tensors on the host travel inside the header up to this sum: it saves a transfer each."""
 
 _LENGTH_BYTES = 8
-Mail = Sequence[tuple[Kind, Message]]
+Letters = Sequence[tuple[Kind, Message]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Header:
 
     def assemble(
         self, host: Sequence[Tensor], on_device: Sequence[Tensor], *, device: torch.device
-    ) -> Mail:
+    ) -> Letters:
         """The messages.
 
         Args:
@@ -100,7 +100,7 @@ def differentiable(tree: Any) -> list[Tensor]:
     return list({id(leaf): leaf for leaf in wanting}.values())
 
 
-def encode(mail: Mail) -> Packet:
+def encode(mail: Letters) -> Packet:
     """Messages as a packet; runs in the caller's thread and on its CUDA stream.
 
     Tensors that are not dense are copied here, the others not at all. What requires a

@@ -20,7 +20,7 @@ from torch import Tensor
 from sparsepipe.runtime.transport.buffers import SMALLEST_BYTES, BufferPool
 from sparsepipe.runtime.transport.codec import (
     BLOCK_BYTES,
-    Mail,
+    Letters,
     Packet,
     end_block,
     missing_bytes,
@@ -83,7 +83,7 @@ class Arrival:
             the allocator (``record_stream``).
     """
 
-    mail: Mail
+    mail: Letters
     buffers: list[Tensor] = field(default_factory=list)
     device_tensors: list[Tensor] = field(default_factory=list)
 

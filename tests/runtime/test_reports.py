@@ -19,7 +19,7 @@ PROLOGUE = """
 import os, signal, sys, time
 from pathlib import Path
 from sparsepipe.errors import ConfigError, OutputError, SparsePipeError, TransportError
-from sparsepipe.runtime.endings import Stopped
+from sparsepipe.runtime.reports import Stopped
 from sparsepipe.runtime.leaving import abandon
 rank = int(os.environ["RANK"])
 def wait_for(name):
