@@ -5,8 +5,7 @@ Everything in one run, one thread for each process, real Trainers and gloo on lo
 - Dense and sparse VGG16-BN, the paper's network, in one process, in two with DDP and as a
   pipeline of two stages, whose cut is found by timing the layers first. The *bound* is one
   minibatch in the slowest stage's own time: both stages compute at once and nothing is sent
-  (``pipeline_bound.py``). What DDP loses is its all-reduce: the less there is to compute for
-  each parameter, the more (compare ``--width 0.5``).
+  (``pipeline_bound.py``). ``--width 0.5`` has a quarter of the parameters to reduce.
 - Layers that sleep in as many stages as there are ranks, so that cores are no limit.
 - Bytes that were sent beside the least that can be: features once each way, coordinates once
   down. Sets of weights of each stage beside what the schedule tells.

@@ -75,7 +75,7 @@ class PipelineStrategy(WholeCheckpoints):
         send_input: the last stage gets the input of the layers as well, for steps that use
             it afterwards.
         keyed_randomness: draws in a layer depend on (seed, minibatch, layer) alone, so that a
-            run does not depend on the plan.
+            run does not depend on the plan; needs ``seed_everything``.
         timeout_s: limit of every wait for another rank.
         process_group_backend: ``gloo`` (the default, also for CUDA) or ``nccl``.
         direct: tensors go from device to device over NCCL; a CUDA device for every rank.
