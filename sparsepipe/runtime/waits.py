@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _Value = TypeVar("_Value")
 _STORE_LIMIT_S = 1.0
+_ANSWER_S = 5.0
+"""How long a store is believed to be busy: a rank that is cut off blames itself, so it must not
+think so because the launcher's machine has much to do just then."""
 
 AGAIN = "run the command again to go on from the last checkpoint"
 GONE = f"see what ended that rank (its own message, or the memory); then {AGAIN}"
@@ -149,8 +152,8 @@ class WaitBoard:
         return within(_STORE_LIMIT_S, read) or {}
 
     def answers(self) -> bool:
-        """Whether the store can be reached."""
-        return within(_STORE_LIMIT_S, partial(self._store.check, ["sparsepipe/any"])) is not None
+        """Whether the store can be reached; a connection that is broken tells that at once."""
+        return within(_ANSWER_S, partial(self._store.check, ["sparsepipe/any"])) is not None
 
     def _set(self, rank: int, text: str) -> None:
         within(_STORE_LIMIT_S, partial(self._store.set, _key(rank), text))
