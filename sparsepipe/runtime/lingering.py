@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sparsepipe.runtime.reports import REPORT_VARIABLE, read_reports
+from sparsepipe.runtime.reports import REPORT_VARIABLE, late_mark, read_reports
 
 _PATIENCE_S = 5.0
 """How long a rank may take to notice a peer's failure and to tell what it knows of it."""
@@ -47,7 +47,7 @@ def lingerers_ended(reports: Path) -> Iterator[None]:
     Args:
         reports: where ranks announce themselves and say why they end.
     """
-    for stale in reports.glob("rank*.pid"):
+    for stale in (*reports.glob("rank*.pid"), *reports.glob(late_mark(reports, "*").name)):
         stale.unlink()
     over = threading.Event()
     thread = threading.Thread(
@@ -68,7 +68,11 @@ def _watch(reports: Path, patience_s: float, over: threading.Event) -> None:
         if failed_s is None and _one_failed(reports, processes):
             failed_s = time.monotonic()
         if failed_s is not None and time.monotonic() > failed_s + patience_s:
-            _kill(filter(_runs, processes.values()))
+            lingering = {rank: process for rank, process in processes.items() if _runs(process)}
+            for rank in lingering:
+                with suppress(OSError):  # a full disk
+                    late_mark(reports, rank).touch()
+            _kill(lingering.values())
             return
 
 

@@ -18,6 +18,8 @@ REPORT_VARIABLE = "SPARSEPIPE_RANK_REPORTS"
 """Environment variable: directory where a failing rank says why."""
 
 _GO_ON = "run the command again, without force=true, to go on from the last checkpoint"
+_AGENT_PATIENCE_S = 25.0
+"""Less than the elastic agent waits for ranks that it has asked to end."""
 _Reports = list[tuple[int, dict[str, Any]]]
 """Ranks and their reports, the earliest first."""
 
@@ -95,6 +97,11 @@ def _place(error: BaseException) -> str:
     return str(next(iter(getattr(error, "__notes__", ())), ""))
 
 
+def late_mark(directory: Path, rank: int | str) -> Path:
+    """A file that says that a rank was killed because it did not end with the others."""
+    return directory / f"rank{rank}.late"
+
+
 def read_reports(directory: Path) -> dict[int, dict[str, Any]]:
     """What ranks left by :func:`report_failure`."""
     return {
@@ -139,10 +146,12 @@ def explain(
     }
     if not found and not silent:  # by SIGTERM, before it could tell: the first was no peer's
         silent = failure.failures
-    if silent and not _blames_itself(by_time, silent):
+    late = {rank for rank, entry in silent.items() if _killed_late(rank, entry, reports, by_time)}
+    if silent and not (late == silent.keys() and _blames_itself(by_time)):
         rank, entry = min(silent.items(), key=lambda item: item[1].timestamp)
+        death = _death(entry, late=rank in late)
         return SparsePipeError(
-            f"{name(rank)} {_death(entry, by_time)}; {_noticed(by_time)}the other ranks were ended",
+            f"{name(rank)} {death}; {_noticed(by_time)}the other ranks were ended",
             remedy="see whether the machine runs out of memory or the process was stopped; "
             f"then {_GO_ON}",
         )
@@ -184,23 +193,23 @@ def _is_cause(report: dict[str, Any]) -> bool:
     return not of_backend(report["kind"], report["message"])
 
 
-def _blames_itself(by_time: _Reports, silent: Mapping[int, Any]) -> bool:
+def _blames_itself(by_time: _Reports) -> bool:
     """Whether the first complaint is a cause of its own: it tells of no wait for a rank.
 
-    Then the silent ranks were busy when the agent ended them for it.
+    Then silent ranks that had to be killed were busy when the agent asked them to end for it.
     """
-    if not by_time or not all(_killed_late(entry, by_time) for entry in silent.values()):
+    return bool(by_time) and _is_cause(by_time[0][1])
+
+
+def _killed_late(rank: int, entry: Any, reports: Path, by_time: _Reports) -> bool:
+    """Whether a rank had to be killed, since it still ran well after others complained.
+
+    The time of its end does not tell: that is when the agent looked, which may be late.
+    """
+    if not by_time or entry.exitcode != -signal.SIGKILL:
         return False
-    return _is_cause(by_time[0][1])
-
-
-def _killed_late(entry: Any, by_time: _Reports) -> bool:
-    """Whether a rank had to be killed by the agent, well after others complained."""
-    return (
-        bool(by_time)
-        and entry.exitcode == -signal.SIGKILL
-        and float(by_time[0][1]["time"]) + 1 < entry.timestamp
-    )
+    by_agent = float(by_time[0][1]["time"]) + _AGENT_PATIENCE_S < entry.timestamp
+    return by_agent or late_mark(reports, rank).exists()
 
 
 def _revive(report: dict[str, Any]) -> SparsePipeError:
@@ -217,10 +226,10 @@ def _noticed(by_time: _Reports) -> str:
     return f"noticed by rank {noticed[0][0]} ({noticed[0][1]}); " if noticed else ""
 
 
-def _death(entry: Any, by_time: _Reports) -> str:
+def _death(entry: Any, *, late: bool) -> str:
     """How a rank ended that left no report."""
     if entry.exitcode >= 0:
         return f"ended with exit code {entry.exitcode}"
-    if _killed_late(entry, by_time):
+    if late:
         return "did not answer, and still ran when the others had given up"
     return f"was killed by {signal.Signals(-entry.exitcode).name}"

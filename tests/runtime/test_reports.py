@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.errors import OutputError
+from sparsepipe.errors import OutputError, SparsePipeError
 from sparsepipe.runtime.launch import Stopped, launch
 
 PROLOGUE = """
@@ -101,3 +101,23 @@ def test_a_stop_in_good_order_tells_of_nothing(ranks) -> None:
     )
     assert stop.broke is None
     assert stop.exit_code == 130
+
+
+def test_a_killed_rank_is_not_said_to_hang_where_the_launcher_looks_late(ranks) -> None:
+    """The other one's clock makes it some seconds, as a busy machine does."""
+    with pytest.raises(SparsePipeError, match="rank 1 was killed by SIGKILL; noticed by rank 0"):
+        ranks(
+            """
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            Path(f"deaf{rank}").touch()
+            wait_for(f"deaf{1 - rank}")
+            if rank:
+                wait_for("reports/rank0.json")
+                os.kill(os.getpid(), signal.SIGKILL)
+            now = time.time
+            time.time = lambda: now() - 10
+            error = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+            error.add_note("batch 4")
+            abandon(error)
+            """
+        )
