@@ -90,8 +90,11 @@ def _job(config: DictConfig, outcome: _Outcome) -> None:
 def _report(error: SparsePipeError, outcome: _Outcome) -> None:
     # Under torchrun every rank meets the same errors, but for those that name a rank.
     ranks = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
-    if ranks or _is_first_to_tell(str(error)):
-        print(f"error: {ranks}{error}", file=sys.stderr, flush=True)
+    said = f"error: {ranks}{error}"
+    if "RANK" not in os.environ:
+        print(said, file=sys.stderr, flush=True)
+    else:
+        _report_once(said, sure=bool(ranks))
     outcome.exit_code = outcome.exit_code or error.exit_code
 
 
@@ -99,12 +102,15 @@ def _is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _is_first_to_tell(text: str) -> bool:
-    if "RANK" not in os.environ:
-        return True
-    from sparsepipe.experiment.job import first_to_tell
+def _report_once(said: str, *, sure: bool) -> None:
+    """Of all ranks, the first says it, or the one that is sure to be; the others let it end."""
+    from sparsepipe.experiment.job import await_told, first_to_tell, tell_told
 
-    return first_to_tell(text)
+    if sure or first_to_tell(said):
+        print(said, file=sys.stderr, flush=True)
+        tell_told()
+    else:
+        await_told()
 
 
 def _explained(error: Exception, arguments: list[str]) -> ConfigError:

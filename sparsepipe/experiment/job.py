@@ -38,10 +38,10 @@ from sparsepipe.machine import usable_cores
 from sparsepipe.results.files import read_json
 from sparsepipe.runtime import group
 from sparsepipe.runtime.attempts import attempt
-from sparsepipe.runtime.group import first_to_tell
+from sparsepipe.runtime.group import await_told, first_to_tell, tell_told
 from sparsepipe.runtime.launch import Stopped, launch
 
-__all__ = ["Stopped", "execute", "first_to_tell", "run_job"]
+__all__ = ["Stopped", "await_told", "execute", "first_to_tell", "run_job", "tell_told"]
 
 log = logging.getLogger(__name__)
 
@@ -215,6 +215,7 @@ def _failing_as_rank(directory: RunDir, config: Mapping[str, Any]) -> Iterator[N
         raise
     except SparsePipeError as error:
         if not group.first_to_fail():
+            group.await_told()
             raise SystemExit(error.exit_code) from error
         error.add_note(f"rank {group.rank()}")
         raise

@@ -25,7 +25,8 @@ from sparsepipe.runtime.waits import within
 
 _Value = TypeVar("_Value")
 _FOREVER = timedelta(days=30)
-_ASKING_S = 2.0
+_ASKING_S = 10.0  # a busy machine may be that slow; a launcher that is gone answers at once
+_TOLD = "sparsepipe/told"
 _stores: dict[tuple[str, str], Any] = {}  # kept, since other ranks may be waiting for them
 _joins = itertools.count()
 
@@ -88,6 +89,22 @@ def first_to_tell(text: str) -> bool:
     key = f"sparsepipe/told/{hashlib.sha256(text.encode()).hexdigest()}"
     limit = timedelta(seconds=_ASKING_S)
     return within(_ASKING_S, lambda: _attempt_store(limit).add(key, 1)) in (1, None)
+
+
+def tell_told() -> None:
+    """Lets the ranks end that have left it to this one to tell what failed."""
+    for place in _stores.values():
+        within(_ASKING_S, partial(place.set, _TOLD, "1"))
+
+
+def await_told() -> None:
+    """Waits, a while at most, until the rank that is to tell what failed has done so.
+
+    The agent ends all ranks when one has ended, and that one in the middle of a word.
+    """
+    limit = timedelta(seconds=_ASKING_S)
+    for place in _stores.values():
+        within(_ASKING_S, partial(place.wait, [_TOLD], limit))
 
 
 def world_size() -> int:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 from processes import new_store, outcomes, run
+from waiting import LONG_S, held_port
 
 from sparsepipe.errors import ConfigError, TransportError
 from sparsepipe.runtime import group
+from sparsepipe.runtime.joining import Roll
 from sparsepipe.runtime.leaving import abandon
 
 
@@ -29,20 +31,21 @@ def total() -> int:
 def joins_thrice(rank: int) -> list[int]:
     found = []
     for _ in range(3):
-        group.join("gloo", timeout_s=20)
+        group.join("gloo", timeout_s=LONG_S)
         found.append(total())
         group.leave()
     return found
 
 
 def test_a_rank_may_join_and_leave_again() -> None:
-    assert run(joins_thrice, 3, join_group=False, limit_s=60) == [[6, 6, 6]] * 3
+    assert run(joins_thrice, 3, join_group=False) == [[6, 6, 6]] * 3
 
 
 def joins_if_it_comes(rank: int, comes: tuple[int, ...], keeps: int | None) -> None:
     words = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
     words.set(f"begun/{rank}", "1")
     words.wait([f"begun/{other}" for other in range(3)])
+    _sign_together(words, rank, comes)
     if keeps is not None:  # no launcher keeps the store: rank 0 does
         del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
         os.environ["MASTER_PORT"] = str(keeps)
@@ -50,6 +53,18 @@ def joins_if_it_comes(rank: int, comes: tuple[int, ...], keeps: int | None) -> N
         group.join("gloo", timeout_s=2)
     else:
         time.sleep(60)
+
+
+def _sign_together(words: dist.TCPStore, rank: int, comes: tuple[int, ...]) -> None:
+    """Nobody's limit of 2 s begins before all of those that come have left word that they have."""
+    sign = Roll.sign
+
+    def signing(roll: Roll, store: dist.Store) -> None:
+        sign(roll, store)
+        words.set(f"signed/{rank}", "1")
+        words.wait([f"signed/{other}" for other in comes])
+
+    Roll.sign = signing  # type: ignore[method-assign]
 
 
 def complaints(comes: tuple[int, ...], keeps: int | None = None) -> list[TransportError]:
@@ -72,26 +87,25 @@ def test_who_does_not_come_to_join_is_named(comes: tuple[int, ...]) -> None:
         assert error.blamed == (absent[0] if len(absent) == 1 else None)
 
 
-def test_without_a_launcher_rank_0_counts_who_comes(unused_port: int) -> None:
-    (error,) = complaints((0,), unused_port)
+def test_without_a_launcher_rank_0_counts_who_comes(port: int) -> None:
+    (error,) = complaints((0,), port)
     assert error.message == "1 of 3 ranks came to join within 2 s"
 
 
-def test_without_a_launcher_all_join_at_rank_0(unused_port: int) -> None:
-    (error,) = complaints((1,), unused_port)
+def test_without_a_launcher_all_join_at_rank_0(port: int) -> None:
+    (error,) = complaints((1,), port)
     assert error.message == "rank 0, at which all ranks join, does not answer rank 1"
     assert error.blamed == 0
 
 
 @pytest.fixture
-def unused_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+def port() -> Iterator[int]:
+    with held_port() as found:
+        yield found
 
 
 def dies_once(rank: int) -> int:
-    group.join("gloo", timeout_s=20)
+    group.join("gloo", timeout_s=LONG_S)
     value = total()
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -112,9 +126,10 @@ def test_restarted_ranks_do_not_meet_the_dead() -> None:
 def tells_once(rank: int) -> tuple[bool, bool]:
     with group.local_rank_first():
         pass
-    group.join("gloo", timeout_s=20)
-    first = group.first_to_fail()
-    return first, group.first_to_fail()
+    group.join("gloo", timeout_s=LONG_S)
+    found = group.first_to_fail(), group.first_to_fail()
+    dist.barrier()  # nobody ends while another still connects to it
+    return found
 
 
 def test_one_rank_of_each_attempt_tells_what_failed() -> None:
@@ -134,6 +149,27 @@ def test_any_rank_tells_a_common_mistake_once() -> None:
     found = run(tells_a_mistake, 2, join_group=False, store=new_store())
     assert sorted(common for common, _ in found) == [False, True]
     assert [own for _, own in found] == [True, True]
+
+
+def tells_slowly(rank: int, directory: str) -> bool:
+    """Whether what is to be told has been when this rank may end."""
+    told, store = Path(directory) / "told", group.store()
+    if rank == 0:
+        assert group.first_to_tell("a mistake")
+        store.set("test/asked", "1")
+        time.sleep(0.5)  # much, for the other one to end too soon
+        told.touch()
+        group.tell_told()
+        return True
+    store.wait(["test/asked"])
+    assert not group.first_to_tell("a mistake")
+    group.await_told()
+    return told.exists()
+
+
+def test_no_rank_ends_before_another_has_told_a_common_mistake(tmp_path: Path) -> None:
+    """The agent would end that one too, before it has spoken."""
+    assert run(tells_slowly, 2, str(tmp_path), store=new_store()) == [True, True]
 
 
 def comes_late(rank: int) -> bool:
