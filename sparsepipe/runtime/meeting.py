@@ -161,12 +161,18 @@ def _explained(board: WaitBoard, wait: Wait, error: RuntimeError, limit_s: float
     if farewells:
         rank, text = next(iter(farewells.items()))
         return blaming(rank, f"{text}; {me} heard of it {during}", remedy=GONE)
-    if "timed out" in str(error).lower():
+    if _timed_out(error):
         vain = board.in_vain(wait)
         text = late_text(vain, rank=wait.waiter, limit_s=limit_s, name=name_of)
         return blaming(vain.missed, text, remedy=LATE)
     who = " or ".join(map(name_of, absent)) or "a rank"
     return blaming(absent, f"{who} is gone: its connection to {me} broke {during}", remedy=GONE)
+
+
+def _timed_out(error: RuntimeError) -> bool:
+    """Whether a limit was reached: gloo's words, or those of the store by which it connects."""
+    text = str(error).lower()
+    return "timed out" in text or "wait timeout" in text
 
 
 def _roll_call(board: WaitBoard, wait: Wait) -> tuple[tuple[int, ...], dict[int, str]]:

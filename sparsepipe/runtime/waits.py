@@ -24,6 +24,8 @@ _STORE_LIMIT_S = 1.0
 _ANSWER_S = 5.0
 """How long a store is believed to be busy: a rank that is cut off blames itself, so it must not
 think so because the launcher's machine has much to do just then."""
+_LOOKS = 10
+"""Parts of a wait for the store: while this process itself is held up, no more than one passes."""
 
 AGAIN = "run the command again to go on from the last checkpoint"
 GONE = f"see what ended that rank (its own message, or the memory); then {AGAIN}"
@@ -202,7 +204,10 @@ def within(limit_s: float, function: Callable[[], _Value]) -> _Value | None:
 
     thread = threading.Thread(target=run, name="waits", daemon=True)
     thread.start()
-    thread.join(limit_s)
+    for _ in range(_LOOKS):
+        thread.join(limit_s / _LOOKS)
+        if not thread.is_alive():
+            break
     return found[0] if found else None
 
 
