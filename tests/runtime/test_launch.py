@@ -31,7 +31,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
-    def start(script: str, *, grace_s: float = 5) -> None:
+    def start(script: str, *, grace_s: float = 60) -> None:
         path = tmp_path / "script.py"
         path.write_text(PROLOGUE + textwrap.dedent(script))
         launch(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ import torch.distributed as dist
 from plans import plan_of
 from processes import Outcome, outcomes, run
 from torch import nn
+from waiting import LONG_S, hear_waiting, linger, shorten
 
 from sparsepipe.errors import TransportError
 from sparsepipe.runtime import group
@@ -20,8 +21,6 @@ from sparsepipe.runtime.replicas import Replicas
 from sparsepipe.runtime.transport import Kind, Network
 from sparsepipe.runtime.whole import stage_group
 
-LONG_S = 60.0  # a limit that no good test reaches
-
 
 def complaint(outcome: Outcome) -> str:
     assert isinstance(outcome.error, TransportError), str(outcome)
@@ -29,22 +28,32 @@ def complaint(outcome: Outcome) -> str:
     return outcome.error.message
 
 
-def round_rank(rank: int, config: str, ends: int, when: str, signum: int, timeout_s: float) -> None:
-    """Replicas that average; one gets a signal from itself before or after they have met."""
+def round_rank(rank: int, config: str, ends: int, when: str, signum: int, limit_s: float) -> None:
+    """Replicas that average; one gets a signal from itself before or after they have met.
+
+    The limit is that of the wait that is to end in vain, and not of what comes before.
+    """
     dist.barrier()
     plan = plan_of(config)
     call_ranks(lambda rank: f"rank {rank} (stage {plan.stage_of(rank)})")
     if rank == ends and when == "setup":
         os.kill(os.getpid(), signum)
-    made = stage_group([plan.ranks_of(0)], backend="gloo", timeout_s=timeout_s)
+    made = stage_group(
+        [plan.ranks_of(0)], backend="gloo", timeout_s=limit_s if when == "setup" else LONG_S
+    )
+
+    def meets(here: str) -> None:
+        if here == when:
+            shorten(limit_s, made)
+            if rank == ends:
+                os.kill(os.getpid(), signum)
+
     replicas = Replicas(made, {"a": nn.Parameter(torch.zeros(1000))})
     replicas.first = 10
     for number in range(3):
-        if rank == ends and (when, number) == ("round", 2):
-            os.kill(os.getpid(), signum)
+        meets("round" if number == 2 else "")
         replicas.average({"a": torch.ones(1000)})
-    if rank == ends and when == "drain":
-        os.kill(os.getpid(), signum)
+    meets("drain")
     replicas.average_statistics_([torch.zeros(3)])
 
 
@@ -57,22 +66,22 @@ WHAT = {
 
 @pytest.mark.parametrize("when", WHAT)
 def test_a_stopped_replica_is_named_at_the_limit(when: str) -> None:
-    found = outcomes(round_rank, 2, "2", 1, when, signal.SIGSTOP, 4.0, awaited=[0], limit_s=30)[0]
+    found = outcomes(round_rank, 2, "2", 1, when, signal.SIGSTOP, 4.0, awaited=[0])[0]
     assert complaint(found) == (
         f"rank 1 (stage 0) did not take part in {WHAT[when]} with rank 0 (stage 0) within 4 s"
     )
     assert found.error.blamed == 1
-    assert found.ended_s < 25
+    assert found.ended_s < 40
 
 
 @pytest.mark.parametrize("when", ["round", "drain"])
 def test_a_killed_replica_is_named_at_once(when: str) -> None:
-    found = outcomes(round_rank, 2, "2", 0, when, signal.SIGKILL, LONG_S, limit_s=40)[1]
+    found = outcomes(round_rank, 2, "2", 0, when, signal.SIGKILL, LONG_S)[1]
     assert complaint(found) == (
         "rank 0 (stage 0) is gone: its connection to rank 1 (stage 0) broke during " + WHAT[when]
     )
     assert found.error.blamed == 0
-    assert found.ended_s < 20
+    assert found.ended_s < 40
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
@@ -80,49 +89,72 @@ def test_of_several_replicas_the_missing_one_is_named(signum: int) -> None:
     """All connections break with the first, and with those of whoever gives up first."""
     others = [0, 2]
     arguments = ("3", 1, "round", signum, LONG_S if signum == signal.SIGKILL else 3.0)
-    found = outcomes(round_rank, 3, *arguments, awaited=others, limit_s=40)
+    found = outcomes(round_rank, 3, *arguments, awaited=others)
     for rank in others:
         assert found[rank].error.blamed == 1, str(found[rank])
         assert complaint(found[rank]).startswith("rank 1 (stage 0) ")
 
 
-def behind_rank(rank: int, timeout_s: float) -> None:
+def behind_rank(rank: int) -> None:
     """Rank 0 waits for rank 1, its replica, which waits for a message of rank 2."""
     plan = plan_of("2-1")
-    made = stage_group([plan.ranks_of(0)], backend="gloo", timeout_s=timeout_s)
-    network = Network(plan, rank, timeout_s=timeout_s + rank)  # rank 0 gives up first
+    made = stage_group([plan.ranks_of(0)], backend="gloo", timeout_s=LONG_S)
+    network = Network(plan, rank, timeout_s=LONG_S)
     replicas = Replicas(made, {"a": nn.Parameter(torch.zeros(10))})
     if rank == 2:
         os.kill(os.getpid(), signal.SIGSTOP)
     if rank == 1:
-        network.receive(Kind.GRADIENT, 2, minibatch=1)
+        network._timeout_s = 3.0
+        with pytest.raises(TransportError):
+            network.receive(Kind.GRADIENT, 2, minibatch=1)
+        linger()
+    hear_waiting(1)
+    shorten(2.0, made)
     replicas.average({"a": torch.ones(10)})
 
 
 def test_a_replica_that_waits_itself_is_not_blamed() -> None:
-    found = outcomes(behind_rank, 3, 6.0, awaited=[0, 1], limit_s=40)
-    assert "rank 2 did not send the gradient of minibatch 1 to rank 1" in complaint(found[0])
-    assert found[0].error.blamed == 2
+    found = outcomes(behind_rank, 3, awaited=[0])[0]
+    assert "rank 2 did not send the gradient of minibatch 1 to rank 1" in complaint(found)
+    assert found.error.blamed == 2
 
 
-def ahead_rank(rank: int, timeout_s: float) -> None:
+def ahead_rank(rank: int) -> None:
     """Rank 2 waits for a message of rank 0, which waits for its replica, rank 1."""
     plan = plan_of("2-1")
-    made = stage_group([plan.ranks_of(0)], backend="gloo", timeout_s=timeout_s + 1)
-    network = Network(plan, rank, timeout_s=timeout_s)  # rank 2 gives up first
+    made = stage_group([plan.ranks_of(0)], backend="gloo", timeout_s=LONG_S)
+    network = Network(plan, rank, timeout_s=LONG_S)
     replicas = Replicas(made, {"a": nn.Parameter(torch.zeros(10))})
     if rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     if rank == 2:
+        hear_waiting(0)
+        network._timeout_s = 2.0
         network.receive(Kind.ACTIVATION, 0, minibatch=2)
-    replicas.average({"a": torch.ones(10)})
+    shorten(3.0, made)
+    with pytest.raises(TransportError):
+        replicas.average({"a": torch.ones(10)})
+    linger()
 
 
 def test_a_peer_that_waits_for_its_replica_is_not_blamed() -> None:
-    found = outcomes(ahead_rank, 3, 6.0, awaited=[2], limit_s=40)[2]
+    found = outcomes(ahead_rank, 3, awaited=[2])[2]
     text = complaint(found)
     assert text.startswith("rank 1 (stage 0) did not take part in averaging the gradients")
     assert found.error.blamed == 1
+
+
+def connecting_rank(rank: int) -> None:
+    if rank == 1:
+        linger()
+    with meeting("a test"):
+        dist.new_group([0, 1], backend="gloo", timeout=timedelta(seconds=1))
+
+
+def test_a_store_that_waited_in_vain_tells_of_no_broken_connection() -> None:
+    """Groups are made at it, with a limit of its own and other words."""
+    found = outcomes(connecting_rank, 2, awaited=[0])[0]
+    assert complaint(found).startswith("rank 1 did not take part in a test with rank 0")
 
 
 def raising_rank(rank: int) -> None:
@@ -134,7 +166,7 @@ def raising_rank(rank: int) -> None:
 
 
 def test_what_a_rank_said_before_it_ended_is_passed_on() -> None:
-    found = outcomes(raising_rank, 3, limit_s=30)
+    found = outcomes(raising_rank, 3)
     for rank in (0, 2):
         text = complaint(found[rank])
         assert text.startswith("rank 1 raised ValueError: mine; ")
@@ -153,9 +185,14 @@ def test_somebodys_own_error_stays_as_it_is() -> None:
 
 def slow_rank(rank: int) -> bytes:
     """A wait of more than half the limit that is met."""
-    made = stage_group([[0, 1]], backend="gloo", timeout_s=6.0)
-    with meeting("a test", made):
-        time.sleep(3.5 * rank)
+    made = stage_group([[0, 1]], backend="gloo", timeout_s=LONG_S)
+    if rank == 0:
+        shorten(2.0, made)  # so that rank 0 soon says that it waits
+        with meeting("a test", made):
+            shorten(LONG_S, made)
+            dist.barrier(made)
+    else:
+        hear_waiting(0)
         dist.barrier(made)
     group.gather_objects(rank)
     return group.store().get("sparsepipe/waits/0")
