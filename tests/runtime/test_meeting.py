@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from plans import plan_of
-from processes import Outcome, outcomes, run
+from processes import outcomes, run
 from torch import nn
+from transport_cases import complaint
 from waiting import LONG_S, hear_waiting, linger, shorten
 
 from sparsepipe.errors import TransportError
@@ -20,12 +21,6 @@ from sparsepipe.runtime.meeting import call_ranks, farewell, meeting
 from sparsepipe.runtime.replicas import Replicas
 from sparsepipe.runtime.transport import Kind, Network
 from sparsepipe.runtime.whole import stage_group
-
-
-def complaint(outcome: Outcome) -> str:
-    assert isinstance(outcome.error, TransportError), str(outcome)
-    assert outcome.error.remedy
-    return outcome.error.message
 
 
 def round_rank(rank: int, config: str, ends: int, when: str, signum: int, limit_s: float) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import outcomes, run
 from torch.distributed import HashStore
+from waiting import LONG_S, hear, held_port, say, shorten
 
 from sparsepipe.errors import TransportError
 from sparsepipe.runtime import group
@@ -64,37 +64,40 @@ def test_agreements_of_a_process_ask_once_a_step() -> None:
     assert store.asked == 10
 
 
-def asking_rank(rank: int, signum: int) -> None:
+def asking_rank(rank: int, signum: int, limit_s: float) -> None:
     """Rank 0 keeps the store, as under Lightning's own launcher."""
-    group.join("gloo", timeout_s=4.0)
+    group.join("gloo", timeout_s=LONG_S)
+    group.gather_objects(rank)
+    shorten(limit_s)
     agreement = StopAgreement(spread=2)
     assert not agreement.reached(0, asked=False)
-    group.gather_objects(rank)
     if rank == 0:
-        group.store().wait(["heard"])
+        hear("rank 1 has asked")
         os.kill(os.getpid(), signum)
-    group.store().set("heard", "1")
+    say("rank 1 has asked")
     for step in range(1, 1_000_000):
         agreement.reached(step, asked=False)
 
 
 @pytest.mark.parametrize(
-    ("signum", "how"), [(signal.SIGSTOP, "did not answer within 4 s"), (signal.SIGKILL, "is gone")]
+    ("signum", "limit_s", "how"),
+    [
+        (signal.SIGSTOP, 4.0, "did not answer within 4 s"),
+        (signal.SIGKILL, LONG_S, "is gone"),
+    ],
 )
-def test_a_store_whose_rank_stands_still_or_is_gone(signum: int, how: str) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    environment = {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": port}
-    found = outcomes(
-        asking_rank,
-        2,
-        signum,
-        awaited=[1],
-        join_group=False,
-        environment=environment,
-        limit_s=50,
-    )[1]
+def test_a_store_whose_rank_stands_still_or_is_gone(signum: int, limit_s: float, how: str) -> None:
+    with held_port() as port:
+        environment = {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(port)}
+        found = outcomes(
+            asking_rank,
+            2,
+            signum,
+            limit_s,
+            awaited=[1],
+            join_group=False,
+            environment=environment,
+        )[1]
     assert isinstance(found.error, TransportError), str(found)
     assert found.error.message == f"rank 0 {how}, asked by rank 1 whether to stop"
     assert found.ended_s < 45

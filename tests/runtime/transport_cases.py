@@ -1,12 +1,15 @@
-"""What tests of the transport send, and a network to send it over."""
+"""What tests of the transport send, a network to send it over, and what it complains of."""
 
 import hashlib
 from typing import Any
 
 import torch
 from plans import plan_of
+from processes import Outcome
 from torch import Tensor
+from waiting import LONG_S
 
+from sparsepipe.errors import TransportError
 from sparsepipe.runtime.transport import Kind, Message, Network
 from sparsepipe.sparse import SparseTensor
 
@@ -14,7 +17,7 @@ A, G, B, R = Kind.ACTIVATION, Kind.GRADIENT, Kind.BATCH, Kind.REPLY
 
 
 def network(config: str, rank: int, **more: Any) -> Network:
-    return Network(plan_of(config), rank, **{"timeout_s": 30.0, **more})
+    return Network(plan_of(config), rank, **{"timeout_s": LONG_S, **more})
 
 
 def message(minibatch: int, tree: Any = None, **meta: Any) -> Message:
@@ -38,3 +41,10 @@ def digest(*tensors: Tensor) -> str:
         found.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
         found.update(tensor.detach().contiguous().view(torch.uint8).numpy())
     return found.hexdigest()
+
+
+def complaint(outcome: Outcome) -> str:
+    """What a rank ended with: it names a remedy, too."""
+    assert isinstance(outcome.error, TransportError), str(outcome)
+    assert outcome.error.remedy
+    return outcome.error.message
