@@ -32,7 +32,7 @@ def test_model_parallel_run(shell: Shell, job: Job) -> None:
     evaluated = read_json(job("task=evaluate", *alone) / "result.json")
     for name in ("test/accuracy", "test/loss", "test/accuracy/up"):
         assert result[name] == pytest.approx(evaluated[name], rel=1e-6)
-    assert shapes_trained_on(done.run) == pytest.approx([32, 32], rel=0.05)
+    assert shapes_trained_on(done.run) == pytest.approx([32, 32], rel=1e-5)
 
 
 def shapes_trained_on(run: Path) -> list[float]:
@@ -87,4 +87,4 @@ def test_interrupted_within_an_epoch(shell: Shell) -> None:
     again = shell(*settings)
     assert again.run == run
     assert [(row["epoch"], row["step"]) for row in rows(run)] == [("0", "40"), ("1", "80")]
-    assert shapes_trained_on(run) == pytest.approx([320, 320], rel=0.05)
+    assert shapes_trained_on(run) == pytest.approx([320, 320], rel=1e-5)

@@ -16,8 +16,8 @@ from sparsepipe.runtime import group
 class Throughput(pl.Callback):
     """Logs ``time/epoch_s`` and ``train/shapes_per_s``, summed over the ranks.
 
-    An epoch's time is that of its training steps, before a stop and after it; the validation
-    and the checkpoint at its end are not in it.
+    An epoch's time is that of its training steps, before a stop and after it, on the rank that
+    takes longest; the validation and the checkpoint at its end are not in it.
 
     Attributes:
         shapes_per_s: running rate of all ranks, for the progress bar.
@@ -32,11 +32,8 @@ class Throughput(pl.Callback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        seconds_s, shapes = self._before
-        return {
-            "epoch_s": seconds_s + self._last_s - self._started_s,
-            "shapes": shapes + sum(group.gather_objects(self._shapes)),
-        }
+        epoch_s, shapes = self._of_epoch()
+        return {"epoch_s": epoch_s, "shapes": shapes}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -73,12 +70,17 @@ class Throughput(pl.Callback):
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # The last batch's end, since validation has come in between.
-        before_s, shapes_before = self._before
-        epoch_s = before_s + self._last_s - self._started_s
-        shapes = shapes_before + sum(group.gather_objects(self._shapes))
+        epoch_s, shapes = self._of_epoch()
         pl_module.log("time/epoch_s", epoch_s)
         pl_module.log("train/shapes_per_s", shapes / max(epoch_s, 1e-9))
+
+    def _of_epoch(self) -> tuple[float, int]:
+        """Seconds and shapes of the epoch so far; every rank must ask."""
+        # Up to the last batch's end, since validation has come in between.
+        parts = group.gather_objects((self._last_s - self._started_s, self._shapes))
+        before_s, shapes_before = self._before
+        longest_s = max(seconds_s for seconds_s, _ in parts)
+        return before_s + longest_s, shapes_before + sum(shapes for _, shapes in parts)
 
 
 def batch_size_of(batch: Any) -> int:
