@@ -96,8 +96,8 @@ def fault(plan: list[tuple[int, int]], **more: object) -> str:
 
 
 def orphans(cwd: Path) -> list[str]:
-    """Command lines of processes that work in ``cwd``; waits a little for them to end."""
-    deadline = time.monotonic() + 5
+    """Command lines of processes that work in ``cwd``; waits for them to end."""
+    deadline = time.monotonic() + 20
     while True:
         found = []
         for process in Path("/proc").glob("[0-9]*"):
@@ -111,7 +111,7 @@ def orphans(cwd: Path) -> list[str]:
         time.sleep(0.1)
 
 
-def wait_for(condition: Callable[[], bool], *, timeout_s: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], *, timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,12 +54,8 @@ def test_interrupted_within_an_epoch(shell: Shell, job: Job) -> None:
 
 @pytest.mark.full
 def test_dp_killed_and_interrupted(shell: Shell) -> None:
-    # The launching process is hit; the ranks notice its death within half a second.
-    faulty = (
-        *DP,
-        fault([(1, signal.SIGKILL), (7, signal.SIGINT)], parent=True),
-        "data.delay_s=0.04",
-    )
+    # The launching process is hit; the ranks notice its death.
+    faulty = (*DP, fault([(1, signal.SIGKILL), (7, signal.SIGINT)], parent=True))
     assert shell(*faulty).code == -signal.SIGKILL
     assert_stopped(shell, faulty)
     run = shell(*faulty).run
@@ -91,13 +86,12 @@ def test_second_interrupt_ends_at_once(shell: Shell) -> None:
     process = shell.start(*DP, sleep)
     wait_for(lambda: all((shell.cwd / f"in-step-{rank}").exists() for rank in range(2)))
     process.send_signal(signal.SIGINT)
-    assert process.stderr is not None
-    while "writing a checkpoint after this step" not in process.stderr.readline():
-        assert process.poll() is None
-    started_s = time.monotonic()
+    # Passed on to one of them only, it would be the first for the other.
+    wait_for(lambda: all((shell.cwd / f"heard-{rank}").exists() for rank in range(2)))
     process.send_signal(signal.SIGINT)
-    assert shell.wait(process, timeout_s=20).code == 130
-    assert time.monotonic() - started_s < 10
+    ended = shell.wait(process, timeout_s=60)
+    assert ended.code == 130
+    assert "writing a checkpoint after this step" in ended.err
 
 
 def test_interrupted_while_it_tests(shell: Shell) -> None:
@@ -105,7 +99,7 @@ def test_interrupted_while_it_tests(shell: Shell) -> None:
     process = shell.start(*long)
     wait_for((shell.cwd / "in-test").exists)
     process.send_signal(signal.SIGINT)
-    stopped = shell.wait(process, timeout_s=20)
+    stopped = shell.wait(process, timeout_s=60)
     assert stopped.code == 130, stopped.err
     assert "run the same command again" in stopped.err
     assert "Traceback" not in stopped.err

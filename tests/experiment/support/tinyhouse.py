@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+LONG_S = 300.0  # longer than any test waits
+
 
 class Vectors(Dataset):
     def __init__(self, count: int, *, seed: int, delay_s: float = 0.0) -> None:
@@ -110,13 +112,29 @@ def mlp(*, num_classes: int, width: int = 8, dropout: float = 0.0, norm: bool = 
     )
 
 
+class Hearing:
+    """Notes that a signal has come to this process, which heeds it as before."""
+
+    def __init__(self, signum: int, mark: Path | None = None) -> None:
+        self.heard = False
+        self._heed, self._mark = signal.getsignal(signum), mark
+        signal.signal(signum, self._note)
+
+    def _note(self, signum, frame):
+        self._heed(signum, frame)
+        self.heard = True
+        if self._mark is not None:
+            self._mark.touch()
+
+
 class Fault(pl.Callback):
     """Does something to a process when a step begins, each once in a directory's life.
 
     Args:
         plan: pairs of a step and a signal; signal 0 raises an exception instead.
         rank: which rank it happens to.
-        parent: the signal goes to the launching process.
+        parent: the signal goes to the launching process; this one goes on when it has been
+            passed on to it, so that the step is the one of the plan however slow that is.
     """
 
     def __init__(self, *, plan: list[list[int]], rank: int = 0, parent: bool = False) -> None:
@@ -126,11 +144,17 @@ class Fault(pl.Callback):
         signum = self.plan.get(trainer.global_step)
         mark = Path(f"fault-at-{trainer.global_step}")
         if trainer.global_rank != self.rank or signum is None or mark.exists():
-            return
+            return None
         mark.touch()
         if signum == 0:
             raise ValueError("somebody's own mistake")
-        os.kill(os.getppid() if self.parent else os.getpid(), signum)
+        if not self.parent:
+            return os.kill(os.getpid(), signum)
+        passed_on = None if signum == signal.SIGKILL else Hearing(signum)
+        os.kill(os.getppid(), signum)
+        while passed_on is None or not passed_on.heard:
+            time.sleep(0.01)  # where the parent is killed, for the end that follows
+        return None
 
 
 class StopTest(pl.Callback):
@@ -145,25 +169,26 @@ class StopTest(pl.Callback):
 
 
 class LongTest(pl.Callback):
-    """A test that takes a minute the first time and says when it has begun."""
+    """A test that takes minutes the first time and says when it has begun."""
 
     def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
         mark = Path("in-test")
         if not mark.exists():
             mark.touch()
-            time.sleep(60)
+            time.sleep(LONG_S)
 
 
 class LongStep(pl.Callback):
-    """A step that takes a minute and says when it has begun."""
+    """A step that takes minutes; says when it has begun and when Ctrl-C has come."""
 
     def __init__(self, *, step: int) -> None:
         self.step = step
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if trainer.global_step == self.step:
+            Hearing(signal.SIGINT, Path(f"heard-{trainer.global_rank}"))
             Path(f"in-step-{trainer.global_rank}").touch()
-            time.sleep(60)
+            time.sleep(LONG_S)
 
 
 class SaveWeights(pl.Callback):
