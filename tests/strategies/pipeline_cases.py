@@ -208,7 +208,7 @@ def pipeline_trainer(config: str, cuts: list[int], **options: Any) -> pl.Trainer
         **{
             **QUIET,
             "devices": sum(map(int, config.split("-"))),
-            "strategy": PipelineStrategy(config=config, cuts=cuts, timeout_s=20, **strategy),
+            "strategy": PipelineStrategy(config=config, cuts=cuts, timeout_s=60, **strategy),
             **options,
         }
     )

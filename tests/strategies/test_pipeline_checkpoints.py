@@ -43,7 +43,7 @@ def train(rank: int, directory: Path, config: str, resumed: Path | None, optimiz
         ],
     }
     if config == "dp":
-        options.update(devices=2, strategy=DataParallelStrategy(timeout_s=20))
+        options.update(devices=2, strategy=DataParallelStrategy(timeout_s=60))
     trainer = (
         plain_trainer(**options) if plain else pipeline_trainer(config, CUTS[config], **options)
     )

@@ -55,7 +55,7 @@ class Transferred(Net):
 
 
 def trainer(devices: int) -> pl.Trainer:
-    strategy = PipelineStrategy(timeout_s=20) if devices > 1 else "auto"
+    strategy = PipelineStrategy(timeout_s=60) if devices > 1 else "auto"
     return pl.Trainer(**QUIET, devices=devices, max_epochs=2, strategy=strategy)
 
 

@@ -167,7 +167,7 @@ def as_lightning_has_it(rank: int, directory: Path, pipelined: bool) -> Any:
     told = Told()
     options: dict[str, Any] = {"devices": 1}
     if pipelined:
-        options = {"devices": 2, "strategy": PipelineStrategy(cuts=[3], timeout_s=20)}
+        options = {"devices": 2, "strategy": PipelineStrategy(cuts=[3], timeout_s=60)}
     trainer = pl.Trainer(
         accelerator="cpu", max_epochs=2, default_root_dir=directory, callbacks=[told], **options
     )

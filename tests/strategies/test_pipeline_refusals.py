@@ -115,7 +115,7 @@ REFUSALS = {
 
 def refused(rank: int, name: str) -> None:
     case = REFUSALS[name]
-    strategy = PipelineStrategy(**{"timeout_s": 10, "balance": "parameters", **case.strategy()})
+    strategy = PipelineStrategy(**{"timeout_s": 60, "balance": "parameters", **case.strategy()})
     options = {**QUIET, "devices": 2, "max_epochs": 1, "strategy": strategy, **case.trainer()}
     trainer = pl.Trainer(**options)
     trainer.fit(case.module(), case.loader(), make_loader("dense", batches=1))

@@ -58,7 +58,7 @@ def balanced(rank: int, balances: list[str]) -> Any:
     found = []
     for balance in balances:
         net, loader = make_net("dense"), make_loader("dense", batches=4, shuffle=True)
-        strategy = PipelineStrategy(balance=balance, timeout_s=20)  # type: ignore[arg-type]
+        strategy = PipelineStrategy(balance=balance, timeout_s=60)  # type: ignore[arg-type]
         trainer = plain_trainer(devices=2, strategy=strategy, max_epochs=1)
         trainer.fit(net, loader)
         trained = strategy.plan.cuts
@@ -81,7 +81,7 @@ def first_batches(rank: int, config: str | None) -> Any:
     if config is None:
         trainer = plain_trainer(**options)
     else:
-        options.update(devices=2, strategy=PipelineStrategy(timeout_s=20))
+        options.update(devices=2, strategy=PipelineStrategy(timeout_s=60))
         trainer = plain_trainer(**options)
     seen: list[float] = []
     net.on_train_batch_start = lambda batch, _: seen.append(

@@ -51,7 +51,7 @@ def test_one_device_leaves_nothing_behind(kind: str, monkeypatch: pytest.MonkeyP
     before = place()
     if kind == "dp":
         trainer = pl.Trainer(
-            **QUIET, devices=1, max_epochs=1, strategy=DataParallelStrategy(timeout_s=20)
+            **QUIET, devices=1, max_epochs=1, strategy=DataParallelStrategy(timeout_s=60)
         )
     else:
         trainer = pipeline_trainer("1", [], keyed_randomness=kind == "keyed", max_epochs=1)
@@ -83,7 +83,7 @@ def test_fits_of_different_size_in_one_process(tmp_path: Path) -> None:
 
 def asking(rank: int, kind: str, devices: int) -> Any:
     if kind == "dp":
-        trainer = pl.Trainer(**QUIET, devices=devices, strategy=DataParallelStrategy(timeout_s=20))
+        trainer = pl.Trainer(**QUIET, devices=devices, strategy=DataParallelStrategy(timeout_s=60))
     else:
         trainer = pipeline_trainer("-".join("1" * devices), list(range(1, devices)))
     trainer.validate(make_net("dense"), make_loader("dense", batches=2))
