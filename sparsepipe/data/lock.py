@@ -51,6 +51,9 @@ def _acquire(descriptor: int, path: Path, wait_s: float) -> None:
             holder = os.pread(descriptor, 32, 0).decode(errors="replace") or "unknown"
         else:
             return
+        if time.monotonic() >= tell_s:
+            _LOG.info("waiting for process %s, which builds %s", holder, path.parent)
+            tell_s = math.inf
         if time.monotonic() >= deadline_s:
             raise DataError(
                 f"process {holder} has been building the cache {path.parent} for longer than "
@@ -58,7 +61,4 @@ def _acquire(descriptor: int, path: Path, wait_s: float) -> None:
                 remedy="wait for it and run the same command again, raise data.lock_wait_s, "
                 "or end that process; what it has built is kept",
             )
-        if time.monotonic() >= tell_s:
-            _LOG.info("waiting for process %s, which builds %s", holder, path.parent)
-            tell_s = math.inf
         time.sleep(_POLL_S)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from data_helpers import STANDING, standing
+
 LIMITED = """
 import resource, sys
 from sparsepipe.cli import main
@@ -17,19 +19,15 @@ if __name__ == "__main__":
     main()
 """
 
-SLOW = """
-import sys, time
+SLOW = (
+    STANDING
+    + """
 from sparsepipe.cli import main
-from sparsepipe.data import mesh_rows
 
-def read_slowly(path, read=mesh_rows.read_off):
-    time.sleep(0.01)  # however fast the machine, the build can be ended in its middle
-    return read(path)
-
-mesh_rows.read_off = read_slowly
 if __name__ == "__main__":
     main()
 """
+)
 
 
 def tiny(root: Path, place: Path) -> list[str]:
@@ -53,18 +51,24 @@ def tiny(root: Path, place: Path) -> list[str]:
 
 
 def start(
-    arguments: list[str], cwd: Path, *, most_bytes: int | None = None, slow: bool = False
+    arguments: list[str],
+    cwd: Path,
+    *,
+    most_bytes: int | None = None,
+    stands_in: Path | None = None,
 ) -> subprocess.Popen[str]:
-    """The command line; with a limit on the size of files, or reading meshes slowly."""
-    how = ["-m", "sparsepipe"]
+    """The command line; with a limit on the size of files, or with a cache in which it stands
+    still in the middle of building it, until ``cwd`` holds a file named ``go``.
+    """
+    how, environment = ["-m", "sparsepipe"], dict(os.environ)
     if most_bytes is not None:
         how = ["-c", LIMITED, str(most_bytes)]
-    elif slow:
-        how = ["-c", SLOW]
+    elif stands_in is not None:
+        how, environment = ["-c", SLOW], standing(stands_in, cwd / "go")
     return subprocess.Popen(
         [sys.executable, *how, *arguments],
         cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**environment, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

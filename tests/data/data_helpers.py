@@ -59,17 +59,36 @@ class Unreadable(ShapeDataset):
 POINTS = 1024
 
 
-BUILD = """
-import resource, sys, time
+STANDING = """
+import os, sys, time
 from pathlib import Path
-from sparsepipe.data import mesh_rows, row_workers
-from sparsepipe.data.sources import CacheSettings, OffTree
+import numpy as np
+from sparsepipe.data import mesh_rows
+
+def marked():
+    states = Path(os.environ["STANDS_IN"]).glob("points/*/state.npy")
+    return sum(int((np.load(state) != 0).sum()) for state in states)
+
+stands = "STANDS_IN" in os.environ
+begun_with = marked() if stands else 0
 
 def read_slowly(path, read=mesh_rows.read_off):
-    time.sleep(0.01)  # however fast the machine, the build can be ended in its middle
+    # However fast the machine, and however late the build is ended, it is in its middle.
+    time.sleep(0.01)
+    while stands and marked() > begun_with + 20 and not Path(os.environ["GOES_ON_WITH"]).exists():
+        time.sleep(0.05)
     return read(path)
 
 mesh_rows.read_off = read_slowly
+"""
+
+BUILD = (
+    STANDING
+    + """
+import resource
+from sparsepipe.data import row_workers
+from sparsepipe.data.sources import CacheSettings, OffTree
+
 if __name__ == "__main__":
     root, cache, workers, limit = sys.argv[1:]
     if int(limit):
@@ -78,6 +97,7 @@ if __name__ == "__main__":
     settings = CacheSettings(directory=Path(cache), points=1024, workers=int(workers))
     OffTree(Path(root)).load("train", settings)
 """
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +130,25 @@ def cache_of(root: Path, directory: Path, reader: SurfaceSampler | None = None) 
 
 
 def build(cache: RowCache) -> RowCache:
-    cache.build(workers=1, lock_wait_s=5)
+    cache.build(workers=1, lock_wait_s=60)
     return cache
 
 
-def start_build(root: Path, cache: Path, *, workers: int = 2, limit: int = 0):  # type: ignore[no-untyped-def]
+def standing(cache: Path, goes_on_with: Path | None = None) -> dict[str, str]:
+    """An environment in which a build stands still in its middle, for ever or until a file is."""
+    never = cache / "never"
+    return {**os.environ, "STANDS_IN": str(cache), "GOES_ON_WITH": str(goes_on_with or never)}
+
+
+def start_build(  # type: ignore[no-untyped-def]
+    root: Path, cache: Path, *, workers: int = 2, limit: int = 0, stands: bool = False
+):
     arguments = [str(root), str(cache), str(workers), str(limit)]
     script = cache.with_name(f"build-{cache.name}.py")
-    script.write_text(BUILD)  # a file, so that workers import it too, and are slow
+    script.write_text(BUILD)  # a file, so that workers import it too, and stand still
     return subprocess.Popen(
         [sys.executable, str(script), *arguments],
+        env=standing(cache) if stands else None,
         start_new_session=True,
         stderr=subprocess.PIPE,
         text=True,
@@ -127,17 +156,17 @@ def start_build(root: Path, cache: Path, *, workers: int = 2, limit: int = 0):  
 
 
 def wait_for_rows(cache: RowCache, process: subprocess.Popen[str]) -> None:
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 120
     while time.monotonic() < deadline_s:
         if (cache.state_S() != TODO).any():
             return
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.005)
-    raise AssertionError("no row was marked within a minute")
+    raise AssertionError("no row was marked within two minutes")
 
 
 def assert_session_ends(leader: int) -> None:
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while time.monotonic() < deadline_s:
         try:
             os.killpg(leader, 0)

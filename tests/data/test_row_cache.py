@@ -35,13 +35,13 @@ def test_an_interrupted_build_goes_on_where_it_was(
     root = make_tree(100, test_per_class=1)
     whole = build(cache_of(root, tmp_path / "whole"))
     cache = cache_of(root, tmp_path / "cut")
-    process = start_build(root, tmp_path / "cut")
+    process = start_build(root, tmp_path / "cut", stands=True)
     wait_for_rows(cache, process)
     if kill == signal.SIGINT:
         os.killpg(process.pid, kill)  # as a terminal does
     else:
         process.kill()
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=60)
     assert_session_ends(process.pid)
     assert process.returncode not in (0, None)
     assert "KeyboardInterrupt" in errors or kill == signal.SIGKILL
@@ -105,7 +105,7 @@ def test_workers_and_order_do_not_change_a_byte(
     root = make_tree(20)
     alone = build(cache_of(root, tmp_path / "one"))
     together = cache_of(root, tmp_path / "two")
-    together.build(workers=2, lock_wait_s=5)
+    together.build(workers=2, lock_wait_s=60)
     np.testing.assert_array_equal(alone.rows.array, together.rows.array)
     np.testing.assert_array_equal(alone.meta_SK(), together.meta_SK())
 
@@ -129,7 +129,7 @@ def test_waiting_for_another_builder_has_a_limit(
 ) -> None:
     cache = cache_of(make_tree(2), tmp_path / "c")
     with (
-        locked(cache.directory / "lock", wait_s=1),
+        locked(cache.directory / "lock", wait_s=60),
         pytest.raises(DataError, match=rf"process {os.getpid()} .* longer than 0\.3 s") as caught,
     ):
         cache.build(workers=1, lock_wait_s=0.3)
@@ -137,7 +137,7 @@ def test_waiting_for_another_builder_has_a_limit(
     build(cache)
 
 
-@pytest.mark.parametrize(("tell_after_s", "told"), [(3.0, 0), (0.0, 1)])
+@pytest.mark.parametrize(("tell_after_s", "told"), [(60.0, 0), (0.0, 1)])
 def test_a_short_wait_is_not_worth_a_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -148,7 +148,7 @@ def test_a_short_wait_is_not_worth_a_line(
     monkeypatch.setattr("sparsepipe.data.lock._TELL_AFTER_S", tell_after_s)
     caplog.set_level("INFO")
     with (
-        locked(tmp_path / "lock", wait_s=1),
+        locked(tmp_path / "lock", wait_s=60),
         pytest.raises(DataError, match="longer than"),
         locked(tmp_path / "lock", wait_s=0.5),
     ):
@@ -160,7 +160,7 @@ def test_a_killed_worker_is_explained(make_tree: Callable[..., Path], tmp_path: 
     root = make_tree(20)
     cache = cache_of(root, tmp_path / "c", Suicidal(POINTS, 0))
     with pytest.raises(DataError, match="killed or ran out of memory") as caught:
-        cache.build(workers=2, lock_wait_s=5)
+        cache.build(workers=2, lock_wait_s=60)
     assert "data.cache_workers" in caught.value.remedy
     assert 'if __name__ == "__main__":' in caught.value.remedy
     assert (build(cache_of(root, tmp_path / "c")).state_S() == DONE).all()

@@ -151,11 +151,14 @@ def test_the_number_of_processes_does_not_matter(
 
 
 SCRIPT = """
-import sys, time
+import itertools, sys, time
 from sparsepipe.data.shapes import generate, generate_shapes
 
+made = itertools.count()
+
 def make_slowly(name, rng, make=generate.make_shape):
-    time.sleep(0.002)  # however fast the machine, the set can be ended in its middle
+    # However fast the machine, and however late the set is ended, it is in its middle.
+    time.sleep(300 if next(made) == 100 else 0.002)
     return make(name, rng)
 
 generate.make_shape = make_slowly
@@ -176,7 +179,7 @@ def test_an_interrupted_run_ends_and_leaves_whole_files(
     process = subprocess.Popen(
         [sys.executable, str(script), str(root)], stderr=subprocess.PIPE, start_new_session=True
     )
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 120
     while not any(root.rglob("*.off")):
         assert process.poll() is None
         assert time.monotonic() < deadline_s
@@ -188,6 +191,7 @@ def test_an_interrupted_run_ends_and_leaves_whole_files(
     process.communicate(timeout=60)
     assert process.returncode != 0
     # Orphans of a killed parent end too.
+    deadline_s = time.monotonic() + 60
     while _group_alive(process.pid):
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
