@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -28,9 +29,14 @@ def _run(path: Path) -> None:
 
     configure()
     with SignalWatch() as watch:
-        directory = RunDir(path)
-        config = directory.load_config()
-        execute(directory, config, build_inventory(config), watch)
+        try:
+            directory = RunDir(path)
+            config = directory.load_config()
+            execute(directory, config, build_inventory(config), watch)
+        except BaseException as error:
+            # The agent ends all ranks with the first, and must not interrupt this one's word.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            abandon(error)
 
 
 if __name__ == "__main__":
