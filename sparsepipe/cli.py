@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import signal
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -106,6 +107,8 @@ def _report_once(said: str, *, sure: bool) -> None:
     """Of all ranks, the first says it, or the one that is sure to be; the others let it end."""
     from sparsepipe.experiment.job import await_told, first_to_tell, tell_told
 
+    # This process is about to end; the agent asks for that as soon as any other has.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if sure or first_to_tell(said):
         print(said, file=sys.stderr, flush=True)
         tell_told()
