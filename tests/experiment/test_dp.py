@@ -92,7 +92,7 @@ def test_errors_under_torchrun_are_told_once(shell: Shell) -> None:
 @pytest.mark.full
 def test_data_may_take_longer_than_the_limit_of_a_collective(shell: Shell) -> None:
     done = torchrun(
-        shell, "+data.prepare_s=8", "parallel.strategy.timeout_s=3", "trainer.max_epochs=1"
+        shell, "+data.prepare_s=20", "parallel.strategy.timeout_s=15", "trainer.max_epochs=1"
     )
     assert done.returncode == 0, done.stderr
 
@@ -128,7 +128,7 @@ def test_ranks_that_take_longer_than_the_grace_period(shell: Shell) -> None:
 @pytest.mark.full
 def test_rank_that_hangs(shell: Shell) -> None:
     failed = shell(
-        *DP, fault([(3, signal.SIGSTOP)], rank=1), "parallel.strategy.timeout_s=5", timeout_s=120
+        *DP, fault([(3, signal.SIGSTOP)], rank=1), "parallel.strategy.timeout_s=15", timeout_s=180
     )
     assert failed.code == 1
     assert "rank 1 did not answer" in failed.err
