@@ -198,6 +198,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sleep-ms", type=float, nargs=2, default=[30.0, 60.0])
     parser.add_argument("--kib", type=int, default=256, help="of a sleeper's activation")
     parser.add_argument("--width", type=float, default=1.0, help="of VGG16; 1 is the paper's")
+    parser.add_argument("--shapes", type=int, help="of a minibatch; default: dense 2, sparse 4")
     parser.add_argument("--quick", action="store_true", help="small and fast, times mean nothing")
     options = parser.parse_args(arguments)
     options.only = options.only or ["dense", "sparse", "sleep"]
@@ -222,8 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     small = partial(Vgg, depth=11, width=1 / 16, resolution=8, points=64, batch_size=2)
     paper = partial(Vgg, depth=16, width=options.width)
     nets = {
-        "dense": partial(paper, resolution=16, points=1024, batch_size=2),
-        "sparse": partial(paper, resolution=32, points=2048, batch_size=4),
+        "dense": partial(paper, resolution=16, points=1024, batch_size=options.shapes or 2),
+        "sparse": partial(paper, resolution=32, points=2048, batch_size=options.shapes or 4),
     }
     for kind in ("dense", "sparse"):
         if kind in options.only:
