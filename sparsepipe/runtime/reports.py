@@ -139,16 +139,18 @@ def explain(
         last = _followed(found, blaming[0])
         rank = last["blames"] if last["blames"] in causes else next(iter(causes), None)
         return _revive(last) if rank is None else _raised(rank, causes[rank], name)
+    dead = failure.failures
+    late = {rank for rank, entry in dead.items() if _killed_late(rank, entry, reports, by_time)}
     silent = {
         rank: entry
-        for rank, entry in failure.failures.items()
+        for rank, entry in dead.items()
         if rank not in found and entry.exitcode != -signal.SIGTERM
     }
-    if not found and not silent:  # by SIGTERM, before it could tell: the first was no peer's
-        silent = failure.failures
-    late = {rank for rank, entry in silent.items() if _killed_late(rank, entry, reports, by_time)}
-    if silent and not (late == silent.keys() and _blames_itself(by_time)):
-        rank, entry = min(silent.items(), key=lambda item: item[1].timestamp)
+    if not found and silent.keys() <= late:
+        silent = dead  # by SIGTERM, before it could tell: the first was no peer's
+    if silent and not (silent.keys() <= late and _blames_itself(by_time)):
+        # Those that were found dead in one look have one time, in whole seconds.
+        rank, entry = min(silent.items(), key=lambda item: (item[0] in late, item[1].timestamp))
         death = _death(entry, late=rank in late)
         return SparsePipeError(
             f"{name(rank)} {death}; {_noticed(by_time)}the other ranks were ended",
@@ -202,14 +204,15 @@ def _blames_itself(by_time: _Reports) -> bool:
 
 
 def _killed_late(rank: int, entry: Any, reports: Path, by_time: _Reports) -> bool:
-    """Whether a rank had to be killed, since it still ran well after others complained.
+    """Whether a rank had to be killed, since it still ran well after others had ended.
 
     The time of its end does not tell: that is when the agent looked, which may be late.
     """
-    if not by_time or entry.exitcode != -signal.SIGKILL:
+    if entry.exitcode != -signal.SIGKILL:
         return False
-    by_agent = float(by_time[0][1]["time"]) + _AGENT_PATIENCE_S < entry.timestamp
-    return by_agent or late_mark(reports, rank).exists()
+    if late_mark(reports, rank).exists():
+        return True
+    return bool(by_time) and float(by_time[0][1]["time"]) + _AGENT_PATIENCE_S < entry.timestamp
 
 
 def _revive(report: dict[str, Any]) -> SparsePipeError:

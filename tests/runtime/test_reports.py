@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from sparsepipe.errors import OutputError, SparsePipeError
 from sparsepipe.runtime.launch import Stopped, launch
+from sparsepipe.runtime.reports import REPORT_VARIABLE, explain, late_mark, report_failure
 
 PROLOGUE = """
 import os, signal, sys, time
@@ -121,3 +123,36 @@ def test_a_killed_rank_is_not_said_to_hang_where_the_launcher_looks_late(ranks) 
             abandon(error)
             """
         )
+
+
+def explained(reports: Path, *exit_codes: int) -> str:
+    """What is made of ranks that the agent finds dead in one look, so that all have one time."""
+    failures = {
+        rank: ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file="")
+        for rank, code in enumerate(exit_codes)
+    }
+    for failure in failures.values():
+        failure.timestamp = 1_000_000_000
+    return str(explain(ChildFailedError("ranks", failures), reports))
+
+
+@pytest.mark.parametrize("noticed", [False, True])
+def test_of_two_killed_ranks_the_one_killed_for_lingering_is_not_blamed(
+    noticed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late_mark(tmp_path, 0).touch()
+    exit_codes = [-signal.SIGKILL, -signal.SIGKILL]
+    if noticed:
+        monkeypatch.setenv(REPORT_VARIABLE, str(tmp_path))
+        monkeypatch.setenv("RANK", "2")
+        error = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+        assert report_failure(error, exit_code=1, trace="")
+        exit_codes.append(1)
+    assert "rank 1 was killed by SIGKILL" in explained(tmp_path, *exit_codes)
+
+
+def test_a_rank_ended_from_outside_is_blamed_and_not_the_one_killed_for_lingering(
+    tmp_path: Path,
+) -> None:
+    late_mark(tmp_path, 0).touch()
+    assert "rank 1 was killed by SIGTERM" in explained(tmp_path, -signal.SIGKILL, -signal.SIGTERM)
