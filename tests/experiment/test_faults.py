@@ -214,6 +214,7 @@ def test_a_run_whose_rank_is_killed_ends_by_itself(shell: Shell) -> None:
     no_limit = "parallel.strategy.timeout_s=100"  # that any rank would have to reach
     again = shell(*point.settings, "parallel.max_restarts=1", no_limit, timeout_s=180)
     assert (shell.cwd / "injected").exists()
+    assert ended_s(shell.cwd) < 90
     (told,) = [line for line in again.err.splitlines() if f"rank {point.rank} (stage" in line]
     assert re.search(rf"rank {point.rank} \(stage {point.stage}\) {BLAMED}", told), told
     # The agent may end the witness before it has noticed: that a minibatch is named is for
