@@ -92,10 +92,8 @@ def _report(error: SparsePipeError, outcome: _Outcome) -> None:
     # Under torchrun every rank meets the same errors, but for those that name a rank.
     ranks = "".join(f"{note}: " for note in getattr(error, "__notes__", ()))
     said = f"error: {ranks}{error}"
-    if "RANK" not in os.environ:
+    if "LOCAL_RANK" not in os.environ or _is_to_tell(said, sure=bool(ranks)):
         print(said, file=sys.stderr, flush=True)
-    else:
-        _report_once(said, sure=bool(ranks))
     outcome.exit_code = outcome.exit_code or error.exit_code
 
 
@@ -103,17 +101,16 @@ def _is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _report_once(said: str, *, sure: bool) -> None:
-    """Of all ranks, the first says it, or the one that is sure to be; the others let it end."""
-    from sparsepipe.experiment.job import await_told, first_to_tell, tell_told
+def _is_to_tell(said: str, *, sure: bool) -> bool:
+    """Of all ranks, the first says it, or the one that is sure to be."""
+    from sparsepipe.experiment.job import first_to_tell
+    from sparsepipe.experiment.signals import ignore
 
-    # This process is about to end; the agent asks for that as soon as any other has.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if sure or first_to_tell(said):
-        print(said, file=sys.stderr, flush=True)
-        tell_told()
-    else:
-        await_told()
+    # The agent ends all ranks as soon as one has ended: before it asks, this one must be proof
+    # against that, since others that ask leave it to this one and end. This one ends soon, too:
+    # there are no sweeps here.
+    ignore(signal.SIGTERM)
+    return sure or first_to_tell(said)
 
 
 def _explained(error: Exception, arguments: list[str]) -> ConfigError:

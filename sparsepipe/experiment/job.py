@@ -31,17 +31,17 @@ from sparsepipe.experiment.prepare import prepare
 from sparsepipe.experiment.run import Run, num_ranks
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.seeding import seed_model
-from sparsepipe.experiment.signals import SignalWatch
+from sparsepipe.experiment.signals import SignalWatch, ignore
 from sparsepipe.experiment.signature import locate
 from sparsepipe.experiment.stopping import kept_from_saving, tell_loss, tell_stop
 from sparsepipe.machine import usable_cores
 from sparsepipe.results.files import read_json
 from sparsepipe.runtime import group
 from sparsepipe.runtime.attempts import attempt
-from sparsepipe.runtime.group import await_told, first_to_tell, tell_told
+from sparsepipe.runtime.group import first_to_tell
 from sparsepipe.runtime.launch import Stopped, launch
 
-__all__ = ["Stopped", "await_told", "execute", "first_to_tell", "run_job", "tell_told"]
+__all__ = ["Stopped", "execute", "first_to_tell", "run_job"]
 
 log = logging.getLogger(__name__)
 
@@ -206,16 +206,22 @@ def _run_as_rank(
 
 @contextlib.contextmanager
 def _failing_as_rank(directory: RunDir, config: Mapping[str, Any]) -> Iterator[None]:
-    """Lets the first rank that fails tell why, with its number as a note, and no other."""
+    """Lets the first rank that fails tell why, with its number as a note, and no other.
+
+    The others end at once, and with the first that ends the agent ends all: whoever asks
+    whether it is to tell must have stopped to heed that.
+    """
     try:
         with _stopped_for_a_peer():
             yield
     except Stopped as stop:
+        if stop.signum == signal.SIGTERM and group.one_has_failed():
+            raise SystemExit(stop.exit_code) from stop  # for what that one tells
         tell_stop(stop, directory, config)
         raise
     except SparsePipeError as error:
+        ignore(signal.SIGTERM)
         if not group.first_to_fail():
-            group.await_told()
             raise SystemExit(error.exit_code) from error
         error.add_note(f"rank {group.rank()}")
         raise

@@ -11,8 +11,16 @@ from typing import Any, Self
 
 from sparsepipe.runtime.launch import Stopped
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What asks a run to end."""
 log = logging.getLogger(__name__)
+
+
+def ignore(*signums: signal.Signals) -> None:
+    """Lets a process say why it ends without being interrupted; it heeds them no more."""
+    if threading.current_thread() is threading.main_thread():
+        for signum in signums:
+            signal.signal(signum, signal.SIG_IGN)
 
 
 class SignalWatch:
@@ -34,13 +42,15 @@ class SignalWatch:
     def __enter__(self) -> Self:
         """Takes over the signals until the block ends."""
         if threading.current_thread() is threading.main_thread():
-            self._before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
+            self._before = {signum: signal.getsignal(signum) for signum in SIGNALS}
         self.install()
         return self
 
     def __exit__(self, *error: object) -> None:
+        """Gives the signals back, but for those that :func:`ignore` has taken since."""
         for signum, handler in self._before.items():
-            signal.signal(signum, handler)
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                signal.signal(signum, handler)
 
     def install(self) -> None:
         """Takes over the signals of this process, also where somebody else has since.

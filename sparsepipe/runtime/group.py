@@ -25,8 +25,10 @@ from sparsepipe.runtime.waits import within
 
 _Value = TypeVar("_Value")
 _FOREVER = timedelta(days=30)
-_ASKING_S = 10.0  # a busy machine may be that slow; a launcher that is gone answers at once
-_TOLD = "sparsepipe/told"
+# A busy machine may be that slow. A launcher that is gone is known at once by a connection that
+# breaks; where there is none yet, it is sought as long.
+_ASKING_S = 10.0
+_FAILED = "sparsepipe/failed"
 _stores: dict[tuple[str, str], Any] = {}  # kept, since other ranks may be waiting for them
 _joins = itertools.count()
 
@@ -71,8 +73,14 @@ def first_to_fail() -> bool:
 
     So does each that cannot ask, since the store's rank is gone or stands still.
     """
-    asked = [within(_ASKING_S, partial(s.add, "sparsepipe/failed", 1)) for s in _stores.values()]
+    asked = [within(_ASKING_S, partial(s.add, _FAILED, 1)) for s in _stores.values()]
     return all(number in (1, None) for number in asked)
+
+
+def one_has_failed() -> bool:
+    """Whether a rank has asked :func:`first_to_fail`, as far as the store answers."""
+    asked = [within(_ASKING_S, partial(s.add, _FAILED, 0)) for s in _stores.values()]
+    return any(number not in (0, None) for number in asked)
 
 
 def first_to_tell(text: str) -> bool:
@@ -89,22 +97,6 @@ def first_to_tell(text: str) -> bool:
     key = f"sparsepipe/told/{hashlib.sha256(text.encode()).hexdigest()}"
     limit = timedelta(seconds=_ASKING_S)
     return within(_ASKING_S, lambda: _attempt_store(limit).add(key, 1)) in (1, None)
-
-
-def tell_told() -> None:
-    """Lets the ranks end that have left it to this one to tell what failed."""
-    for place in _stores.values():
-        within(_ASKING_S, partial(place.set, _TOLD, "1"))
-
-
-def await_told() -> None:
-    """Waits, a while at most, until the rank that is to tell what failed has done so.
-
-    The agent ends all ranks when one has ended, and that one in the middle of a word.
-    """
-    limit = timedelta(seconds=_ASKING_S)
-    for place in _stores.values():
-        within(_ASKING_S, partial(place.wait, [_TOLD], limit))
 
 
 def world_size() -> int:

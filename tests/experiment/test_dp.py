@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from experiment_harness import Shell, fault, rows, wait_for, weights
 
+from sparsepipe.errors import ConfigError
+from sparsepipe.experiment.job import _failing_as_rank
+from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.results.files import read_json
+from sparsepipe.runtime import group
 
 Job = Callable[..., Path]
 DP = ("parallel=dp", "parallel.devices=2")
@@ -85,8 +93,53 @@ def test_errors_under_torchrun_are_told_once(shell: Shell) -> None:
     refused = torchrun(shell, "trainer.precision=foo")
     assert refused.returncode
     assert refused.stderr.count("Lightning refuses the settings") == 1
+    assert "stopped by" not in refused.stderr
+    assert first_exit_code(refused.stderr) == 2
     refused = torchrun(shell, "hydra.mode=MULTIRUN")
     assert refused.stderr.count("a sweep (-m) within torchrun") == 1
+    assert "stopped by" not in refused.stderr
+    assert first_exit_code(refused.stderr) == 2
+
+
+def first_exit_code(told: str) -> int:
+    """Of the first rank that torchrun saw ended; it may end the others wherever they are."""
+    return int(re.findall(r"exitcode\s*: (-?\d+)", told.partition("Root Cause")[2])[0])
+
+
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+class EndedMeanwhile(dist.HashStore):
+    """The agent ends this process while it asks here."""
+
+    def add(self, key: str, amount: int) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return super().add(key, amount)
+
+
+def test_a_rank_that_fails_under_torchrun_is_not_ended_before_it_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heeded: None
+) -> None:
+    monkeypatch.setattr(group, "_stores", {("here", "0"): EndedMeanwhile()})
+    with pytest.raises(ConfigError) as told, SignalWatch(), _failing_as_rank(RunDir(tmp_path), {}):
+        raise ConfigError("a mistake", remedy="mend it")
+    assert told.value.__notes__ == ["rank 0"]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN, "the command is yet to print it"
+
+
+def test_a_rank_ended_since_another_has_failed_leaves_the_telling_to_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heeded: None
+) -> None:
+    monkeypatch.setattr(group, "_stores", {("here", "0"): dist.HashStore()})
+    assert group.first_to_fail()  # as the other one
+    # Not Stopped, of which the first rank would tell.
+    with pytest.raises(SystemExit) as end, SignalWatch(), _failing_as_rank(RunDir(tmp_path), {}):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert end.value.code == 143
 
 
 @pytest.mark.full

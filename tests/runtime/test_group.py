@@ -151,27 +151,6 @@ def test_any_rank_tells_a_common_mistake_once() -> None:
     assert [own for _, own in found] == [True, True]
 
 
-def tells_slowly(rank: int, directory: str) -> bool:
-    """Whether what is to be told has been when this rank may end."""
-    told, store = Path(directory) / "told", group.store()
-    if rank == 0:
-        assert group.first_to_tell("a mistake")
-        store.set("test/asked", "1")
-        time.sleep(0.5)  # much, for the other one to end too soon
-        told.touch()
-        group.tell_told()
-        return True
-    store.wait(["test/asked"])
-    assert not group.first_to_tell("a mistake")
-    group.await_told()
-    return told.exists()
-
-
-def test_no_rank_ends_before_another_has_told_a_common_mistake(tmp_path: Path) -> None:
-    """The agent would end that one too, before it has spoken."""
-    assert run(tells_slowly, 2, str(tmp_path), store=new_store()) == [True, True]
-
-
 def comes_late(rank: int) -> bool:
     time.sleep(60 * (rank == 0))
     return group.first_to_tell("a mistake")
