@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 
@@ -25,7 +24,7 @@ def _run(path: Path) -> None:
     from sparsepipe.experiment.job import execute
     from sparsepipe.experiment.logs import configure
     from sparsepipe.experiment.rundir import RunDir
-    from sparsepipe.experiment.signals import SignalWatch
+    from sparsepipe.experiment.signals import SIGNALS, SignalWatch, ignore
 
     configure()
     with SignalWatch() as watch:
@@ -34,8 +33,9 @@ def _run(path: Path) -> None:
             config = directory.load_config()
             execute(directory, config, build_inventory(config), watch)
         except BaseException as error:
-            # The agent ends all ranks with the first, and must not interrupt this one's word.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            # The agent ends all ranks with the first, a terminal's Ctrl-C reaches all of them:
+            # neither must interrupt this one's word, nor take its place.
+            ignore(*SIGNALS)
             abandon(error)
 
 
