@@ -106,7 +106,7 @@ def test_a_stopped_rank_is_named_at_the_limit(stopped: int) -> None:
             assert text == f"{expected} within 2 s"
         else:  # it waits for a rank that itself waits for the culprit
             assert text == f"{expected}; rank {rank} (stage {rank}) has waited for that for 2 s"
-        assert found[rank].ended_s >= 2
+        assert 2 <= found[rank].ended_s < 40
 
 
 def circle_rank(rank: int) -> None:
@@ -118,6 +118,7 @@ def circle_rank(rank: int) -> None:
 def test_ranks_that_wait_for_each_other_end_too() -> None:
     found = outcomes(circle_rank, 2)
     assert all("minibatch 0" in complaint(outcome) for outcome in found)
+    assert all(outcome.ended_s < 40 for outcome in found)
 
 
 def slow_rank(rank: int) -> bool:
@@ -210,6 +211,7 @@ def test_a_peer_that_never_connects() -> None:
         "rank 1 did not take part in setting up connections with rank 0 within 2 s"
     )
     assert "GLOO_SOCKET_IFNAME" in found.error.remedy
+    assert found.ended_s < 40
 
 
 def dies_closing_rank(rank: int) -> None:
@@ -248,3 +250,4 @@ def lingers_rank(rank: int) -> None:
 def test_a_peer_that_does_not_close() -> None:
     found = outcomes(lingers_rank, 2, awaited=[0])[0]
     assert "rank 1 (stage 1) did not end its connection to rank 0 (stage 0)" in complaint(found)
+    assert found.ended_s < 40
