@@ -39,7 +39,6 @@ _CONTEXT.set_forkserver_preload(
     ]
 )
 _JOIN_S = 60.0
-_PATIENCE_S = 20.0
 
 
 class RankFailed(AssertionError):
@@ -190,6 +189,7 @@ def _rank(
     arguments: Sequence[Any],
 ) -> None:
     """What runs in the new process."""
+    import patience
     import torch
 
     from sparsepipe.runtime import group
@@ -197,7 +197,7 @@ def _rank(
     os.environ.update(variables)
     sys.path[:] = path
     torch.set_num_threads(1)
-    _have_patience()
+    patience.have()
     try:
         if join_group:
             group.join("gloo", timeout_s=_JOIN_S)
@@ -212,15 +212,6 @@ def _rank(
         results.send_bytes(pickle.dumps((None, _portable(error), trace, ended_s)))
         os._exit(1)  # no clean-up that might wait for a rank
     results.send_bytes(message)
-
-
-def _have_patience() -> None:
-    """On a busy machine a word may come late. It does come: the store is not on a rank."""
-    from sparsepipe.runtime import group, joining, meeting, waits
-
-    if group.store_rank() is None:
-        waits._STORE_LIMIT_S = waits._ANSWER_S = meeting._ROLL_CALL_S = _PATIENCE_S
-        joining._ASKING_S = group._ASKING_S = _PATIENCE_S
 
 
 def _await_all(store: Any, rank: int, ranks: int) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 from datetime import timedelta
 
+import patience
 import pytest
 import torch
 import torch.distributed as dist
@@ -79,6 +80,24 @@ def test_a_killed_replica_is_named_at_once(when: str) -> None:
     assert found.ended_s < 40
 
 
+def hurried_rank(rank: int) -> None:
+    """With the limits that users' ranks have for words with the store."""
+    patience.lose()
+    round_rank(rank, "2", 0, "round", signal.SIGKILL, LONG_S)
+
+
+def test_a_killed_replica_is_named_within_the_products_own_limits() -> None:
+    found = outcomes(hurried_rank, 2)[1]
+    text = complaint(found)
+    assert text.endswith("during " + WHAT["round"])
+    if found.error.blamed == 0:
+        assert text.startswith("rank 0 (stage 0) is gone: ")
+    else:  # right where the machine is so busy that the store does not answer within 5 s
+        assert text.startswith("rank 1 (stage 0) is cut off from all others, ")
+        assert found.ended_s >= 5
+    assert found.ended_s < 40
+
+
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_of_several_replicas_the_missing_one_is_named(signum: int) -> None:
     """All connections break with the first, and with those of whoever gives up first."""
@@ -88,6 +107,7 @@ def test_of_several_replicas_the_missing_one_is_named(signum: int) -> None:
     for rank in others:
         assert found[rank].error.blamed == 1, str(found[rank])
         assert complaint(found[rank]).startswith("rank 1 (stage 0) ")
+        assert found[rank].ended_s < 40  # the killed one is missed at once, not at the limit
 
 
 def behind_rank(rank: int) -> None:
@@ -166,6 +186,7 @@ def test_what_a_rank_said_before_it_ended_is_passed_on() -> None:
         text = complaint(found[rank])
         assert text.startswith("rank 1 raised ValueError: mine; ")
         assert "during comparing notes" in text
+        assert found[rank].ended_s < 40
 
 
 def mistaken_rank(rank: int) -> str:

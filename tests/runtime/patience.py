@@ -1,0 +1,38 @@
+"""How long ranks of the harness take the store at which they leave words to be merely busy.
+
+On a busy machine a word may come late. It does come where the store is on no rank, so ranks
+of tests wait longer for it than users' ranks do. With the product's own limits run the ranks
+of tests/experiment, which its command line starts, and those that call :func:`lose`.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from sparsepipe.runtime import group, joining, meeting, waits
+
+_BUSY_S = 20.0
+_LIMITS = (
+    (waits, "_STORE_LIMIT_S"),
+    (waits, "_ANSWER_S"),
+    (meeting, "_ROLL_CALL_S"),
+    (joining, "_ASKING_S"),
+    (group, "_ASKING_S"),
+)
+_own: list[tuple[ModuleType, str, float]] = []
+
+
+def have() -> None:
+    """Raises the product's limits in this process, if the launcher keeps the store."""
+    if group.store_rank() is None:
+        _own.extend((module, name, getattr(module, name)) for module, name in _LIMITS)
+        for module, name in _LIMITS:
+            setattr(module, name, _BUSY_S)
+
+
+def lose() -> None:
+    """Sets the product's own limits again."""
+    assert _own, "they are the product's own"
+    for module, name, limit_s in _own:
+        setattr(module, name, limit_s)
+    _own.clear()
