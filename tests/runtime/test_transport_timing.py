@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 import torch
-from processes import run
+from processes import outcomes, run
 from transport_cases import A, G, message, network
 from waiting import LONG_S, hear, said, say
 
@@ -80,8 +80,11 @@ def test_a_full_channel_holds_the_sender_back() -> None:
     assert run(pressure_rank, 2) == [[], [False]]
 
 
-def idle_rank(rank: int) -> bool:
-    """A channel's own limit, which its group was made with, is shorter than it idles."""
+def idle_rank(rank: int) -> None:
+    """A channel's own limit is shorter than it idles.
+
+    It is that of its connection, which keeps the one that it was made with.
+    """
     say(f"{rank} begins")
     hear("0 begins", "1 begins")
     net = network("1-1", rank, timeout_s=3.0)
@@ -92,11 +95,14 @@ def idle_rank(rank: int) -> bool:
     else:
         net.receive(A, 0, minibatch=0)
     net.close()
-    return True
 
 
 def test_idle_channels_are_no_fault() -> None:
-    assert run(idle_rank, 2) == [True, True]
+    for _ in range(5):
+        found = outcomes(idle_rank, 2)
+        if not any("setting up connections" in str(outcome) for outcome in found):
+            break  # else a rank was held up just then, for longer than that limit
+    assert all(outcome.good for outcome in found), "\n".join(map(str, found))
 
 
 def used() -> tuple[int, int]:
