@@ -43,7 +43,7 @@ def runs(process: int) -> bool:
 
 
 def wait_until(condition) -> None:
-    deadline_s = time.monotonic() + 40
+    deadline_s = time.monotonic() + 100
     while not condition():
         assert time.monotonic() < deadline_s, "it did not happen in time"
         time.sleep(0.02)

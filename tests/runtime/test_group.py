@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from processes import new_store, outcomes, run
-from waiting import LONG_S, held_port
+from waiting import LONG_S, hear, held_port, say
 
 from sparsepipe.errors import ConfigError, TransportError
 from sparsepipe.runtime import group
@@ -107,6 +107,8 @@ def port() -> Iterator[int]:
 def dies_once(rank: int) -> int:
     group.join("gloo", timeout_s=LONG_S)
     value = total()
+    say(f"{rank} has the sum")
+    hear("0 has the sum", "1 has the sum")  # a peer that ends in its middle would break it
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
     return value
