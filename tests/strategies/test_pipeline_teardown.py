@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import pytest
+import waiting
 from pipeline_cases import Net, dense_layers, make_loader, pipeline_trainer
 from processes import new_store, outcomes
 from torch import nn
@@ -73,18 +74,22 @@ def test_a_rank_that_is_left_alone_has_whole_layers_and_saves_nothing(
 
 SCRIPT = f"""
 import os, signal, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(waiting.__file__).parent)!r}]
 import pytorch_lightning as pl
 from pipeline_cases import QUIET, make_loader, make_net
 from sparsepipe.errors import TransportError
 from sparsepipe.strategies import PipelineStrategy
+from waiting import LONG_S, shorten
 
 class Stands(pl.Callback):
     def on_train_end(self, trainer, pl_module):
         if trainer.global_rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
+        # The limit of the waits that are to end in vain, and not of what comes before.
+        trainer.strategy._pipeline.worker.network._timeout_s = 4.0
+        shorten(4.0)
 
-strategy = PipelineStrategy(config="1-1", cuts=[3], timeout_s=4)
+strategy = PipelineStrategy(config="1-1", cuts=[3], timeout_s=LONG_S)
 trainer = pl.Trainer(
     **QUIET, devices=2, strategy=strategy, max_epochs=1, callbacks=[Stands()]
 )
@@ -124,7 +129,7 @@ def test_a_rank_whose_peer_stands_still_at_the_end_leaves_at_once(tmp_path: Path
         for rank in range(2)
     ]
     try:
-        told, _ = ranks[0].communicate(timeout=90)
+        told, _ = ranks[0].communicate(timeout=180)
     finally:
         for rank in ranks:
             rank.kill()
