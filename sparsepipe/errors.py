@@ -90,5 +90,9 @@ class PlanError(ConfigError):
     """A plan that does not fit the model's layers or the devices."""
 
 
+class ProfileError(ConfigError):
+    """A profile that is missing, broken, or of another model than the one at hand."""
+
+
 class ScheduleError(SparsePipeError):
     """A schedule that no ranks could carry out."""

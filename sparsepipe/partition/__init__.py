@@ -1,0 +1,1 @@
+"""Which device computes which layers: costs, and searches for the best plan."""

@@ -1,0 +1,105 @@
+"""Brute force: every way to split the layers over the devices. For small cases only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, product
+
+from sparsepipe.errors import PlanError
+from sparsepipe.partition.cost import CostModel
+from sparsepipe.partition.evaluate import plan_bytes, plan_times
+from sparsepipe.partition.fleet import Counts, Fleet
+from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.spans import Spans
+from sparsepipe.partition.ties import EQUAL, Choice
+
+MOST_PLANS = 5_000_000
+
+
+def exhaustive(
+    spans: Spans,
+    fleet: Fleet,
+    model: CostModel,
+    memory: MemoryModel | None,
+    *,
+    order: Sequence[int] | None = None,
+) -> list[Choice] | None:
+    """The best of all plans; None where none fits the memory.
+
+    Args:
+        spans: of a chain of layers.
+        fleet: the devices, all of which are used.
+        model: what stages and cuts cost.
+        memory: what stages keep; None: no device's memory is a limit.
+        order: of the kinds, if stages take devices from a sorted list; None: any devices.
+
+    Raises:
+        PlanError: there are more plans than anybody would wait for.
+    """
+    found = []
+    for number, plan in enumerate(_plans(spans.num_layers, fleet, order)):
+        if number >= MOST_PLANS:
+            raise PlanError(
+                f"there are more than {MOST_PLANS:,} plans to try",
+                remedy="use task.search=exact, which finds the same plan",
+            )
+        times = plan_times(plan, spans, fleet, model)
+        if memory is None or all(
+            room is None or kept <= room
+            for kept, room in plan_bytes(plan, spans, fleet, memory)
+        ):
+            found.append((plan, *times))
+    if not found:
+        return None
+    return _best(found, fleet)
+
+
+def _best(
+    found: Sequence[tuple[list[Choice], list[float], list[float]]], fleet: Fleet
+) -> list[Choice]:
+    """By bottleneck, number of stages, second-worst stage and text, one after another."""
+    least = min(max(stages + cuts) for _, stages, cuts in found)
+    equal = [entry for entry in found if max(entry[1] + entry[2]) <= least * (1 + EQUAL)]
+    fewest = min(len(plan) for plan, _, _ in equal)
+    short = [(plan, sorted(stages)) for plan, stages, _ in equal if len(plan) == fewest]
+    second = min(times[-2] if fewest > 1 else 0.0 for _, times in short)
+    last = [p for p, times in short if fewest == 1 or times[-2] <= second * (1 + EQUAL)]
+    return min(last, key=lambda plan: [stage.text(fleet.kinds) for stage in plan])
+
+
+def _plans(
+    num_layers: int, fleet: Fleet, order: Sequence[int] | None
+) -> Iterator[list[Choice]]:
+    for groups in _divisions(fleet) if order is None else _slices(fleet, order):
+        for cuts in combinations(range(1, num_layers), len(groups) - 1):
+            bounds = [0, *cuts, num_layers]
+            yield [
+                Choice(first=bounds[s], end=bounds[s + 1], counts=group)
+                for s, group in enumerate(groups)
+            ]
+
+
+def _slices(fleet: Fleet, order: Sequence[int]) -> Iterator[list[Counts]]:
+    """The sorted list of devices, cut anywhere."""
+    devices = [kind for kind in order for _ in range(fleet.kinds[kind].count)]
+    for stages in range(1, len(devices) + 1):
+        for cuts in combinations(range(1, len(devices)), stages - 1):
+            bounds = [0, *cuts, len(devices)]
+            yield [
+                tuple(devices[bounds[s] : bounds[s + 1]].count(k) for k in range(len(fleet.kinds)))
+                for s in range(stages)
+            ]
+
+
+def _divisions(fleet: Fleet) -> Iterator[list[Counts]]:
+    """Any devices for the first stage, any of the others for the next."""
+
+    def rest(left: Counts) -> Iterator[list[Counts]]:
+        if not any(left):
+            yield []
+        for group in product(*(range(count + 1) for count in left)):
+            if any(group):
+                after = tuple(a - b for a, b in zip(left, group, strict=True))
+                yield from ([group, *others] for others in rest(after))
+
+    return rest(fleet.counts)

@@ -1,0 +1,151 @@
+"""The devices that a model is split over, by kind: what they compute with, and how they talk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.errors import HardwareError
+
+Counts = tuple[int, ...]
+"""Devices of each kind."""
+
+SEVERAL = -1
+"""In place of a host: a stage whose devices are not all on one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Devices that are interchangeable: the same model in the same host.
+
+    Args:
+        name: the model.
+        host: name of the host.
+        count: how many.
+        memory_bytes: of one of them; None where nobody knows.
+        tflops: peak, in 1e12 floating-point operations a second; None where nobody knows.
+    """
+
+    name: str
+    host: str
+    count: int
+    memory_bytes: float | None = None
+    tflops: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Kinds of devices in the inventory's order, and the bandwidth between any two.
+
+    Args:
+        kinds: at least one.
+        inside: bytes/s between devices of each host, by its name.
+        between: bytes/s between hosts.
+    """
+
+    kinds: tuple[Kind, ...]
+    inside: Mapping[str, float]
+    between: float
+
+    @classmethod
+    def of(cls, inventory: Inventory, *, bandwidth_bytes_per_s: float | None = None) -> Fleet:
+        """The devices of an inventory.
+
+        Args:
+            inventory: what there is.
+            bandwidth_bytes_per_s: one bandwidth for all links, whatever the inventory says.
+
+        Raises:
+            HardwareError: a link that is needed has no bandwidth, or none above 0.
+        """
+        kinds = tuple(
+            Kind(
+                name=device.name,
+                host=host.name,
+                count=device.count,
+                memory_bytes=device.memory_bytes,
+                tflops=device.tflops,
+            )
+            for host in inventory.hosts
+            for device in host.devices
+            if device.count
+        )
+        if bandwidth_bytes_per_s is not None:
+            speed = _positive(bandwidth_bytes_per_s, "the bandwidth")
+            return cls(kinds=kinds, inside={k.host: speed for k in kinds}, between=speed)
+        inside = {
+            host.name: _speed(host.link and host.link.bytes_per_s, f"host {host.name!r}")
+            if sum(device.count for device in host.devices) > 1
+            else float("inf")
+            for host in inventory.hosts
+            if any(device.count for device in host.devices)
+        }
+        several = len(inside) > 1
+        link = inventory.link and inventory.link.bytes_per_s
+        between = _speed(link, "the inventory, between its hosts,") if several else float("inf")
+        return cls(kinds=kinds, inside=inside, between=between)
+
+    @property
+    def counts(self) -> Counts:
+        """All devices of each kind."""
+        return tuple(kind.count for kind in self.kinds)
+
+    @property
+    def num_devices(self) -> int:
+        """N, devices of all kinds."""
+        return sum(self.counts)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether one bandwidth holds between any two devices."""
+        speeds = {*self.inside.values(), *([self.between] if len(self.inside) > 1 else [])}
+        return len(speeds) == 1
+
+    def host_of(self, counts: Sequence[int]) -> int:
+        """Number of the host that holds all of some devices, or :data:`SEVERAL`."""
+        names = list(self.inside)
+        hosts = {names.index(kind.host) for kind, n in zip(self.kinds, counts, strict=True) if n}
+        return hosts.pop() if len(hosts) == 1 else SEVERAL
+
+    def sync_bytes_per_s(self, counts: Sequence[int]) -> float:
+        """The slowest link among some devices."""
+        on_host = dict.fromkeys(self.inside, 0)
+        for kind, count in zip(self.kinds, counts, strict=True):
+            on_host[kind.host] += count
+        used = [self.inside[host] for host, count in on_host.items() if count > 1]
+        if sum(map(bool, on_host.values())) > 1:
+            used.append(self.between)
+        return min(used, default=float("inf"))
+
+    def cut_bytes_per_s(self, host: int, following: int) -> float:
+        """Bandwidth between two stages that follow one another.
+
+        Args:
+            host: of the first, or :data:`SEVERAL`.
+            following: of the second, or :data:`SEVERAL`.
+        """
+        if self.is_uniform:
+            return next(iter(self.inside.values()))
+        if host == following != SEVERAL:
+            return list(self.inside.values())[host]
+        return self.between
+
+
+def _speed(value: float | None, of: str) -> float:
+    if value is None:
+        raise HardwareError(
+            f"the link of {of} has no bandwidth",
+            remedy="write link: {bytes_per_s: ...} there, or give one bandwidth for all links "
+            "(task.bandwidth_bytes_per_s); task=bandwidth measures it",
+        )
+    return _positive(value, f"the link of {of}")
+
+
+def _positive(value: float, what: str) -> float:
+    if not 0 < value < float("inf"):
+        raise HardwareError(
+            f"{what} is {value} bytes a second",
+            remedy="give a number above 0; task=bandwidth measures it",
+        )
+    return float(value)

@@ -1,0 +1,57 @@
+"""What a stage keeps in the memory of each of its devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryModel:
+    """Bytes of a stage, from the asynchronous schedule.
+
+    A device of a stage with r replicas, from which on there are R devices, has
+    ``(R - 1) // r + 1`` minibatches in flight when it runs a forward. Each keeps what its layers
+    save for the backward; where weights are stashed, it may keep a version of the weights of
+    its own, the newest of which are those in use.
+
+    Args:
+        stash: versions are kept, one for each minibatch in flight (weight stashing); else one.
+        optimizer: bytes of optimizer state for each byte of parameters: 1 for SGD with momentum,
+            2 for Adam, 0 for plain SGD.
+        gradients: bytes of gradients for each byte of parameters.
+        reserved_bytes: of each device, for what else needs memory: the framework, kernels'
+            workspaces, buffers of messages.
+    """
+
+    stash: bool = True
+    optimizer: float = 1.0
+    gradients: float = 1.0
+    reserved_bytes: float = 0.0
+
+    def in_flight(self, replicas: int, left: int) -> int:
+        """Minibatches that each device of a stage has begun and not ended.
+
+        Args:
+            replicas: r, devices of the stage.
+            left: R, devices of this stage and of those after it.
+        """
+        return (left - 1) // replicas + 1
+
+    def per_parameter_byte(self, in_flight: int) -> float:
+        """Bytes for each byte of parameters."""
+        return (in_flight if self.stash else 1) + self.optimizer + self.gradients
+
+    def stage_bytes(
+        self, parameter_bytes: float, stored_bytes: float, *, replicas: int, left: int
+    ) -> float:
+        """Of each device of a stage.
+
+        Args:
+            parameter_bytes: of the stage's layers.
+            stored_bytes: that one minibatch keeps for its backward.
+            replicas: r, devices of the stage.
+            left: R, devices of this stage and of those after it.
+        """
+        flying = self.in_flight(replicas, left)
+        weights = self.per_parameter_byte(flying) * parameter_bytes
+        return self.reserved_bytes + weights + flying * stored_bytes

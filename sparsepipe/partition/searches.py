@@ -1,0 +1,150 @@
+"""The searches by name: from a problem to the best plan of a kind.
+
+========== ====================================================================================
+``dp``      one stage: data parallelism over all devices
+``mp``      PipeDream: all devices count as alike, with the profile of one that is named
+``hete_mp`` SparsePipe (Algorithms 1 and 2): stages take devices from a list sorted by kind
+``exact``   any devices for each stage
+``exhaustive`` the same by trying all plans
+========== ====================================================================================
+
+All but ``exhaustive`` are one search (``search.py``) over different lattices of devices. With one
+bandwidth between all devices ``exact`` is optimal over all contiguous splits and all subsets of
+devices; with a bandwidth for each link it is optimal if a stage's all-reduce runs at its slowest
+link, and a transfer between stages that are not on one and the same host at the link between
+hosts. ``mp`` and ``hete_mp`` are optimal in the same sense among the plans that they look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.partition.exhaustive import exhaustive as all_plans
+from sparsepipe.partition.fleet import Counts, Fleet, Kind
+from sparsepipe.partition.lattice import Lattice, prefixes, subsets
+from sparsepipe.partition.orders import kind_order
+from sparsepipe.partition.problem import Problem, Solution, taken_in_order
+from sparsepipe.partition.room import no_room
+from sparsepipe.partition.search import search
+from sparsepipe.partition.ties import Choice
+from sparsepipe.partition.windows import Costs
+
+Order = str | Sequence[str]
+
+
+def dp(problem: Problem) -> Solution:
+    """One stage on all devices (Algorithm 2's start).
+
+    Raises:
+        PlanError: it does not fit the memory.
+    """
+    fleet = problem.fleet
+    stages = _over(problem, [(0,) * len(fleet.kinds), fleet.counts])
+    return Solution(stages=tuple(stages), strategy="dp")
+
+
+def mp(problem: Problem, *, device: str) -> Solution:
+    """PipeDream's optimizer: all devices count as one that is named.
+
+    Stages take the devices in the inventory's order. Where links differ, all count as the
+    slowest.
+
+    Args:
+        problem: what to partition.
+        device: name of the one whose profile counts.
+
+    Raises:
+        ConfigError: the inventory has no such device.
+        PlanError: no plan fits the memory.
+    """
+    alike = alike_as(problem, device)
+    stages = _over(alike, prefixes(alike.fleet, [0]))
+    taken = taken_in_order(stages, problem.fleet, range(len(problem.fleet.kinds)))
+    return Solution(stages=tuple(taken), strategy="mp", assumed=alike)
+
+
+def hete_mp(problem: Problem, *, order: Order = "by_count") -> Solution:
+    """SparsePipe's HETE-MP: stages take devices from a sorted list (Algorithms 1 and 2).
+
+    Args:
+        problem: what to partition.
+        order: of the list, see :func:`~sparsepipe.partition.orders.kind_order`.
+
+    Raises:
+        ConfigError: there is no such order.
+        PlanError: no plan fits the memory.
+    """
+    kinds = kind_order(order, problem.fleet, problem.spans)
+    stages = _over(problem, prefixes(problem.fleet, kinds))
+    return Solution(stages=tuple(stages), strategy="hete_mp", order=_names(kinds, problem.fleet))
+
+
+def exact(problem: Problem) -> Solution:
+    """The best of all plans, with any devices for each stage.
+
+    Raises:
+        PlanError: no plan fits the memory.
+    """
+    return Solution(stages=tuple(_over(problem, subsets(problem.fleet))), strategy="exact")
+
+
+def exhaustive(problem: Problem) -> Solution:
+    """The best of all plans, by trying them all; for small cases.
+
+    Raises:
+        PlanError: no plan fits the memory, or there are too many.
+    """
+    fleet = problem.fleet
+    stages = all_plans(problem.spans, fleet, problem.model, problem.memory)
+    if stages is None:
+        raise no_room(problem, subsets(fleet))
+    return Solution(stages=tuple(stages), strategy="exhaustive")
+
+
+def alike_as(problem: Problem, device: str) -> Problem:
+    """The problem with devices that are all like a named one, on links all like the slowest.
+
+    Args:
+        problem: with devices of several kinds.
+        device: name of the one whose profile counts.
+
+    Raises:
+        ConfigError: the inventory has no such device.
+    """
+    fleet, spans = problem.fleet, problem.spans
+    named = [k for k, kind in enumerate(fleet.kinds) if kind.name == device]
+    if not named:
+        raise ConfigError(
+            f"there is no device {device!r} in the inventory",
+            remedy=f"name one of {', '.join(dict.fromkeys(kind.name for kind in fleet.kinds))}",
+        )
+    limits = [kind.memory_bytes for kind in fleet.kinds if kind.memory_bytes is not None]
+    one = Kind(
+        name=device,
+        host="any",
+        count=fleet.num_devices,
+        memory_bytes=min(limits, default=None),
+        tflops=fleet.kinds[named[0]].tflops,
+    )
+    speed = min([*fleet.inside.values(), fleet.between])
+    return replace(
+        problem,
+        fleet=Fleet(kinds=(one,), inside={"any": speed}, between=speed),
+        spans=replace(spans, compute_s_KI=np.array(spans.compute_s_KI[named[:1]])),
+    )
+
+
+def _over(problem: Problem, counts: Sequence[Counts]) -> list[Choice]:
+    lattice = Lattice(problem.fleet, counts)
+    found = search(Costs(problem.spans, lattice, problem.model, problem.memory))
+    if found is None:
+        raise no_room(problem, counts)
+    return found
+
+
+def _names(kinds: Sequence[int], fleet: Fleet) -> tuple[str, ...]:
+    return tuple(fleet.kinds[kind].name for kind in kinds)

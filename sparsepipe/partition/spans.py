@@ -1,0 +1,128 @@
+"""What spans of layers cost: sums over the first layers, of which a span is a difference.
+
+Shape suffixes: K kinds of devices; I = L + 1 places a model can be cut at, before its first
+layer, after each, and after its last. For a branching graph the places are its states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparsepipe.errors import ProfileError
+from sparsepipe.profiling import Profile, State
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Spans:
+    """Sums over all layers before each place.
+
+    Attributes:
+        compute_s_KI: forward and backward on each kind of device.
+        parameter_bytes_I: of parameters.
+        stored_bytes_I: what a minibatch in flight keeps for its backward.
+        cut_bytes_I: what crosses a cut here; not a sum.
+        nested_II: whether one place comes before another: a span may begin at the first and end
+            at the second. None for a chain of layers, where that is the order of the places.
+    """
+
+    compute_s_KI: Floats
+    parameter_bytes_I: Floats
+    stored_bytes_I: Floats
+    cut_bytes_I: Floats
+    nested_II: NDArray[np.bool_] | None = None
+
+    @property
+    def num_layers(self) -> int:
+        """L; or states of a graph."""
+        return len(self.cut_bytes_I) - 1
+
+    def compute_s(self, first: int, end: int, kinds: Sequence[int]) -> float:
+        """Of the layers from ``first`` to before ``end``, on the slowest of some kinds."""
+        sums_KI = self.compute_s_KI
+        return float(max(sums_KI[kind, end] - sums_KI[kind, first] for kind in kinds))
+
+    def parameter_bytes(self, first: int, end: int) -> float:
+        """Of the layers from ``first`` to before ``end``."""
+        return float(self.parameter_bytes_I[end] - self.parameter_bytes_I[first])
+
+    def stored_bytes(self, first: int, end: int) -> float:
+        """Of the layers from ``first`` to before ``end``, by one minibatch in flight."""
+        return float(self.stored_bytes_I[end] - self.stored_bytes_I[first])
+
+
+def chain_spans(profiles: Sequence[Profile]) -> Spans:
+    """Of a model whose layers follow one another.
+
+    Bytes are those of the profile where they are most, so that a plan does not promise more
+    than a device can hold. Where nobody counted what a layer saves, it is its input.
+
+    Args:
+        profiles: one for each kind of device, of the same layers.
+
+    Raises:
+        ProfileError: they have unequal numbers of layers.
+    """
+    if len({profile.num_layers for profile in profiles}) != 1:
+        raise ProfileError(
+            f"the profiles have {sorted({p.num_layers for p in profiles})} layers",
+            remedy="measure one model on all devices, with task=profile",
+        )
+    parameters_L = _most([[layer.parameter_bytes for layer in p.layers] for p in profiles])
+    activations_L = _most([[layer.activation_bytes for layer in p.layers] for p in profiles])
+    return Spans(
+        compute_s_KI=_sums(np.array([[layer.compute_s for layer in p.layers] for p in profiles])),
+        parameter_bytes_I=_sums(parameters_L),
+        stored_bytes_I=_sums(_most([_stored(p) for p in profiles])),
+        cut_bytes_I=np.array([0.0, *activations_L[:-1], 0.0]),
+    )
+
+
+def state_spans(states: Sequence[Sequence[State]]) -> Spans:
+    """Of a branching graph, by its states.
+
+    Args:
+        states: of the same graph for each kind of device, in the same order.
+
+    Raises:
+        ProfileError: the graphs differ.
+    """
+    if len({tuple(state.layers for state in kind) for kind in states}) != 1:
+        raise ProfileError(
+            "the graphs have different layers or edges", remedy="profile one model on all devices"
+        )
+    places = [0, *(state.layers for state in states[0])]
+    wide = np.array([[a & ~b == 0 for b in places] for a in places])
+
+    def of(name: str) -> Floats:
+        return _most([[0.0, *(getattr(state, name) for state in kind)] for kind in states])
+
+    return Spans(
+        compute_s_KI=np.array([[0.0, *(state.compute_s for state in kind)] for kind in states]),
+        parameter_bytes_I=of("parameter_bytes"),
+        stored_bytes_I=of("input_bytes"),
+        cut_bytes_I=of("cut_bytes"),
+        nested_II=wide & ~np.eye(len(places), dtype=np.bool_),
+    )
+
+
+def _stored(profile: Profile) -> list[float]:
+    inputs = [profile.input_bytes, *(layer.activation_bytes for layer in profile.layers)]
+    return [
+        before if layer.saved_bytes is None else layer.saved_bytes
+        for layer, before in zip(profile.layers, inputs, strict=False)
+    ]
+
+
+def _most(rows: Sequence[Sequence[float]]) -> Floats:
+    return np.array(rows, dtype=np.float64).max(axis=0)
+
+
+def _sums(values: Floats) -> Floats:
+    zeros = np.zeros((*values.shape[:-1], 1))
+    return np.concatenate([zeros, np.cumsum(values, axis=-1)], axis=-1)

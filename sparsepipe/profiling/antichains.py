@@ -1,0 +1,141 @@
+"""Branching graphs as PipeDream partitions them: by the states that a computation passes.
+
+A state is a set of layers that holds all layers before its own: what is done by a stage and by
+those before it. A stage is the step from one state to another that includes it, and its cost the
+difference between the two. PipeDream names a state by its *antichain*, the layers in it that
+no other of its layers follows (Narayanan et al., PipeDream, SOSP 2019; its optimizer's
+``Graph.antichain_dag``). A chain of L layers has L states.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sparsepipe.errors import ProfileError
+from sparsepipe.profiling.graph_txt import Graph, Node
+
+MOST_STATES = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Layers that are done when a stage ends.
+
+    Args:
+        layers: numbers of the nodes in the graph's order, as the bits of a number.
+        antichain: names of those that no other of them follows.
+        compute_s: forward and backward of all of them.
+        parameter_bytes: of all of them.
+        input_bytes: that all of them get: the outputs of those they follow.
+        cut_bytes: outputs that layers outside wait for: what crosses a cut here.
+    """
+
+    layers: int
+    antichain: tuple[str, ...]
+    compute_s: float
+    parameter_bytes: float
+    input_bytes: float
+    cut_bytes: float
+
+    def within(self, other: State) -> bool:
+        """Whether the other state includes this one."""
+        return self.layers & ~other.layers == 0
+
+
+def antichain_states(graph: Graph) -> list[State]:
+    """The states of a graph, each after those that it includes; the last one is all layers.
+
+    States of as many layers keep the order in which a search through the graph, breadth first
+    from its first layer, meets them. Each layer's output counts once, and only where a layer
+    outside waits for it; PipeDream also counts some outputs that nobody outside needs.
+
+    Raises:
+        ProfileError: there are more than :data:`MOST_STATES`.
+    """
+    links = _Links(graph)
+    first = links.closed(next(n for n, before in enumerate(links.before) if not before))
+    found = {first}
+    queue = deque([first])
+    while queue:
+        layers = queue.popleft()
+        for grown in links.grown(layers):
+            if grown not in found:
+                found.add(grown)
+                queue.append(grown)
+        if len(found) > MOST_STATES:
+            raise ProfileError(
+                f"the graph has more than {MOST_STATES:,} states: too many branches run abreast",
+                remedy="merge the layers of a block into one node, or profile the model as a "
+                "chain of blocks",
+            )
+    everything = (1 << len(links.nodes)) - 1
+    order = sorted({*found, everything}, key=int.bit_count)
+    return [links.state(layers) for layers in order]
+
+
+class _Links:
+    """Neighbours as numbers."""
+
+    def __init__(self, graph: Graph) -> None:
+        number = {name: place for place, name in enumerate(graph.nodes)}
+        before = graph.predecessors()
+        self.nodes: list[Node] = list(graph.nodes.values())
+        self.before = [_bits(number[p] for p in before[name]) for name in graph.nodes]
+        self.after = [_bits(number[s] for s in graph.successors[name]) for name in graph.nodes]
+        self._closed: dict[int, int] = {}
+
+    def closed(self, node: int) -> int:
+        """A node and all before it."""
+        waiting = [node]
+        while waiting:
+            top = waiting[-1]
+            open_ = [p for p in _ones(self.before[top]) if p not in self._closed]
+            if open_:
+                waiting += open_
+                continue
+            done = 1 << top
+            for p in _ones(self.before[top]):
+                done |= self._closed[p]
+            self._closed[waiting.pop()] = done
+        return self._closed[node]
+
+    def grown(self, layers: int) -> Iterator[int]:
+        """States one layer further on, with what that layer waits for."""
+        seen = 0
+        for node in _ones(layers):
+            for successor in _ones(self.after[node] & ~layers & ~seen):
+                yield layers | self.closed(successor)
+            seen |= self.after[node]
+
+    def state(self, layers: int) -> State:
+        """What the layers cost together."""
+        members = [(n, self.nodes[n]) for n in _ones(layers)]
+        return State(
+            layers=layers,
+            antichain=tuple(node.name for n, node in members if not self.after[n] & layers),
+            compute_s=sum(node.forward_s + node.backward_s for _, node in members),
+            parameter_bytes=sum(node.parameter_bytes for _, node in members),
+            input_bytes=sum(
+                self.nodes[p].activation_bytes for n, _ in members for p in _ones(self.before[n])
+            ),
+            cut_bytes=sum(
+                node.activation_bytes for n, node in members if self.after[n] & ~layers
+            ),
+        )
+
+
+def _bits(numbers: Iterator[int]) -> int:
+    bits = 0
+    for number in numbers:
+        bits |= 1 << number
+    return bits
+
+
+def _ones(bits: int) -> Iterator[int]:
+    """Numbers of the bits that are set, from the lowest on."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest

@@ -1,0 +1,252 @@
+"""PipeDream's ``graph.txt``: what its profiler measured, node by node.
+
+A line for each node, then a line for each edge::
+
+    node1 -- Conv2d(3, 64, ...) -- forward_compute_time=6.097, backward_compute_time=1.958,
+                activation_size=52188160.0, parameter_size=6912.000
+    \tnode1 -- node2
+
+Times are in milliseconds, sizes in bytes; a node with several outputs gives their sizes as
+``[a; b]``. A fourth field, ``stage_id=...``, of files that an optimizer has written, is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparsepipe.errors import ProfileError
+from sparsepipe.profiling.profile import LayerProfile, Profile
+
+_FIELDS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One layer of a graph.
+
+    Args:
+        name: its identifier in the file.
+        text: the layer as its framework prints it.
+        forward_s: seconds of its forward pass.
+        backward_s: seconds of its backward pass.
+        activation_bytes: of all its outputs.
+        parameter_bytes: of its parameters.
+    """
+
+    name: str
+    text: str
+    forward_s: float
+    backward_s: float
+    activation_bytes: float
+    parameter_bytes: float
+
+    @property
+    def kind(self) -> str:
+        """The class of the layer."""
+        return self.text.partition("(")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """Layers and who hands on to whom.
+
+    Args:
+        nodes: by name, in the file's order.
+        successors: names of the nodes that each node hands its output to.
+    """
+
+    nodes: Mapping[str, Node]
+    successors: Mapping[str, Sequence[str]]
+
+    def predecessors(self) -> dict[str, list[str]]:
+        """Names of the nodes that each node gets its input from."""
+        found: dict[str, list[str]] = {name: [] for name in self.nodes}
+        for name in self.nodes:
+            for successor in self.successors[name]:
+                found[successor].append(name)
+        return found
+
+    def chain(self) -> list[Node] | None:
+        """The nodes one after another; None where the graph branches."""
+        before = self.predecessors()
+        heads = [name for name in self.nodes if not before[name]]
+        if len(heads) != 1:
+            return None
+        order = [heads[0]]
+        while following := self.successors[order[-1]]:
+            if len(following) > 1 or len(before[following[0]]) > 1:
+                return None
+            order.append(following[0])
+        return [self.nodes[name] for name in order] if len(order) == len(self.nodes) else None
+
+
+def read_graph(path: str | os.PathLike[str]) -> Graph:
+    """Reads a file.
+
+    Raises:
+        ProfileError: it is missing, or malformed; the message names the line.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProfileError(
+            f"the graph {path} cannot be read: {error}", remedy="correct its path"
+        ) from error
+    try:
+        return parse_graph(text)
+    except ProfileError as error:
+        raise ProfileError(f"{path}: {error.message}", remedy=error.remedy) from error
+
+
+def parse_graph(text: str) -> Graph:
+    """Reads a file's text; what PipeDream's optimizer leaves out is left out.
+
+    That is the nodes of the input, whose cost no stage can be spared, and outputs picked from
+    a tuple that nobody uses (section 4 of PipeDream's ``optimizer_graph_hierarchical.py``'s
+    ``main``: sources called ``Input``, sinks called ``__getitem__``).
+
+    Raises:
+        ProfileError: a line is no node and no edge, names a node that there is not, or the
+            edges form a cycle.
+    """
+    nodes: dict[str, Node] = {}
+    successors: dict[str, list[str]] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        if line.startswith("\t"):
+            source, target = _edge(line, number, nodes)
+            successors[source].append(target)
+        else:
+            node = _node(line, number)
+            if node.name in nodes:
+                raise _malformed(number, f"names {node.name} again")
+            nodes[node.name], successors[node.name] = node, []
+    graph = _without_ends(Graph(nodes=nodes, successors=successors))
+    if not graph.nodes:
+        raise ProfileError(
+            "the graph has no layers", remedy="give a graph.txt of PipeDream's profiler"
+        )
+    _refuse_cycles(graph)
+    return graph
+
+
+def chain_profile(graph: Graph, *, meta: Mapping[str, Any]) -> Profile:
+    """A graph without branches as a profile, exactly.
+
+    Args:
+        graph: layers one after another.
+        meta: of the profile; ``source`` should say where the figures come from.
+
+    Raises:
+        ProfileError: the graph branches.
+    """
+    nodes = graph.chain()
+    if nodes is None:
+        raise ProfileError(
+            "the graph branches: it is no chain of layers",
+            remedy="partition it by its states (sparsepipe.profiling.antichain_states)",
+        )
+    layers = tuple(
+        LayerProfile(
+            index=index,
+            name=node.text,
+            kind=node.kind,
+            forward_s=node.forward_s,
+            backward_s=node.backward_s,
+            activation_bytes=node.activation_bytes,
+            parameter_bytes=node.parameter_bytes,
+        )
+        for index, node in enumerate(nodes)
+    )
+    return Profile(layers=layers, meta=meta)
+
+
+def _node(line: str, number: int) -> Node:
+    parts = line.strip().split(" -- ")
+    if len(parts) not in (3, 4):
+        raise _malformed(number, "is no node: 'name -- layer -- four figures'")
+    figures = dict(
+        part.partition("=")[::2] for part in re.split(r",\s*(?=[a-z_]+=)", parts[2].strip())
+    )
+    if missing := [name for name in _FIELDS if name not in figures]:
+        raise _malformed(number, f"has no {missing[0]}")
+    forward, backward, activation, parameters = (
+        _figure(figures[name], number, name) for name in _FIELDS
+    )
+    return Node(
+        name=parts[0],
+        text=parts[1],
+        forward_s=forward / 1000,
+        backward_s=backward / 1000,
+        activation_bytes=activation,
+        parameter_bytes=parameters,
+    )
+
+
+def _figure(text: str, number: int, name: str) -> float:
+    try:
+        value = sum(float(part) for part in text.strip("[] ").split(";"))
+    except ValueError:
+        raise _malformed(number, f"has {name}={text!r}, which is no number") from None
+    if not 0 <= value < float("inf"):
+        raise _malformed(number, f"has {name}={text}, which is below 0 or without end")
+    return value
+
+
+def _edge(line: str, number: int, nodes: Mapping[str, Node]) -> tuple[str, str]:
+    ends = line.strip().split(" -- ")
+    if len(ends) != 2:
+        raise _malformed(number, "is no edge: 'from -- to'")
+    for name in ends:
+        if name not in nodes:
+            raise _malformed(number, f"names {name!r}, which is no node above it")
+    return ends[0], ends[1]
+
+
+def _malformed(number: int, what: str) -> ProfileError:
+    return ProfileError(
+        f"line {number} {what}",
+        remedy="give an unchanged graph.txt of PipeDream's profiler, nodes before edges",
+    )
+
+
+def _without_ends(graph: Graph) -> Graph:
+    before = graph.predecessors()
+    dropped = {
+        name
+        for name, node in graph.nodes.items()
+        if (not before[name] and node.text.startswith("Input"))
+        or (not graph.successors[name] and node.text.startswith("__getitem__"))
+    }
+    return Graph(
+        nodes={name: node for name, node in graph.nodes.items() if name not in dropped},
+        successors={
+            name: [s for s in following if s not in dropped]
+            for name, following in graph.successors.items()
+            if name not in dropped
+        },
+    )
+
+
+def _refuse_cycles(graph: Graph) -> None:
+    missing = {name: len(before) for name, before in graph.predecessors().items()}
+    ready = [name for name, count in missing.items() if not count]
+    done = 0
+    while ready:
+        done += 1
+        for successor in graph.successors[ready.pop()]:
+            missing[successor] -= 1
+            if not missing[successor]:
+                ready.append(successor)
+    if done < len(graph.nodes):
+        caught = next(name for name, count in missing.items() if count)
+        raise ProfileError(
+            f"the edges of the graph form a cycle through {caught}",
+            remedy="give an unchanged graph.txt of PipeDream's profiler",
+        )

@@ -1,0 +1,175 @@
+"""What each layer of a model costs on one device, and the file that keeps it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from sparsepipe import atomic
+from sparsepipe.errors import ProfileError
+
+_REMEASURE = "measure the model again with task=profile"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProfile:
+    """One layer, with a minibatch of the size that the profile's ``meta`` names.
+
+    Args:
+        index: place in the model, from 0; the input is no layer.
+        name: what it is called in the model, or how it is built.
+        kind: its class.
+        forward_s: seconds of its forward pass.
+        backward_s: seconds of its backward pass.
+        activation_bytes: what crosses the link if the model is cut after this layer.
+        parameter_bytes: of its parameters.
+        saved_bytes: what the forward keeps for the backward; None where nobody counted it.
+        forward_spread_s: between the quartiles of the measured forward times.
+        backward_spread_s: between the quartiles of the measured backward times.
+        kernel_map_s: the part of both times in which kernel maps are built.
+        peak_bytes: most memory in use while the layer runs, beyond what was in use before.
+    """
+
+    index: int
+    name: str
+    kind: str
+    forward_s: float
+    backward_s: float
+    activation_bytes: float
+    parameter_bytes: float
+    saved_bytes: float | None = None
+    forward_spread_s: float | None = None
+    backward_spread_s: float | None = None
+    kernel_map_s: float | None = None
+    peak_bytes: float | None = None
+
+    @property
+    def compute_s(self) -> float:
+        """Forward and backward."""
+        return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """The layers of one model on one device.
+
+    Args:
+        layers: in the model's order.
+        meta: ``model``, ``batch_size``, ``resolution``, ``point_ratio``, ``device``, ``dtype``,
+            ``backend``, ``num_warmup``, ``num_measured``, ``versions``, ``source``, and what
+            else is known of the measurement.
+
+    Raises:
+        ProfileError: there are no layers, or their numbers, times or sizes make no sense.
+    """
+
+    layers: tuple[LayerProfile, ...]
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ProfileError("the profile has no layers", remedy=_REMEASURE)
+        for place, layer in enumerate(self.layers):
+            if layer.index != place:
+                raise ProfileError(
+                    f"the profile's layer {place} has the number {layer.index}",
+                    remedy="number the layers from 0 on, without gaps",
+                )
+            for name in _AMOUNTS:
+                value = getattr(layer, name)
+                if value is not None and not (math.isfinite(value) and value >= 0):
+                    raise ProfileError(
+                        f"layer {place} of the profile has {name}={value}",
+                        remedy=f"give numbers from 0 on, or {_REMEASURE}",
+                    )
+
+    @property
+    def num_layers(self) -> int:
+        """L."""
+        return len(self.layers)
+
+    @property
+    def compute_s(self) -> float:
+        """Forward and backward of all layers."""
+        return sum(layer.compute_s for layer in self.layers)
+
+    @property
+    def parameter_bytes(self) -> float:
+        """Of all layers."""
+        return sum(layer.parameter_bytes for layer in self.layers)
+
+    @property
+    def input_bytes(self) -> float:
+        """What the first layer gets; 0 where nobody measured it."""
+        return float(self.meta.get("input_bytes", 0.0))
+
+    def to_json(self) -> str:
+        """The profile file's text; :meth:`from_json` reads it back."""
+        layers = [
+            {key: value for key, value in asdict(layer).items() if value is not None}
+            for layer in self.layers
+        ]
+        return json.dumps({"meta": dict(self.meta), "layers": layers}, indent=1) + "\n"
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the profile file; it appears whole or not at all."""
+        with atomic.replacing(Path(path)) as temporary:
+            temporary.write_text(self.to_json(), encoding="utf-8")
+        return Path(path)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Reads a profile file's text.
+
+        Raises:
+            ProfileError: it is no profile.
+        """
+        try:
+            value = json.loads(text)
+            layers = tuple(_layer(entry) for entry in value["layers"])
+            return cls(layers=layers, meta=dict(value["meta"]))
+        except (ValueError, KeyError, TypeError) as error:
+            if isinstance(error, ProfileError):
+                raise
+            raise ProfileError(
+                f"this is no profile: {type(error).__name__}: {error}",
+                remedy='write {"meta": {...}, "layers": [{"index": 0, ...}, ...]}, or make the '
+                "file with task=profile",
+            ) from error
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Reads a profile file.
+
+        Raises:
+            ProfileError: it is missing, or no profile.
+        """
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ProfileError(
+                f"the profile {path} cannot be read: {error}",
+                remedy="correct its path, or measure the device with task=profile",
+            ) from error
+        except ProfileError as error:
+            raise ProfileError(f"{path}: {error.message}", remedy=error.remedy) from error
+
+
+_AMOUNTS = tuple(f.name for f in fields(LayerProfile) if f.name not in ("index", "name", "kind"))
+
+
+def _layer(entry: Mapping[str, Any]) -> LayerProfile:
+    known = [f.name for f in fields(LayerProfile)]
+    if unknown := sorted(set(entry) - set(known)):
+        raise ProfileError(
+            f"a layer of a profile has no {', '.join(unknown)}", remedy=f"use {', '.join(known)}"
+        )
+    amounts = {name: float(entry[name]) for name in _AMOUNTS if entry.get(name) is not None}
+    return LayerProfile(
+        index=int(entry["index"]), name=str(entry["name"]), kind=str(entry["kind"]), **amounts
+    )

@@ -1,0 +1,97 @@
+"""Random problems, small enough to try all plans."""
+
+from __future__ import annotations
+
+import random
+
+from sparsepipe.partition.cost import PRESETS, cost_model
+from sparsepipe.partition.fleet import Fleet, Kind
+from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.spans import chain_spans
+from sparsepipe.profiling import LayerProfile, Profile
+
+MODELS = (*PRESETS, "4_whole")
+
+
+def random_problem(seed: int) -> tuple[Problem, list[int]]:
+    """Up to 8 layers on up to 5 devices of up to 3 kinds, and an order of the kinds.
+
+    Half of them have whole numbers, so that many plans cost the same; half have a link of their
+    own inside each host; half have limits of memory, some of which leave no plan.
+    """
+    rng = random.Random(seed)
+    num_layers, num_kinds = rng.randint(1, 8), rng.randint(1, 3)
+    profiles = _profiles(rng, num_layers, num_kinds)
+    spans = chain_spans(profiles)
+    limited = rng.random() < 0.5
+    memory = MemoryModel(stash=rng.random() < 0.7, optimizer=rng.choice([0.0, 1.0, 2.0]))
+    whole_bytes = memory.stage_bytes(
+        float(spans.parameter_bytes_I[-1]), float(spans.stored_bytes_I[-1]), replicas=1, left=1
+    )
+    kinds = _kinds(rng, num_kinds, rng.randint(num_kinds, 5), whole_bytes if limited else None)
+    problem = Problem(
+        fleet=_fleet(rng, kinds),
+        spans=spans,
+        model=cost_model(rng.choice(MODELS)),
+        memory=memory if limited else None,
+    )
+    order = list(range(num_kinds))
+    rng.shuffle(order)
+    return problem, order
+
+
+def _profiles(rng: random.Random, num_layers: int, num_kinds: int) -> list[Profile]:
+    whole = rng.random() < 0.5
+
+    def number(most: int) -> float:
+        return float(rng.randint(0, most)) if whole else rng.uniform(0, most)
+
+    activations = [number(20) for _ in range(num_layers)]
+    parameters = [number(20) * (rng.random() < 0.6) for _ in range(num_layers)]
+    return [
+        Profile(
+            layers=tuple(
+                LayerProfile(
+                    index=i,
+                    name=str(i),
+                    kind="layer",
+                    forward_s=number(5),
+                    backward_s=number(9),
+                    activation_bytes=activations[i],
+                    parameter_bytes=parameters[i],
+                )
+                for i in range(num_layers)
+            ),
+            meta={"input_bytes": 3.0},
+        )
+        for _ in range(num_kinds)
+    ]
+
+
+def _kinds(
+    rng: random.Random, num_kinds: int, devices: int, whole_bytes: float | None
+) -> tuple[Kind, ...]:
+    counts = [1] * num_kinds
+    for _ in range(devices - num_kinds):
+        counts[rng.randrange(num_kinds)] += 1
+    return tuple(
+        Kind(
+            name=f"{rng.choice('AB')}{k}",
+            host=rng.choice("ab"),
+            count=count,
+            memory_bytes=None
+            if whole_bytes is None or rng.random() < 0.1
+            else rng.uniform(0.3, 1.5) * whole_bytes,
+        )
+        for k, count in enumerate(counts)
+    )
+
+
+def _fleet(rng: random.Random, kinds: tuple[Kind, ...]) -> Fleet:
+    hosts = list(dict.fromkeys(kind.host for kind in kinds))
+    if rng.random() < 0.5:
+        speed = rng.choice([0.5, 1.0, 2.0, 4.0])
+        return Fleet(kinds=kinds, inside=dict.fromkeys(hosts, speed), between=speed)
+    inside = {host: rng.choice([1.0, 2.0, 4.0]) for host in hosts}
+    return Fleet(kinds=kinds, inside=inside, between=rng.choice([0.5, 1.0, 2.0]))
