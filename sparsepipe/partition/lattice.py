@@ -53,14 +53,22 @@ class Lattice:
         fleet: the devices.
         counts: what stages may have used when they end, with nothing and everything; in any
             order.
+        adjacent: a stage leads only from one of the counts to the next larger one: the devices
+            of each stage are given.
     """
 
-    def __init__(self, fleet: Fleet, counts: Sequence[Counts]) -> None:
+    def __init__(
+        self, fleet: Fleet, counts: Sequence[Counts], *, adjacent: bool = False
+    ) -> None:
         self.fleet = fleet
         self.kinds = fleet.kinds
         self._tells_hosts = not fleet.is_uniform
         order = sorted(set(counts), key=lambda c: (sum(c), c))
-        self.nodes = [node for used in order for node in self._nodes(used, order)]
+        self._befores = {
+            used: {o for o in order[max(0, place - 1) if adjacent else 0 : place] if _below(o, used)}
+            for place, used in enumerate(order)
+        }
+        self.nodes = [node for used in order for node in self._nodes(used)]
         self.all_used = order[-1]
         self.ways = [self._ways(node) for node in self.nodes]
 
@@ -69,17 +77,18 @@ class Lattice:
         """Numbers of the nodes at which all devices are used."""
         return [n for n, node in enumerate(self.nodes) if node.counts == self.all_used]
 
-    def _nodes(self, used: Counts, order: Sequence[Counts]) -> Iterator[Node]:
+    def _nodes(self, used: Counts) -> Iterator[Node]:
         if not any(used) or not self._tells_hosts:
             yield Node(counts=used, host=0)
             return
-        hosts = {self.fleet.host_of(_less(used, before)) for before in order if _below(before, used)}
+        hosts = {self.fleet.host_of(_less(used, before)) for before in self._befores[used]}
         yield from (Node(counts=used, host=host) for host in sorted(hosts))
 
     def _ways(self, node: Node) -> Ways:
         found = []
+        befores = self._befores[node.counts]
         for number, source in enumerate(self.nodes):
-            if not _below(source.counts, node.counts):
+            if source.counts not in befores:
                 continue
             group = _less(node.counts, source.counts)
             host = self.fleet.host_of(group) if self._tells_hosts else 0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from sparsepipe.errors import PlanError
-from sparsepipe.partition.fleet import Counts
 from sparsepipe.partition.lattice import Lattice
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.problem import Problem
@@ -16,15 +14,14 @@ from sparsepipe.partition.windows import Costs
 _MIB = 2**20
 
 
-def no_room(problem: Problem, counts: Sequence[Counts]) -> PlanError:
+def no_room(problem: Problem, lattice: Lattice) -> PlanError:
     """The error for a problem that no plan over a lattice solves.
 
     Args:
         problem: with limits of memory that rule all plans out.
-        counts: what stages may have used when they end.
+        lattice: of the devices that stages may have used when they end.
     """
     assert problem.memory is not None
-    lattice = Lattice(problem.fleet, counts)
     missing_mib = -(-_missing_bytes(problem, lattice) // _MIB)
     remedies = [text for text, changed in _changes(problem) if _fits(changed, lattice)]
     would = f"; what would fit: {remedies[0]}" if remedies else ""

@@ -22,7 +22,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparsepipe.errors import ConfigError
+from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.exhaustive import exhaustive as all_plans
 from sparsepipe.partition.fleet import Counts, Fleet, Kind
 from sparsepipe.partition.lattice import Lattice, prefixes, subsets
@@ -101,8 +101,31 @@ def exhaustive(problem: Problem) -> Solution:
     fleet = problem.fleet
     stages = all_plans(problem.spans, fleet, problem.model, problem.memory)
     if stages is None:
-        raise no_room(problem, subsets(fleet))
+        raise no_room(problem, Lattice(fleet, subsets(fleet)))
     return Solution(stages=tuple(stages), strategy="exhaustive")
+
+
+def best_cuts(problem: Problem, groups: Sequence[Counts]) -> Solution:
+    """The best plan whose stages have given devices, as a row of Table III gives them.
+
+    Args:
+        problem: what to partition.
+        groups: devices of each kind of each stage; together all of them.
+
+    Raises:
+        PlanError: there are more stages than layers, the stages do not use each device once, or
+            no plan fits the memory.
+    """
+    used = [tuple(map(sum, zip(*groups[:n], strict=True))) for n in range(1, len(groups) + 1)]
+    if used[-1] != problem.fleet.counts or len(groups) > problem.spans.num_layers:
+        raise PlanError(
+            f"stages of {list(groups)} devices do not suit {problem.fleet.counts} devices and "
+            f"{problem.spans.num_layers} layers",
+            remedy="use each device once, and no more stages than there are layers",
+        )
+    empty = (0,) * len(problem.fleet.kinds)
+    stages = _over(problem, [empty, *used], adjacent=True)
+    return Solution(stages=tuple(stages), strategy="given devices")
 
 
 def alike_as(problem: Problem, device: str) -> Problem:
@@ -138,11 +161,13 @@ def alike_as(problem: Problem, device: str) -> Problem:
     )
 
 
-def _over(problem: Problem, counts: Sequence[Counts]) -> list[Choice]:
-    lattice = Lattice(problem.fleet, counts)
+def _over(
+    problem: Problem, counts: Sequence[Counts], *, adjacent: bool = False
+) -> list[Choice]:
+    lattice = Lattice(problem.fleet, counts, adjacent=adjacent)
     found = search(Costs(problem.spans, lattice, problem.model, problem.memory))
     if found is None:
-        raise no_room(problem, counts)
+        raise no_room(problem, lattice)
     return found
 
 
