@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sparsepipe.errors import PlanError
 from sparsepipe.partition.cost import CostModel
 from sparsepipe.partition.fleet import Fleet
 from sparsepipe.partition.memory import MemoryModel
@@ -52,3 +53,23 @@ def plan_bytes(
         ]
         found.append((kept, min(rooms, default=None)))
     return found
+
+
+def check_room(
+    plan: Sequence[Choice], spans: Spans, fleet: Fleet, memory: MemoryModel | None
+) -> None:
+    """Refuses a plan that does not fit the devices.
+
+    Raises:
+        PlanError: the message says which stage lacks how much.
+    """
+    if memory is None:
+        return
+    for number, (kept, room) in enumerate(plan_bytes(plan, spans, fleet, memory)):
+        if room is not None and kept > room:
+            raise PlanError(
+                f"stage {number} keeps {kept / 2**20:,.0f} MiB on each device, and its smallest "
+                f"holds {room / 2**20:,.0f} MiB",
+                remedy="use a smaller data.batch_size, or a search that looks at memory: mp "
+                "without levels, hete_mp or exact",
+            )

@@ -1,0 +1,140 @@
+"""PipeDream by levels: first inside a host, then over hosts (Narayanan et al., section 3.1).
+
+PipeDream's optimizer for machines of several levels takes hosts of equally many devices that are
+all alike. Its first level finds the best pipeline of every span of layers on the devices of one
+host, with the bandwidth inside; its second takes a host for a device, whose time for a span is
+that of the first level's pipeline, with the bandwidth between hosts. A stage of the second level
+on h hosts has each of its first level's stages h times.
+
+Shape suffixes: I = L + 1 places a model can be cut at; [i, j] is the span from i to before j.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparsepipe.errors import PlanError
+from sparsepipe.partition.evaluate import check_room
+from sparsepipe.partition.fleet import Fleet
+from sparsepipe.partition.problem import Problem, Solution, taken_in_order
+from sparsepipe.partition.searches import alike_as
+from sparsepipe.partition.spans import Floats
+from sparsepipe.partition.ties import EQUAL, Choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Split:
+    """How the best pipelines on a number of machines end.
+
+    Attributes:
+        time_s_II: of the best pipeline of each span; infinite where there is none.
+        cut_II: where its last stage begins.
+        machines_II: of its last stage.
+    """
+
+    time_s_II: Floats
+    cut_II: NDArray[np.intp]
+    machines_II: NDArray[np.intp]
+
+
+def mp_by_levels(problem: Problem, *, device: str) -> Solution:
+    """PipeDream's plan for hosts of equally many devices, all counted as one that is named.
+
+    Of plans that cost the same the one whose last stages have most machines is taken.
+
+    Args:
+        problem: a chain of layers, and hosts.
+        device: name of the one whose profile counts.
+
+    Raises:
+        PlanError: the hosts have different numbers of devices, or the plan does not fit the
+            memory, which this search does not look at.
+        ConfigError: the inventory has no such device.
+    """
+    fleet, alike = problem.fleet, alike_as(problem, device)
+    each, hosts = _devices_a_host(fleet), len(fleet.inside)
+    compute_s_I = alike.spans.compute_s_KI[0]
+    compute_s_II = np.triu(compute_s_I[None, :] - compute_s_I[:, None])
+    inside = _level(alike, compute_s_II, machines=each, bytes_per_s=min(fleet.inside.values()))
+    between = _level(
+        alike, inside[each].time_s_II, machines=hosts, bytes_per_s=fleet.between
+    )
+    stages = [
+        Choice(first=first, end=end, counts=(replicas * number,))
+        for begin, stop, number in _stages(between, 0, alike.spans.num_layers, hosts)
+        for first, end, replicas in _stages(inside, begin, stop, each)
+    ]
+    taken = taken_in_order(stages, fleet, range(len(fleet.kinds)))
+    check_room(taken, problem.spans, fleet, problem.memory)
+    return Solution(stages=tuple(taken), strategy="mp", assumed=alike)
+
+
+def _devices_a_host(fleet: Fleet) -> int:
+    numbers = {
+        host: sum(kind.count for kind in fleet.kinds if kind.host == host) for host in fleet.inside
+    }
+    if len(set(numbers.values())) > 1:
+        told = ", ".join(f"{host} {number}" for host, number in numbers.items())
+        raise PlanError(
+            f"the hosts have different numbers of devices: {told}",
+            remedy="partition them flat (task.levels=false), or with hete_mp or exact",
+        )
+    return next(iter(numbers.values()))
+
+
+def _level(
+    problem: Problem, time_s_II: Floats, *, machines: int, bytes_per_s: float
+) -> dict[int, _Split]:
+    """The best pipelines of all spans on 1, 2, ... machines that take a time for each span."""
+    spans, model = problem.spans, problem.model
+    parameters_I = spans.parameter_bytes_I
+    bytes_II = parameters_I[None, :] - parameters_I[:, None]
+    empty_II = np.tri(len(parameters_I), dtype=np.bool_)
+    alone = {
+        m: np.where(
+            empty_II,
+            np.inf,
+            time_s_II / m + bytes_II * model.sync_s_per_byte(m, bytes_per_s=bytes_per_s) / m,
+        )
+        for m in range(1, machines + 1)
+    }
+    found: dict[int, _Split] = {}
+    for m in range(1, machines + 1):
+        found[m] = _Split(
+            time_s_II=alone[m].copy(),
+            cut_II=np.broadcast_to(np.arange(len(parameters_I))[:, None], alone[m].shape).copy(),
+            machines_II=np.full(alone[m].shape, m, dtype=np.intp),
+        )
+        for last in range(m - 1, 0, -1):
+            cut_s_I = spans.cut_bytes_I * model.cut_s_per_byte(last, bytes_per_s=bytes_per_s)
+            _append(found[m], found[m - last].time_s_II, alone[last], cut_s_I, last)
+    return found
+
+
+def _append(
+    best: _Split, before_s_II: Floats, stage_s_II: Floats, cut_s_I: Floats, machines: int
+) -> None:
+    """Takes the pipelines that end in a stage on so many machines where they are better."""
+    for cut in range(1, len(cut_s_I) - 1):
+        first_s_I = np.maximum(before_s_II[:, cut], cut_s_I[cut])
+        time_s_II = np.maximum(first_s_I[:, None], stage_s_II[cut][None, :])
+        better_II = time_s_II < best.time_s_II * (1 - EQUAL)
+        best.time_s_II[better_II] = time_s_II[better_II]
+        best.cut_II[better_II] = cut
+        best.machines_II[better_II] = machines
+
+
+def _stages(
+    found: dict[int, _Split], first: int, end: int, machines: int
+) -> list[tuple[int, int, int]]:
+    """First layer, end and machines of each stage of the best pipeline of a span."""
+    stages: list[tuple[int, int, int]] = []
+    while machines:
+        split = found[machines]
+        cut, last = int(split.cut_II[first, end]), int(split.machines_II[first, end])
+        stages.insert(0, (cut, end, last))
+        end, machines = cut, machines - last
+    return stages
