@@ -171,6 +171,8 @@ class Inventory:
 
 
 def _host(value: Mapping[str, Any]) -> Host:
+    if not isinstance(value, Mapping):
+        raise HardwareError(f"{value!r} is no host", remedy="give its 'name' and its 'devices'")
     devices = tuple(_build(Device, device) for device in value.get("devices", ()))
     if not devices:
         raise HardwareError(
@@ -185,6 +187,11 @@ def _link(value: Mapping[str, Any] | None) -> Link | None:
 
 def _build(kind: type[_Value], value: Mapping[str, Any]) -> _Value:
     known = [f.name for f in fields(kind)]
+    if not isinstance(value, Mapping):
+        raise HardwareError(
+            f"{value!r} is no {kind.__name__.lower()}",
+            remedy=f"give a mapping with {', '.join(known)}",
+        )
     unknown = sorted(set(value) - set(known))
     if unknown:
         raise HardwareError(

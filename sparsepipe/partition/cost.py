@@ -83,9 +83,7 @@ class CostModel:
 
 
 def _preset(name: str, sync: float, shared: bool, cut: float, cut_shared: bool) -> CostModel:
-    return CostModel(
-        name=name, sync=sync, sync_is_shared=shared, cut=cut, cut_is_shared=cut_shared
-    )
+    return CostModel(name=name, sync=sync, sync_is_shared=shared, cut=cut, cut_is_shared=cut_shared)
 
 
 PRESETS: Mapping[str, CostModel] = MappingProxyType(

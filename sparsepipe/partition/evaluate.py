@@ -20,7 +20,9 @@ def plan_times(
     for number, stage in enumerate(plan):
         stages.append(
             model.stage_s(
-                spans.compute_s(stage.first, stage.end, [k for k, n in enumerate(stage.counts) if n]),
+                spans.compute_s(
+                    stage.first, stage.end, [k for k, n in enumerate(stage.counts) if n]
+                ),
                 spans.parameter_bytes(stage.first, stage.end),
                 replicas=sum(stage.counts),
                 bytes_per_s=fleet.sync_bytes_per_s(stage.counts),

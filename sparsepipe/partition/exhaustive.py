@@ -45,8 +45,7 @@ def exhaustive(
             )
         times = plan_times(plan, spans, fleet, model)
         if memory is None or all(
-            room is None or kept <= room
-            for kept, room in plan_bytes(plan, spans, fleet, memory)
+            room is None or kept <= room for kept, room in plan_bytes(plan, spans, fleet, memory)
         ):
             found.append((plan, *times))
     if not found:
@@ -67,9 +66,7 @@ def _best(
     return min(last, key=lambda plan: [stage.text(fleet.kinds) for stage in plan])
 
 
-def _plans(
-    num_layers: int, fleet: Fleet, order: Sequence[int] | None
-) -> Iterator[list[Choice]]:
+def _plans(num_layers: int, fleet: Fleet, order: Sequence[int] | None) -> Iterator[list[Choice]]:
     for groups in _divisions(fleet) if order is None else _slices(fleet, order):
         for cuts in combinations(range(1, num_layers), len(groups) - 1):
             bounds = [0, *cuts, num_layers]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sparsepipe.cluster import Inventory
+from sparsepipe.cluster import Inventory, Link
 from sparsepipe.errors import HardwareError
 
 Counts = tuple[int, ...]
@@ -75,15 +75,15 @@ class Fleet:
             speed = _positive(bandwidth_bytes_per_s, "the bandwidth")
             return cls(kinds=kinds, inside={k.host: speed for k in kinds}, between=speed)
         inside = {
-            host.name: _speed(host.link and host.link.bytes_per_s, f"host {host.name!r}")
+            host.name: _speed(host.link, f"host {host.name!r}")
             if sum(device.count for device in host.devices) > 1
             else float("inf")
             for host in inventory.hosts
             if any(device.count for device in host.devices)
         }
         several = len(inside) > 1
-        link = inventory.link and inventory.link.bytes_per_s
-        between = _speed(link, "the inventory, between its hosts,") if several else float("inf")
+        of_all = "the inventory, between its hosts,"
+        between = _speed(inventory.link, of_all) if several else float("inf")
         return cls(kinds=kinds, inside=inside, between=between)
 
     @property
@@ -132,14 +132,14 @@ class Fleet:
         return self.between
 
 
-def _speed(value: float | None, of: str) -> float:
-    if value is None:
+def _speed(link: Link | None, of: str) -> float:
+    if link is None:
         raise HardwareError(
             f"the link of {of} has no bandwidth",
             remedy="write link: {bytes_per_s: ...} there, or give one bandwidth for all links "
             "(task.bandwidth_bytes_per_s); task=bandwidth measures it",
         )
-    return _positive(value, f"the link of {of}")
+    return _positive(link.bytes_per_s, f"the link of {of}")
 
 
 def _positive(value: float, what: str) -> float:

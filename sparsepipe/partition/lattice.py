@@ -57,15 +57,15 @@ class Lattice:
             of each stage are given.
     """
 
-    def __init__(
-        self, fleet: Fleet, counts: Sequence[Counts], *, adjacent: bool = False
-    ) -> None:
+    def __init__(self, fleet: Fleet, counts: Sequence[Counts], *, adjacent: bool = False) -> None:
         self.fleet = fleet
         self.kinds = fleet.kinds
         self._tells_hosts = not fleet.is_uniform
         order = sorted(set(counts), key=lambda c: (sum(c), c))
         self._befores = {
-            used: {o for o in order[max(0, place - 1) if adjacent else 0 : place] if _below(o, used)}
+            used: {
+                o for o in order[max(0, place - 1) if adjacent else 0 : place] if _below(o, used)
+            }
             for place, used in enumerate(order)
         }
         self.nodes = [node for used in order for node in self._nodes(used)]

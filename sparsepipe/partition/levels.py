@@ -59,9 +59,7 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
     compute_s_I = alike.spans.compute_s_KI[0]
     compute_s_II = np.triu(compute_s_I[None, :] - compute_s_I[:, None])
     inside = _level(alike, compute_s_II, machines=each, bytes_per_s=min(fleet.inside.values()))
-    between = _level(
-        alike, inside[each].time_s_II, machines=hosts, bytes_per_s=fleet.between
-    )
+    between = _level(alike, inside[each].time_s_II, machines=hosts, bytes_per_s=fleet.between)
     stages = [
         Choice(first=first, end=end, counts=(replicas * number,))
         for begin, stop, number in _stages(between, 0, alike.spans.num_layers, hosts)

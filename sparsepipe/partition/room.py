@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sparsepipe.errors import PlanError
+from sparsepipe.partition.costs import Costs
 from sparsepipe.partition.lattice import Lattice
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.search import feasible
-from sparsepipe.partition.windows import Costs
 
 _MIB = 2**20
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from sparsepipe.partition.costs import Costs
 from sparsepipe.partition.ties import Choice, best_tied
-from sparsepipe.partition.windows import Costs, Masks, Windows, reaches
+from sparsepipe.partition.windows import Masks, Windows, reaches
 
 EXACT = 1e-11
 """Share by which a bottleneck that was found may be above the least one."""

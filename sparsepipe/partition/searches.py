@@ -23,6 +23,7 @@ from dataclasses import replace
 import numpy as np
 
 from sparsepipe.errors import ConfigError, PlanError
+from sparsepipe.partition.costs import Costs
 from sparsepipe.partition.exhaustive import exhaustive as all_plans
 from sparsepipe.partition.fleet import Counts, Fleet, Kind
 from sparsepipe.partition.lattice import Lattice, prefixes, subsets
@@ -31,7 +32,6 @@ from sparsepipe.partition.problem import Problem, Solution, taken_in_order
 from sparsepipe.partition.room import no_room
 from sparsepipe.partition.search import search
 from sparsepipe.partition.ties import Choice
-from sparsepipe.partition.windows import Costs
 
 Order = str | Sequence[str]
 
@@ -161,9 +161,7 @@ def alike_as(problem: Problem, device: str) -> Problem:
     )
 
 
-def _over(
-    problem: Problem, counts: Sequence[Counts], *, adjacent: bool = False
-) -> list[Choice]:
+def _over(problem: Problem, counts: Sequence[Counts], *, adjacent: bool = False) -> list[Choice]:
     lattice = Lattice(problem.fleet, counts, adjacent=adjacent)
     found = search(Costs(problem.spans, lattice, problem.model, problem.memory))
     if found is None:

@@ -120,7 +120,8 @@ def _stored(profile: Profile) -> list[float]:
 
 
 def _most(rows: Sequence[Sequence[float]]) -> Floats:
-    return np.array(rows, dtype=np.float64).max(axis=0)
+    most: Floats = np.array(rows, dtype=np.float64).max(axis=0)
+    return most
 
 
 def _sums(values: Floats) -> Floats:

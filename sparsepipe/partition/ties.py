@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sparsepipe.partition.costs import Bools, Costs, Ints
 from sparsepipe.partition.fleet import Counts, Kind
 from sparsepipe.partition.spans import Floats
-from sparsepipe.partition.windows import Bools, Costs, Ints, Masks, Windows
+from sparsepipe.partition.windows import Masks, Windows
 
 EQUAL = 1e-9
 """Times that differ by this share are equal."""

@@ -120,9 +120,7 @@ class _Links:
             input_bytes=sum(
                 self.nodes[p].activation_bytes for n, _ in members for p in _ones(self.before[n])
             ),
-            cut_bytes=sum(
-                node.activation_bytes for n, node in members if self.after[n] & ~layers
-            ),
+            cut_bytes=sum(node.activation_bytes for n, node in members if self.after[n] & ~layers),
         )
 
 

@@ -4,10 +4,11 @@ A line for each node, then a line for each edge::
 
     node1 -- Conv2d(3, 64, ...) -- forward_compute_time=6.097, backward_compute_time=1.958,
                 activation_size=52188160.0, parameter_size=6912.000
-    \tnode1 -- node2
+        node1 -- node2
 
-Times are in milliseconds, sizes in bytes; a node with several outputs gives their sizes as
-``[a; b]``. A fourth field, ``stage_id=...``, of files that an optimizer has written, is left out.
+The line of an edge begins with a tab. Times are in milliseconds, sizes in bytes; a node with
+several outputs gives their sizes as ``[a; b]``. A fourth field, ``stage_id=...``, of files that an
+optimizer has written, is left out.
 """
 
 from __future__ import annotations

@@ -59,6 +59,9 @@ def test_devices_are_counted_by_host() -> None:
         ("hosts: [{name: a, devices: []}]", "has no devices"),
         ("hosts: [{name: a, devices: [{nam: x, count: 1}]}]", "a device has no nam"),
         ("hosts: [{name: a, devices: [{name: x}]}]", "a device is incomplete"),
+        ("hosts: [a]", "'a' is no host"),
+        ("hosts: [{name: a, devices: [x]}]", "'x' is no device"),
+        ("{hosts: [{name: a, devices: [{name: x, count: 1}]}], link: 5}", "5 is no link"),
     ],
 )
 def test_bad_files(tmp_path: Path, text: str, message: str) -> None:

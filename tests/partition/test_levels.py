@@ -1,0 +1,83 @@
+"""PipeDream by levels, against its recurrences written out as recursions."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+from instances import random_problem
+
+from sparsepipe.errors import PlanError
+from sparsepipe.partition.cost import CostModel, cost_model
+from sparsepipe.partition.evaluate import plan_times
+from sparsepipe.partition.fleet import Fleet, Kind
+from sparsepipe.partition.levels import mp_by_levels
+from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.spans import Spans
+
+INSIDE, BETWEEN = 4.0, 1.0
+
+
+def problem_of(seed: int, hosts: int, each: int) -> Problem:
+    spans = random_problem(seed)[0].spans
+    kinds = tuple(Kind(name="gpu", host=f"h{n}", count=each) for n in range(hosts))
+    spans = Spans(
+        compute_s_KI=spans.compute_s_KI[[0] * hosts],
+        parameter_bytes_I=spans.parameter_bytes_I,
+        stored_bytes_I=spans.stored_bytes_I,
+        cut_bytes_I=spans.cut_bytes_I,
+    )
+    inside = {kind.host: INSIDE for kind in kinds}
+    model = cost_model(random.Random(seed).choice(["eq4", "pipedream", "sparsepipe_hete"]))
+    fleet = Fleet(kinds=kinds, inside=inside, between=BETWEEN)
+    return Problem(fleet=fleet, spans=spans, model=model)
+
+
+def recursion(spans: Spans, model: CostModel, hosts: int, each: int) -> float:
+    """A^2(0, L, hosts) with T^2 = A^1(i, j, each), as the paper writes it (section 3.1)."""
+
+    def level(alone: object, speed: float) -> object:
+        def stage(i: int, j: int, m: int) -> float:
+            return model.stage_s(
+                alone(i, j), spans.parameter_bytes(i, j), replicas=m, bytes_per_s=speed
+            )
+
+        @cache
+        def best(i: int, j: int, m: int) -> float:
+            times = [stage(i, j, m)]
+            for cut in range(i + 1, j):
+                for last in range(1, m):
+                    moved = spans.cut_bytes_I[cut] * model.cut_s_per_byte(last, bytes_per_s=speed)
+                    times.append(max(best(i, cut, m - last), moved, stage(cut, j, last)))
+            return min(times)
+
+        return best
+
+    inner = level(lambda i, j: spans.compute_s(i, j, [0]), INSIDE)
+    outer = level(lambda i, j: inner(i, j, each), BETWEEN)
+    return float(outer(0, spans.num_layers, hosts))
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize(("hosts", "each"), [(2, 2), (3, 1), (1, 3), (2, 3)])
+def test_no_stage_is_slower_than_the_recursion_has_it(seed: int, hosts: int, each: int) -> None:
+    problem = problem_of(seed, hosts, each)
+    stages = mp_by_levels(problem, device="gpu").stages
+    expected = recursion(problem.spans, problem.model, hosts, each)
+    assert sum(sum(stage.counts) for stage in stages) == hosts * each
+    if hosts == 1:  # then the recursion's time is the plan's
+        times, cuts = plan_times(stages, problem.spans, problem.fleet, problem.model)
+        assert max(times + cuts) == pytest.approx(expected)
+
+
+def test_unequal_hosts_are_refused() -> None:
+    problem = problem_of(0, 2, 2)
+    kinds = (problem.fleet.kinds[0], Kind(name="gpu", host="h1", count=3))
+    unequal = Problem(
+        fleet=Fleet(kinds=kinds, inside=problem.fleet.inside, between=BETWEEN),
+        spans=problem.spans,
+        model=problem.model,
+    )
+    with pytest.raises(PlanError, match="h0 2, h1 3"):
+        mp_by_levels(unequal, device="gpu")

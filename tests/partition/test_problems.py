@@ -1,0 +1,172 @@
+"""What users can get wrong, and what they are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
+from sparsepipe.partition.cost import cost_model
+from sparsepipe.partition.evaluate import plan_bytes
+from sparsepipe.partition.explain import as_plan, explain
+from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.orders import kind_order
+from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.searches import best_cuts, dp, exact, hete_mp, mp
+from sparsepipe.profiling import LayerProfile, Profile
+from sparsepipe.schedule import Plan
+
+MIB = 2**20
+
+
+def profile(
+    slower: float,
+    parameter_bytes: float = MIB,
+    activation_bytes: float = MIB,
+    input_bytes: float = MIB,
+) -> Profile:
+    return Profile(
+        layers=tuple(
+            LayerProfile(
+                index=i,
+                name=f"layers.{i}",
+                kind="Conv3d",
+                forward_s=slower,
+                backward_s=2 * slower,
+                activation_bytes=activation_bytes,
+                parameter_bytes=parameter_bytes,
+            )
+            for i in range(4)
+        ),
+        meta={"model": "net", "input_bytes": input_bytes},
+    )
+
+
+PROFILES = {"A": profile(1.0), "B": profile(2.0)}
+
+
+def inventory(link: float | None = 1e9, memory_bytes: float | None = None) -> Inventory:
+    devices = [
+        {"name": "A", "count": 1, "memory_bytes": memory_bytes, "tflops": 10.0},
+        {"name": "B", "count": 2, "memory_bytes": memory_bytes, "tflops": 20.0},
+    ]
+    joined = None if link is None else {"bytes_per_s": link}
+    host = {"name": "here", "devices": devices, "link": joined}
+    return Inventory.from_dict({"hosts": [host]})
+
+
+def problem(memory: MemoryModel | None = None, **options: object) -> Problem:
+    given = {"inventory": inventory(), "profiles": PROFILES, **options}
+    return Problem.of(
+        given["inventory"],
+        given["profiles"],
+        model=cost_model("sparsepipe_hete"),
+        memory=memory,
+        bandwidth_bytes_per_s=given.get("bandwidth"),
+    )
+
+
+def test_a_device_without_a_profile_is_named() -> None:
+    with pytest.raises(ProfileError, match="no profile of B") as caught:
+        problem(profiles={"A": PROFILES["A"]})
+    assert "task=profile" in caught.value.remedy
+
+
+@pytest.mark.parametrize(("link", "message"), [(None, "no bandwidth"), (0.0, "0.0 bytes a second")])
+def test_a_link_without_bandwidth_is_named(link: float | None, message: str) -> None:
+    with pytest.raises(HardwareError, match=message) as caught:
+        problem(inventory=inventory(link=link))
+    assert "bandwidth" in caught.value.remedy
+
+
+def test_zero_bandwidth_for_all_links_is_refused() -> None:
+    with pytest.raises(HardwareError, match="is 0 bytes"):
+        problem(bandwidth=0)
+
+
+@pytest.mark.parametrize("search", [dp, hete_mp, exact, lambda p: mp(p, device="A")])
+def test_no_room_is_told_with_what_is_missing_and_what_would_do(search: object) -> None:
+    big = {name: profile(s, MIB / 4, 16 * MIB) for name, s in (("A", 1.0), ("B", 2.0))}
+    given = problem(MemoryModel(), inventory=inventory(memory_bytes=8 * MIB), profiles=big)
+    with pytest.raises(PlanError, match=r"lacks [\d,]+ MiB") as caught:
+        search(given)  # type: ignore[operator]
+    assert "of the batch size" in caught.value.remedy
+    missing = int(caught.value.message.split("lacks ")[1].split()[0].replace(",", ""))
+    room = inventory(memory_bytes=8 * MIB + missing * MIB)
+    search(problem(MemoryModel(), inventory=room, profiles=big))  # type: ignore[operator]
+    less = inventory(memory_bytes=8 * MIB + (missing - 2) * MIB)
+    with pytest.raises(PlanError):
+        search(problem(MemoryModel(), inventory=less, profiles=big))  # type: ignore[operator]
+
+
+def test_a_limit_moves_the_plan() -> None:
+    profiles = {
+        name: profile(s, MIB / 8, input_bytes=4 * MIB) for name, s in (("A", 1.0), ("B", 2.0))
+    }
+    assert hete_mp(problem(profiles=profiles)).config == "1-1-1"
+    # The first of three stages has three inputs of 4 MiB in flight, that of two devices two.
+    room = inventory(memory_bytes=11 * MIB)
+    tight = problem(MemoryModel(), inventory=room, profiles=profiles)
+    held = hete_mp(tight)
+    assert held.config == "2-1"
+    for kept, room in plan_bytes(held.stages, tight.spans, tight.fleet, MemoryModel()):
+        assert room is not None
+        assert kept <= room
+
+
+def test_orders() -> None:
+    given = problem()
+    names = [kind.name for kind in given.fleet.kinds]
+    assert names == ["A", "B"]
+    for order, expected in (
+        ("by_count", [1, 0]),
+        ("by_speed", [0, 1]),
+        ("by_tflops", [1, 0]),
+        (["B", "A"], [1, 0]),
+        (["here/A", "B"], [0, 1]),
+    ):
+        assert kind_order(order, given.fleet, given.spans) == expected
+
+
+@pytest.mark.parametrize("order", ["by_price", ["A"], ["A", "A", "B"], ["A", "B", "C"]])
+def test_an_unknown_order_is_refused(order: object) -> None:
+    given = problem()
+    with pytest.raises(ConfigError, match="order") as caught:
+        kind_order(order, given.fleet, given.spans)  # type: ignore[arg-type]
+    assert caught.value.remedy
+
+
+def test_an_unknown_device_for_mp_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'C'"):
+        mp(problem(), device="C")
+
+
+@pytest.mark.parametrize("groups", [[(1, 1)], [(1, 2), (0, 1)], [(1, 0)] + [(0, 1)] * 5])
+def test_given_devices_must_be_those_there_are(groups: list[tuple[int, int]]) -> None:
+    with pytest.raises(PlanError, match="each device once"):
+        best_cuts(problem(), groups)
+
+
+def test_an_explanation_adds_up_and_becomes_a_plan_file() -> None:
+    given = problem(MemoryModel(), inventory=inventory(memory_bytes=1e9))
+    told = explain(given, exact(given))
+    times = [time for row in told.rows for time in (row.time_s, row.transfer_s)]
+    assert told.bottleneck_s == max(times)
+    assert max(row.utilisation for row in told.rows) == pytest.approx(1.0)
+    plan = Plan.from_json(as_plan(given, told, model="net").to_json())
+    assert plan.config == told.solution.config
+    assert plan.details["bottleneck_s"] == told.bottleneck_s
+    assert plan.details["model"] == "net"
+    devices = [device for stage in plan.stages for device in stage.devices]
+    assert sorted(devices) == ["here/A/0", "here/B/0", "here/B/1"]
+
+
+def test_it_is_said_when_data_parallelism_is_best() -> None:
+    # Hardly any parameters to reduce, and activations too large to send.
+    small = {name: profile(s, 1.0, 1e12) for name, s in (("A", 1.0), ("B", 1.0))}
+    given = problem(profiles=small)
+    told = explain(given, hete_mp(given))
+    assert told.is_dp
+    assert "data parallelism is the best plan" in told.verdict()
+    other = problem(profiles={n: profile(1.0, 1e12, 1.0) for n in ("A", "B")})
+    assert "as fast as data parallelism" in explain(other, hete_mp(other)).verdict()
