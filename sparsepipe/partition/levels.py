@@ -55,19 +55,34 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
         ConfigError: the inventory has no such device.
     """
     fleet, alike = problem.fleet, alike_as(problem, device)
-    each, hosts = _devices_a_host(fleet), len(fleet.inside)
-    compute_s_I = alike.spans.compute_s_KI[0]
-    compute_s_II = np.triu(compute_s_I[None, :] - compute_s_I[:, None])
-    inside = _level(alike, compute_s_II, machines=each, bytes_per_s=min(fleet.inside.values()))
-    between = _level(alike, inside[each].time_s_II, machines=hosts, bytes_per_s=fleet.between)
-    stages = [
-        Choice(first=first, end=end, counts=(replicas * number,))
-        for begin, stop, number in _stages(between, 0, alike.spans.num_layers, hosts)
-        for first, end, replicas in _stages(inside, begin, stop, each)
-    ]
+    stages, _ = two_levels(alike, fleet)
     taken = taken_in_order(stages, fleet, range(len(fleet.kinds)))
     check_room(taken, problem.spans, fleet, problem.memory)
     return Solution(stages=tuple(taken), strategy="mp", assumed=alike)
+
+
+def two_levels(alike: Problem, fleet: Fleet) -> tuple[list[Choice], float]:
+    """Stages over devices that are all alike, and the time that PipeDream expects of them.
+
+    Args:
+        alike: layers, and what they cost on one device.
+        fleet: devices in hosts of equally many, and their links.
+
+    Raises:
+        PlanError: the hosts have different numbers of devices.
+    """
+    each, hosts, layers = _devices_a_host(fleet), len(fleet.inside), alike.spans.num_layers
+    compute_s_I = alike.spans.compute_s_KI[0]
+    compute_s_II = np.triu(compute_s_I[None, :] - compute_s_I[:, None])
+    inside = _level(alike, compute_s_II, machines=each, bytes_per_s=min(fleet.inside.values()))
+    host_s_II = inside[each].time_s_II
+    between = _level(alike, host_s_II, machines=hosts, bytes_per_s=fleet.between)
+    stages = [
+        Choice(first=first, end=end, counts=(replicas * number,))
+        for begin, stop, number in _stages(between, 0, layers, hosts)
+        for first, end, replicas in _stages(inside, begin, stop, each)
+    ]
+    return stages, float(between[hosts].time_s_II[0, layers])
 
 
 def _devices_a_host(fleet: Fleet) -> int:

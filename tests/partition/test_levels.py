@@ -12,8 +12,9 @@ from sparsepipe.errors import PlanError
 from sparsepipe.partition.cost import CostModel, cost_model
 from sparsepipe.partition.evaluate import plan_times
 from sparsepipe.partition.fleet import Fleet, Kind
-from sparsepipe.partition.levels import mp_by_levels
+from sparsepipe.partition.levels import mp_by_levels, two_levels
 from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.searches import alike_as
 from sparsepipe.partition.spans import Spans
 
 INSIDE, BETWEEN = 4.0, 1.0
@@ -61,14 +62,17 @@ def recursion(spans: Spans, model: CostModel, hosts: int, each: int) -> float:
 
 @pytest.mark.parametrize("seed", range(25))
 @pytest.mark.parametrize(("hosts", "each"), [(2, 2), (3, 1), (1, 3), (2, 3)])
-def test_no_stage_is_slower_than_the_recursion_has_it(seed: int, hosts: int, each: int) -> None:
+def test_the_time_is_that_of_the_recursions(seed: int, hosts: int, each: int) -> None:
     problem = problem_of(seed, hosts, each)
-    stages = mp_by_levels(problem, device="gpu").stages
-    expected = recursion(problem.spans, problem.model, hosts, each)
-    assert sum(sum(stage.counts) for stage in stages) == hosts * each
-    if hosts == 1:  # then the recursion's time is the plan's
-        times, cuts = plan_times(stages, problem.spans, problem.fleet, problem.model)
-        assert max(times + cuts) == pytest.approx(expected)
+    alike = alike_as(problem, "gpu")
+    stages, time_s = two_levels(alike, problem.fleet)
+    assert time_s == pytest.approx(recursion(problem.spans, problem.model, hosts, each))
+    taken = mp_by_levels(problem, device="gpu").stages
+    assert [sum(stage.counts) for stage in taken] == [stage.counts[0] for stage in stages]
+    assert sum(stage.counts[0] for stage in stages) == hosts * each
+    if 1 in (hosts, each):  # then there is one level only, and its time is the plan's
+        times, cuts = plan_times(taken, problem.spans, problem.fleet, problem.model)
+        assert max(times + cuts) == pytest.approx(time_s)
 
 
 def test_unequal_hosts_are_refused() -> None:
