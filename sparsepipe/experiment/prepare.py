@@ -27,17 +27,23 @@ def prepare(config: Mapping[str, Any], inventory: Inventory) -> RunDir:
     """
     ranks = num_ranks(config, inventory)
     checkpoint = _checkpoint(config)
-    data = build_data(config)
-    data.prepare_data()
-    fingerprint = getattr(data, "fingerprint", None)
+    prepare_task = getattr(locate(config["task"]["_target_"]), "prepare", _prepare_data)
     return run_dir(
         config,
         inventory=inventory,
         ranks=ranks,
-        # The settings are in the identity anyway; where the data lie is all that is left.
-        data_fingerprint=fingerprint() if fingerprint else str(config["data"].get("root")),
+        data_fingerprint=prepare_task(config, inventory),
         checkpoint_fingerprint=None if checkpoint is None else file_fingerprint(checkpoint),
     )
+
+
+def _prepare_data(config: Mapping[str, Any], inventory: Inventory) -> str:
+    """Makes the data ready; what they hold. A task's own ``prepare`` takes its place."""
+    data = build_data(config)
+    data.prepare_data()
+    fingerprint = getattr(data, "fingerprint", None)
+    # The settings are in the identity anyway; where the data lie is all that is left.
+    return str(fingerprint() if fingerprint else config["data"].get("root"))
 
 
 def _checkpoint(config: Mapping[str, Any]) -> Path | None:

@@ -24,12 +24,14 @@ class Problem:
         spans: what the layers cost on each kind of device.
         model: what stages and transfers cost.
         memory: what stages keep; None: memory is no limit.
+        profiles: of each kind, where the spans are made of some.
     """
 
     fleet: Fleet
     spans: Spans
     model: CostModel
     memory: MemoryModel | None = None
+    profiles: tuple[Profile, ...] = ()
 
     @classmethod
     def of(
@@ -54,8 +56,8 @@ class Problem:
             ProfileError: a device has no profile, or they are of different models.
             HardwareError: a link that is needed has no bandwidth, or none above 0.
         """
-        fleet = Fleet.of(inventory, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
-        names = list(dict.fromkeys(kind.name for kind in fleet.kinds))
+        devices = [device for host in inventory.hosts for device in host.devices]
+        names = list(dict.fromkeys(device.name for device in devices if device.count))
         if missing := [name for name in names if name not in profiles]:
             there = ", ".join(profiles) or "none"
             raise ProfileError(
@@ -64,8 +66,10 @@ class Problem:
                 "'profile' of the device in the hardware inventory",
             )
         check_agreement({name: profiles[name] for name in names})
-        spans = chain_spans([profiles[kind.name] for kind in fleet.kinds])
-        return cls(fleet=fleet, spans=spans, model=model, memory=memory)
+        fleet = Fleet.of(inventory, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+        found = tuple(profiles[kind.name] for kind in fleet.kinds)
+        spans = chain_spans(found)
+        return cls(fleet=fleet, spans=spans, model=model, memory=memory, profiles=found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

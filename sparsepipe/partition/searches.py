@@ -20,8 +20,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.costs import Costs
 from sparsepipe.partition.exhaustive import exhaustive as all_plans
@@ -31,6 +29,7 @@ from sparsepipe.partition.orders import kind_order
 from sparsepipe.partition.problem import Problem, Solution, taken_in_order
 from sparsepipe.partition.room import no_room
 from sparsepipe.partition.search import search
+from sparsepipe.partition.spans import chain_spans
 from sparsepipe.partition.ties import Choice
 
 Order = str | Sequence[str]
@@ -157,7 +156,10 @@ def alike_as(problem: Problem, device: str) -> Problem:
     return replace(
         problem,
         fleet=Fleet(kinds=(one,), inside={"any": speed}, between=speed),
-        spans=replace(spans, compute_s_KI=np.array(spans.compute_s_KI[named[:1]])),
+        spans=chain_spans(problem.profiles[named[0] : named[0] + 1])
+        if problem.profiles
+        else replace(spans, compute_s_KI=spans.compute_s_KI[named[:1]]),
+        profiles=problem.profiles[named[0] : named[0] + 1],
     )
 
 

@@ -1,0 +1,295 @@
+"""The task ``table3``: the paper's Table III from its authors' own measurements.
+
+Zhai et al., SparsePipe, Table III: how MP (PipeDream's optimizer) and HETE-MP split a sparse
+VGG16 with batch normalization over 5 to 8 GPUs of three kinds. The profiles and the inventories
+are those of ``hardware=paper_5gpu`` to ``paper_8gpu``. The paper prints no bandwidth, so that one
+is assumed for the whole table, and a second table tells what others yield.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import Any
+
+import yaml
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.experiment.compose import config_dir
+from sparsepipe.experiment.partition import fingerprint_of, load_profiles
+from sparsepipe.experiment.result import write_result
+from sparsepipe.experiment.run import Run
+from sparsepipe.partition.cost import cost_model
+from sparsepipe.partition.evaluate import plan_times
+from sparsepipe.partition.problem import Problem, Solution
+from sparsepipe.partition.searches import alike_as, best_cuts, exact, hete_mp, mp
+from sparsepipe.partition.ties import EQUAL, devices_text
+from sparsepipe.results.files import write_text_atomic
+from sparsepipe.results.tables import markdown_table, write_csv
+
+log = logging.getLogger(__name__)
+
+MODEL = "sparse_vgg16_bn"
+MP_DEVICE = "RTX 2080 Ti"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperRow:
+    """What Table III prints for a number of GPUs; the cuts are of the text (section 5.4).
+
+    Attributes:
+        mp: GPUs of each stage.
+        hete_mp: devices of each stage, in words; the layers of the first stage are 0 to 23.
+    """
+
+    mp: str
+    hete_mp: tuple[str, ...]
+
+
+PAPER: Mapping[int, PaperRow] = {
+    5: PaperRow(mp="1-2-1-1", hete_mp=("4 x RTX 2080 Ti", "1 x TITAN V")),
+    6: PaperRow(mp="4-1-1", hete_mp=("4 x RTX 2080 Ti", "1 x TITAN V", "1 x TITAN Xp")),
+    7: PaperRow(mp="4-1-1-1", hete_mp=("2 x TITAN Xp + 4 x RTX 2080 Ti", "1 x TITAN V")),
+    8: PaperRow(mp="4-1-1-1-1", hete_mp=("3 x TITAN Xp + 4 x RTX 2080 Ti", "1 x TITAN V")),
+}
+CUT = 24
+"""First layer of the second stage of HETE-MP; the paper prints it for 8 GPUs."""
+
+
+def table3(
+    run: Run,
+    *,
+    bandwidth_bytes_per_s: float = 60e6,
+    mp_cost_model: str = "sparsepipe_mp",
+    hete_cost_model: str = "sparsepipe_hete",
+    order: str = "by_count",
+    exact_cost_model: str = "4_whole",
+    exact_bandwidths_bytes_per_s: list[float] | None = None,
+    bandwidths_bytes_per_s: list[float] | None = None,
+    orders: list[str] | None = None,
+) -> None:
+    """Writes ``table.csv``, ``table.md`` and what other settings yield.
+
+    Args:
+        run: configuration and directory.
+        bandwidth_bytes_per_s: of all links, for the whole table.
+        mp_cost_model: for all rows of MP.
+        hete_cost_model: for all rows of HETE-MP.
+        order: of HETE-MP's list of devices, for all rows.
+        exact_cost_model: with which ``exact`` is also compared with HETE-MP.
+        exact_bandwidths_bytes_per_s: at which it is; None: 60 MB/s to 10 GB/s.
+        bandwidths_bytes_per_s: of the second table; None: 50 to 125 MB/s.
+        orders: of the second table; None: by_count and by_speed.
+    """
+    rows = [
+        row
+        for gpus in PAPER
+        for row in (
+            _mp_row(gpus, mp_cost_model, bandwidth_bytes_per_s),
+            _hete_row(gpus, hete_cost_model, bandwidth_bytes_per_s, order),
+        )
+    ]
+    others = [
+        _yields(strategy, model, order_, speed)
+        for strategy, model, order_ in [
+            ("MP", mp_cost_model, ""),
+            *(
+                ("HETE-MP", model, one)
+                for model in dict.fromkeys((hete_cost_model, "4_whole", "eq4"))
+                for one in orders or ["by_count", "by_speed"]
+            ),
+        ]
+        for speed in bandwidths_bytes_per_s or [50e6, 55e6, 60e6, 65e6, 100e6, 110e6, 125e6]
+    ]
+    gains = [
+        _gain(gpus, exact_cost_model, speed, order)
+        for speed in exact_bandwidths_bytes_per_s or [60e6, 100e6, 1.25e9, 10e9]
+        for gpus in PAPER
+    ]
+    text = _document(run.config["task"], rows, others, gains)
+    log.info("%s", text)
+    write_csv(run.directory.path / "table.csv", rows)
+    write_csv(run.directory.path / "settings.csv", others)
+    write_csv(run.directory.path / "exact.csv", gains)
+    write_text_atomic(run.directory.path / "table.md", text + "\n")
+    reached = {"equal", "co-optimal"}
+    write_result(
+        run,
+        {
+            "kind": "simulated",
+            "rows": len(rows),
+            "rows_as_printed": sum(row["verdict"] in reached for row in rows),
+        },
+    )
+
+
+def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
+    """Of the inventories and profiles that the table is made of."""
+    del config, inventory
+    return "-".join(fingerprint_of(paper_inventory(gpus), MODEL, given={}) for gpus in PAPER)
+
+
+table3.prepare = fingerprint  # type: ignore[attr-defined]
+
+
+def paper_inventory(gpus: int) -> Inventory:
+    """The GPUs of a row of Table III."""
+    path = config_dir() / "hardware" / f"paper_{gpus}gpu.yaml"
+    return Inventory.from_dict(yaml.safe_load(path.read_text(encoding="utf-8"))["value"])
+
+
+def _problem(gpus: int, model: str, bandwidth: float) -> Problem:
+    inventory = paper_inventory(gpus)
+    return Problem.of(
+        inventory,
+        load_profiles(inventory, MODEL, given={}),
+        model=cost_model(model),
+        bandwidth_bytes_per_s=bandwidth,
+    )
+
+
+def _bottleneck_s(problem: Problem, solution: Solution) -> float:
+    stages, cuts = plan_times(solution.stages, problem.spans, problem.fleet, problem.model)
+    return max(stages + cuts)
+
+
+def _mp_row(gpus: int, model: str, bandwidth: float) -> dict[str, Any]:
+    problem = alike_as(_problem(gpus, model, bandwidth), MP_DEVICE)
+    ours = mp(problem, device=MP_DEVICE)
+    printed = best_cuts(problem, [(int(number),) for number in PAPER[gpus].mp.split("-")])
+    ours_s, printed_s = _bottleneck_s(problem, ours), _bottleneck_s(problem, printed)
+    return {
+        **_first(gpus, "MP", problem, ours, ours_s),
+        "paper_config": PAPER[gpus].mp,
+        "paper_devices": "",
+        "paper_layers": _layers(printed),
+        "paper_bottleneck_ms": 1e3 * printed_s,
+        "verdict": _verdict(ours.stages == printed.stages, printed_s, ours_s),
+        "exact_gain": "",
+        "exact_gain_over_best_order": "",
+    }
+
+
+def _hete_row(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, Any]:
+    problem = _problem(gpus, model, bandwidth)
+    ours = hete_mp(problem, order=order)
+    ours_s = _bottleneck_s(problem, ours)
+    told = PAPER[gpus].hete_mp
+    devices = tuple(devices_text(stage.counts, problem.fleet.kinds) for stage in ours.stages)
+    same = devices == told and ours.stages[0].end == CUT
+    gains = _gains(problem, ours_s)
+    return {
+        **_first(gpus, "HETE-MP", problem, ours, ours_s),
+        "paper_config": "-".join(str(_number(stage)) for stage in told),
+        "paper_devices": ", ".join(told),
+        "paper_layers": f"0-{CUT - 1}, ...",
+        "paper_bottleneck_ms": 1e3 * ours_s if same else "",
+        "verdict": _verdict(same, float("inf"), ours_s),
+        "exact_gain": gains[0],
+        "exact_gain_over_best_order": gains[1],
+    }
+
+
+def _first(
+    gpus: int, strategy: str, problem: Problem, ours: Solution, ours_s: float
+) -> dict[str, Any]:
+    kinds = problem.fleet.kinds
+    return {
+        "gpus": gpus,
+        "strategy": strategy,
+        "config": ours.config,
+        "layers": _layers(ours),
+        "devices": ""
+        if strategy == "MP"
+        else ", ".join(devices_text(stage.counts, kinds) for stage in ours.stages),
+        "bottleneck_ms": 1e3 * ours_s,
+    }
+
+
+def _gains(problem: Problem, heuristic_s: float) -> tuple[float, float]:
+    """How much faster ``exact`` is than HETE-MP in its order, and in the best order of kinds."""
+    best_s = _bottleneck_s(problem, exact(problem))
+    names = [f"{kind.host}/{kind.name}" for kind in problem.fleet.kinds]
+    orders_s = [
+        _bottleneck_s(problem, hete_mp(problem, order=list(order))) for order in permutations(names)
+    ]
+    return heuristic_s / best_s, min(orders_s) / best_s
+
+
+def _gain(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, Any]:
+    problem = _problem(gpus, model, bandwidth)
+    heuristic, best = hete_mp(problem, order=order), exact(problem)
+    heuristic_s, best_s = _bottleneck_s(problem, heuristic), _bottleneck_s(problem, best)
+    over_order, over_best = _gains(problem, heuristic_s)
+    kinds = problem.fleet.kinds
+    return {
+        "cost_model": model,
+        "bandwidth_mb_per_s": bandwidth / 1e6,
+        "gpus": gpus,
+        "hete_mp": heuristic.config,
+        "hete_mp_ms": 1e3 * heuristic_s,
+        "exact": "; ".join(stage.text(kinds) for stage in best.stages),
+        "exact_ms": 1e3 * best_s,
+        "gain": over_order,
+        "gain_over_best_order": over_best,
+    }
+
+
+def _yields(strategy: str, model: str, order: str, bandwidth: float) -> dict[str, Any]:
+    """Which of the paper's rows come out with some settings."""
+    rows = [
+        _mp_row(gpus, model, bandwidth)
+        if strategy == "MP"
+        else _hete_row(gpus, model, bandwidth, order)
+        for gpus in PAPER
+    ]
+    return {
+        "strategy": strategy,
+        "cost_model": model,
+        "order": order,
+        "bandwidth_mb_per_s": bandwidth / 1e6,
+        **{f"{row['gpus']} GPUs": row["verdict"] for row in rows},
+    }
+
+
+def _verdict(same: bool, printed_s: float, ours_s: float) -> str:
+    if same:
+        return "equal"
+    return "co-optimal" if printed_s <= ours_s * (1 + EQUAL) else "differs"
+
+
+def _layers(solution: Solution) -> str:
+    return ", ".join(f"{stage.first}-{stage.end - 1}" for stage in solution.stages)
+
+
+def _number(devices: str) -> int:
+    return sum(int(part.split(" x ")[0]) for part in devices.split(" + "))
+
+
+def _document(
+    task: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    others: Sequence[Mapping[str, Any]],
+    gains: Sequence[Mapping[str, Any]],
+) -> str:
+    return "\n\n".join(
+        [
+            f"Table III at {task['bandwidth_bytes_per_s'] / 1e6:g} MB/s between all GPUs; MP: "
+            f"cost model {task['mp_cost_model']}, profile of the {MP_DEVICE}; HETE-MP: cost model "
+            f"{task['hete_cost_model']}, order {task['order']}. Bottlenecks are computed from the "
+            "authors' measured layer times.",
+            _shown(rows),
+            "Rows of the paper that other settings yield:",
+            _shown(others),
+            "What any devices in any stage (exact) would gain over HETE-MP:",
+            _shown(gains),
+        ]
+    )
+
+
+def _shown(rows: Sequence[Mapping[str, Any]]) -> str:
+    head = [name.replace("_", " ") for name in rows[0]]
+    cells = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()] for row in rows]
+    return markdown_table(head, cells)

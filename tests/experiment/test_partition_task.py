@@ -1,0 +1,113 @@
+"""The tasks partition and table3, from the configuration to their files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from experiment_harness import composed
+
+from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
+from sparsepipe.experiment.job import run_job
+from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.schedule import Plan
+
+PAPER = ("task=partition", "hardware=paper_8gpu", "task.bandwidth_bytes_per_s=60e6")
+
+
+def run(outputs: Path, *overrides: str) -> RunDir:
+    return run_job(composed(f"paths.outputs={outputs}", *overrides))
+
+
+def test_the_papers_eight_gpus(tmp_path: Path) -> None:
+    done = run(tmp_path, *PAPER)
+    plan = Plan.from_json(done.plan.read_text())
+    assert (plan.config, plan.cuts) == ("7-1", (24,))
+    assert plan.stages[1].devices == ("server1/TITAN V/0",)
+    assert plan.details["order"] == ["RTX 2080 Ti", "TITAN Xp", "TITAN V"]
+    result = json.loads(done.result.read_text())
+    assert result["kind"] == "simulated"
+    assert result["plan_config"] == "7-1"
+    assert result["bottleneck_s"] == plan.details["bottleneck_s"]
+    assert result["dp_s"] > result["bottleneck_s"]
+    told = (done.path / "plan.txt").read_text()
+    assert "0-23" in told
+    assert "as fast as data parallelism" in told
+    rows = list(csv.DictReader((done.path / "plan.csv").open()))
+    assert [row["devices"] for row in rows] == ["3 x TITAN Xp + 4 x RTX 2080 Ti", "1 x TITAN V"]
+
+
+def test_the_same_is_done_once_and_another_profile_is_another_run(tmp_path: Path) -> None:
+    first = run(tmp_path, *PAPER)
+    time_ns = first.result.stat().st_mtime_ns
+    assert run(tmp_path, *PAPER).path == first.path
+    assert first.result.stat().st_mtime_ns == time_ns
+    profile = json.loads((Path("conf/profiles/paper/titan_v.json")).read_text())
+    profile["layers"][30]["forward_s"] = 9.0
+    slow = tmp_path / "slow.json"
+    slow.write_text(json.dumps(profile))
+    other = run(tmp_path, *PAPER, f"++task.profiles={{TITAN V: {slow}}}")
+    profile["layers"][30]["forward_s"] = 8.0
+    slow.write_text(json.dumps(profile))
+    third = run(tmp_path, *PAPER, f"++task.profiles={{TITAN V: {slow}}}")
+    assert len({first.path, other.path, third.path}) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "message"),
+    [
+        (("hardware=local", "hardware.accelerator=cpu"), ProfileError, "no profile of"),
+        ((*PAPER, "model=sparse_vgg11_bn"), ProfileError, "no profile of"),
+        ((*PAPER, "task.search=mp"), ConfigError, "task.device"),
+        ((*PAPER, "task.order=by_price"), ConfigError, "by_price"),
+        ((*PAPER, "task.cost_model=guess"), ConfigError, "guess"),
+        ((*PAPER, "task.bandwidth_bytes_per_s=0"), HardwareError, "0"),
+        ((*PAPER, "task.reserved_bytes=12e9"), PlanError, "lacks"),
+        (
+            (
+                *PAPER,
+                "hardware=paper_7gpu",
+                "task.search=mp",
+                "task.levels=true",
+                "task.device=TITAN V",
+            ),
+            PlanError,
+            "server1 3, server2 4",
+        ),
+        ((*PAPER, "++task.profiles={TITAN V: nowhere.json}"), ProfileError, "nowhere.json"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    tmp_path: Path, overrides: tuple[str, ...], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        run(tmp_path, "task=partition", *overrides)
+    assert not list(tmp_path.glob("*/*/DONE.json"))
+
+
+def test_table_3(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        "experiment=table3",
+        "task.bandwidths_bytes_per_s=[60e6]",
+        "task.exact_bandwidths_bytes_per_s=[100e6]",
+    )
+    rows = list(csv.DictReader((done.path / "table.csv").open()))
+    verdicts = [(row["strategy"], row["verdict"]) for row in rows]
+    assert verdicts.count(("HETE-MP", "equal")) == 4
+    assert {verdict for strategy, verdict in verdicts if strategy == "MP"} <= {
+        "equal",
+        "co-optimal",
+    }
+    assert "Table III at 60 MB/s" in (done.path / "table.md").read_text()
+    gains = {
+        row["gpus"]: float(row["gain"]) for row in csv.DictReader((done.path / "exact.csv").open())
+    }
+    assert gains["7"] == pytest.approx(1.15, abs=0.01)
+    assert gains["8"] == pytest.approx(1.27, abs=0.01)
+    settings = list(csv.DictReader((done.path / "settings.csv").open()))
+    assert any(row["8 GPUs"] == "differs" for row in settings)
+    result = json.loads(done.result.read_text())
+    assert (result["rows"], result["rows_as_printed"]) == (8, 8)
