@@ -1,7 +1,7 @@
 """Sparse tensors and the layers that act on them."""
 
 from sparsepipe.sparse.backends import Backend, NativeBackend
-from sparsepipe.sparse.cache import CoordinateCache
+from sparsepipe.sparse.cache import CoordinateCache, watching_kernel_maps
 from sparsepipe.sparse.global_pool import GlobalAvgPool, GlobalMaxPool
 from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.layers import Conv3d, MaxPool3d
@@ -23,4 +23,5 @@ __all__ = [
     "ReLU",
     "SparseTensor",
     "sparse_collate",
+    "watching_kernel_maps",
 ]

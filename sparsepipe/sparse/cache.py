@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
 from sparsepipe.sparse.coordinates import SiteIndex, build_index, check_bounds
 from sparsepipe.sparse.kernel_map import KernelMap, build_kernel_map
 from sparsepipe.sparse.kernel_spec import KernelSpec, Triple
+
+_watchers: list[Callable[[], None]] = []
+
+
+@contextmanager
+def watching_kernel_maps(watch: Callable[[], None]) -> Iterator[None]:
+    """Calls ``watch`` right before and right after each building of a kernel map.
+
+    Args:
+        watch: takes the time, for instance.
+    """
+    _watchers.append(watch)
+    try:
+        yield
+    finally:
+        _watchers.remove(watch)
 
 
 class CoordinateCache:
@@ -98,8 +117,12 @@ class CoordinateCache:
             CoordinateError: the coordinates are not valid.
         """
         if spec not in self._maps:
+            for watch in _watchers:
+                watch()
             self.check()
             self._maps[spec] = build_kernel_map(self, spec)
+            for watch in _watchers:
+                watch()
         return self._maps[spec]
 
     def coarser(self, coords_M4: Tensor, extent: Triple) -> CoordinateCache:

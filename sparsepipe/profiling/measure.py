@@ -1,0 +1,182 @@
+"""SmartProfile: each layer's forward and backward time, alone, on real batches.
+
+Zhai et al., SparsePipe, section 4.1: 50 warm-up and 100 measured iterations, forward and
+backward apart. Each layer runs on what the layer before it gave, cut from its graph, so that its
+backward can be timed alone; the gradient that it gets is that of the layer behind it, for the
+last one random. What is derived from coordinates, such as kernel maps, is kept from layer to
+layer, as in a forward pass, and counts for the layer that first asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsepipe.errors import ProfileError
+from sparsepipe.profiling.activations import crossing_bytes, detached, differentiable, fresh
+from sparsepipe.profiling.clock import Clock, median_and_spread
+from sparsepipe.profiling.profile import LayerProfile, Profile
+from sparsepipe.profiling.saved import saved_bytes
+from sparsepipe.sparse import watching_kernel_maps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pass:
+    """Seconds of one pass over all layers, by layer.
+
+    Attributes:
+        forward_s: of each layer.
+        backward_s: of each layer.
+        kernel_map_s: the part of the forward pass in which kernel maps are built.
+        activation_bytes: of each layer's output.
+        peak_bytes: most memory that each layer took beyond what was in use; None where the
+            device does not tell.
+    """
+
+    forward_s: list[float]
+    backward_s: list[float]
+    kernel_map_s: list[float]
+    activation_bytes: list[int]
+    peak_bytes: list[int | None]
+
+
+def measure(
+    layers: nn.Sequential,
+    batches: Sequence[Any],
+    *,
+    device: torch.device,
+    num_warmup: int = 50,
+    num_measured: int = 100,
+    meta: dict[str, Any] | None = None,
+    between: Callable[[int], None] | None = None,
+) -> Profile:
+    """Times the layers of a network.
+
+    Args:
+        layers: the network, on ``device``.
+        batches: inputs of the network on ``device``, which take turns; without anything that
+            was computed from them.
+        device: where it runs.
+        num_warmup: passes before those that count.
+        num_measured: passes that count; medians and quartiles are taken over them.
+        meta: what else is known, see :class:`~sparsepipe.profiling.profile.Profile`.
+        between: is called after each pass with its number, to report or to stop.
+
+    Raises:
+        ProfileError: there are no batches, or no passes.
+    """
+    if not batches or num_measured < 1 or num_warmup < 0:
+        raise ProfileError(
+            f"{len(batches)} batches, {num_warmup} warm-up and {num_measured} measured passes",
+            remedy="give one batch or more, and one measured pass or more",
+        )
+    passes = []
+    with _training(layers):
+        for number in range(num_warmup + num_measured):
+            found = _one_pass(layers, fresh(batches[number % len(batches)]), device)
+            if number >= num_warmup:
+                passes.append(found)
+            if between is not None:
+                between(number)
+        sizes = saved_bytes(layers, [fresh(batch) for batch in batches])
+    rows = [
+        _row(index, name, layer, passes, sizes[index])
+        for index, (name, layer) in enumerate(layers.named_children())
+    ]
+    told = {"num_warmup": num_warmup, "num_measured": num_measured, "kind": "measured"}
+    entry = {"input_bytes": sum(map(crossing_bytes, batches)) / len(batches)}
+    return Profile(layers=tuple(rows), meta={**told, **entry, **(meta or {})})
+
+
+@contextmanager
+def _training(layers: nn.Sequential) -> Iterator[None]:
+    """In training mode; statistics of norm layers and the mode are put back afterwards."""
+    buffers = [(buffer, buffer.clone()) for buffer in layers.buffers()]
+    modes = [(module, module.training) for module in layers.modules()]
+    layers.train()
+    try:
+        yield
+    finally:
+        for buffer, was in buffers:
+            buffer.copy_(was)
+        for module, mode in modes:
+            module.training = mode
+
+
+def _one_pass(layers: nn.Sequential, batch: Any, device: torch.device) -> _Pass:
+    """Forward through all layers, then backward through all of them."""
+    clock = Clock(device)
+    value = batch
+    ends: list[tuple[Any, Any]] = []
+    found = _Pass(forward_s=[], backward_s=[], kernel_map_s=[], activation_bytes=[], peak_bytes=[])
+    for layer in layers:
+        value = detached(value) if ends else value  # nobody wants the gradient of the data
+        builds = Clock(device)
+        before = _begin_peak(device)
+        clock.synchronise()
+        clock.mark()
+        with watching_kernel_maps(builds.mark):
+            output = layer(value)
+        clock.mark()
+        found.forward_s.append(clock.seconds()[0])
+        found.kernel_map_s.append(sum(builds.seconds()[::2]))
+        found.peak_bytes.append(_peak(device, before))
+        found.activation_bytes.append(crossing_bytes(output))
+        ends.append((value, output))
+        value = output
+    layers.zero_grad(set_to_none=True)
+    gradients = [torch.randn_like(root) for root in differentiable(value)]
+    for value, output in reversed(ends):
+        roots = differentiable(output)
+        clock.synchronise()
+        clock.mark()
+        if roots:  # a layer without parameters behind the data has no way back
+            torch.autograd.backward(roots, gradients)
+        clock.mark()
+        found.backward_s.insert(0, clock.seconds()[0])
+        gradients = [_gradient(leaf) for leaf in differentiable(value)]
+    layers.zero_grad(set_to_none=True)
+    return found
+
+
+def _gradient(leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
+def _begin_peak(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 0
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)
+
+
+def _peak(device: torch.device, before: int) -> int | None:
+    return torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else None
+
+
+def _row(
+    index: int, name: str, layer: nn.Module, passes: Sequence[_Pass], saved: float
+) -> LayerProfile:
+    forward_s, forward_spread_s = median_and_spread([p.forward_s[index] for p in passes])
+    backward_s, backward_spread_s = median_and_spread([p.backward_s[index] for p in passes])
+    kernel_map_s, _ = median_and_spread([p.kernel_map_s[index] for p in passes])
+    peaks = [p.peak_bytes[index] for p in passes]
+    return LayerProfile(
+        index=index,
+        name=name,
+        kind=type(layer).__name__,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        activation_bytes=sum(p.activation_bytes[index] for p in passes) / len(passes),
+        parameter_bytes=sum(p.nbytes for p in layer.parameters()),
+        saved_bytes=saved,
+        forward_spread_s=forward_spread_s,
+        backward_spread_s=backward_spread_s,
+        kernel_map_s=kernel_map_s,
+        peak_bytes=None if None in peaks else max(p for p in peaks if p is not None),
+    )

@@ -1,0 +1,103 @@
+"""SmartProfile against what is known of layers, on real networks."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sparsepipe.errors import ProfileError
+from sparsepipe.models.vgg_sparse import sparse_vgg
+from sparsepipe.profiling.measure import measure
+from sparsepipe.sparse import SparseTensor, sparse_collate
+
+CPU = torch.device("cpu")
+
+
+class Nap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor, forward_s: float, backward_s: float) -> Tensor:
+        ctx.backward_s = backward_s  # type: ignore[attr-defined]
+        time.sleep(forward_s)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor, None, None]:
+        time.sleep(ctx.backward_s)  # type: ignore[attr-defined]
+        return gradient, None, None
+
+
+class Sleep(nn.Module):
+    def __init__(self, forward_s: float, backward_s: float) -> None:
+        super().__init__()
+        self.times = forward_s, backward_s
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Nap.apply(x, *self.times)  # type: ignore[no-untyped-call]
+
+
+def sparse_batch(seed: int) -> SparseTensor:
+    generator = torch.Generator().manual_seed(seed)
+    sites = [
+        torch.unique(torch.randint(0, 16, (200, 3), generator=generator), dim=0) for _ in range(2)
+    ]
+    return sparse_collate([(s, torch.ones(len(s), 1)) for s in sites], spatial_shape=(16,) * 3)
+
+
+def test_times_are_those_of_layers_that_sleep() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), Sleep(0.02, 0.05), nn.Linear(4, 4), Sleep(0.04, 0.01))
+    found = measure(net, [torch.randn(3, 4)], device=CPU, num_warmup=1, num_measured=3)
+    expected = [(0.0, 0.0), (0.02, 0.05), (0.0, 0.0), (0.04, 0.01)]
+    for layer, (forward_s, backward_s) in zip(found.layers, expected, strict=True):
+        # A machine that is busy only adds to that.
+        assert layer.forward_s >= forward_s
+        assert layer.backward_s >= backward_s
+    assert found.layers[1].backward_s > found.layers[1].forward_s
+    assert found.layers[3].forward_s > found.layers[3].backward_s
+    assert found.meta["num_measured"] == 3
+
+
+def test_sizes_of_a_dense_net_by_hand() -> None:
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    found = measure(net, [torch.randn(5, 8)], device=CPU, num_warmup=0, num_measured=1)
+    assert [layer.kind for layer in found.layers] == ["Linear", "ReLU", "Linear"]
+    assert [layer.parameter_bytes for layer in found.layers] == [4 * (8 * 16 + 16), 0, 4 * 34]
+    assert [layer.activation_bytes for layer in found.layers] == [4 * 5 * n for n in (16, 16, 2)]
+    assert found.input_bytes == 4 * 5 * 8
+    # A linear layer keeps its input, ReLU its output, which the next layer's input is.
+    assert [layer.saved_bytes for layer in found.layers] == [4 * 5 * 8, 4 * 5 * 16, 0]
+
+
+def test_a_sparse_net_is_left_as_it_was_and_told_in_full() -> None:
+    net = sparse_vgg(11, 10, width=1 / 16, dropout=0.5)
+    net.eval()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    batches = [sparse_batch(seed) for seed in range(2)]
+    found = measure(net, batches, device=CPU, num_warmup=1, num_measured=4, meta={"model": "vgg"})
+    assert found.num_layers == len(net)
+    assert not net.training
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert all(parameter.grad is None for parameter in net.parameters())
+    first = found.layers[0]
+    assert first.kind == "Conv3d"
+    coords = sum(batch.coords.nbytes for batch in batches) / 2
+    feats = sum(batch.feats.shape[0] * 4 for batch in batches) / 2 * net[0].kernel.shape[2]
+    assert first.activation_bytes == coords + feats
+    by_kind = {kind: [] for kind in ("Conv3d", "ReLU", "BatchNorm", "MaxPool3d")}
+    for layer in found.layers:
+        by_kind.setdefault(layer.kind, []).append(layer.kernel_map_s)
+    assert first.kernel_map_s is not None
+    assert 0 < first.kernel_map_s < first.forward_s
+    assert not any(by_kind["ReLU"] + by_kind["BatchNorm"])
+    # VGG11's third and fourth convolutions share a level: the second finds the map there.
+    convolutions = by_kind["Conv3d"]
+    assert convolutions[2] > 0
+    assert convolutions[3] == 0
+
+
+@pytest.mark.parametrize(("batches", "measured"), [([], 1), ([torch.ones(1, 1)], 0)])
+def test_nothing_to_measure_is_refused(batches: list[Tensor], measured: int) -> None:
+    with pytest.raises(ProfileError, match="measured passes"):
+        measure(nn.Sequential(nn.Linear(1, 1)), batches, device=CPU, num_measured=measured)
