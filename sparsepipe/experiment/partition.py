@@ -12,6 +12,7 @@ from typing import Any, Literal
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.compose import config_dir
+from sparsepipe.experiment.model_names import model_name
 from sparsepipe.experiment.outputs import expanded
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
@@ -143,11 +144,6 @@ def solve(
             f"there is no search {search!r}", remedy="use dp, mp, hete_mp, exact or exhaustive"
         )
     return found[search](problem)
-
-
-def model_name(config: Mapping[str, Any]) -> str:
-    """What the inventory's ``profile`` calls the model: its function's bare name."""
-    return str(config["model"]["_target_"]).rpartition(".")[2]
 
 
 def load_profiles(

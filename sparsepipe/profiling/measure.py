@@ -93,6 +93,32 @@ def measure(
     return Profile(layers=tuple(rows), meta={**told, **entry, **(meta or {})})
 
 
+def step_seconds(
+    layers: nn.Sequential, batches: Sequence[Any], *, device: torch.device, num_measured: int
+) -> float:
+    """Forward and backward of the whole network in one piece, median.
+
+    Args:
+        layers: the network, on ``device``.
+        batches: its inputs, which take turns.
+        device: where it runs.
+        num_measured: steps that count; two more come before.
+    """
+    times_s = []
+    clock = Clock(device)
+    with _training(layers):
+        for number in range(2 + num_measured):
+            value = fresh(batches[number % len(batches)])
+            clock.synchronise()
+            clock.mark()
+            roots = differentiable(layers(value))
+            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+            clock.mark()
+            times_s.append(clock.seconds()[0])
+            layers.zero_grad(set_to_none=True)
+    return median_and_spread(times_s[2:])[0]
+
+
 @contextmanager
 def _training(layers: nn.Sequential) -> Iterator[None]:
     """In training mode; statistics of norm layers and the mode are put back afterwards."""
