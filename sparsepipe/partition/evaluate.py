@@ -72,6 +72,6 @@ def check_room(
             raise PlanError(
                 f"stage {number} keeps {kept / 2**20:,.0f} MiB on each device, and its smallest "
                 f"holds {room / 2**20:,.0f} MiB",
-                remedy="use a smaller data.batch_size, or a search that looks at memory: mp "
-                "without levels, hete_mp or exact",
+                remedy="use a smaller data.batch_size, or a search that looks at the memory of "
+                "each device: hete_mp or exact",
             )

@@ -22,6 +22,7 @@ from dataclasses import replace
 
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.costs import Costs
+from sparsepipe.partition.evaluate import check_room
 from sparsepipe.partition.exhaustive import exhaustive as all_plans
 from sparsepipe.partition.fleet import Counts, Fleet, Kind
 from sparsepipe.partition.lattice import Lattice, prefixes, subsets
@@ -58,11 +59,13 @@ def mp(problem: Problem, *, device: str) -> Solution:
 
     Raises:
         ConfigError: the inventory has no such device.
-        PlanError: no plan fits the memory.
+        PlanError: no plan fits the memory, or the best one does not fit the real devices, which
+            this search does not see.
     """
     alike = alike_as(problem, device)
     stages = _over(alike, prefixes(alike.fleet, [0]))
     taken = taken_in_order(stages, problem.fleet, range(len(problem.fleet.kinds)))
+    check_room(taken, problem.spans, problem.fleet, problem.memory)
     return Solution(stages=tuple(taken), strategy="mp", assumed=alike)
 
 

@@ -114,6 +114,17 @@ def test_a_limit_moves_the_plan() -> None:
         assert kept <= room
 
 
+def test_mp_does_not_promise_what_the_real_devices_cannot_hold() -> None:
+    # What the first layer saves is counted on B only.
+    big = {"A": profile(1.0, input_bytes=0.0), "B": profile(2.0, input_bytes=64 * MIB)}
+    tight = problem(MemoryModel(), inventory=inventory(memory_bytes=60 * MIB), profiles=big)
+    with pytest.raises(PlanError, match=r"stage 0 keeps \d+ MiB") as caught:
+        mp(tight, device="A")
+    assert "hete_mp or exact" in caught.value.remedy
+    roomy = problem(MemoryModel(), inventory=inventory(memory_bytes=999 * MIB), profiles=big)
+    assert mp(roomy, device="A").config
+
+
 def test_orders() -> None:
     given = problem()
     names = [kind.name for kind in given.fleet.kinds]
