@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.errors import ConfigError
+from sparsepipe.errors import ConfigError, ProfileError
 from sparsepipe.experiment.compose import config_dir
 from sparsepipe.experiment.model_names import model_name
 from sparsepipe.experiment.outputs import expanded
@@ -155,14 +155,40 @@ def load_profiles(
         inventory: names a file for each device and model.
         model: its name.
         given: files by the names of devices, which count first.
+
+    Raises:
+        ProfileError: a file is missing, broken, of another model or of no device that there is,
+            or one device has two.
     """
-    named = {
-        device.name: device.profile[model]
-        for host in inventory.hosts
-        for device in host.devices
-        if model in device.profile
-    }
-    return {name: load_profile(path) for name, path in {**named, **given}.items()}
+    devices = [device for host in inventory.hosts for device in host.devices]
+    there = list(dict.fromkeys(device.name for device in devices))
+    if unknown := [name for name in given if name not in there]:
+        raise ProfileError(
+            f"profiles are given of {', '.join(unknown)}, which the inventory does not have",
+            remedy=f"name devices of the hardware inventory: {', '.join(there)}",
+        )
+    files: dict[str, str] = {**given}
+    for device in devices:
+        if device.name in given or model not in device.profile:
+            continue
+        path = device.profile[model]
+        if files.setdefault(device.name, path) != path:
+            raise ProfileError(
+                f"the inventory names two profiles of {model} on {device.name}: "
+                f"{files[device.name]} and {path}",
+                remedy="name the same file on all hosts, or call the devices by different names",
+            )
+    return {name: _of_model(load_profile(path), model, path) for name, path in files.items()}
+
+
+def _of_model(profile: Profile, model: str, path: str) -> Profile:
+    measured = profile.meta.get("model")  # a graph.txt does not tell
+    if measured not in (None, model):
+        raise ProfileError(
+            f"{path} is a profile of another model: of {measured}, not of {model}",
+            remedy=f"measure {model} with task=profile, or ask for model={measured}",
+        )
+    return profile
 
 
 def fingerprint_of(inventory: Inventory, model: str, *, given: Mapping[str, str]) -> str:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from experiment_harness import composed
 
+from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
 from sparsepipe.experiment.job import run_job
+from sparsepipe.experiment.partition import load_profiles
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.schedule import Plan
 
@@ -60,6 +62,22 @@ def test_the_same_is_done_once_and_another_profile_is_another_run(tmp_path: Path
     [
         (("hardware=local", "hardware.accelerator=cpu"), ProfileError, "no profile of"),
         ((*PAPER, "model=sparse_vgg11_bn"), ProfileError, "no profile of"),
+        (
+            (
+                *PAPER,
+                "model=sparse_vgg11_bn",
+                "++task.profiles={TITAN V: profiles/paper/titan_v.json, "
+                "TITAN Xp: profiles/paper/titan_xp.json, "
+                "RTX 2080 Ti: profiles/paper/rtx_2080_ti.json}",
+            ),
+            ProfileError,
+            "another model: of sparse_vgg16_bn, not of sparse_vgg11_bn",
+        ),
+        (
+            (*PAPER, "++task.profiles={TITAN: profiles/paper/titan_v.json}"),
+            ProfileError,
+            "given of TITAN, which",
+        ),
         ((*PAPER, "task.search=mp"), ConfigError, "task.device"),
         ((*PAPER, "task.order=by_price"), ConfigError, "by_price"),
         ((*PAPER, "task.cost_model=guess"), ConfigError, "guess"),
@@ -85,6 +103,15 @@ def test_what_cannot_be_done_is_refused(
     with pytest.raises(error, match=message):
         run(tmp_path, "task=partition", *overrides)
     assert not list(tmp_path.glob("*/*/DONE.json"))
+
+
+def test_one_device_has_one_profile() -> None:
+    hosts = [
+        {"name": host, "devices": [{"name": "x", "count": 1, "profile": {"net": file}}]}
+        for host, file in (("a", "one.json"), ("b", "two.json"))
+    ]
+    with pytest.raises(ProfileError, match=r"one\.json and two\.json"):
+        load_profiles(Inventory.from_dict({"hosts": hosts}), "net", given={})
 
 
 def test_table_3(tmp_path: Path) -> None:
