@@ -11,6 +11,7 @@ Shape suffixes: I = L + 1 places a model can be cut at; [i, j] is the span from 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +19,8 @@ from numpy.typing import NDArray
 
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.evaluate import check_room
-from sparsepipe.partition.fleet import Fleet
-from sparsepipe.partition.problem import Problem, Solution, taken_in_order
+from sparsepipe.partition.fleet import Counts, Fleet
+from sparsepipe.partition.problem import Problem, Solution
 from sparsepipe.partition.searches import alike_as
 from sparsepipe.partition.spans import Floats
 from sparsepipe.partition.ties import EQUAL, Choice
@@ -56,13 +57,12 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
     """
     fleet, alike = problem.fleet, alike_as(problem, device)
     stages, _ = two_levels(alike, fleet)
-    taken = taken_in_order(stages, fleet, range(len(fleet.kinds)))
-    check_room(taken, problem.spans, fleet, problem.memory)
-    return Solution(stages=tuple(taken), strategy="mp", assumed=alike)
+    check_room(stages, problem.spans, fleet, problem.memory)
+    return Solution(stages=tuple(stages), strategy="mp", assumed=alike)
 
 
 def two_levels(alike: Problem, fleet: Fleet) -> tuple[list[Choice], float]:
-    """Stages over devices that are all alike, and the time that PipeDream expects of them.
+    """Stages on the fleet's devices, and the time that PipeDream expects of them.
 
     Args:
         alike: layers, and what they cost on one device.
@@ -77,12 +77,43 @@ def two_levels(alike: Problem, fleet: Fleet) -> tuple[list[Choice], float]:
     inside = _level(alike, compute_s_II, machines=each, bytes_per_s=min(fleet.inside.values()))
     host_s_II = inside[each].time_s_II
     between = _level(alike, host_s_II, machines=hosts, bytes_per_s=fleet.between)
-    stages = [
-        Choice(first=first, end=end, counts=(replicas * number,))
-        for begin, stop, number in _stages(between, 0, layers, hosts)
-        for first, end, replicas in _stages(inside, begin, stop, each)
-    ]
+    free = _Free(fleet)
+    stages = []
+    for begin, stop, number in _stages(between, 0, layers, hosts):
+        taken = free.hosts(number)
+        for first, end, replicas in _stages(inside, begin, stop, each):
+            stages.append(Choice(first=first, end=end, counts=free.take(taken, replicas)))
     return stages, float(between[hosts].time_s_II[0, layers])
+
+
+class _Free:
+    """Hosts and devices that no stage has yet, in the inventory's order."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._num_kinds = len(fleet.kinds)
+        self._hosts = list(fleet.inside)
+        self._kinds = {
+            host: [
+                k
+                for k, kind in enumerate(fleet.kinds)
+                if kind.host == host
+                for _ in range(kind.count)
+            ]
+            for host in self._hosts
+        }
+
+    def hosts(self, number: int) -> list[str]:
+        """The next hosts, for a stage of the second level."""
+        taken, self._hosts = self._hosts[:number], self._hosts[number:]
+        return taken
+
+    def take(self, hosts: Sequence[str], replicas: int) -> Counts:
+        """As many devices of each of some hosts, counted by kind."""
+        counts = [0] * self._num_kinds
+        for host in hosts:
+            for _ in range(replicas):
+                counts[self._kinds[host].pop(0)] += 1
+        return tuple(counts)
 
 
 def _devices_a_host(fleet: Fleet) -> int:

@@ -16,11 +16,12 @@ from sparsepipe.partition.levels import mp_by_levels, two_levels
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.searches import alike_as
 from sparsepipe.partition.spans import Spans
+from sparsepipe.partition.ties import Choice
 
 INSIDE, BETWEEN = 4.0, 1.0
 
 
-def problem_of(seed: int, hosts: int, each: int) -> Problem:
+def problem_of(seed: int, hosts: int, each: int, model: str | None = None) -> Problem:
     spans = random_problem(seed)[0].spans
     kinds = tuple(Kind(name="gpu", host=f"h{n}", count=each) for n in range(hosts))
     spans = Spans(
@@ -30,9 +31,9 @@ def problem_of(seed: int, hosts: int, each: int) -> Problem:
         cut_bytes_I=spans.cut_bytes_I,
     )
     inside = {kind.host: INSIDE for kind in kinds}
-    model = cost_model(random.Random(seed).choice(["eq4", "pipedream", "sparsepipe_hete"]))
+    drawn = random.Random(seed).choice(["eq4", "pipedream", "sparsepipe_hete"])
     fleet = Fleet(kinds=kinds, inside=inside, between=BETWEEN)
-    return Problem(fleet=fleet, spans=spans, model=model)
+    return Problem(fleet=fleet, spans=spans, model=cost_model(model or drawn))
 
 
 def recursion(spans: Spans, model: CostModel, hosts: int, each: int) -> float:
@@ -67,12 +68,40 @@ def test_the_time_is_that_of_the_recursions(seed: int, hosts: int, each: int) ->
     alike = alike_as(problem, "gpu")
     stages, time_s = two_levels(alike, problem.fleet)
     assert time_s == pytest.approx(recursion(problem.spans, problem.model, hosts, each))
-    taken = mp_by_levels(problem, device="gpu").stages
-    assert [sum(stage.counts) for stage in taken] == [stage.counts[0] for stage in stages]
-    assert sum(stage.counts[0] for stage in stages) == hosts * each
+    assert list(mp_by_levels(problem, device="gpu").stages) == stages
+    # A stage is on whole groups of hosts, on each of them with as many devices; all are used.
+    assert all(len({n for n in stage.counts if n}) == 1 for stage in stages)
+    assert [sum(on) for on in zip(*(stage.counts for stage in stages), strict=True)] == [
+        each
+    ] * hosts
     if 1 in (hosts, each):  # then there is one level only, and its time is the plan's
-        times, cuts = plan_times(taken, problem.spans, problem.fleet, problem.model)
-        assert max(times + cuts) == pytest.approx(time_s)
+        assert own_time(problem, stages) == pytest.approx(time_s)
+
+
+def own_time(problem: Problem, stages: list[Choice]) -> float:
+    times, cuts = plan_times(stages, problem.spans, problem.fleet, problem.model)
+    return max(times + cuts)
+
+
+def test_each_host_is_a_stage_of_the_second_level() -> None:
+    # Where each host is a stage of its own, the time of the two levels is the plan's; it was not
+    # when stages took devices in the inventory's order, and half of each from another host.
+    alone = 0
+    for seed in range(60):
+        problem = problem_of(seed, 2, 2, model="eq4")
+        stages, time_s = two_levels(alike_as(problem, "gpu"), problem.fleet)
+        if 0 in stages[0].counts:
+            alone += 1
+            assert all(0 in stage.counts for stage in stages)
+            assert own_time(problem, stages) == pytest.approx(time_s)
+    assert alone > 5
+
+
+def test_a_pipeline_inside_hosts_has_each_stage_on_all_of_them() -> None:
+    # Two hosts share the minibatches; inside a host one stage follows the other.
+    problem = problem_of(28, 2, 2)
+    stages, _ = two_levels(alike_as(problem, "gpu"), problem.fleet)
+    assert [stage.counts for stage in stages] == [(1, 1), (1, 1)]
 
 
 def test_unequal_hosts_are_refused() -> None:
