@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sparsepipe.partition.cost import CostModel
 from sparsepipe.partition.lattice import Lattice, Ways
-from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.memory import MemoryModel, room_bytes
 from sparsepipe.partition.spans import Floats, Spans
 
 _NOTHING = 1e-9
@@ -123,4 +123,4 @@ class Costs:
             self.memory.per_parameter_byte(flying) * self.spans.parameter_bytes_I
             + flying * self.spans.stored_bytes_I
         )
-        return kept_I, room - self.memory.reserved_bytes
+        return kept_I, room_bytes(room) - self.memory.reserved_bytes

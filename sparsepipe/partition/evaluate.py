@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.cost import CostModel
 from sparsepipe.partition.fleet import Fleet
-from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.memory import MemoryModel, room_bytes
 from sparsepipe.partition.spans import Spans
 from sparsepipe.partition.ties import Choice
 
@@ -68,7 +68,7 @@ def check_room(
     if memory is None:
         return
     for number, (kept, room) in enumerate(plan_bytes(plan, spans, fleet, memory)):
-        if room is not None and kept > room:
+        if room is not None and kept > room_bytes(room):
             raise PlanError(
                 f"stage {number} keeps {kept / 2**20:,.0f} MiB on each device, and its smallest "
                 f"holds {room / 2**20:,.0f} MiB",

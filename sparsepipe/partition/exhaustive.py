@@ -9,7 +9,7 @@ from sparsepipe.errors import PlanError
 from sparsepipe.partition.cost import CostModel
 from sparsepipe.partition.evaluate import plan_bytes, plan_times
 from sparsepipe.partition.fleet import Counts, Fleet
-from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.memory import MemoryModel, room_bytes
 from sparsepipe.partition.spans import Spans
 from sparsepipe.partition.ties import EQUAL, Choice
 
@@ -45,7 +45,8 @@ def exhaustive(
             )
         times = plan_times(plan, spans, fleet, model)
         if memory is None or all(
-            room is None or kept <= room for kept, room in plan_bytes(plan, spans, fleet, memory)
+            room is None or kept <= room_bytes(room)
+            for kept, room in plan_bytes(plan, spans, fleet, memory)
         ):
             found.append((plan, *times))
     if not found:

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_ROUNDING = 1e-9
+
+
+def room_bytes(limit_bytes: float) -> float:
+    """What may be kept within a limit: a billionth more.
+
+    A search adds up bytes in another order than who checks its plan. Where a stage keeps just
+    what there is, all must say the same of it, so that all compare with this.
+    """
+    return limit_bytes * (1 + _ROUNDING)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryModel:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from sparsepipe.partition.cost import PRESETS, cost_model
+from sparsepipe.partition.evaluate import plan_bytes
 from sparsepipe.partition.fleet import Fleet, Kind
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.spans import chain_spans
+from sparsepipe.partition.ties import Choice
 from sparsepipe.profiling import LayerProfile, Profile
 
 MODELS = (*PRESETS, "4_whole")
@@ -39,6 +42,39 @@ def random_problem(seed: int) -> tuple[Problem, list[int]]:
     order = list(range(num_kinds))
     rng.shuffle(order)
     return problem, order
+
+
+def tight_problem(seed: int) -> tuple[Problem, list[int]]:
+    """The same, with limits of just what some random plan keeps on each kind of device."""
+    problem, order = random_problem(seed)
+    rng = random.Random(f"tight {seed}")
+    memory = problem.memory or MemoryModel(reserved_bytes=rng.choice([0.0, 0.1]))
+    kept = dict.fromkeys(range(len(problem.fleet.kinds)), 0.0)
+    plan = _random_plan(rng, problem, order)
+    for stage, (bytes_, _) in zip(
+        plan, plan_bytes(plan, problem.spans, problem.fleet, memory), strict=True
+    ):
+        for k in (k for k, count in enumerate(stage.counts) if count):
+            kept[k] = max(kept[k], bytes_)
+    kinds = tuple(replace(kind, memory_bytes=kept[k]) for k, kind in enumerate(problem.fleet.kinds))
+    return replace(problem, memory=memory, fleet=replace(problem.fleet, kinds=kinds)), order
+
+
+def _random_plan(rng: random.Random, problem: Problem, order: list[int]) -> list[Choice]:
+    """Cuts anywhere in the layers and in the sorted list of devices."""
+    kinds, layers = problem.fleet.kinds, problem.spans.num_layers
+    devices = [k for k in order for _ in range(kinds[k].count)]
+    stages = rng.randint(1, min(layers, len(devices)))
+    cuts = [0, *sorted(rng.sample(range(1, layers), stages - 1)), layers]
+    ends = [0, *sorted(rng.sample(range(1, len(devices)), stages - 1)), len(devices)]
+    return [
+        Choice(
+            first=cuts[s],
+            end=cuts[s + 1],
+            counts=tuple(devices[ends[s] : ends[s + 1]].count(k) for k in range(len(kinds))),
+        )
+        for s in range(stages)
+    ]
 
 
 def _profiles(rng: random.Random, num_layers: int, num_kinds: int) -> list[Profile]:

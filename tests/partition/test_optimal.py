@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
-from instances import random_problem
+from instances import random_problem, tight_problem
 
 from sparsepipe.errors import PlanError
 from sparsepipe.partition import exhaustive as brute
@@ -12,6 +14,9 @@ from sparsepipe.partition.searches import exact, hete_mp
 from sparsepipe.partition.ties import Choice
 
 QUICK, ALL = range(120), range(120, 500)
+
+
+Draw = Callable[[int], tuple[Problem, list[int]]]
 
 
 def all_plans(problem: Problem, order: list[int] | None = None) -> list[Choice] | None:
@@ -27,11 +32,11 @@ def found_by(search: object, *arguments: object, **options: object) -> list[Choi
         return None
 
 
-def check(seeds: range) -> int:
+def check(seeds: range, draw: Draw = random_problem) -> int:
     """Compares both searches; how many problems have no plan that fits."""
     without = 0
     for seed in seeds:
-        problem, order = random_problem(seed)
+        problem, order = draw(seed)
         kinds = problem.fleet.kinds
         names = [f"{kinds[k].host}/{kinds[k].name}" for k in order]
         sorted_ = all_plans(problem, order)
@@ -45,6 +50,11 @@ def test_what_trying_all_plans_finds() -> None:
     assert 0 < check(QUICK) < len(QUICK) / 4
 
 
+def test_limits_of_just_what_a_plan_keeps() -> None:
+    assert check(QUICK, tight_problem) == 0, "the plan that keeps it is one"
+
+
 @pytest.mark.full
 def test_what_trying_all_plans_finds_in_many_more_cases() -> None:
     assert 0 < check(ALL) < len(ALL) / 4
+    assert check(ALL, tight_problem) == 0
