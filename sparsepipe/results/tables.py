@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,9 @@ def write_csv(path: PathLike, rows: Sequence[Mapping[str, Any]]) -> Path:
     return write_text_atomic(path, stream.getvalue())
 
 
+_NUMBER = re.compile(r"[+-]?(\d[\d,]*\.?\d*|\.\d+)(e[+-]?\d+)?\s?[%x]?", re.IGNORECASE)
+
+
 def _is_number(cell: str) -> bool:
-    text = cell.strip().rstrip("%x").replace(",", "").replace("-", "", 1)
-    return not text or text.replace(".", "", 1).isdecimal()
+    text = cell.strip()
+    return text in ("", "-") or _NUMBER.fullmatch(text) is not None

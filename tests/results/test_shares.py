@@ -1,0 +1,38 @@
+import numpy as np
+from picture_checks import has_colour, pixels, texts_outside
+from PIL import Image
+
+from sparsepipe.results import style
+from sparsepipe.results.shares import Costs, accumulated_shares, accumulated_shares_figure
+
+COSTS = Costs(
+    compute_s=[1.0, 2.0, 1.0], activation_bytes=[8.0, 1.0, 1.0], parameter_bytes=[0.0, 0.0, 0.0]
+)
+
+
+def test_shares_add_up_layer_by_layer():
+    axes = accumulated_shares_figure({"GPU": COSTS}).axes[0]
+    lines = {line.get_label(): line.get_ydata() for line in axes.get_lines()}
+    np.testing.assert_allclose(lines["compute time"], [25, 75, 100])
+    np.testing.assert_allclose(lines["activation size"], [80, 90, 100])
+    np.testing.assert_allclose(lines["parameter size"], [0, 0, 0])  # a net without any
+    assert axes.get_title() == "GPU"
+    assert "%" in axes.get_ylabel()
+    assert axes.get_xlabel() == "layer"
+
+
+def test_each_device_has_a_panel_with_all_cuts():
+    figure = accumulated_shares_figure({"A": COSTS, "B": COSTS}, cuts=[1, 2])
+    assert [axes.get_title() for axes in figure.axes] == ["A", "B"]
+    for axes in figure.axes:
+        cuts = [line.get_xdata()[0] for line in axes.get_lines()[3:]]
+        assert cuts == [0.5, 1.5]
+        assert [text.get_text() for text in axes.texts] == ["cut before 1", "2"]
+    assert texts_outside(figure) == []
+    assert has_colour(pixels(figure), style.VERMILION) > 100
+
+
+def test_the_picture_is_written(tmp_path):
+    accumulated_shares({"A": COSTS}, tmp_path / "deep" / "shares.png")
+    with Image.open(tmp_path / "deep" / "shares.png") as picture:
+        picture.verify()

@@ -1,0 +1,42 @@
+"""Tables as they are read in a terminal."""
+
+import csv
+
+import pytest
+
+from sparsepipe.results.tables import markdown_table, write_csv
+
+
+def test_numbers_are_aligned_to_the_right_and_words_to_the_left():
+    table = markdown_table(("layer", "ms"), [("Conv3d", "1.5"), ("ReLU", "12.25")])
+    assert table.splitlines() == [
+        "| layer  |    ms |",
+        "| ------ | ----: |",
+        "| Conv3d |   1.5 |",
+        "| ReLU   | 12.25 |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cell", "number"),
+    [
+        *((cell, True) for cell in ("7", "-7", "1,234.5", "4e+05", "1.5E-3", "12 %", "12%")),
+        *((cell, True) for cell in ("3.2x", "", "-", " 5 ", ".5", "+1")),
+        *((cell, False) for cell in ("7-1", "1-1-1", "word", "1.2.3", "e5", "x", "4 GPUs", "1/2")),
+    ],
+)
+def test_what_counts_as_a_number(cell, number):
+    rule = markdown_table(("head",), [(cell,)]).splitlines()[1]
+    assert rule.endswith(": |") is number
+
+
+def test_csv_can_be_read_back(tmp_path):
+    rows = [{"plan": "7-1", "note": 'a, "b"'}, {"plan": "8", "note": ""}]
+    path = write_csv(tmp_path / "deep" / "rows.csv", rows)
+    with path.open(newline="") as file:
+        assert list(csv.DictReader(file)) == rows
+
+
+def test_csv_without_rows_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no columns"):
+        write_csv(tmp_path / "rows.csv", [])
