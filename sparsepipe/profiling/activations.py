@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -11,29 +13,32 @@ from sparsepipe.sparse import SparseTensor
 
 
 def detached(value: Any) -> Any:
-    """The same values, as leaves that want gradients; what was derived from them is kept."""
-    if isinstance(value, SparseTensor):
-        return value.replace_feats(_leaf(value.feats))
-    return pytree.tree_map(_detached, value, is_leaf=_is_sparse)
+    """The same values, cut from their graph; what was derived from them is kept.
+
+    A tensor wants a gradient where the value's own had a way back, and only there.
+    """
+    return _mapped(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), value)
 
 
-def _detached(leaf: Any) -> Any:
-    if isinstance(leaf, SparseTensor):
-        return detached(leaf)
-    return _leaf(leaf) if isinstance(leaf, Tensor) else leaf
+def copied(value: Any) -> Any:
+    """Copies in the same graph, which a layer may overwrite; what was derived is kept."""
+    return _mapped(torch.clone, value)
 
 
-def _is_sparse(value: Any) -> bool:
-    return isinstance(value, SparseTensor)
+def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    def of(leaf: Any) -> Any:
+        if isinstance(leaf, SparseTensor):
+            return leaf.replace_feats(change(leaf.feats))
+        return change(leaf) if isinstance(leaf, Tensor) else leaf
 
-
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(tensor.is_floating_point())
+    return pytree.tree_map(of, value, is_leaf=lambda node: isinstance(node, SparseTensor))
 
 
 def fresh(value: Any) -> Any:
-    """The same values, without what was derived from them: kernel maps are built anew."""
-    return pytree.tree_map(lambda leaf: leaf, value)
+    """A copy of the values, without what was derived from them: kernel maps are built anew."""
+    return pytree.tree_map(
+        lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, value
+    )
 
 
 def crossing_bytes(value: Any) -> int:

@@ -3,8 +3,10 @@
 Zhai et al., SparsePipe, section 4.1: 50 warm-up and 100 measured iterations, forward and
 backward apart. Each layer runs on what the layer before it gave, cut from its graph, so that its
 backward can be timed alone; the gradient that it gets is that of the layer behind it, for the
-last one random. What is derived from coordinates, such as kernel maps, is kept from layer to
-layer, as in a forward pass, and counts for the layer that first asks for it.
+last one random. The layers of a pass run one right after another, and a GPU is waited for only
+when all have been launched, so that what it does while the host prepares the next layer is
+counted as in a training step. What is derived from coordinates, such as kernel maps, is kept
+from layer to layer, as in a forward pass, and counts for the layer that first asks for it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsepipe.errors import ProfileError
-from sparsepipe.profiling.activations import crossing_bytes, detached, differentiable, fresh
+from sparsepipe.profiling.activations import copied, crossing_bytes, detached, differentiable, fresh
 from sparsepipe.profiling.clock import Clock, median_and_spread
 from sparsepipe.profiling.profile import LayerProfile, Profile
 from sparsepipe.profiling.saved import saved_bytes
@@ -83,10 +85,10 @@ def measure(
                 passes.append(found)
             if between is not None:
                 between(number)
-        sizes = saved_bytes(layers, [fresh(batch) for batch in batches])
-    rows = [
+        sizes = saved_bytes(layers, batches)
+    rows = [  # not named_children(), which tells a layer that comes twice once
         _row(index, name, layer, passes, sizes[index])
-        for index, (name, layer) in enumerate(layers.named_children())
+        for index, (name, layer) in enumerate(zip(layers._modules, layers, strict=True))
     ]
     told = {"num_warmup": num_warmup, "num_measured": num_measured, "kind": "measured"}
     entry = {"input_bytes": sum(map(crossing_bytes, batches)) / len(batches)}
@@ -112,7 +114,8 @@ def step_seconds(
             clock.synchronise()
             clock.mark()
             roots = differentiable(layers(value))
-            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+            if roots:
+                torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
             clock.mark()
             times_s.append(clock.seconds()[0])
             layers.zero_grad(set_to_none=True)
@@ -135,39 +138,52 @@ def _training(layers: nn.Sequential) -> Iterator[None]:
 
 
 def _one_pass(layers: nn.Sequential, batch: Any, device: torch.device) -> _Pass:
-    """Forward through all layers, then backward through all of them."""
-    clock = Clock(device)
-    value = batch
+    """Forward through all layers in one go, then backward through all of them."""
+    ends, found = _forward(layers, batch, device)
+    layers.zero_grad(set_to_none=True)
+    found.backward_s.extend(_backward(ends, device))
+    layers.zero_grad(set_to_none=True)
+    return found
+
+
+def _forward(
+    layers: nn.Sequential, batch: Any, device: torch.device
+) -> tuple[list[tuple[Any, Any]], _Pass]:
+    """What each layer got, as leaves, and gave, each in a graph of its own; and the figures."""
+    clock, builds = Clock(device), [Clock(device) for _ in layers]
     ends: list[tuple[Any, Any]] = []
     found = _Pass(forward_s=[], backward_s=[], kernel_map_s=[], activation_bytes=[], peak_bytes=[])
-    for layer in layers:
-        value = detached(value) if ends else value  # nobody wants the gradient of the data
-        builds = Clock(device)
+    output = batch
+    clock.synchronise()
+    for layer, build in zip(layers, builds, strict=True):
+        value = detached(output)
+        given = copied(value)  # a layer that works in place may overwrite no leaf
         before = _begin_peak(device)
-        clock.synchronise()
         clock.mark()
-        with watching_kernel_maps(builds.mark):
-            output = layer(value)
+        with watching_kernel_maps(build.mark):
+            output = layer(given)
         clock.mark()
-        found.forward_s.append(clock.seconds()[0])
-        found.kernel_map_s.append(sum(builds.seconds()[::2]))
         found.peak_bytes.append(_peak(device, before))
         found.activation_bytes.append(crossing_bytes(output))
         ends.append((value, output))
-        value = output
-    layers.zero_grad(set_to_none=True)
-    gradients = [torch.randn_like(root) for root in differentiable(value)]
+    found.forward_s.extend(clock.seconds()[::2])
+    found.kernel_map_s.extend(sum(build.seconds()[::2]) for build in builds)
+    return ends, found
+
+
+def _backward(ends: Sequence[tuple[Any, Any]], device: torch.device) -> list[float]:
+    """Seconds of each layer's way back, in the order of the forward pass."""
+    clock = Clock(device)
+    gradients = [torch.randn_like(root) for root in differentiable(ends[-1][1])]
+    clock.synchronise()
     for value, output in reversed(ends):
         roots = differentiable(output)
-        clock.synchronise()
         clock.mark()
         if roots:  # a layer without parameters behind the data has no way back
             torch.autograd.backward(roots, gradients)
         clock.mark()
-        found.backward_s.insert(0, clock.seconds()[0])
         gradients = [_gradient(leaf) for leaf in differentiable(value)]
-    layers.zero_grad(set_to_none=True)
-    return found
+    return clock.seconds()[::2][::-1]
 
 
 def _gradient(leaf: Tensor) -> Tensor:

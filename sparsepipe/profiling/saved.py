@@ -3,39 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
-from sparsepipe.profiling.activations import detached
+from sparsepipe.profiling.activations import fresh
 
 
 def saved_bytes(layers: nn.Sequential, batches: Sequence[Any]) -> list[float]:
     """Bytes that a forward pass keeps for each layer, mean over batches.
 
-    Each storage counts once, for the first layer that saves it; parameters do not count, since
-    they are there anyway. Buffers are left as they were.
+    Each storage counts once, for the first layer that saves it; parameters and buffers do not
+    count, since they are there anyway. Kernel maps and gather plans do not count either: the
+    graph holds them beside its tensors, where torch does not see them.
 
     Args:
-        layers: the network.
-        batches: its inputs.
+        layers: the network, in the mode that is asked about; statistics of norm layers move on.
+        batches: its inputs; they are left as they are.
     """
     sums = [0.0] * len(layers)
     for batch in batches:
-        seen = {parameter.untyped_storage().data_ptr() for parameter in layers.parameters()}
-        value = batch
-        for index, layer in enumerate(layers):
-            kept: dict[int, int] = {}
-
-            def note(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
-                storage = tensor.untyped_storage()
-                kept.setdefault(storage.data_ptr(), storage.nbytes())
-                return tensor
-
-            value = detached(value) if index else value
-            with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-                value = layer(value)
-            sums[index] += sum(size for place, size in kept.items() if place not in seen)
-            seen |= kept.keys()
+        for index, size in enumerate(_saved_of(layers, fresh(batch))):
+            sums[index] += size
     return [total / len(batches) for total in sums]
+
+
+def _saved_of(layers: nn.Sequential, value: Any) -> list[int]:
+    there = {t.untyped_storage().data_ptr() for t in chain(layers.parameters(), layers.buffers())}
+    # All that was saved stays alive to the end: an address that is given out again would pass
+    # for a storage that was counted.
+    alive: dict[int, Tensor] = {}
+    sizes: list[int] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        place = storage.data_ptr()
+        if place not in there and place not in alive:
+            sizes[-1] += storage.nbytes()
+            alive[place] = tensor.detach()
+        return tensor.detach()
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        for layer in layers:
+            sizes.append(0)
+            value = layer(value)
+    return sizes

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from sparsepipe import sparse
 from sparsepipe.errors import ProfileError
 from sparsepipe.models.vgg_sparse import sparse_vgg
-from sparsepipe.profiling.measure import measure
+from sparsepipe.profiling.measure import measure, step_seconds
 from sparsepipe.sparse import SparseTensor, sparse_collate
 
 CPU = torch.device("cpu")
@@ -101,3 +103,80 @@ def test_a_sparse_net_is_left_as_it_was_and_told_in_full() -> None:
 def test_nothing_to_measure_is_refused(batches: list[Tensor], measured: int) -> None:
     with pytest.raises(ProfileError, match="measured passes"):
         measure(nn.Sequential(nn.Linear(1, 1)), batches, device=CPU, num_measured=measured)
+
+
+class MaskAndValue(nn.Module):
+    """A float output without a way back, before one that has it."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x.detach() > 0).float(), 3 * x
+
+
+class Masked(nn.Module):
+    """Takes both."""
+
+    def forward(self, both: tuple[Tensor, Tensor]) -> Tensor:
+        mask, x = both
+        assert not mask.requires_grad
+        assert x.requires_grad
+        return mask[:, :2].sum() + x
+
+
+class Gradients(torch.autograd.Function):
+    """Hands its input on, and notes the gradient."""
+
+    seen: ClassVar[list[Tensor]] = []
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        Gradients.seen.append(gradient.clone())
+        return gradient
+
+
+class Noting(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Gradients.apply(x)  # type: ignore[no-untyped-call]
+
+
+def test_gradients_reach_the_output_that_they_belong_to() -> None:
+    Gradients.seen.clear()
+    net = nn.Sequential(nn.Linear(4, 4), Noting(), MaskAndValue(), Masked(), Noting())
+    measure(net, [torch.randn(3, 4)], device=CPU, num_warmup=0, num_measured=1)
+    behind, before = Gradients.seen
+    assert torch.equal(before, 3 * behind)  # that of the mask would have been zero
+
+
+def test_a_layer_that_comes_twice_has_two_rows() -> None:
+    linear, act = nn.Linear(4, 4), nn.Tanh()
+    net = nn.Sequential(linear, act, linear, act, linear)
+    found = measure(net, [torch.randn(3, 4)], device=CPU, num_warmup=0, num_measured=1)
+    assert [layer.name for layer in found.layers] == ["0", "1", "2", "3", "4"]
+    assert [layer.kind for layer in found.layers] == ["Linear", "Tanh"] * 2 + ["Linear"]
+    assert all(layer.forward_s > 0 and layer.backward_s > 0 for layer in found.layers)
+
+
+def test_layers_may_work_in_place() -> None:
+    batch = torch.randn(3, 4)
+    given = batch.clone()
+    net = nn.Sequential(
+        nn.ReLU(inplace=True), nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4)
+    )
+    found = measure(net, [batch], device=CPU, num_warmup=1, num_measured=2)
+    assert torch.equal(batch, given)
+    assert found.layers[2].backward_s > 0
+    # What the first linear layer gives, the second overwrites and keeps, once.
+    assert [layer.saved_bytes for layer in found.layers] == [0, 4 * 3 * 4, 4 * 3 * 4, 0]
+    assert step_seconds(net, [batch], device=CPU, num_measured=1) > 0
+    assert torch.equal(batch, given)
+
+
+def test_sparse_layers_may_work_in_place() -> None:
+    net = nn.Sequential(sparse.Conv3d(1, 4, 3), sparse.ReLU(inplace=True), sparse.Conv3d(4, 4, 3))
+    found = measure(net, [sparse_batch(0)], device=CPU, num_warmup=0, num_measured=1)
+    first, _, last = (layer.kernel_map_s for layer in found.layers)
+    assert first
+    assert not last  # the copies share what was derived from the coordinates
