@@ -11,7 +11,7 @@ ACTIVATION_TOLERANCE = 0.2
 """Share by which the bytes of an activation may differ: points are drawn at random, and the
 profiles of the paper's authors differ by 18 %."""
 PARAMETER_TOLERANCE = 0.001
-_SAME_RUN = ("model", "batch_size", "resolution", "dtype")
+_SAME_RUN = ("model", "batch_size", "resolution", "point_ratio", "dtype")
 
 
 def check_agreement(profiles: Mapping[str, Profile]) -> None:

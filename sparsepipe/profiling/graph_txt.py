@@ -59,10 +59,12 @@ class Graph:
     Args:
         nodes: by name, in the file's order.
         successors: names of the nodes that each node hands its output to.
+        input_bytes: of what the file calls its inputs, which are no nodes; None without any.
     """
 
     nodes: Mapping[str, Node]
     successors: Mapping[str, Sequence[str]]
+    input_bytes: float | None = None
 
     def predecessors(self) -> dict[str, list[str]]:
         """Names of the nodes that each node gets its input from."""
@@ -142,7 +144,8 @@ def chain_profile(graph: Graph, *, meta: Mapping[str, Any]) -> Profile:
 
     Args:
         graph: layers one after another.
-        meta: of the profile; ``source`` should say where the figures come from.
+        meta: of the profile; ``source`` should say where the figures come from, and
+            ``input_bytes`` is that of the graph where it is not given.
 
     Raises:
         ProfileError: the graph branches.
@@ -165,7 +168,8 @@ def chain_profile(graph: Graph, *, meta: Mapping[str, Any]) -> Profile:
         )
         for index, node in enumerate(nodes)
     )
-    return Profile(layers=layers, meta=meta)
+    entry = {} if graph.input_bytes is None else {"input_bytes": graph.input_bytes}
+    return Profile(layers=layers, meta={**entry, **meta})
 
 
 def _node(line: str, number: int) -> Node:
@@ -219,11 +223,15 @@ def _malformed(number: int, what: str) -> ProfileError:
 
 def _without_ends(graph: Graph) -> Graph:
     before = graph.predecessors()
-    dropped = {
+    inputs = {
+        name: node.activation_bytes
+        for name, node in graph.nodes.items()
+        if not before[name] and node.text.startswith("Input")
+    }
+    dropped = inputs.keys() | {
         name
         for name, node in graph.nodes.items()
-        if (not before[name] and node.text.startswith("Input"))
-        or (not graph.successors[name] and node.text.startswith("__getitem__"))
+        if not graph.successors[name] and node.text.startswith("__getitem__")
     }
     return Graph(
         nodes={name: node for name, node in graph.nodes.items() if name not in dropped},
@@ -232,6 +240,7 @@ def _without_ends(graph: Graph) -> Graph:
             for name, following in graph.successors.items()
             if name not in dropped
         },
+        input_bytes=sum(inputs.values()) if inputs else None,
     )
 
 

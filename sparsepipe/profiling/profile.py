@@ -28,11 +28,13 @@ class LayerProfile:
         backward_s: seconds of its backward pass.
         activation_bytes: what crosses the link if the model is cut after this layer.
         parameter_bytes: of its parameters.
-        saved_bytes: what the forward keeps for the backward; None where nobody counted it.
+        saved_bytes: what the forward keeps for the backward, without kernel maps; None where
+            nobody counted it.
         forward_spread_s: between the quartiles of the measured forward times.
         backward_spread_s: between the quartiles of the measured backward times.
-        kernel_map_s: the part of both times in which kernel maps are built.
-        peak_bytes: most memory in use while the layer runs, beyond what was in use before.
+        kernel_map_s: the part of the forward time in which kernel maps are built.
+        peak_bytes: most memory in use in the layer's forward pass, beyond what was in use before;
+            known on CUDA only.
     """
 
     index: int
@@ -61,8 +63,8 @@ class Profile:
     Args:
         layers: in the model's order.
         meta: ``model``, ``batch_size``, ``resolution``, ``point_ratio``, ``device``, ``dtype``,
-            ``backend``, ``num_warmup``, ``num_measured``, ``versions``, ``source``, and what
-            else is known of the measurement.
+            ``backend``, ``num_warmup``, ``num_measured``, ``versions``, ``source``,
+            ``input_bytes``, and what else is known of the measurement.
 
     Raises:
         ProfileError: there are no layers, or their numbers, times or sizes make no sense.
@@ -87,6 +89,16 @@ class Profile:
                         f"layer {place} of the profile has {name}={value}",
                         remedy=f"give numbers from 0 on, or {_REMEASURE}",
                     )
+        self._check_input()
+
+    def _check_input(self) -> None:
+        value = self.meta.get("input_bytes", 0.0)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not (number and math.isfinite(value) and value >= 0):
+            raise ProfileError(
+                f"the profile has input_bytes={value!r} in its meta",
+                remedy=f"give a number from 0 on, leave it out, or {_REMEASURE}",
+            )
 
     @property
     def num_layers(self) -> int:

@@ -37,6 +37,15 @@ def test_a_chain_becomes_a_profile() -> None:
     assert (first.activation_bytes, first.parameter_bytes) == (52.0, 69.0)
     assert second.activation_bytes == 52.0
     assert profile.meta["device"] == "a"
+    assert profile.input_bytes == 256.0  # of the node that is none of the layers
+
+
+def test_the_size_of_the_input_is_told_only_where_it_is_known() -> None:
+    graph = parse_graph(
+        "".join(CHAIN.splitlines(keepends=True)[1:4]) + "\tnode2 -- node3\n\tnode3 -- node4\n"
+    )
+    assert "input_bytes" not in chain_profile(graph, meta={}).meta
+    assert chain_profile(parse_graph(CHAIN), meta={"input_bytes": 9}).input_bytes == 9.0
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,13 @@ def test_what_makes_no_sense_is_refused(changes: dict[str, float], message: str)
         changed(profile(), 1, **changes)
 
 
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "64", None, True])
+def test_an_input_that_has_no_size_is_refused(value: object) -> None:
+    with pytest.raises(ProfileError, match="input_bytes=") as caught:
+        profile(input_bytes=value)
+    assert "leave it out" in caught.value.remedy
+
+
 def test_a_missing_file_is_named_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"gpu\.json") as caught:
         Profile.load(tmp_path / "gpu.json")
@@ -93,6 +100,12 @@ def test_the_authors_profiles_agree() -> None:
 def test_profiles_of_different_models_are_refused(other: Profile, message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         check_agreement({"a": profile(), "b": other})
+
+
+def test_another_share_of_points_is_refused() -> None:
+    profiles = {name: profile(point_ratio=ratio) for name, ratio in (("a", 1.0), ("b", 0.5))}
+    with pytest.raises(ProfileError, match=r"b was measured with point_ratio=0\.5, a with"):
+        check_agreement(profiles)
 
 
 def test_sizes_may_differ_a_little() -> None:
