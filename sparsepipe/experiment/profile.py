@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
+from sparsepipe.errors import ConfigError, HardwareError, ProfileError
 from sparsepipe.experiment.build import build_data, build_module
 from sparsepipe.experiment.loaders import adapt_loaders
 from sparsepipe.experiment.model_names import model_name
@@ -48,9 +49,48 @@ def profile(
 
     Raises:
         ProfileError: nothing is to be measured.
-        ConfigError: the model has no layers to measure.
+        ConfigError: the model has no layers to measure, or is to be trained in several processes
+            or other numbers than float32.
+        HardwareError: the inventory's devices are not here.
         Stopped: a signal ended it.
     """
+    _check(run, num_batches)
+    found, steps = _measured(run, num_warmup, num_measured, num_batches, layers)
+    training_s = None if steps is None else steps * float(found.meta["step_s"])
+    found.save(run.directory.path / "profile.json")
+    accumulated_shares({found.meta["device"]: _costs(found)}, run.directory.path / "shares.png")
+    _tell(found, training_s)
+    _write(run, found, training_s)
+
+
+def _check(run: Run, num_batches: int) -> None:
+    if num_batches < 1:
+        raise ProfileError(
+            f"task.num_batches={num_batches}: there is nothing to measure",
+            remedy="give one batch or more",
+        )
+    if run.ranks > 1:
+        raise ConfigError(
+            f"profile runs as one process, the configuration asks for {run.ranks}",
+            remedy="choose parallel=single",
+        )
+    precision = run.config["trainer"]["precision"]
+    if str(precision) not in ("32", "32-true", "None"):
+        raise ConfigError(
+            f"profiles are measured in float32 so far, not with trainer.precision={precision}",
+            remedy="set trainer.precision=32-true",
+        )
+    if run.inventory.accelerator == "cuda" and not torch.cuda.is_available():
+        raise HardwareError(
+            "the inventory has CUDA devices, and torch finds none on this machine",
+            remedy="choose the hardware at hand (hardware=local), or profile where the GPUs are",
+        )
+
+
+def _measured(
+    run: Run, num_warmup: int, num_measured: int, num_batches: int, layers: str | None
+) -> tuple[Profile, int | None]:
+    """The profile, and how many steps the training takes; None where its end is not given."""
     started_s = time.perf_counter()
     data = build_data(run.config)
     data.setup("fit")
@@ -68,38 +108,44 @@ def profile(
         device=device,
         num_warmup=num_warmup,
         num_measured=num_measured,
-        meta=_meta(run, module),
+        meta=_meta(run, module, device),
         between=_progress(run, num_warmup + num_measured),
     )
     step_s = step_seconds(net, batches, device=device, num_measured=max(1, num_measured // 5))
-    cost_s = time.perf_counter() - started_s
-    epochs = run.config["trainer"]["max_epochs"] or 1
-    training_s = step_s * len(loader) * epochs
-    found = Profile(layers=found.layers, meta={**found.meta, "step_s": step_s, "cost_s": cost_s})
-    found.save(run.directory.path / "profile.json")
-    accumulated_shares({found.meta["device"]: _costs(found)}, run.directory.path / "shares.png")
+    told = {"step_s": step_s, "cost_s": time.perf_counter() - started_s}
+    epochs = run.config["trainer"]["max_epochs"] or 0
+    steps = len(loader) * epochs if epochs > 0 else None
+    return Profile(layers=found.layers, meta={**found.meta, **told}), steps
+
+
+def _tell(found: Profile, training_s: float | None) -> None:
+    step_s, cost_s = found.meta["step_s"], found.meta["cost_s"]
     log.info("%s", _table(found))
     log.info(
         "the layers take %.1f ms one by one, a step of all %.1f ms (%.1f %%); %.0f s of measuring, "
-        "%.1f %% of a training of %d epochs on this device",
+        "%s",
         1e3 * found.compute_s,
         1e3 * step_s,
         100 * found.compute_s / step_s,
         cost_s,
-        100 * cost_s / training_s,
-        epochs,
+        "and the training that it serves has no given end (trainer.max_epochs)"
+        if training_s is None
+        else f"{cost_s / training_s:.1%} of the training that it serves, on this device",
     )
-    write_result(
-        run,
-        {
-            "layers_s": found.compute_s,
-            "step_s": step_s,
-            "layers_share_of_step": found.compute_s / step_s,
-            "profile_s": cost_s,
-            "profile_share_of_training": cost_s / training_s,
-            "kernel_maps_s": sum(layer.kernel_map_s or 0.0 for layer in found.layers),
-        },
-    )
+
+
+def _write(run: Run, found: Profile, training_s: float | None) -> None:
+    step_s, cost_s = found.meta["step_s"], found.meta["cost_s"]
+    values = {
+        "layers_s": found.compute_s,
+        "step_s": step_s,
+        "layers_share_of_step": found.compute_s / step_s,
+        "profile_s": cost_s,
+        "kernel_maps_s": sum(layer.kernel_map_s or 0.0 for layer in found.layers),
+    }
+    if training_s is not None:
+        values["profile_share_of_training"] = cost_s / training_s
+    write_result(run, values)
 
 
 def _input_of(
@@ -123,14 +169,16 @@ def _progress(run: Run, passes: int) -> Callable[[int], None]:
     return tell
 
 
-def _meta(run: Run, module: pl.LightningModule) -> dict[str, Any]:
+def _meta(run: Run, module: pl.LightningModule, device: torch.device) -> dict[str, Any]:
     data, backend = run.config["data"], run.config["backend"]
     return {
         "model": model_name(run.config),
         "batch_size": data.get("batch_size"),
         "resolution": data.get("resolution"),
         "point_ratio": data.get("point_ratio"),
-        "device": run.inventory.hosts[0].devices[0].name,
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else run.inventory.hosts[0].devices[0].name,
         "dtype": str(next(module.parameters()).dtype).removeprefix("torch."),
         "backend": str(backend["_target_"]).rpartition(".")[2] if backend else None,
         "threads": torch.get_num_threads(),

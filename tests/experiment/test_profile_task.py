@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
+import torch
 from experiment_harness import SUPPORT, composed
 
-from sparsepipe.errors import ProfileError
+from sparsepipe.errors import ConfigError, HardwareError, ProfileError, SparsePipeError
+from sparsepipe.experiment.build import build_inventory
 from sparsepipe.experiment.job import run_job
+from sparsepipe.experiment.profile import profile
+from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 
@@ -51,6 +57,48 @@ def test_a_profile_and_the_plan_that_it_leads_to(tmp_path: Path) -> None:
     plan = Plan.from_json(planned.plan.read_text())
     assert plan.num_ranks == 3
     assert plan.num_layers == found.num_layers
+
+
+def test_a_training_without_an_end_has_no_share(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="sparsepipe"):
+        done = run(*PROFILE, "trainer.max_epochs=-1")
+    assert "no given end" in caplog.text
+    assert "profile_share_of_training" not in json.loads(done.result.read_text())
+
+
+@pytest.mark.parametrize(
+    ("override", "error", "message"),
+    [
+        (("task.num_batches=0",), ProfileError, "num_batches=0"),
+        (("task.num_batches=-1",), ProfileError, "num_batches=-1"),
+        (("trainer.precision=bf16-mixed",), ConfigError, "float32 so far"),
+        pytest.param(
+            ("hardware=paper_8gpu",),
+            HardwareError,
+            "torch finds none",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    override: tuple[str, ...], error: type[SparsePipeError], message: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        run(*PROFILE, *override)
+    assert caught.value.remedy
+
+
+def test_several_processes_are_refused(tmp_path: Path) -> None:
+    config = composed(*PROFILE, "parallel=dp", "parallel.devices=2", "hardware.cpu_devices=2")
+    alone = Run(
+        config=config,
+        directory=RunDir(tmp_path),
+        inventory=build_inventory(config),
+        watch=SignalWatch(),
+    )
+    with pytest.raises(ConfigError, match="profile runs as one process") as caught:
+        profile(alone)
+    assert "parallel=single" in caught.value.remedy
 
 
 def test_no_measured_pass_is_refused() -> None:
