@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -15,6 +17,7 @@ import yaml
 from sparsepipe.errors import HardwareError
 
 Accelerator = Literal["cpu", "cuda"]
+_NUMBERS = ("count", "memory_bytes", "tflops", "memory_bytes_per_s", "bytes_per_s", "latency_s")
 _Value = TypeVar("_Value", bound="Device | Link | Host")
 
 
@@ -160,12 +163,15 @@ class Inventory:
         """Builds an inventory from plain mappings and lists.
 
         Raises:
-            HardwareError: a key is missing or unknown.
+            HardwareError: a key is missing or unknown, a number is none, or a name is there
+                twice.
         """
         if not isinstance(value, Mapping) or not isinstance(value.get("hosts"), list):
             raise HardwareError("the inventory lists no hosts", remedy="give it a list 'hosts'")
+        hosts = tuple(_host(host) for host in value["hosts"])
+        _distinct([host.name for host in hosts], "the inventory", "hosts")
         return cls(
-            hosts=tuple(_host(host) for host in value["hosts"]),
+            hosts=hosts,
             link=_link(value.get("link")),
         )
 
@@ -178,7 +184,18 @@ def _host(value: Mapping[str, Any]) -> Host:
         raise HardwareError(
             f"host {value.get('name')!r} has no devices", remedy="list its 'devices'"
         )
+    _distinct([device.name for device in devices], f"host {value.get('name')!r}", "devices")
     return _build(Host, {**value, "devices": devices, "link": _link(value.get("link"))})
+
+
+def _distinct(names: Sequence[str], where: str, what: str) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise HardwareError(
+            f"{where} lists several {what} of one name: {', '.join(map(str, twice))}",
+            remedy="give each a name of its own; like devices of a host are one entry, with their "
+            "'count'",
+        )
 
 
 def _link(value: Mapping[str, Any] | None) -> Link | None:
@@ -199,11 +216,30 @@ def _build(kind: type[_Value], value: Mapping[str, Any]) -> _Value:
             remedy=f"use {', '.join(known)}",
         )
     try:
-        return kind(**value)
+        return kind(**{key: _checked(key, item) for key, item in value.items()})
     except TypeError as error:
         raise HardwareError(
             f"a {kind.__name__.lower()} is incomplete: {error}", remedy="add what is missing"
         ) from error
+
+
+def _checked(key: str, value: Any) -> Any:
+    """A number as such, also where YAML takes it for text, as it does with 12e9."""
+    if key not in _NUMBERS or (value is None and key != "count"):
+        return value
+    number = value
+    if isinstance(value, str):
+        with suppress(ValueError):
+            number = float(value)
+        if isinstance(number, float) and number.is_integer():
+            number = int(number)
+    wanted = int if key == "count" else (int, float)
+    if isinstance(number, bool) or not isinstance(number, wanted) or not number >= 0:
+        raise HardwareError(
+            f"{key} is {value!r}",
+            remedy=f"give {key} a {'whole ' if key == 'count' else ''}number that is not negative",
+        )
+    return number
 
 
 def _plain(value: Any) -> Any:

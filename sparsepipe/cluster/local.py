@@ -54,14 +54,14 @@ def _cuda_devices() -> tuple[Device, ...]:
 
     if not torch.cuda.is_available():
         return ()
-    counts: dict[tuple[str, int], int] = {}
+    memories: dict[str, list[int]] = {}
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        key = (properties.name, properties.total_memory)
-        counts[key] = counts.get(key, 0) + 1
+        memories.setdefault(properties.name, []).append(properties.total_memory)
+    # What is in use by the driver may differ a little between like devices: the least counts.
     return tuple(
-        Device(name=name, count=count, accelerator="cuda", memory_bytes=memory_bytes)
-        for (name, memory_bytes), count in counts.items()
+        Device(name=name, count=len(each), accelerator="cuda", memory_bytes=min(each))
+        for name, each in memories.items()
     )
 
 

@@ -34,6 +34,32 @@ class Kind:
     tflops: float | None = None
 
 
+def kinds_of(inventory: Inventory) -> tuple[Kind, ...]:
+    """The kinds of devices of which an inventory has any, in its order.
+
+    Raises:
+        HardwareError: it has none.
+    """
+    kinds = tuple(
+        Kind(
+            name=device.name,
+            host=host.name,
+            count=device.count,
+            memory_bytes=device.memory_bytes,
+            tflops=device.tflops,
+        )
+        for host in inventory.hosts
+        for device in host.devices
+        if device.count
+    )
+    if not kinds:
+        raise HardwareError(
+            "the inventory has no device: the count of each is 0",
+            remedy="give a device of the hardware inventory a 'count' above 0",
+        )
+    return kinds
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
     """Kinds of devices in the inventory's order, and the bandwidth between any two.
@@ -57,20 +83,10 @@ class Fleet:
             bandwidth_bytes_per_s: one bandwidth for all links, whatever the inventory says.
 
         Raises:
-            HardwareError: a link that is needed has no bandwidth, or none above 0.
+            HardwareError: there is no device, or a link that is needed has no bandwidth, or none
+                above 0.
         """
-        kinds = tuple(
-            Kind(
-                name=device.name,
-                host=host.name,
-                count=device.count,
-                memory_bytes=device.memory_bytes,
-                tflops=device.tflops,
-            )
-            for host in inventory.hosts
-            for device in host.devices
-            if device.count
-        )
+        kinds = kinds_of(inventory)
         if bandwidth_bytes_per_s is not None:
             speed = _positive(bandwidth_bytes_per_s, "the bandwidth")
             return cls(kinds=kinds, inside={k.host: speed for k in kinds}, between=speed)
@@ -137,7 +153,7 @@ def _speed(link: Link | None, of: str) -> float:
         raise HardwareError(
             f"the link of {of} has no bandwidth",
             remedy="write link: {bytes_per_s: ...} there, or give one bandwidth for all links "
-            "(task.bandwidth_bytes_per_s); task=bandwidth measures it",
+            "(task.bandwidth_bytes_per_s)",
         )
     return _positive(link.bytes_per_s, f"the link of {of}")
 
@@ -146,6 +162,6 @@ def _positive(value: float, what: str) -> float:
     if not 0 < value < float("inf"):
         raise HardwareError(
             f"{what} is {value} bytes a second",
-            remedy="give a number above 0; task=bandwidth measures it",
+            remedy="give the bandwidth as a number above 0, as a tool like iperf3 measures it",
         )
     return float(value)

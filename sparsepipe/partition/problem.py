@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ProfileError
 from sparsepipe.partition.cost import CostModel
-from sparsepipe.partition.fleet import Counts, Fleet
+from sparsepipe.partition.fleet import Counts, Fleet, kinds_of
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.spans import Spans, chain_spans
 from sparsepipe.partition.ties import Choice
@@ -54,10 +54,10 @@ class Problem:
 
         Raises:
             ProfileError: a device has no profile, or they are of different models.
-            HardwareError: a link that is needed has no bandwidth, or none above 0.
+            HardwareError: there is no device, or a link that is needed has no bandwidth, or none
+                above 0.
         """
-        devices = [device for host in inventory.hosts for device in host.devices]
-        names = list(dict.fromkeys(device.name for device in devices if device.count))
+        names = list(dict.fromkeys(kind.name for kind in kinds_of(inventory)))
         if missing := [name for name in names if name not in profiles]:
             there = ", ".join(profiles) or "none"
             raise ProfileError(

@@ -62,6 +62,22 @@ def test_devices_are_counted_by_host() -> None:
         ("hosts: [a]", "'a' is no host"),
         ("hosts: [{name: a, devices: [x]}]", "'x' is no device"),
         ("{hosts: [{name: a, devices: [{name: x, count: 1}]}], link: 5}", "5 is no link"),
+        ("hosts: [{name: a, devices: [{name: x, count: -1}]}]", "count is -1"),
+        ("hosts: [{name: a, devices: [{name: x, count: 1.5}]}]", "count is 1.5"),
+        ("hosts: [{name: a, devices: [{name: x, count: null}]}]", "count is None"),
+        ("hosts: [{name: a, devices: [{name: x, count: true}]}]", "count is True"),
+        ("hosts: [{name: a, devices: [{name: x, count: 1, tflops: fast}]}]", "tflops is 'fast'"),
+        ("hosts: [{name: a, devices: [{name: x, count: 1, tflops: .nan}]}]", "tflops is nan"),
+        ("{hosts: [{name: a, devices: [{name: x, count: 1}]}], link: {bytes_per_s: -1}}", "is -1"),
+        (
+            "hosts: [{name: a, devices: [{name: x, count: 1}, {name: x, count: 2}]}]",
+            "host 'a' lists several devices of one name: x",
+        ),
+        (
+            "hosts: [{name: a, devices: [{name: x, count: 1}]}, "
+            "{name: a, devices: [{name: y, count: 1}]}]",
+            "several hosts of one name: a",
+        ),
     ],
 )
 def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
@@ -69,6 +85,18 @@ def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
     path.write_text(text)
     with pytest.raises(HardwareError, match=message):
         Inventory.from_yaml(path)
+
+
+def test_numbers_that_yaml_takes_for_text(tmp_path: Path) -> None:
+    path = tmp_path / "servers.yaml"
+    path.write_text(
+        "hosts: [{name: a, devices: [{name: x, count: '2', memory_bytes: 12e9, tflops: '1.5'}], "
+        "link: {bytes_per_s: 125e6}}]"
+    )
+    host = Inventory.from_yaml(path).hosts[0]
+    assert (host.devices[0].count, host.devices[0].memory_bytes) == (2, 12e9)
+    assert host.devices[0].tflops == 1.5
+    assert host.link == Link(bytes_per_s=125e6)
 
 
 def test_mixed_kinds_are_refused() -> None:

@@ -72,6 +72,13 @@ def test_a_device_without_a_profile_is_named() -> None:
     assert "task=profile" in caught.value.remedy
 
 
+def test_an_inventory_without_devices_is_refused() -> None:
+    none = {"hosts": [{"name": "here", "devices": [{"name": "A", "count": 0}]}]}
+    with pytest.raises(HardwareError, match="no device") as caught:
+        problem(inventory=Inventory.from_dict(none))
+    assert "'count'" in caught.value.remedy
+
+
 @pytest.mark.parametrize(("link", "message"), [(None, "no bandwidth"), (0.0, "0.0 bytes a second")])
 def test_a_link_without_bandwidth_is_named(link: float | None, message: str) -> None:
     with pytest.raises(HardwareError, match=message) as caught:
