@@ -18,9 +18,6 @@ from sparsepipe.partition.lattice import Lattice, Ways
 from sparsepipe.partition.memory import MemoryModel, room_bytes
 from sparsepipe.partition.spans import Floats, Spans
 
-_NOTHING = 1e-9
-"""Share of the longest time below which none is told from zero."""
-
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.intp]
 
@@ -98,7 +95,7 @@ class Costs:
         if spans.nested_II is None:  # each layer on the kind that is fastest with it
             layers_s_KL = np.diff(spans.compute_s_KI, axis=1)
             least_s = float(layers_s_KL.min(axis=0).sum()) / sum(self.lattice.all_used)
-        return max(least_s, most_s * _NOTHING), most_s
+        return least_s, most_s
 
     def times_s(self, node: int, way: int, begins: Ints, ends: Ints, bound_s: float) -> Floats:
         """Times of a stage for begins x ends; infinite where it may not be, or is too slow."""

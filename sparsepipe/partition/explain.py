@@ -14,6 +14,9 @@ from sparsepipe.partition.ties import EQUAL, Choice, devices_text
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import Stage
 
+_ALL_PLANS = ("exact", "exhaustive")
+"""Searches that look at all plans, so that their best one is the best of all."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRow:
@@ -80,7 +83,10 @@ class Explanation:
         if self.is_dp:
             if self.solution.strategy == "dp":
                 return "this is data parallelism"
-            return "data parallelism is the best plan: splitting the model would gain nothing"
+            among = "" if self.solution.strategy in _ALL_PLANS else " that this search looks at"
+            return f"data parallelism is the best plan{among}: splitting would gain nothing"
+        if not self.bottleneck_s:
+            return "by these profiles the plan takes no time"
         ratio = self.dp_s / self.bottleneck_s
         if ratio < 1 - EQUAL:
             return f"data parallelism is the better plan: {1 / ratio:.2f}x as fast as this one"

@@ -16,6 +16,9 @@ from sparsepipe.partition.windows import Masks, Windows, reaches
 EXACT = 1e-11
 """Share by which a bottleneck that was found may be above the least one."""
 
+_TINY_S = 1e-300
+"""What no bottleneck above 0 is below; the ratio to it is halved ten times, whatever the scale."""
+
 
 def search(costs: Costs) -> list[Choice] | None:
     """Stages of the best plan, the first one first; None where no plan fits the memory."""
@@ -33,9 +36,12 @@ def _least_bottleneck(costs: Costs, windows: Windows | Masks) -> float | None:
     low_s, high_s = costs.bounds_s()
     if not _feasible(costs, windows, high_s):
         return None
+    if _feasible(costs, windows, 0.0):
+        return 0.0
+    low_s = max(low_s, _TINY_S)
     while high_s > low_s * (1 + EXACT):
         # Halves the ratio while that is large, the distance when it is small.
-        middle_s = (low_s * high_s) ** 0.5 if high_s > 2 * low_s else (low_s + high_s) / 2
+        middle_s = low_s**0.5 * high_s**0.5 if high_s > 2 * low_s else (low_s + high_s) / 2
         if _feasible(costs, windows, middle_s):
             high_s = middle_s
         else:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from instances import random_problem, tight_problem
 
 from sparsepipe.errors import PlanError
 from sparsepipe.partition import exhaustive as brute
+from sparsepipe.partition.cost import cost_model
+from sparsepipe.partition.explain import explain
+from sparsepipe.partition.fleet import Fleet, Kind
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.searches import exact, hete_mp
+from sparsepipe.partition.spans import Spans
 from sparsepipe.partition.ties import Choice
 
 QUICK, ALL = range(120), range(120, 500)
@@ -48,6 +53,39 @@ def check(seeds: range, draw: Draw = random_problem) -> int:
 
 def test_what_trying_all_plans_finds() -> None:
     assert 0 < check(QUICK) < len(QUICK) / 4
+
+
+def test_a_bottleneck_that_is_next_to_nothing_beside_the_longest_time() -> None:
+    # Each kind takes 1e11 times as long with the layers that it had better not compute.
+    fast_s, slow_s = 1e-3, 1e8
+    spans = Spans(
+        compute_s_KI=np.cumsum([[0, slow_s, slow_s, 0], [0, fast_s, fast_s, slow_s]], axis=1),
+        parameter_bytes_I=np.array([0.0, 1e-4, 2e-4, 2e-4]),
+        stored_bytes_I=np.zeros(4),
+        cut_bytes_I=np.zeros(4),
+    )
+    kinds = (Kind(name="A", host="h", count=1), Kind(name="B", host="h", count=2))
+    fleet = Fleet(kinds=kinds, inside={"h": 1.0}, between=1.0)
+    problem = Problem(fleet=fleet, spans=spans, model=cost_model("eq4"))
+    assert exact(problem).config == "1-1-1"
+    assert list(exact(problem).stages) == all_plans(problem)
+
+
+def test_a_plan_that_takes_no_time() -> None:
+    spans = Spans(
+        compute_s_KI=np.zeros((1, 3)),
+        parameter_bytes_I=np.array([0.0, 1.0, 2.0]),
+        stored_bytes_I=np.zeros(3),
+        cut_bytes_I=np.zeros(3),
+    )
+    kinds = (Kind(name="A", host="h", count=2),)
+    fleet = Fleet(kinds=kinds, inside={"h": 1.0}, between=1.0)
+    problem = Problem(fleet=fleet, spans=spans, model=cost_model("eq4"))
+    found = exact(problem)
+    assert list(found.stages) == all_plans(problem)
+    told = explain(problem, found)
+    assert (told.solution.config, told.bottleneck_s) == ("1-1", 0.0)
+    assert "no time" in told.verdict()
 
 
 def test_limits_of_just_what_a_plan_keeps() -> None:
