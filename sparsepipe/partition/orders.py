@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from sparsepipe.errors import ConfigError
@@ -15,7 +16,8 @@ def kind_order(order: str | Sequence[str], fleet: Fleet, spans: Spans) -> list[i
     """Numbers of the kinds, in the order in which stages take their devices.
 
     Args:
-        order: ``by_count``, most numerous first, which gives the paper's Table III;
+        order: ``by_count``, the model first of which there are most over all hosts, which gives the
+            paper's Table III;
             ``by_speed``, those first that run the whole model fastest; ``by_tflops``; or a list
             of the kinds' names. Ties keep the inventory's order.
         fleet: the devices.
@@ -28,7 +30,16 @@ def kind_order(order: str | Sequence[str], fleet: Fleet, spans: Spans) -> list[i
     if not isinstance(order, str):
         return _listed(list(order), fleet.kinds)
     if order == "by_count":
-        return [k for k, kind in sorted(kinds, key=lambda entry: -entry[1].count)]
+        of_name: Counter[str] = Counter()
+        for kind in fleet.kinds:
+            of_name[kind.name] += kind.count
+        first = {kind.name: k for k, kind in reversed(kinds)}
+        return [
+            k
+            for k, kind in sorted(
+                kinds, key=lambda entry: (-of_name[entry[1].name], first[entry[1].name])
+            )
+        ]
     if order == "by_speed":
         return [k for k, _ in sorted(kinds, key=lambda entry: spans.compute_s_KI[entry[0], -1])]
     if order == "by_tflops":

@@ -9,6 +9,7 @@ from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileErro
 from sparsepipe.partition.cost import cost_model
 from sparsepipe.partition.evaluate import plan_bytes
 from sparsepipe.partition.explain import as_plan, explain
+from sparsepipe.partition.fleet import Fleet, Kind
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.orders import kind_order
 from sparsepipe.partition.problem import Problem
@@ -146,6 +147,14 @@ def test_orders() -> None:
         assert kind_order(order, given.fleet, given.spans) == expected
 
 
+def test_by_count_counts_a_model_over_all_hosts() -> None:
+    layout = (("one", "A", 2), ("one", "B", 3), ("two", "A", 2), ("two", "C", 3), ("two", "B", 1))
+    kinds = tuple(Kind(host=host, name=name, count=n) for host, name, n in layout)
+    fleet = Fleet(kinds=kinds, inside={"one": 1.0, "two": 1.0}, between=1.0)
+    # Four of A and of B, A listed first; three of C. Those of a model stay together.
+    assert kind_order("by_count", fleet, problem().spans) == [0, 2, 1, 4, 3]
+
+
 @pytest.mark.parametrize("order", ["by_price", ["A"], ["A", "A", "B"], ["A", "B", "C"]])
 def test_an_unknown_order_is_refused(order: object) -> None:
     given = problem()
@@ -185,6 +194,7 @@ def test_it_is_said_when_data_parallelism_is_best() -> None:
     given = problem(profiles=small)
     told = explain(given, hete_mp(given))
     assert told.is_dp
-    assert "data parallelism is the best plan" in told.verdict()
+    assert "data parallelism is the best plan that this search looks at:" in told.verdict()
+    assert "data parallelism is the best plan:" in explain(given, exact(given)).verdict()
     other = problem(profiles={n: profile(1.0, 1e12, 1.0) for n in ("A", "B")})
     assert "as fast as data parallelism" in explain(other, hete_mp(other)).verdict()
