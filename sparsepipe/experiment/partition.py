@@ -68,6 +68,7 @@ def partition(
         HardwareError: a link has no bandwidth.
         PlanError: no plan fits the memory.
     """
+    assert_one_rank(run)
     room = MemoryModel(stash=stash, optimizer=optimizer_bytes, reserved_bytes=reserved_bytes)
     problem = Problem.of(
         run.inventory,
@@ -103,6 +104,19 @@ def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
     return fingerprint_of(inventory, model_name(config), given=given)
 
 
+def assert_one_rank(run: Run) -> None:
+    """Refuses to compute the same in several processes.
+
+    Raises:
+        ConfigError: the run has more than one.
+    """
+    if run.ranks > 1:
+        raise ConfigError(
+            f"task {run.task_name} computes in one process, and {run.ranks} are asked for",
+            remedy="use parallel=single; which devices there are to plan for, hardware says",
+        )
+
+
 partition.prepare = fingerprint  # type: ignore[attr-defined]
 
 
@@ -124,10 +138,22 @@ def solve(
         levels: for ``mp``.
 
     Raises:
-        ConfigError: there is no such search, or ``mp`` is to take unlike devices for one kind
-            and nobody says which.
+        ConfigError: there is no such search, it does not use a setting that is given, or ``mp``
+            is to take unlike devices for one kind and nobody says which.
         PlanError: no plan fits the memory.
     """
+    given = {
+        "order": order != "by_count" and search != "hete_mp",
+        "device": device is not None and search != "mp",
+        "levels": levels and search != "mp",
+    }
+    if unused := [name for name, is_given in given.items() if is_given]:
+        raise ConfigError(
+            f"the search {search} does not use {', '.join(unused)}",
+            remedy="leave out "
+            + ", ".join(f"task.{name}" for name in unused)
+            + "; hete_mp uses order, mp device and levels",
+        )
     if search == "hete_mp":
         return searches.hete_mp(problem, order=order)
     if search == "mp":

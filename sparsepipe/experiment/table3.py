@@ -18,7 +18,7 @@ import yaml
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.experiment.compose import config_dir
-from sparsepipe.experiment.partition import fingerprint_of, load_profiles
+from sparsepipe.experiment.partition import assert_one_rank, fingerprint_of, load_profiles
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.partition.cost import cost_model
@@ -83,6 +83,7 @@ def table3(
         bandwidths_bytes_per_s: of the second table; None: 50 to 125 MB/s.
         orders: of the second table; None: by_count and by_speed.
     """
+    assert_one_rank(run)
     rows = [
         row
         for gpus in PAPER

@@ -30,11 +30,19 @@ class Costs:
         lattice: of the devices.
         model: says what they cost.
         memory: says what they keep; None: no device's memory is a limit.
+        more_bytes: that each device is taken to hold beyond its limit.
     """
 
     def __init__(
-        self, spans: Spans, lattice: Lattice, model: CostModel, memory: MemoryModel | None
+        self,
+        spans: Spans,
+        lattice: Lattice,
+        model: CostModel,
+        memory: MemoryModel | None,
+        *,
+        more_bytes: float = 0.0,
     ) -> None:
+        self._more_bytes = more_bytes
         self.spans, self.lattice, self.model, self.memory = spans, lattice, model, memory
         keys: dict[tuple[int, int, float], int] = {}
         self.rows_EK = [self._rows(ways, keys) for ways in lattice.ways]
@@ -120,4 +128,4 @@ class Costs:
             self.memory.per_parameter_byte(flying) * self.spans.parameter_bytes_I
             + flying * self.spans.stored_bytes_I
         )
-        return kept_I, room_bytes(room) - self.memory.reserved_bytes
+        return kept_I, room_bytes(room + self._more_bytes) - self.memory.reserved_bytes

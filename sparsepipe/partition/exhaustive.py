@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
+from math import comb, prod
 
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.cost import CostModel
@@ -36,13 +37,14 @@ def exhaustive(
     Raises:
         PlanError: there are more plans than anybody would wait for.
     """
+    number = how_many(spans.num_layers, fleet, sorted_=order is not None)
+    if number > MOST_PLANS:
+        raise PlanError(
+            f"there are {number:,} plans to try, more than {MOST_PLANS:,}",
+            remedy="use task.search=exact, which finds the same plan",
+        )
     found = []
-    for number, plan in enumerate(_plans(spans.num_layers, fleet, order)):
-        if number >= MOST_PLANS:
-            raise PlanError(
-                f"there are more than {MOST_PLANS:,} plans to try",
-                remedy="use task.search=exact, which finds the same plan",
-            )
+    for plan in _plans(spans.num_layers, fleet, order):
         times = plan_times(plan, spans, fleet, model)
         if memory is None or all(
             room is None or kept <= room_bytes(room)
@@ -52,6 +54,30 @@ def exhaustive(
     if not found:
         return None
     return _best(found, fleet)
+
+
+def how_many(num_layers: int, fleet: Fleet, *, sorted_: bool) -> int:
+    """How many plans there are.
+
+    Args:
+        num_layers: L.
+        fleet: the devices.
+        sorted_: whether stages take devices from a sorted list.
+    """
+
+    def divisions(stages: int) -> int:
+        if sorted_:
+            return comb(fleet.num_devices - 1, stages - 1)
+        # Ways to hand out the devices of each kind, less those that leave a stage without any.
+        return sum(
+            (-1) ** (stages - used)
+            * comb(stages, used)
+            * prod(comb(count + used - 1, count) for count in fleet.counts)
+            for used in range(1, stages + 1)
+        )
+
+    most = min(num_layers, fleet.num_devices)
+    return sum(comb(num_layers - 1, s - 1) * divisions(s) for s in range(1, most + 1))
 
 
 def _best(

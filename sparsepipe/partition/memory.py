@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sparsepipe.errors import ConfigError
+
 _ROUNDING = 1e-9
 
 
@@ -32,12 +34,23 @@ class MemoryModel:
         gradients: bytes of gradients for each byte of parameters.
         reserved_bytes: of each device, for what else needs memory: the framework, kernels'
             workspaces, buffers of messages.
+
+    Raises:
+        ConfigError: one of them is negative.
     """
 
     stash: bool = True
     optimizer: float = 1.0
     gradients: float = 1.0
     reserved_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("optimizer", "gradients", "reserved_bytes"):
+            if not 0 <= (value := getattr(self, name)) < float("inf"):
+                raise ConfigError(
+                    f"{name.removesuffix('_bytes')} bytes of the memory are {value}",
+                    remedy="give a number that is not negative",
+                )
 
     def in_flight(self, replicas: int, left: int) -> int:
         """Minibatches that each device of a stage has begun and not ended.

@@ -45,7 +45,7 @@ def _missing_bytes(problem: Problem, lattice: Lattice) -> float:
     low, high = 0.0, whole
     while high - low > _MIB / 2:
         middle = (low + high) / 2
-        if _fits(_with_memory(problem, reserved_bytes=memory.reserved_bytes - middle), lattice):
+        if _fits(problem, lattice, more_bytes=middle):
             high = middle
         else:
             low = middle
@@ -73,5 +73,6 @@ def _with_memory(problem: Problem, **changes: float) -> Problem:
     return replace(problem, memory=memory)
 
 
-def _fits(problem: Problem, lattice: Lattice) -> bool:
-    return feasible(Costs(problem.spans, lattice, problem.model, problem.memory))
+def _fits(problem: Problem, lattice: Lattice, *, more_bytes: float = 0.0) -> bool:
+    costs = Costs(problem.spans, lattice, problem.model, problem.memory, more_bytes=more_bytes)
+    return feasible(costs)

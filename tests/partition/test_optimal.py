@@ -88,6 +88,15 @@ def test_a_plan_that_takes_no_time() -> None:
     assert "no time" in told.verdict()
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_plans_are_counted_before_they_are_tried(seed: int) -> None:
+    problem, order = random_problem(seed)
+    layers, fleet = problem.spans.num_layers, problem.fleet
+    for given in (None, order):
+        plans = sum(1 for _ in brute._plans(layers, fleet, given))
+        assert brute.how_many(layers, fleet, sorted_=given is not None) == plans
+
+
 def test_limits_of_just_what_a_plan_keeps() -> None:
     assert check(QUICK, tight_problem) == 0, "the plan that keeps it is one"
 
