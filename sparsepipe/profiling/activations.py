@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from sparsepipe.sparse import SparseTensor
+from sparsepipe.sparse import CoordinateCache, SparseTensor
 
 
 def detached(value: Any) -> Any:
@@ -31,7 +31,18 @@ def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
             return leaf.replace_feats(change(leaf.feats))
         return change(leaf) if isinstance(leaf, Tensor) else leaf
 
-    return pytree.tree_map(of, value, is_leaf=lambda node: isinstance(node, SparseTensor))
+    return pytree.tree_map(of, value, is_leaf=_is_sparse)
+
+
+def coordinate_caches(value: Any) -> list[CoordinateCache]:
+    """Of the sparse tensors in a value."""
+    return [
+        leaf.cache for leaf in pytree.tree_leaves(value, is_leaf=_is_sparse) if _is_sparse(leaf)
+    ]
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, SparseTensor)
 
 
 def fresh(value: Any) -> Any:

@@ -28,7 +28,7 @@ class LayerProfile:
         backward_s: seconds of its backward pass.
         activation_bytes: what crosses the link if the model is cut after this layer.
         parameter_bytes: of its parameters.
-        saved_bytes: what the forward keeps for the backward, without kernel maps; None where
+        saved_bytes: what the forward keeps for the backward, kernel maps included; None where
             nobody counted it.
         forward_spread_s: between the quartiles of the measured forward times.
         backward_spread_s: between the quartiles of the measured backward times.

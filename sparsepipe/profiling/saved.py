@@ -1,4 +1,4 @@
-"""What each layer keeps for its backward pass, by torch's own count."""
+"""What each layer keeps for its backward pass: tensors that torch saves, and kernel maps."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from sparsepipe.profiling.activations import fresh
+from sparsepipe.profiling.activations import coordinate_caches, fresh
+from sparsepipe.sparse import CoordinateCache, derived_tensors
 
 
 def saved_bytes(layers: nn.Sequential, batches: Sequence[Any]) -> list[float]:
     """Bytes that a forward pass keeps for each layer, mean over batches.
 
     Each storage counts once, for the first layer that saves it; parameters and buffers do not
-    count, since they are there anyway. Kernel maps and gather plans do not count either: the
-    graph holds them beside its tensors, where torch does not see them.
+    count, since they are there anyway. What the forward derives from coordinates (indices, kernel
+    maps, gather plans) lives as long as the graph and counts for the layer that first asks for
+    it; what only the backward derives does not count, nor what other libraries keep to themselves.
 
     Args:
         layers: the network, in the mode that is asked about; statistics of norm layers move on.
@@ -36,6 +38,7 @@ def _saved_of(layers: nn.Sequential, value: Any) -> list[int]:
     # for a storage that was counted.
     alive: dict[int, Tensor] = {}
     sizes: list[int] = []
+    levels: list[CoordinateCache] = []
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
@@ -48,5 +51,8 @@ def _saved_of(layers: nn.Sequential, value: Any) -> list[int]:
     with saved_tensors_hooks(note, lambda tensor: tensor):
         for layer in layers:
             sizes.append(0)
+            levels += coordinate_caches(value)
             value = layer(value)
+            for tensor in derived_tensors(levels):
+                note(tensor)
     return sizes

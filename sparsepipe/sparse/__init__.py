@@ -2,6 +2,7 @@
 
 from sparsepipe.sparse.backends import Backend, NativeBackend
 from sparsepipe.sparse.cache import CoordinateCache, watching_kernel_maps
+from sparsepipe.sparse.derived import derived_tensors
 from sparsepipe.sparse.global_pool import GlobalAvgPool, GlobalMaxPool
 from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.layers import Conv3d, MaxPool3d
@@ -22,6 +23,7 @@ __all__ = [
     "NativeBackend",
     "ReLU",
     "SparseTensor",
+    "derived_tensors",
     "sparse_collate",
     "watching_kernel_maps",
 ]

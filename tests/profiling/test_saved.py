@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from sparsepipe import sparse
 from sparsepipe.profiling.saved import saved_bytes
 
 ROWS, WIDTH = 64, 128
@@ -73,3 +76,47 @@ def test_batches_are_left_alone_and_averaged() -> None:
     before = [batch.clone() for batch in batches]
     assert saved_bytes(net, batches) == [0, 4 * 20 * WIDTH]
     assert all(torch.equal(a, b) for a, b in zip(batches, before, strict=True))
+
+
+def integers_alive() -> dict[int, Tensor]:
+    """Integer tensors that Python can reach anywhere, by storage."""
+    found = [x for x in gc.get_objects() if type(x) is Tensor and not x.is_floating_point()]
+    return {t.untyped_storage().data_ptr(): t for t in found}
+
+
+def test_kernel_maps_count_once_for_the_layer_that_builds_them() -> None:
+    net = nn.Sequential(
+        sparse.Conv3d(1, 32, 3),
+        sparse.ReLU(),
+        sparse.Conv3d(32, 32, 3),
+        sparse.ReLU(),
+        sparse.Conv3d(32, 32, 3),
+        sparse.MaxPool3d(2),
+    )
+    x = sparse_batch()
+    found = saved_bytes(net, [x])
+    before = integers_alive()
+    held: dict[int, Tensor] = {}
+
+    def hold(tensor: Tensor) -> Tensor:
+        held[tensor.untyped_storage().data_ptr()] = tensor.detach()
+        return tensor.detach()
+
+    with saved_tensors_hooks(hold, lambda tensor: tensor):
+        output = net(x)
+    # Whatever integers the forward pass has left in memory, but for the coordinates.
+    after = {place: t for place, t in integers_alive().items() if place not in before}
+    del after[output.coords.untyped_storage().data_ptr()]
+    own = {p.untyped_storage().data_ptr() for p in net.parameters()}
+    kept = {place: t for place, t in {**held, **after}.items() if place not in own}
+    assert sum(found) == sum(t.untyped_storage().nbytes() for t in kept.values())
+    assert found[0] > 27 * len(x) * 4  # the table of neighbours
+    assert found[2] > 0  # a wide kernel wants a plan of the same map
+    assert found[4] == 0  # what it gets ReLU keeps, map and plan are there
+    assert found[5] > 8 * len(output) * 4
+
+
+def sparse_batch() -> sparse.SparseTensor:
+    generator = torch.Generator().manual_seed(0)
+    sites = torch.unique(torch.randint(0, 16, (300, 3), generator=generator), dim=0)
+    return sparse.sparse_collate([(sites, torch.ones(len(sites), 1))], spatial_shape=(16,) * 3)
