@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Literal
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.errors import ConfigError, ProfileError
-from sparsepipe.experiment.compose import config_dir
+from sparsepipe.errors import ConfigError
+from sparsepipe.experiment.device_profiles import fingerprint_of, load_profiles, origin_of
 from sparsepipe.experiment.model_names import model_name
-from sparsepipe.experiment.outputs import expanded
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.partition import searches
@@ -22,7 +19,6 @@ from sparsepipe.partition.explain import Explanation, as_plan, explain
 from sparsepipe.partition.levels import mp_by_levels
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.problem import Problem, Solution
-from sparsepipe.profiling import Profile, chain_profile, read_graph
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.results.tables import markdown_table, write_csv
 
@@ -70,16 +66,28 @@ def partition(
     """
     assert_one_rank(run)
     room = MemoryModel(stash=stash, optimizer=optimizer_bytes, reserved_bytes=reserved_bytes)
+    measured = load_profiles(run.inventory, model_name(run.config), given=profiles or {})
     problem = Problem.of(
         run.inventory,
-        load_profiles(run.inventory, model_name(run.config), given=profiles or {}),
+        measured,
         model=find_cost_model(cost_model),
         memory=room if memory else None,
         bandwidth_bytes_per_s=bandwidth_bytes_per_s,
     )
     solution = solve(problem, search, order=order, device=device, levels=levels)
     told = explain(problem, solution)
-    plan = as_plan(problem, told, model=model_name(run.config))
+    plan = as_plan(
+        problem,
+        told,
+        model=model_name(run.config),
+        search=search,
+        device=device,
+        levels=levels,
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+        memory=asdict(room) if memory else None,
+        inventory=_told_of(run.inventory),
+        profiles={name: origin_of(measured[name]) for name in sorted(measured)},
+    )
     table = plan_table(told)
     log.info("%s", table)
     write_text_atomic(run.directory.plan, plan.to_json())
@@ -102,6 +110,15 @@ def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
     """Of the profiles that a configuration names."""
     given = config["task"].get("profiles") or {}
     return fingerprint_of(inventory, model_name(config), given=given)
+
+
+def _told_of(inventory: Inventory) -> dict[str, Any]:
+    counts = {
+        f"{host.name}/{device.name}": device.count
+        for host in inventory.hosts
+        for device in host.devices
+    }
+    return {"fingerprint": inventory.fingerprint(), "devices": counts}
 
 
 def assert_one_rank(run: Run) -> None:
@@ -170,75 +187,6 @@ def solve(
             f"there is no search {search!r}", remedy="use dp, mp, hete_mp, exact or exhaustive"
         )
     return found[search](problem)
-
-
-def load_profiles(
-    inventory: Inventory, model: str, *, given: Mapping[str, str]
-) -> dict[str, Profile]:
-    """The profile of each device of an inventory, as far as there is one.
-
-    Args:
-        inventory: names a file for each device and model.
-        model: its name.
-        given: files by the names of devices, which count first.
-
-    Raises:
-        ProfileError: a file is missing, broken, of another model or of no device that there is,
-            or one device has two.
-    """
-    devices = [device for host in inventory.hosts for device in host.devices]
-    there = list(dict.fromkeys(device.name for device in devices))
-    if unknown := [name for name in given if name not in there]:
-        raise ProfileError(
-            f"profiles are given of {', '.join(unknown)}, which the inventory does not have",
-            remedy=f"name devices of the hardware inventory: {', '.join(there)}",
-        )
-    files: dict[str, str] = {**given}
-    for device in devices:
-        if device.name in given or model not in device.profile:
-            continue
-        path = device.profile[model]
-        if files.setdefault(device.name, path) != path:
-            raise ProfileError(
-                f"the inventory names two profiles of {model} on {device.name}: "
-                f"{files[device.name]} and {path}",
-                remedy="name the same file on all hosts, or call the devices by different names",
-            )
-    return {name: _of_model(load_profile(path), model, path) for name, path in files.items()}
-
-
-def _of_model(profile: Profile, model: str, path: str) -> Profile:
-    measured = profile.meta.get("model")  # a graph.txt does not tell
-    if measured not in (None, model):
-        raise ProfileError(
-            f"{path} is a profile of another model: of {measured}, not of {model}",
-            remedy=f"measure {model} with task=profile, or ask for model={measured}",
-        )
-    return profile
-
-
-def fingerprint_of(inventory: Inventory, model: str, *, given: Mapping[str, str]) -> str:
-    """Of an inventory and its profiles of a model; see :func:`load_profiles`."""
-    profiles = load_profiles(inventory, model, given=given)
-    text = "".join(f"{name}\n{profiles[name].to_json()}" for name in sorted(profiles))
-    return hashlib.sha256((inventory.to_yaml() + text).encode()).hexdigest()[:16]
-
-
-def load_profile(name: str) -> Profile:
-    """A profile file, or a ``graph.txt`` of PipeDream's profiler.
-
-    Args:
-        name: a path; a relative one that leads nowhere is looked for among those we ship.
-
-    Raises:
-        ProfileError: it is missing, or neither.
-    """
-    path = expanded(name)
-    shipped = config_dir() / name
-    found: Path = shipped if not path.exists() and shipped.exists() else path
-    if found.suffix == ".txt":
-        return chain_profile(read_graph(found), meta={"source": str(found)})
-    return Profile.load(found)
 
 
 def plan_table(told: Explanation) -> str:

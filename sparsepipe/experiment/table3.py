@@ -18,7 +18,8 @@ import yaml
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.experiment.compose import config_dir
-from sparsepipe.experiment.partition import assert_one_rank, fingerprint_of, load_profiles
+from sparsepipe.experiment.device_profiles import fingerprint_of, load_profiles
+from sparsepipe.experiment.partition import assert_one_rank
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.partition.cost import cost_model

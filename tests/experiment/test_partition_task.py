@@ -11,9 +11,13 @@ from experiment_harness import composed
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
+from sparsepipe.experiment.device_profiles import load_profiles
 from sparsepipe.experiment.job import run_job
-from sparsepipe.experiment.partition import load_profiles
+from sparsepipe.experiment.partition import partition
+from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.experiment.signals import SignalWatch
+from sparsepipe.experiment.table3 import paper_inventory, table3
 from sparsepipe.schedule import Plan
 
 PAPER = ("task=partition", "hardware=paper_8gpu", "task.bandwidth_bytes_per_s=60e6")
@@ -29,6 +33,12 @@ def test_the_papers_eight_gpus(tmp_path: Path) -> None:
     assert (plan.config, plan.cuts) == ("7-1", (24,))
     assert plan.stages[1].devices == ("server1/TITAN V/0",)
     assert plan.details["order"] == ["RTX 2080 Ti", "TITAN Xp", "TITAN V"]
+    assert plan.details["bandwidth_bytes_per_s"] == 60e6
+    assert plan.details["memory"]["stash"] is True
+    assert plan.details["inventory"]["devices"]["server1/TITAN Xp"] == 3
+    sources = [profile["source"] for profile in plan.details["profiles"].values()]
+    assert len(sources) == 3
+    assert all("measured by the authors" in source for source in sources)
     result = json.loads(done.result.read_text())
     assert result["kind"] == "simulated"
     assert result["plan_config"] == "7-1"
@@ -109,6 +119,20 @@ def test_what_cannot_be_done_is_refused(
     with pytest.raises(error, match=message):
         run(tmp_path, "task=partition", *overrides)
     assert not list(tmp_path.glob("*/*/DONE.json"))
+
+
+def test_several_processes_are_refused(tmp_path: Path) -> None:
+    config = composed(*PAPER, "parallel=dp", "parallel.devices=2")
+    run = Run(
+        config=config,
+        directory=RunDir(tmp_path),
+        inventory=paper_inventory(8),
+        watch=SignalWatch(),
+    )
+    for task in (partition, table3):
+        with pytest.raises(ConfigError, match="2 are asked for") as caught:
+            task(run)
+        assert "parallel=single" in caught.value.remedy
 
 
 def test_one_device_has_one_profile() -> None:
