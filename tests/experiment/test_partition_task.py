@@ -18,6 +18,12 @@ from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.experiment.table3 import paper_inventory, table3
+from sparsepipe.experiment.table3_paper import PAPER as PRINTED
+from sparsepipe.experiment.table3_paper import PaperRow, hete_mp_s
+from sparsepipe.partition.cost import cost_model
+from sparsepipe.partition.explain import explain
+from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.searches import best_cuts
 from sparsepipe.schedule import Plan
 
 PAPER = ("task=partition", "hardware=paper_8gpu", "task.bandwidth_bytes_per_s=60e6")
@@ -119,6 +125,25 @@ def test_what_cannot_be_done_is_refused(
     with pytest.raises(error, match=message):
         run(tmp_path, "task=partition", *overrides)
     assert not list(tmp_path.glob("*/*/DONE.json"))
+
+
+def test_what_the_paper_prints_of_hete_mp_is_costed_as_it_stands() -> None:
+    groups = {6: [(0, 0, 4), (1, 0, 0), (0, 1, 0)], 8: [(0, 3, 4), (1, 0, 0)]}
+    for gpus, devices in groups.items():
+        inventory = paper_inventory(gpus)
+        problem = Problem.of(
+            inventory,
+            load_profiles(inventory, "sparse_vgg16_bn", given={}),
+            model=cost_model("sparsepipe_hete"),
+            bandwidth_bytes_per_s=60e6,
+        )
+        # The best cuts on the paper's devices begin with its own one at 60 MB/s.
+        best = best_cuts(problem, devices)
+        assert best.stages[0].end == 24
+        assert hete_mp_s(problem, PRINTED[gpus]) == explain(problem, best).bottleneck_s
+        other = PaperRow(mp="", hete_mp=PRINTED[gpus].hete_mp[::-1])
+        assert hete_mp_s(problem, other) > explain(problem, best).bottleneck_s
+    assert [row.hete_config for row in PRINTED.values()] == ["4-1", "4-1-1", "6-1", "7-1"]
 
 
 def test_several_processes_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""What the paper's Table III prints, and what it costs on its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+from sparsepipe.partition.evaluate import plan_times
+from sparsepipe.partition.fleet import Counts, Kind
+from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.ties import Choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperRow:
+    """What Table III prints for a number of GPUs; the cuts are of the text (section 5.4).
+
+    Attributes:
+        mp: GPUs of each stage.
+        hete_mp: devices of each stage, in words; the layers of the first stage are 0 to 23.
+    """
+
+    mp: str
+    hete_mp: tuple[str, ...]
+
+    @property
+    def hete_config(self) -> str:
+        """GPUs of each stage of HETE-MP."""
+        return "-".join(str(sum(_numbers(stage).values())) for stage in self.hete_mp)
+
+
+PAPER: Mapping[int, PaperRow] = {
+    5: PaperRow(mp="1-2-1-1", hete_mp=("4 x RTX 2080 Ti", "1 x TITAN V")),
+    6: PaperRow(mp="4-1-1", hete_mp=("4 x RTX 2080 Ti", "1 x TITAN V", "1 x TITAN Xp")),
+    7: PaperRow(mp="4-1-1-1", hete_mp=("2 x TITAN Xp + 4 x RTX 2080 Ti", "1 x TITAN V")),
+    8: PaperRow(mp="4-1-1-1-1", hete_mp=("3 x TITAN Xp + 4 x RTX 2080 Ti", "1 x TITAN V")),
+}
+CUT = 24
+"""First layer of the second stage of HETE-MP; the paper prints it for 8 GPUs. It prints no cut
+behind that: the third stage of its row of 6 GPUs may begin anywhere."""
+
+
+def hete_mp_s(problem: Problem, row: PaperRow) -> float:
+    """The bottleneck of the paper's plan of HETE-MP; where it prints no cut, with the best one."""
+    groups = [_counts(stage, problem.fleet.kinds) for stage in row.hete_mp]
+    times = [
+        plan_times(plan, problem.spans, problem.fleet, problem.model)
+        for plan in _plans(groups, problem.spans.num_layers)
+    ]
+    return min(max(stages + cuts) for stages, cuts in times)
+
+
+def _plans(groups: list[Counts], num_layers: int) -> Iterator[list[Choice]]:
+    for others in combinations(range(CUT + 1, num_layers), len(groups) - 2):
+        bounds = [0, CUT, *others, num_layers]
+        yield [
+            Choice(first=bounds[s], end=bounds[s + 1], counts=counts)
+            for s, counts in enumerate(groups)
+        ]
+
+
+def _counts(stage: str, kinds: tuple[Kind, ...]) -> Counts:
+    numbers = _numbers(stage)
+    return tuple(numbers.get(kind.name, 0) for kind in kinds)
+
+
+def _numbers(stage: str) -> dict[str, int]:
+    """Devices of a stage by name, from words such as ``2 x TITAN Xp + 4 x RTX 2080 Ti``."""
+    parts = [part.split(" x ") for part in stage.split(" + ")]
+    return {name: int(number) for number, name in parts}
