@@ -64,7 +64,7 @@ def partition(
         HardwareError: a link has no bandwidth.
         PlanError: no plan fits the memory.
     """
-    assert_one_rank(run)
+    run.assert_one_rank()
     room = MemoryModel(stash=stash, optimizer=optimizer_bytes, reserved_bytes=reserved_bytes)
     measured = load_profiles(run.inventory, model_name(run.config), given=profiles or {})
     problem = Problem.of(
@@ -119,19 +119,6 @@ def _told_of(inventory: Inventory) -> dict[str, Any]:
         for device in host.devices
     }
     return {"fingerprint": inventory.fingerprint(), "devices": counts}
-
-
-def assert_one_rank(run: Run) -> None:
-    """Refuses to compute the same in several processes.
-
-    Raises:
-        ConfigError: the run has more than one.
-    """
-    if run.ranks > 1:
-        raise ConfigError(
-            f"task {run.task_name} computes in one process, and {run.ranks} are asked for",
-            remedy="use parallel=single; which devices there are to plan for, hardware says",
-        )
 
 
 partition.prepare = fingerprint  # type: ignore[attr-defined]

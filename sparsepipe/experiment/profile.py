@@ -69,11 +69,7 @@ def _check(run: Run, num_batches: int) -> None:
             f"task.num_batches={num_batches}: there is nothing to measure",
             remedy="give one batch or more",
         )
-    if run.ranks > 1:
-        raise ConfigError(
-            f"profile runs as one process, the configuration asks for {run.ranks}",
-            remedy="choose parallel=single",
-        )
+    run.assert_one_rank()
     precision = run.config["trainer"]["precision"]
     if str(precision) not in ("32", "32-true", "None"):
         raise ConfigError(

@@ -55,6 +55,18 @@ class Run:
         """Processes of this run, over all nodes."""
         return num_ranks(self.config, self.inventory)
 
+    def assert_one_rank(self) -> None:
+        """Refuses to do in several processes what is done once.
+
+        Raises:
+            ConfigError: the run has more than one.
+        """
+        if self.ranks > 1:
+            raise ConfigError(
+                f"{self.task_name} runs as one process, the configuration asks for {self.ranks}",
+                remedy="choose parallel=single; devices to plan for are those of hardware",
+            )
+
     def trainer(self, callbacks: Sequence[pl.Callback]) -> pl.Trainer:
         """A Lightning Trainer as configured; ``callbacks`` come after the house's own."""
         parallel, arguments = self.config["parallel"], dict(self.config["trainer"])

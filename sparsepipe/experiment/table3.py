@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import permutations
 from typing import Any
 
@@ -18,7 +19,6 @@ import yaml
 from sparsepipe.cluster import Inventory
 from sparsepipe.experiment.compose import config_dir
 from sparsepipe.experiment.device_profiles import fingerprint_of, load_profiles
-from sparsepipe.experiment.partition import assert_one_rank
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.table3_paper import CUT, PAPER, hete_mp_s
@@ -27,6 +27,7 @@ from sparsepipe.partition.evaluate import plan_times
 from sparsepipe.partition.problem import Problem, Solution
 from sparsepipe.partition.searches import alike_as, best_cuts, exact, hete_mp, mp
 from sparsepipe.partition.ties import EQUAL, devices_text
+from sparsepipe.profiling import Profile
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.results.tables import markdown_table, write_csv
 
@@ -61,7 +62,7 @@ def table3(
         bandwidths_bytes_per_s: of the second table; None: 50 to 125 MB/s.
         orders: of the second table; None: by_count and by_speed.
     """
-    assert_one_rank(run)
+    run.assert_one_rank()
     rows = [
         row
         for gpus in PAPER
@@ -122,11 +123,18 @@ def paper_inventory(gpus: int) -> Inventory:
     return Inventory.from_dict(yaml.safe_load(path.read_text(encoding="utf-8"))["value"])
 
 
-def _problem(gpus: int, model: str, bandwidth: float) -> Problem:
+@cache
+def _paper_profiles(gpus: int) -> tuple[Inventory, dict[str, Profile]]:
+    """Read once: the second table asks for them many times."""
     inventory = paper_inventory(gpus)
+    return inventory, load_profiles(inventory, MODEL, given={})
+
+
+def _problem(gpus: int, model: str, bandwidth: float) -> Problem:
+    inventory, profiles = _paper_profiles(gpus)
     return Problem.of(
         inventory,
-        load_profiles(inventory, MODEL, given={}),
+        profiles,
         model=cost_model(model),
         bandwidth_bytes_per_s=bandwidth,
     )
@@ -173,9 +181,11 @@ def _hete_row(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, 
 
 
 def _gains_of(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, Any]:
-    problem = _problem(gpus, model, bandwidth)
-    gains = _gains(problem, _bottleneck_s(problem, hete_mp(problem, order=order)))
-    return {"exact_gain": gains[0], "exact_gain_over_best_order": gains[1]}
+    gain = _gain(gpus, model, bandwidth, order)
+    return {
+        "exact_gain": gain["gain"],
+        "exact_gain_over_best_order": gain["gain_over_best_order"],
+    }
 
 
 def _first(
@@ -194,21 +204,19 @@ def _first(
     }
 
 
-def _gains(problem: Problem, heuristic_s: float) -> tuple[float, float]:
-    """How much faster ``exact`` is than HETE-MP in its order, and in the best order of kinds."""
-    best_s = _bottleneck_s(problem, exact(problem))
+def _best_order_s(problem: Problem) -> float:
+    """Of HETE-MP in the best order of kinds."""
     names = [f"{kind.host}/{kind.name}" for kind in problem.fleet.kinds]
-    orders_s = [
+    return min(
         _bottleneck_s(problem, hete_mp(problem, order=list(order))) for order in permutations(names)
-    ]
-    return heuristic_s / best_s, min(orders_s) / best_s
+    )
 
 
 def _gain(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, Any]:
+    """How much faster ``exact`` is than HETE-MP in its order, and in the best order of kinds."""
     problem = _problem(gpus, model, bandwidth)
     heuristic, best = hete_mp(problem, order=order), exact(problem)
     heuristic_s, best_s = _bottleneck_s(problem, heuristic), _bottleneck_s(problem, best)
-    over_order, over_best = _gains(problem, heuristic_s)
     kinds = problem.fleet.kinds
     return {
         "cost_model": model,
@@ -218,8 +226,8 @@ def _gain(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, Any]
         "hete_mp_ms": 1e3 * heuristic_s,
         "exact": "; ".join(stage.text(kinds) for stage in best.stages),
         "exact_ms": 1e3 * best_s,
-        "gain": over_order,
-        "gain_over_best_order": over_best,
+        "gain": heuristic_s / best_s,
+        "gain_over_best_order": _best_order_s(problem) / best_s,
     }
 
 

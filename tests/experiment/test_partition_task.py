@@ -155,7 +155,7 @@ def test_several_processes_are_refused(tmp_path: Path) -> None:
         watch=SignalWatch(),
     )
     for task in (partition, table3):
-        with pytest.raises(ConfigError, match="2 are asked for") as caught:
+        with pytest.raises(ConfigError, match="asks for 2") as caught:
             task(run)
         assert "parallel=single" in caught.value.remedy
 
