@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,15 @@ import yaml
 from sparsepipe.errors import HardwareError
 
 Accelerator = Literal["cpu", "cuda"]
-_NUMBERS = ("count", "memory_bytes", "tflops", "memory_bytes_per_s", "bytes_per_s", "latency_s")
+_NUMBERS = (
+    "count",
+    "memory_bytes",
+    "tflops",
+    "memory_bytes_per_s",
+    "bytes_per_s",
+    "latency_s",
+    "slowdown",
+)
 _Value = TypeVar("_Value", bound="Device | Link | Host")
 
 
@@ -33,6 +42,11 @@ class Device:
         tflops: peak in 1e12 floating-point operations a second, if known.
         memory_bytes_per_s: memory bandwidth, if known.
         profile: profile file of each model measured on this device, by model name.
+        slowdown: how many times slower than this host's processor it is made, by pausing; for
+            CPU devices.
+
+    Raises:
+        HardwareError: a slowdown below 1, or of a GPU.
     """
 
     name: str
@@ -42,6 +56,21 @@ class Device:
     tflops: float | None = None
     memory_bytes_per_s: float | None = None
     profile: Mapping[str, str] = field(default_factory=dict)
+    slowdown: float = 1.0
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.slowdown, (int, float)) and not isinstance(self.slowdown, bool)
+        if not (number and math.isfinite(self.slowdown) and self.slowdown >= 1):
+            raise HardwareError(
+                f"slowdown is {self.slowdown!r}",
+                remedy="give slowdown a number from 1 on: 2 is half the speed",
+            )
+        if self.slowdown != 1 and self.accelerator != "cpu":
+            raise HardwareError(
+                f"{self.name} has slowdown {self.slowdown:g} and is no CPU",
+                remedy="leave its slowdown out, or give it accelerator: cpu; only processors are "
+                "made slower",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +199,7 @@ class Inventory:
             raise HardwareError("the inventory lists no hosts", remedy="give it a list 'hosts'")
         hosts = tuple(_host(host) for host in value["hosts"])
         _distinct([host.name for host in hosts], "the inventory", "hosts")
+        _one_speed(hosts)
         return cls(
             hosts=hosts,
             link=_link(value.get("link")),
@@ -196,6 +226,18 @@ def _distinct(names: Sequence[str], where: str, what: str) -> None:
             remedy="give each a name of its own; like devices of a host are one entry, with their "
             "'count'",
         )
+
+
+def _one_speed(hosts: Sequence[Host]) -> None:
+    """Devices are known by their names, to profiles and to searches."""
+    speeds: dict[str, float] = {}
+    for device in (device for host in hosts for device in host.devices):
+        if speeds.setdefault(device.name, device.slowdown) != device.slowdown:
+            raise HardwareError(
+                f"{device.name} has slowdown {speeds[device.name]:g} on one host and "
+                f"{device.slowdown:g} on another",
+                remedy="call devices of different speeds by different names",
+            )
 
 
 def _link(value: Mapping[str, Any] | None) -> Link | None:

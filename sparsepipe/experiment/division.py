@@ -29,12 +29,14 @@ class Division:
         cuts: first layer of each stage but the first; None: equal shares.
         balance: what is shared evenly where there are no cuts.
         num_layers: layers that a plan file is for.
+        devices: that a plan file names, one for each rank; None where there is no file.
     """
 
     config: str | None
     cuts: tuple[int, ...] | None
     balance: str
     num_layers: int | None = None
+    devices: tuple[str, ...] | None = None
 
     @property
     def num_ranks(self) -> int | None:
@@ -138,7 +140,13 @@ def _from_file(path: Path, *, balance: str) -> Division:
         ) from error
     except PlanError as error:
         raise PlanError(f"{path}: {error.message}", remedy=error.remedy) from error
-    return Division(config=read.config, cuts=read.cuts, balance=balance, num_layers=read.num_layers)
+    return Division(
+        config=read.config,
+        cuts=read.cuts,
+        balance=balance,
+        num_layers=read.num_layers,
+        devices=tuple(name for stage in read.stages for name in stage.devices),
+    )
 
 
 def check_division(config: Mapping[str, Any], module: pl.LightningModule) -> None:
