@@ -6,6 +6,7 @@ one device.
 """
 
 from sparsepipe.models.classifier import Classifier
+from sparsepipe.models.resnet_sparse import sparse_resnet18, sparse_resnet34, sparse_resnet50
 from sparsepipe.models.schedule import LRSchedule
 from sparsepipe.models.vgg_dense import (
     dense_vgg11_bn,
@@ -27,6 +28,9 @@ __all__ = [
     "dense_vgg13_bn",
     "dense_vgg16_bn",
     "dense_vgg19_bn",
+    "sparse_resnet18",
+    "sparse_resnet34",
+    "sparse_resnet50",
     "sparse_vgg11_bn",
     "sparse_vgg13_bn",
     "sparse_vgg16_bn",

@@ -1,5 +1,6 @@
 """Sparse tensors and the layers that act on them."""
 
+from sparsepipe.sparse.addition import add
 from sparsepipe.sparse.backends import Backend, NativeBackend
 from sparsepipe.sparse.cache import CoordinateCache, watching_kernel_maps
 from sparsepipe.sparse.derived import derived_tensors
@@ -23,6 +24,7 @@ __all__ = [
     "NativeBackend",
     "ReLU",
     "SparseTensor",
+    "add",
     "derived_tensors",
     "sparse_collate",
     "watching_kernel_maps",

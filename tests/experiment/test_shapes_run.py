@@ -41,8 +41,9 @@ TINY = (
     [
         ("model=sparse_vgg11_bn",),
         ("model=dense_vgg11_bn", "trainer.precision=bf16-mixed"),
+        ("model=sparse_resnet18",),
     ],
-    ids=["sparse", "dense"],
+    ids=["sparse", "dense", "residual"],
 )
 def test_train_and_evaluate(job: Callable[..., Path], network: tuple[str, ...]) -> None:
     run = job(*TINY, *network)

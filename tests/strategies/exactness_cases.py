@@ -10,9 +10,9 @@ from pipeline_cases import dealt, make_loader, make_net, pipeline_trainer, weigh
 from pytorch_lightning import Callback
 
 PLANS = {
-    "1-1": {"dense": [3], "sparse": [17]},
+    "1-1": {"dense": [3], "sparse": [17], "residual": [7]},
     "1-1-1": {"dense": [2, 5], "sparse": [10, 24]},
-    "2-1": {"dense": [4], "sparse": [20]},
+    "2-1": {"dense": [4], "sparse": [20], "residual": [6]},
     "1-2": {"dense": [3], "sparse": [14]},
     "1-2-1": {"dense": [1, 5], "sparse": [7, 25]},
     "2-1-1": {"dense": [3, 6], "sparse": [14, 28]},

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchmetrics.classification import MulticlassAccuracy
 
+from sparsepipe.models.resnet_sparse import sparse_resnet
 from sparsepipe.models.vgg_sparse import sparse_vgg
 from sparsepipe.sparse import SparseTensor
 from sparsepipe.strategies import PipelineStrategy
@@ -83,6 +84,16 @@ def sparse_layers() -> nn.Sequential:
     return sparse_vgg(11, CLASSES, width=1 / 16, dropout=0.0)
 
 
+def residual_layers() -> nn.Sequential:
+    return sparse_resnet(18, CLASSES, width=1 / 16)
+
+
+LAYERS: Mapping[str, Callable[[], nn.Sequential]] = {
+    "dense": dense_layers,
+    "sparse": sparse_layers,
+    "residual": residual_layers,
+}
+
 OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
     "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
@@ -150,7 +161,7 @@ class Net(pl.LightningModule):
 
 def make_net(net: str, **options: Any) -> Net:
     torch.manual_seed(11)
-    return Net(dense_layers() if net == "dense" else sparse_layers(), **options)
+    return Net(LAYERS[net](), **options)
 
 
 def make_loader(net: str, *, batches: int, shuffle: bool = False, seed: int = 7) -> DataLoader[Any]:

@@ -178,9 +178,11 @@ def check_all(cases: Sequence[Case]) -> None:
 COVERING = [
     Case("1-1"),
     Case("1-1", net="sparse", optimizer="adam"),
+    Case("1-1", net="residual"),
     Case("1-1", mode="spectrain", minibatches=4),
     Case("1-1", optimizer="decay", step_size=3),
     Case("2-1", optimizer="decay", minibatches=9),  # the last round of stage 0 is partial
+    Case("2-1", net="residual", minibatches=6),
     Case("2-1", mode="vertical_sync", minibatches=10),
     Case("2-1", mode="spectrain", predict_backward=True, minibatches=7),
     Case("1-2", optimizer="adam"),

@@ -1,0 +1,175 @@
+"""Sparse ResNet18, 34 and 50; a residual block is one entry of the list.
+
+Source: He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", Table 1. They map
+a ``SparseTensor`` (features [N, in_channels]) to logits [B, num_classes]. In three dimensions on
+voxels, and so different in three things:
+
+- The stem is one 3^3 convolution and a max-pool of 2, as grids of shapes are small: 50^3 comes
+  to the last stage as 4^3.
+- Windows with a stride have size 2, in a block's main path and in its shortcut alike. Then the
+  output sites of both are each coordinate divided by 2 and rounded down. The paper's sizes do not
+  go together on sparse grids: a 3^3 window of stride 2 also puts out sites beside the shape, and
+  a 1^3 window of stride 2 none where a coordinate is odd.
+- A dropout, 0 by default, comes before the linear layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from torch import nn
+
+from sparsepipe import sparse
+from sparsepipe.errors import ConfigError
+
+_BLOCKS: dict[int, tuple[int, ...]] = {
+    # depth: residual blocks in each of the four stages
+    18: (2, 2, 2, 2),
+    34: (3, 4, 6, 3),
+    50: (3, 4, 6, 3),
+}
+_STAGE_CHANNELS = (64, 128, 256, 512)
+_BOTTLENECK_FROM = 50
+_EXPANSION = 4
+
+
+class ResidualBlock(nn.Module):
+    """``relu(main(x) + shortcut(x))``.
+
+    Args:
+        main: ends with a norm.
+        shortcut: the identity, or what leads to the same sites and channels.
+    """
+
+    def __init__(self, main: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.main = main
+        self.shortcut = shortcut
+        self.relu = sparse.ReLU()
+
+    def forward(self, x: sparse.SparseTensor) -> sparse.SparseTensor:
+        """Both paths, their sum and the rectifier."""
+        out: sparse.SparseTensor = self.relu(sparse.add(self.main(x), self.shortcut(x)))
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Makes residual blocks; all layers share one backend."""
+
+    backend: sparse.Backend | None
+
+    def conv(self, in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Module:
+        if stride > 1:
+            size = stride
+        return sparse.Conv3d(in_channels, out_channels, size, stride=stride, backend=self.backend)
+
+    def basic(self, in_channels: int, channels: int, stride: int) -> ResidualBlock:
+        main = nn.Sequential(
+            self.conv(in_channels, channels, 3, stride),
+            sparse.BatchNorm(channels),
+            sparse.ReLU(),
+            self.conv(channels, channels, 3),
+            sparse.BatchNorm(channels),
+        )
+        return ResidualBlock(main, self._shortcut(in_channels, channels, stride))
+
+    def bottleneck(self, in_channels: int, channels: int, stride: int) -> ResidualBlock:
+        out_channels = _EXPANSION * channels
+        main = nn.Sequential(
+            self.conv(in_channels, channels, 1),
+            sparse.BatchNorm(channels),
+            sparse.ReLU(),
+            self.conv(channels, channels, 3, stride),
+            sparse.BatchNorm(channels),
+            sparse.ReLU(),
+            self.conv(channels, out_channels, 1),
+            sparse.BatchNorm(out_channels),
+        )
+        return ResidualBlock(main, self._shortcut(in_channels, out_channels, stride))
+
+    def _shortcut(self, in_channels: int, out_channels: int, stride: int) -> nn.Module:
+        if stride == 1 and in_channels == out_channels:
+            return nn.Identity()
+        return nn.Sequential(
+            self.conv(in_channels, out_channels, 1, stride), sparse.BatchNorm(out_channels)
+        )
+
+
+def sparse_resnet(
+    depth: int,
+    num_classes: int,
+    *,
+    in_channels: int = 1,
+    width: float = 1.0,
+    dropout: float = 0.0,
+    backend: sparse.Backend | None = None,
+) -> nn.Sequential:
+    """Sparse ResNet of ``depth`` 18, 34 or 50: 15, 23 or 23 entries.
+
+    Args:
+        depth: 50 has bottleneck blocks.
+        num_classes: outputs of the last layer.
+        in_channels: channels of the input feature (the constant 1 has one).
+        width: multiplies the channels of every hidden layer.
+        dropout: probability of the dropout before the last layer.
+        backend: serves all layers; the native one by default.
+
+    Raises:
+        ConfigError: a depth outside the family, a width that is not positive, a dropout outside
+            [0, 1), or no channels or classes.
+    """
+    _check(depth, num_classes, in_channels=in_channels, width=width, dropout=dropout)
+    blocks = _Blocks(backend)
+    channels = _scaled(_STAGE_CHANNELS[0], width)
+    entries = [
+        blocks.conv(in_channels, channels, 3),
+        sparse.BatchNorm(channels),
+        sparse.ReLU(),
+        sparse.MaxPool3d(2, backend=backend),
+    ]
+    make = blocks.bottleneck if depth >= _BOTTLENECK_FROM else blocks.basic
+    expansion = _EXPANSION if depth >= _BOTTLENECK_FROM else 1
+    for stage_channels, stride in _steps(depth, width):
+        entries.append(make(channels, stage_channels, stride))
+        channels = expansion * stage_channels
+    entries += [
+        sparse.GlobalAvgPool(),
+        sparse.Dropout(dropout),
+        sparse.Linear(channels, num_classes),
+    ]
+    return nn.Sequential(*entries)
+
+
+def _steps(depth: int, width: float) -> Iterator[tuple[int, int]]:
+    """Channels and stride of each block: all stages but the first begin with a stride of 2."""
+    for stage, (count, channels) in enumerate(zip(_BLOCKS[depth], _STAGE_CHANNELS, strict=True)):
+        for number in range(count):
+            yield _scaled(channels, width), 2 if stage and not number else 1
+
+
+def _scaled(channels: int, width: float) -> int:
+    return max(1, round(channels * width))
+
+
+def _check(depth: int, num_classes: int, *, in_channels: int, width: float, dropout: float) -> None:
+    if depth not in _BLOCKS:
+        raise ConfigError(
+            f"there is no ResNet of depth {depth}", remedy=f"choose one of {sorted(_BLOCKS)}"
+        )
+    if not width > 0:
+        raise ConfigError(f"model.width is {width}", remedy="choose a width above 0, such as 0.5")
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"model.dropout is {dropout}", remedy="choose a dropout in [0, 1)")
+    if num_classes < 1 or in_channels < 1:
+        raise ConfigError(
+            f"a network from {in_channels} channels to {num_classes} classes",
+            remedy="give at least one of each",
+        )
+
+
+sparse_resnet18 = partial(sparse_resnet, 18)
+sparse_resnet34 = partial(sparse_resnet, 34)
+sparse_resnet50 = partial(sparse_resnet, 50)
