@@ -163,6 +163,7 @@ class Inventory:
         for host in value["hosts"]:
             del host["name"]
             for device in host["devices"]:
+                del device["profile"]  # where it lies; what it holds counts where it is used
                 device["memory_bytes"] = round((device["memory_bytes"] or 0) / 2**30)
         text = json.dumps(value, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -75,17 +76,22 @@ def build_data(config: Mapping[str, Any]) -> pl.LightningDataModule:
     return data
 
 
-def build_module(config: Mapping[str, Any], data: pl.LightningDataModule) -> pl.LightningModule:
+def build_module(
+    config: Mapping[str, Any], data: pl.LightningDataModule, *, plan: Path | None = None
+) -> pl.LightningModule:
     """The LightningModule: a layer list wrapped in the classifier, or a module as it is.
 
-    ``data`` must be prepared, since it knows the classes.
+    Args:
+        config: resolved and checked.
+        data: prepared, since it knows the classes.
+        plan: the plan file of the run, if it has one.
 
     Raises:
         ConfigError: the node builds neither.
-        PlanError: ``parallel.plan`` does not fit its layers.
+        PlanError: the plan, or ``parallel.plan``, does not fit its layers.
     """
     module = _build_module(config, data)
-    check_division(config, module)
+    check_division(config, module, kept=plan)
     return module
 
 

@@ -62,8 +62,20 @@ def _of_model(profile: Profile, model: str, path: str) -> Profile:
 def fingerprint_of(inventory: Inventory, model: str, *, given: Mapping[str, str]) -> str:
     """Of an inventory and its profiles of a model; see :func:`load_profiles`."""
     profiles = load_profiles(inventory, model, given=given)
-    text = "".join(f"{name}\n{profiles[name].to_json()}" for name in sorted(profiles))
-    return hashlib.sha256((inventory.to_yaml() + text).encode()).hexdigest()[:16]
+    return _digest(inventory.to_yaml() + _text_of(profiles))
+
+
+def fingerprint_of_profiles(profiles: Mapping[str, Profile]) -> str:
+    """Of what profiles hold, wherever they lie."""
+    return _digest(_text_of(profiles))
+
+
+def _text_of(profiles: Mapping[str, Profile]) -> str:
+    return "".join(f"{name}\n{profiles[name].to_json()}" for name in sorted(profiles))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def load_profile(name: str) -> Profile:
@@ -85,5 +97,4 @@ def load_profile(name: str) -> Profile:
 
 def origin_of(profile: Profile) -> dict[str, Any]:
     """What a plan file tells of a profile that it was computed from."""
-    digest = hashlib.sha256(profile.to_json().encode()).hexdigest()[:16]
-    return {"fingerprint": digest, "source": profile.meta.get("source")}
+    return {"fingerprint": _digest(profile.to_json()), "source": profile.meta.get("source")}

@@ -110,7 +110,7 @@ def division_of(config: Mapping[str, Any], *, kept: Path | None = None) -> Divis
     if not splits:
         raise ConfigError(
             "parallel.plan is set, and parallel.strategy splits no model",
-            remedy="choose parallel=pipeline or parallel=mp, or leave parallel.plan out",
+            remedy="choose parallel=pipeline, or leave parallel.plan out",
         )
     chosen = PlanChoice(**plan)
     if kept is not None and kept.exists():
@@ -149,14 +149,21 @@ def _from_file(path: Path, *, balance: str) -> Division:
     )
 
 
-def check_division(config: Mapping[str, Any], module: pl.LightningModule) -> None:
+def check_division(
+    config: Mapping[str, Any], module: pl.LightningModule, *, kept: Path | None = None
+) -> None:
     """Refuses a plan that does not fit the model.
+
+    Args:
+        config: resolved and checked.
+        module: the model.
+        kept: as of :func:`division_of`.
 
     Raises:
         PlanError: it covers other layers.
         ConfigError: the model has no layers to split.
     """
-    division = division_of(config)
+    division = division_of(config, kept=kept)
     if division is not None:
         name = find_layers(module, config["parallel"]["strategy"].get("layers"))
         division.check(num_layers=len(cast(nn.Sequential, module.get_submodule(name))))

@@ -71,7 +71,7 @@ def evaluate(
     path = checkpoint_to_evaluate(run.config)
     data = build_data(run.config)
     data.setup("test")
-    module = build_module(run.config, data)
+    module = build_module(run.config, data, plan=run.directory.plan)
     load_weights(module, read_checkpoint(path)["state_dict"], path)
     seed = int(run.config["seed"])
     adapt_loaders(data, seed=seed)
@@ -82,7 +82,7 @@ def evaluate(
     values: dict[str, Any] = mean_over_ranks(epoch_metrics(trainer))
     metrics = dict(values)
     rates = {"test_shapes_per_s": clock.shapes / max(clock.seconds, 1e-9)}
-    split = plan_values(trainer)
+    split = plan_values(run, trainer)
     if not split:  # else no device need have room for the whole network
         rates["inference_shapes_per_s"] = inference_rate(
             trainer, module, data, warmup=warmup_batches, timed=timed_batches

@@ -27,10 +27,11 @@ from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.lock import locked
 from sparsepipe.experiment.logs import quiet
 from sparsepipe.experiment.outputs import writing
-from sparsepipe.experiment.prepare import prepare
+from sparsepipe.experiment.prepare import prepare, refuse_search
 from sparsepipe.experiment.run import Run, num_ranks
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.seeding import seed_model
+from sparsepipe.experiment.settle import settle
 from sparsepipe.experiment.signals import SignalWatch, ignore
 from sparsepipe.experiment.signature import locate
 from sparsepipe.experiment.stopping import kept_from_saving, tell_loss, tell_stop
@@ -60,6 +61,7 @@ def run_job(config: Mapping[str, Any], *, fresh_processes: bool = False) -> RunD
         SparsePipeError: something a user can mend.
         Stopped: a signal ended the run.
     """
+    refuse_search(config)
     inventory = build_inventory(config)
     ranks = num_ranks(config, inventory)
     with SignalWatch() as watch:
@@ -87,6 +89,7 @@ def _run_here(
         with writing(directory.path):
             directory.open(config)
         try:
+            settle(config, inventory, directory, measure=True)
             if alone:
                 execute(directory, config, inventory, watch)
             else:
@@ -103,7 +106,7 @@ def _run_here(
 
 
 def _launch(directory: RunDir, config: Mapping[str, Any], *, ranks: int) -> None:
-    division = division_of(config)
+    division = division_of(config, kept=directory.plan)
     # Not beside the results: that their disk is full is one of the things to report.
     with tempfile.TemporaryDirectory(prefix="sparsepipe-", ignore_cleanup_errors=True) as reports:
 
@@ -188,6 +191,7 @@ def _run_as_rank(
                 if not skip:
                     with writing(found.path):
                         found.open(config)
+                    settle(config, inventory, found, measure=False)
                 decided = (found.path, skip)
             except SparsePipeError as error:
                 decided = error

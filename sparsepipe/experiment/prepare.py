@@ -7,12 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.cluster import Inventory
+from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.build import build_data
 from sparsepipe.experiment.checkpoints import find_checkpoint
+from sparsepipe.experiment.device_profiles import fingerprint_of_profiles, load_profiles
 from sparsepipe.experiment.evaluate import checkpoint_to_evaluate, evaluate
+from sparsepipe.experiment.model_names import model_name
+from sparsepipe.experiment.partition import partition
+from sparsepipe.experiment.planned import search_of
+from sparsepipe.experiment.profile import profile
 from sparsepipe.experiment.run import num_ranks
 from sparsepipe.experiment.rundir import RunDir, file_fingerprint, run_dir
 from sparsepipe.experiment.signature import locate
+from sparsepipe.experiment.table3 import table3
+from sparsepipe.profiling import Profile
+
+_ALONE = (partition, profile, table3)
+"""Tasks that run as one process."""
 
 
 def prepare(config: Mapping[str, Any], inventory: Inventory) -> RunDir:
@@ -27,6 +38,7 @@ def prepare(config: Mapping[str, Any], inventory: Inventory) -> RunDir:
     """
     ranks = num_ranks(config, inventory)
     checkpoint = _checkpoint(config)
+    profiles = _given_profiles(config, inventory)
     prepare_task = getattr(locate(config["task"]["_target_"]), "prepare", _prepare_data)
     return run_dir(
         config,
@@ -34,7 +46,31 @@ def prepare(config: Mapping[str, Any], inventory: Inventory) -> RunDir:
         ranks=ranks,
         data_fingerprint=prepare_task(config, inventory),
         checkpoint_fingerprint=None if checkpoint is None else file_fingerprint(checkpoint),
+        profiles_fingerprint=None if profiles is None else fingerprint_of_profiles(profiles),
     )
+
+
+def refuse_search(config: Mapping[str, Any]) -> None:
+    """Refuses to search for the plan of a task that trains nothing.
+
+    Raises:
+        ConfigError: the task runs as one process.
+    """
+    task = locate(config["task"]["_target_"])
+    if task in _ALONE and (search := search_of(config)) is not None:
+        asked = "" if task is not partition else f"; task.search={search.search} is its own search"
+        raise ConfigError(
+            f"task={task.__name__} runs as one process and trains nothing, so that parallel has "
+            "no plan to search for",
+            remedy=f"leave out parallel, or set parallel=single{asked}",
+        )
+
+
+def _given_profiles(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Profile] | None:
+    search = search_of(config)
+    if search is None:
+        return None
+    return load_profiles(inventory, model_name(config), given=search.profiles or {})
 
 
 def _prepare_data(config: Mapping[str, Any], inventory: Inventory) -> str:

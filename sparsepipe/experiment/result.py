@@ -17,7 +17,7 @@ import torch
 from sparsepipe import __version__
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.rundir import flatten
-from sparsepipe.results.files import write_json
+from sparsepipe.results.files import read_json, write_json
 from sparsepipe.runtime import group
 from sparsepipe.strategies import PipelineStrategy
 
@@ -57,12 +57,28 @@ def write_result(run: Run, values: Mapping[str, Any]) -> None:
     )
 
 
-def plan_values(trainer: pl.Trainer) -> dict[str, Any]:
-    """The stages that a pipeline has run with; nothing of other strategies."""
+def plan_values(run: Run, trainer: pl.Trainer) -> dict[str, Any]:
+    """The stages that a pipeline has run with, and what their search expected of them.
+
+    Nothing of other strategies.
+    """
     strategy = trainer.strategy
     if not isinstance(strategy, PipelineStrategy):
         return {}
-    return {"plan_config": strategy.plan.config, "plan_cuts": list(strategy.plan.cuts)}
+    values = {"plan_config": strategy.plan.config, "plan_cuts": list(strategy.plan.cuts)}
+    return {**values, **_expected(run)}
+
+
+def _expected(run: Run) -> dict[str, Any]:
+    """By the model of costs: simulated, not measured."""
+    details = read_json(run.directory.plan) if run.directory.plan.exists() else {}
+    bottleneck_s, size = details.get("bottleneck_s"), run.config["data"].get("batch_size")
+    values: dict[str, Any] = {
+        "plan_strategy": details.get("strategy"),
+        "plan_bottleneck_s": bottleneck_s,
+        "plan_shapes_per_s": size / bottleneck_s if size and bottleneck_s else None,
+    }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def peak_memory_bytes() -> dict[str, int]:

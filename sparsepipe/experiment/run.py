@@ -22,6 +22,7 @@ from sparsepipe.experiment.callbacks import (
 )
 from sparsepipe.experiment.checkpoint_io import DirectCheckpointIO
 from sparsepipe.experiment.division import division_of
+from sparsepipe.experiment.planned import search_of, searched_devices
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.strategies import RankEnvironment
@@ -137,6 +138,8 @@ def num_ranks(config: Mapping[str, Any], inventory: Inventory) -> int:
     """
     parallel = config["parallel"]
     division = division_of(config)
+    if search_of(config) is not None:
+        return searched_devices(config, inventory)
     planned = None if division is None else division.num_ranks
     nodes, devices = parallel["num_nodes"], parallel["devices"]
     if devices == "auto" and nodes >= 1:

@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.outputs import expanded
+from sparsepipe.experiment.planned import search_of
 from sparsepipe.results.files import write_json, write_text_atomic
 
 _NOT_IDENTITY = (
@@ -39,6 +40,7 @@ _NOT_IDENTITY = (
     "parallel.grace_s",
     "parallel.max_restarts",
     "parallel.plan",
+    "parallel.search",
     "parallel.strategy.timeout_s",
     "paths",
     "task.gallery",
@@ -48,8 +50,8 @@ _NOT_IDENTITY = (
     "trainer.log_every_n_steps",
     "trainer.profiler",
 )
-"""Keys that do not change what a run computes, or that a fingerprint, the number of ranks or
-the plan stands for."""
+"""Keys that do not change what a run computes, or that a fingerprint, the number of ranks, the
+plan or the search stands for."""
 
 _ATTEMPT = ".attempt"
 
@@ -88,6 +90,16 @@ class RunDir:
     def plan(self) -> Path:
         """How a pipeline splits the network, from its first training step on."""
         return self.path / "plan.json"
+
+    @property
+    def plan_table(self) -> Path:
+        """A plan that was searched for, as a table to read."""
+        return self.path / "plan.txt"
+
+    @property
+    def plan_figures(self) -> Path:
+        """A plan that was searched for, with what to expect of each stage."""
+        return self.path / "plan.csv"
 
     @property
     def done(self) -> Path:
@@ -138,7 +150,8 @@ class RunDir:
 
     def remove_if_unused(self) -> None:
         """Removes the directory of a run that failed before it had anything to keep."""
-        told = {self.config.name, self.plan.name, _ATTEMPT}
+        plan = {self.plan.name, self.plan_table.name, self.plan_figures.name}
+        told = {self.config.name, _ATTEMPT, *plan}
         if {path.name for path in self.path.iterdir()} <= told:
             shutil.rmtree(self.path)
 
@@ -169,6 +182,7 @@ def run_dir(
     ranks: int,
     data_fingerprint: str,
     checkpoint_fingerprint: str | None,
+    profiles_fingerprint: str | None = None,
 ) -> RunDir:
     """The directory that belongs to a configuration on some data and hardware."""
     identity = identity_of(config)
@@ -179,6 +193,9 @@ def run_dir(
     division = division_of(config)
     if division is not None:
         identity["plan"] = division.arguments()  # what its file holds, where it is in one
+    if (search := search_of(config)) is not None:
+        chosen = {key: value for key, value in asdict(search).items() if key != "profiles"}
+        identity["search"] = {**chosen, "profiles": profiles_fingerprint}
     text = json.dumps(identity, sort_keys=True, default=str)
     run_id = hashlib.sha256(text.encode()).hexdigest()[:12]
     outputs = expanded(config["paths"]["outputs"])

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+Search = Literal["dp", "mp", "hete_mp", "exact", "exhaustive"]
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -73,6 +75,33 @@ class PlanChoice:
 
 
 @dataclass
+class Measuring:
+    """How long a device is measured whose profile is missing; see ``task=profile``."""
+
+    num_warmup: Annotated[int, Limits(0, 1_000_000)] = 10
+    num_measured: Annotated[int, Limits(1, 1_000_000)] = 30
+    num_batches: Annotated[int, Limits(1, 1_000_000)] = 8
+
+
+@dataclass
+class SearchChoice:
+    """How a plan is searched for, see ``task=partition``."""
+
+    search: Search = "hete_mp"
+    cost_model: str = "sparsepipe_hete"
+    order: str | list[str] = "by_count"
+    device: str | None = None
+    levels: bool = False
+    bandwidth_bytes_per_s: float | None = None
+    profiles: dict[str, str] | None = None
+    memory: bool = True
+    stash: bool | None = None
+    optimizer_bytes: float | None = None
+    reserved_bytes: float = 0.0
+    measure: Measuring = field(default_factory=Measuring)
+
+
+@dataclass
 class Parallel:
     """How many devices, what makes them one, and what becomes of them when one fails."""
 
@@ -83,6 +112,7 @@ class Parallel:
         metadata=_node("cluster_environment", "config", "cuts", "balance", optional=True)
     )
     plan: PlanChoice | None = None
+    search: SearchChoice | None = None
     max_restarts: Annotated[int, Limits(0, 1000)] = 0
 
 

@@ -66,7 +66,7 @@ def train(
     data.setup("fit")
     if test:
         data.setup("test")
-    module = build_module(run.config, data)
+    module = build_module(run.config, data, plan=run.directory.plan)
     resume = _place(run, module)
     fitted = _agreed(run, resume)
     test_shapes = num_shapes(data.test_dataloader()) if test else 0
@@ -134,7 +134,7 @@ def _fit(
     done = {
         "steps": trainer.global_step,
         "best_monitored": checkpoint.best,
-        **plan_values(trainer),
+        **plan_values(run, trainer),
     }
     if group.rank() == 0 and run.directory.last.exists():
         # Where callbacks ended it early, nothing else would tell a rerun that it is over.

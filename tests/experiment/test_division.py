@@ -40,9 +40,9 @@ def file(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("settings", "ranks"),
     [
-        (("parallel=mp",), 4),
-        (("parallel=mp", "parallel.devices=2"), 2),
-        (("parallel=mp", "parallel.plan.cuts=[1,3]"), 3),
+        (("parallel=pipeline",), 4),
+        (("parallel=pipeline", "parallel.devices=2"), 2),
+        (("parallel=pipeline", "parallel.plan.cuts=[1,3]"), 3),
         (("parallel=pipeline", "parallel.plan.config=2-1"), 3),
         (("parallel=pipeline", "parallel.plan.config=2-1", "parallel.devices=3"), 3),
         (("parallel=pipeline", "parallel.plan.config=2"), 2),
@@ -69,7 +69,7 @@ def test_devices_follow_a_plan_file(file: str) -> None:
 
 
 def test_a_run_goes_on_with_the_plan_it_began_with(file: str, tmp_path: Path) -> None:
-    config = composed(*VECTORS, "parallel=mp", "parallel.devices=3")
+    config = composed(*VECTORS, "parallel=pipeline", "parallel.devices=3")
     division = division_of(config, kept=tmp_path / "plan.json")
     assert division is not None
     assert division.cuts == (3,)

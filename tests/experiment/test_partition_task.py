@@ -57,6 +57,18 @@ def test_the_papers_eight_gpus(tmp_path: Path) -> None:
     assert [row["devices"] for row in rows] == ["3 x TITAN Xp + 4 x RTX 2080 Ti", "1 x TITAN V"]
 
 
+def test_mp_takes_the_fastest_device_for_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="sparsepipe"):
+        found = run(tmp_path, *PAPER, "task.search=mp")
+    named = run(tmp_path, *PAPER, "task.search=mp", "task.device=RTX 2080 Ti")
+    assert "for the fastest by its profile: RTX 2080 Ti" in caplog.text
+    plans = [Plan.from_json(done.plan.read_text()) for done in (found, named)]
+    assert plans[0] == plans[1]
+    assert plans[0].details["device"] == "RTX 2080 Ti"
+
+
 def test_the_same_is_done_once_and_another_profile_is_another_run(tmp_path: Path) -> None:
     first = run(tmp_path, *PAPER)
     time_ns = first.result.stat().st_mtime_ns
@@ -94,7 +106,7 @@ def test_the_same_is_done_once_and_another_profile_is_another_run(tmp_path: Path
             ProfileError,
             "given of TITAN, which",
         ),
-        ((*PAPER, "task.search=mp"), ConfigError, "task.device"),
+        ((*PAPER, "parallel=hete_mp"), ConfigError, "task=partition runs as one process"),
         ((*PAPER, "task.order=by_price"), ConfigError, "by_price"),
         ((*PAPER, "task.search=exact", "task.order=by_speed"), ConfigError, "not use order"),
         ((*PAPER, "task.search=dp", "task.device=TITAN V"), ConfigError, "not use device"),

@@ -15,11 +15,11 @@ from sparsepipe.runtime import group
 from sparsepipe.schedule import Plan
 
 Job = Callable[..., Path]
-MP = ("parallel=mp", "hardware=cores", "parallel.devices=2")
+SPLIT = ("parallel=pipeline", "hardware=cores", "parallel.devices=2")
 
 
 def test_model_parallel_run(shell: Shell, job: Job) -> None:
-    done = shell(*MP, "model.norm=true", "parallel.plan.balance=layers")
+    done = shell(*SPLIT, "model.norm=true", "parallel.plan.balance=layers")
     result = read_json(done.run / "result.json")
     assert (result["ranks"], result["plan_config"], result["plan_cuts"]) == (2, "1-1", [3])
     assert result["steps"] == 16
@@ -42,7 +42,7 @@ def shapes_trained_on(run: Path) -> list[float]:
 
 def test_one_stage_on_one_device_is_a_plain_run(job: Job) -> None:
     settings = ("model.dropout=0.5", "hardware=cores", "parallel.devices=1")
-    runs = [job(*settings, "parallel=mp"), job(*settings, "parallel=single")]
+    runs = [job(*settings, "parallel=pipeline"), job(*settings, "parallel=single")]
     assert not group.started_externally()  # the first left nothing behind for the second
     ours, theirs = (checkpoint(run)["state_dict"] for run in runs)
     assert ours.keys() == theirs.keys()
@@ -53,12 +53,12 @@ def test_one_stage_on_one_device_is_a_plain_run(job: Job) -> None:
 @pytest.mark.full
 def test_demo_as_a_pipeline(shell: Shell) -> None:
     tiny = [setting for setting in TINY if not setting.startswith("parallel")]
-    run = shell(*tiny, "parallel=mp", "parallel.devices=2", timeout_s=200).run
+    run = shell(*tiny, "parallel=pipeline", "parallel.devices=2", timeout_s=200).run
     result = read_json(run / "result.json")
     assert (result["ranks"], result["plan_config"]) == (2, "1-1")
     assert result["task_name"] == "train"
     assert (run / "predictions.png").exists()
-    evaluated = shell(*tiny, "task=evaluate", "parallel=mp", "parallel.devices=2",
+    evaluated = shell(*tiny, "task=evaluate", "parallel=pipeline", "parallel.devices=2",
                       f"checkpoint={run}", timeout_s=200).run  # fmt: skip
     found = read_json(evaluated / "result.json")
     assert found["test/loss"] == pytest.approx(result["test/loss"], rel=1e-6)

@@ -8,11 +8,16 @@ from typing_extensions import override
 from sparsepipe.experiment.outputs import writing
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.results.files import write_text_atomic
+from sparsepipe.schedule import Plan
 from sparsepipe.strategies import PipelineStrategy
+
+_TOLD = ("strategy", "bottleneck_s", "bottleneck", "dp_s", "stage_times_s", "transfer_times_s")
 
 
 class KeepPlan(pl.Callback):
     """Writes the plan into the run's directory as training begins, as a plan file.
+
+    Loggers get it as hyperparameters, with what its search expected of it, if it had one.
 
     Args:
         directory: the run's.
@@ -29,3 +34,8 @@ class KeepPlan(pl.Callback):
         if not path.exists():
             with writing(path):
                 write_text_atomic(path, strategy.plan.to_json())
+        kept = Plan.from_json(path.read_text(encoding="utf-8"))
+        told = {name: kept.details[name] for name in _TOLD if name in kept.details}
+        plan = {"config": kept.config, "cuts": list(kept.cuts), **told}
+        for logger in trainer.loggers:
+            logger.log_hyperparams({"plan": plan})

@@ -1,0 +1,211 @@
+"""A plan for a configuration: from profiles and the hardware, by the search that is chosen.
+
+``task=partition`` tells of it; a training by ``parallel=hete_mp`` begins with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.errors import ConfigError
+from sparsepipe.experiment.device_profiles import origin_of
+from sparsepipe.experiment.model_names import model_name
+from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.experiment.schema import SearchChoice
+from sparsepipe.partition import searches
+from sparsepipe.partition.cost import cost_model
+from sparsepipe.partition.explain import Explanation, as_plan, explain
+from sparsepipe.partition.levels import mp_by_levels
+from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.problem import Problem, Solution
+from sparsepipe.profiling import Profile
+from sparsepipe.results.files import write_text_atomic
+from sparsepipe.results.tables import markdown_table, write_csv
+from sparsepipe.schedule import Plan
+
+log = logging.getLogger(__name__)
+
+_STATE_BYTES = {"SGD": 1.0, "Adam": 2.0, "AdamW": 2.0, "NAdam": 2.0, "RAdam": 2.0}
+_STATE_BYTES_ELSE = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a search came to.
+
+    Attributes:
+        plan: for a plan file and for training.
+        told: the same in figures.
+    """
+
+    plan: Plan
+    told: Explanation
+
+    def write(self, directory: RunDir) -> None:
+        """Writes the plan file, its table and its figures; the plan file last."""
+        write_text_atomic(directory.plan_table, plan_table(self.told) + "\n")
+        write_csv(directory.plan_figures, [asdict(row) for row in self.told.rows])
+        write_text_atomic(directory.plan, self.plan.to_json())
+
+
+def find_plan(
+    choice: SearchChoice,
+    config: Mapping[str, Any],
+    inventory: Inventory,
+    profiles: Mapping[str, Profile],
+    **origin: object,
+) -> Found:
+    """The best plan for the model on the hardware.
+
+    Args:
+        choice: of a search, and what it takes into account.
+        config: resolved and checked.
+        inventory: the hardware.
+        profiles: of its devices, by their names.
+        **origin: what else the plan file should tell of what it was computed from.
+
+    Raises:
+        ConfigError: a setting does not suit the search.
+        ProfileError: a profile is missing, or they are of different models.
+        HardwareError: a link has no bandwidth.
+        PlanError: no plan fits the memory.
+    """
+    room = memory_model(choice, config)
+    problem = Problem.of(
+        inventory,
+        profiles,
+        model=cost_model(choice.cost_model),
+        memory=room,
+        bandwidth_bytes_per_s=choice.bandwidth_bytes_per_s,
+    )
+    device = choice.device
+    if choice.search == "mp" and device is None:
+        device = fastest(problem)
+    solution = _solve(problem, choice, device=device)
+    told = explain(problem, solution)
+    plan = as_plan(
+        problem,
+        told,
+        model=model_name(config),
+        search=choice.search,
+        device=device,
+        levels=choice.levels,
+        bandwidth_bytes_per_s=choice.bandwidth_bytes_per_s,
+        memory=None if room is None else asdict(room),
+        inventory=_told_of(inventory),
+        profiles={name: origin_of(profiles[name]) for name in sorted(profiles)},
+        **origin,
+    )
+    return Found(plan=plan, told=told)
+
+
+def memory_model(choice: SearchChoice, config: Mapping[str, Any]) -> MemoryModel | None:
+    """What stages keep, by the settings, or else by the training's; None: no matter.
+
+    Versions of the weights that ``vertical_sync`` keeps beyond those of stashing are not counted.
+    """
+    if not choice.memory:
+        return None
+    strategy = config["parallel"]["strategy"] or {}
+    stash, optimizer = choice.stash, choice.optimizer_bytes
+    return MemoryModel(
+        stash=strategy.get("mode") != "none" if stash is None else stash,
+        optimizer=_state_bytes(config["optim"]["optimizer"]) if optimizer is None else optimizer,
+        reserved_bytes=choice.reserved_bytes,
+    )
+
+
+def _state_bytes(optimizer: Mapping[str, Any]) -> float:
+    """Of an optimizer for each byte of parameters; of one that we do not know, as of Adam."""
+    name = str(optimizer["_target_"]).rpartition(".")[2]
+    if name == "SGD" and not optimizer.get("momentum"):
+        return 0.0
+    return _STATE_BYTES.get(name, _STATE_BYTES_ELSE)
+
+
+def fastest(problem: Problem) -> str:
+    """The device that takes the least time for all layers; ``mp`` counts all as that one."""
+    total_s = [float(compute_s_I[-1]) for compute_s_I in problem.spans.compute_s_KI]
+    name = problem.fleet.kinds[total_s.index(min(total_s))].name
+    if len({kind.name for kind in problem.fleet.kinds}) > 1:
+        log.info("mp takes all devices for alike, here for the fastest by its profile: %s", name)
+    return name
+
+
+def _solve(problem: Problem, choice: SearchChoice, *, device: str | None) -> Solution:
+    """What the search finds.
+
+    Raises:
+        ConfigError: it does not use a setting that is given.
+        PlanError: no plan fits the memory.
+    """
+    search = choice.search
+    given = {
+        "order": choice.order != "by_count" and search != "hete_mp",
+        "device": choice.device is not None and search != "mp",
+        "levels": choice.levels and search != "mp",
+    }
+    if unused := [name for name, is_given in given.items() if is_given]:
+        raise ConfigError(
+            f"the search {search} does not use {', '.join(unused)}",
+            remedy="leave out "
+            + ", ".join(f"task.{name}" for name in unused)
+            + "; hete_mp uses order, mp device and levels",
+        )
+    if search == "hete_mp":
+        return searches.hete_mp(problem, order=choice.order)
+    if search == "mp":
+        assert device is not None
+        return (mp_by_levels if choice.levels else searches.mp)(problem, device=device)
+    one_of = {"dp": searches.dp, "exact": searches.exact, "exhaustive": searches.exhaustive}
+    return one_of[search](problem)
+
+
+def _told_of(inventory: Inventory) -> dict[str, Any]:
+    counts = {
+        f"{host.name}/{device.name}": device.count
+        for host in inventory.hosts
+        for device in host.devices
+    }
+    return {"fingerprint": inventory.fingerprint(), "devices": counts}
+
+
+def plan_table(told: Explanation) -> str:
+    """The plan in words and figures."""
+    rows = [
+        (
+            f"{row.stage}",
+            f"{row.first}-{row.last}",
+            row.devices,
+            f"{1e3 * row.compute_s:.1f}",
+            f"{1e3 * row.sync_s:.1f}",
+            f"{1e3 * row.transfer_s:.1f}",
+            "" if row.memory_bytes is None else f"{row.memory_bytes / 2**20:,.0f}",
+            f"{row.utilisation:.0%}",
+        )
+        for row in told.rows
+    ]
+    head = (
+        "stage",
+        "layers",
+        "devices",
+        "compute ms",
+        "all-reduce ms",
+        "transfer ms",
+        "memory MiB",
+        "busy",
+    )
+    rate = f"{1e3 * told.bottleneck_s:.1f} ms a minibatch, limited by {told.limit}"
+    solution = told.solution
+    order = f", devices in the order {', '.join(solution.order)}" if solution.order else ""
+    return "\n".join(
+        [
+            f"{solution.strategy}: {solution.config}{order}",
+            markdown_table(head, rows),
+            f"{rate}; {told.verdict()}",
+        ]
+    )

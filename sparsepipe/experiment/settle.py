@@ -1,0 +1,107 @@
+"""The plan of a run by ``parallel.search``, settled before its ranks start and kept with it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.errors import ProfileError, SparsePipeError
+from sparsepipe.experiment.device_profiles import load_profiles
+from sparsepipe.experiment.measuring import measure_devices
+from sparsepipe.experiment.model_names import model_name
+from sparsepipe.experiment.outputs import writing
+from sparsepipe.experiment.planned import search_of
+from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.experiment.schema import SearchChoice
+from sparsepipe.experiment.search import find_plan, plan_table
+from sparsepipe.partition.fleet import kinds_of
+from sparsepipe.profiling import Profile
+
+log = logging.getLogger(__name__)
+
+
+def settle(
+    config: Mapping[str, Any], inventory: Inventory, directory: RunDir, *, measure: bool
+) -> None:
+    """Finds the plan of a run that leaves it to a search, and writes it to its directory.
+
+    A run that has begun keeps its plan: nothing is measured or searched for again.
+
+    Args:
+        config: resolved and checked.
+        inventory: the hardware.
+        directory: of the run.
+        measure: devices without a profile are measured; else they are refused.
+
+    Raises:
+        SparsePipeError: a device cannot be measured, or there is no plan for the devices.
+    """
+    choice = search_of(config)
+    if choice is None or directory.plan.exists():
+        return
+    profiles = load_profiles(inventory, model_name(config), given=choice.profiles or {})
+    missing = [name for name in _names(inventory) if name not in profiles]
+    if missing and not measure:
+        raise _missing(missing, model_name(config), inventory)
+    measured = measure_devices(missing, config, choice.measure, ranks=inventory.num_devices)
+    profiles |= {name: profile for name, (profile, _) in measured.items()}
+    _compare_batches(config, profiles)
+    try:
+        found = find_plan(
+            choice,
+            config,
+            inventory,
+            profiles,
+            measured={name: str(path) for name, (_, path) in measured.items()},
+        )
+    except SparsePipeError as error:
+        error.remedy = error.remedy.replace("task.", "parallel.search.")
+        raise
+    log.info("plan by %s", _origin(choice, profiles))
+    log.info("%s", plan_table(found.told))
+    with writing(directory.path):
+        found.write(directory)
+
+
+def _names(inventory: Inventory) -> list[str]:
+    return list(dict.fromkeys(kind.name for kind in kinds_of(inventory)))
+
+
+def _missing(names: list[str], model: str, inventory: Inventory) -> ProfileError:
+    hosts = ", ".join(
+        f"{device.name} (host {host.name})"
+        for host in inventory.hosts
+        for device in host.devices
+        if device.count and device.name in names
+    )
+    return ProfileError(
+        f"there is no profile of {model} on {hosts}, and under torchrun none is measured",
+        remedy="run `sparsepipe task=profile` there, with the same model, data and backend, and "
+        f"name its profile.json as profile: {{{model}: ...}} of the device in the hardware "
+        "inventory, or in parallel.search.profiles",
+    )
+
+
+def _compare_batches(config: Mapping[str, Any], profiles: Mapping[str, Profile]) -> None:
+    """Says where layers were measured on other batches than those of the training."""
+    size = config["data"].get("batch_size")
+    for name, profile in profiles.items():
+        measured = profile.meta.get("batch_size")
+        if None not in (size, measured) and measured != size:
+            log.warning(
+                "%s was measured with batches of %s, the training's are of %s: the plan is for "
+                "the former",
+                name,
+                measured,
+                size,
+            )
+
+
+def _origin(choice: SearchChoice, profiles: Mapping[str, Profile]) -> str:
+    told = ", ".join(
+        f"{name}: {1e3 * profiles[name].compute_s:.1f} ms for all layers"
+        for name in sorted(profiles)
+    )
+    return f"{choice.search} ({choice.cost_model}) from profiles ({told})"
