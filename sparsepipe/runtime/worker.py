@@ -7,7 +7,7 @@ first stage and around those of the last.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor
@@ -48,6 +48,7 @@ class Worker:
         network: to the other stages.
         steps: both ends of a minibatch's way.
         events: told what happens.
+        slowed: makes the context of whatever is computed here (:class:`Throttle`).
 
     Attributes:
         weights: as given, for its records.
@@ -66,6 +67,7 @@ class Worker:
         network: Network,
         steps: Steps,
         events: Events,
+        slowed: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._plan = plan
         self._rank = rank
@@ -80,6 +82,7 @@ class Worker:
         self._mail = Mail(plan, network)
         self._steps = steps
         self._events = events
+        self._slowed = slowed
         self._order = RankOrder(plan, rank)
         self._tally = Tally(plan, rank)
         predicts = weights is not None and weights.predict_backward
@@ -197,19 +200,20 @@ class Worker:
             value, included = message.tree, message.meta["included"]
             rest = self._rest(minibatch)
         assert included == included_at(self._plan, minibatch), included
-        leaves = weights.begin(
-            minibatch,
-            version=self._order.updates,
-            ahead=self._order.ahead(minibatch) + self._beyond,
-            included=included,
-        )
-        weights.keep_from(included_at(self._plan, self._order.following(minibatch)))
-        flight = self._stage.forward(
-            value,
-            minibatch=self._begin + minibatch,
-            leaves=leaves,
-            close=(lambda run: self._steps.close(rest, run)) if self._last else None,
-        )
+        with self._slowed():
+            leaves = weights.begin(
+                minibatch,
+                version=self._order.updates,
+                ahead=self._order.ahead(minibatch) + self._beyond,
+                included=included,
+            )
+            weights.keep_from(included_at(self._plan, self._order.following(minibatch)))
+            flight = self._stage.forward(
+                value,
+                minibatch=self._begin + minibatch,
+                leaves=leaves,
+                close=(lambda run: self._steps.close(rest, run)) if self._last else None,
+            )
         self._flights[minibatch] = flight
         if not self._last:
             meta = {"included": included}
@@ -224,13 +228,15 @@ class Worker:
         if self._last:
             loss, logs = flight.loss, flight.extra
             assert loss is not None
-            self._events.before_backward(loss)
-            upstream = flight.backward(None, leaves=leaves)
+            with self._slowed():
+                self._events.before_backward(loss)
+                upstream = flight.backward(None, leaves=leaves)
         else:
             message = self._mail.receive(Kind.GRADIENT, self._number + 1, minibatch)
             logs, gradients = message.meta["logs"], message.tree["gradients"]
             loss = message.tree["loss"].clone()
-            upstream = flight.backward(gradients, leaves=leaves)
+            with self._slowed():
+                upstream = flight.backward(gradients, leaves=leaves)
             del message, gradients
         if not self._first:
             tree = {"gradients": upstream, "loss": loss}
@@ -245,7 +251,7 @@ class Worker:
         assert weights is not None
         gradients, self._gradients = self._gradients, None
         averaged = self._replicas.average(gradients or {}, minibatches=int(gradients is not None))
-        with weights.updating():
+        with self._slowed(), weights.updating():
             self._events.update(averaged, step=self._order.step_of(number))
 
     def _evaluate_one(self, minibatch: int, batch: Any, *, answered: bool) -> list[tuple[int, Any]]:
@@ -256,14 +262,16 @@ class Worker:
             rest = self._rest(minibatch)
         found: list[tuple[int, Any]] = []
         if self._last:
-            result, logs = self._stage.evaluate(
-                value, close=lambda run: self._steps.close_evaluation(rest, run)
-            )
+            with self._slowed():
+                result, logs = self._stage.evaluate(
+                    value, close=lambda run: self._steps.close_evaluation(rest, run)
+                )
             if answered and not self._first:
                 self._mail.send(Kind.REPLY, 0, minibatch, result)
             found.append((minibatch, result if answered else logs))
         else:
-            output = self._stage.evaluate(value)
+            with self._slowed():
+                output = self._stage.evaluate(value)
             self._mail.send(Kind.ACTIVATION, self._number + 1, minibatch, output)
             if answered and self._first:
                 reply = self._mail.receive(Kind.REPLY, self._plan.num_stages - 1, minibatch)
@@ -272,7 +280,8 @@ class Worker:
 
     def _open(self, minibatch: int, batch: Any) -> tuple[Any, Any]:
         """The input of a minibatch; the rest is sent ahead where it does not stay here."""
-        value, rest = self._steps.open(batch)
+        with self._slowed():
+            value, rest = self._steps.open(batch)
         if not self._last:
             self._mail.send(Kind.BATCH, self._plan.num_stages - 1, minibatch, rest)
         return value, rest

@@ -3,5 +3,6 @@
 from sparsepipe.strategies.dp import DataParallelStrategy
 from sparsepipe.strategies.environment import RankEnvironment
 from sparsepipe.strategies.pipeline import PipelineStrategy
+from sparsepipe.strategies.slowed import SlowedDeviceStrategy
 
-__all__ = ["DataParallelStrategy", "PipelineStrategy", "RankEnvironment"]
+__all__ = ["DataParallelStrategy", "PipelineStrategy", "RankEnvironment", "SlowedDeviceStrategy"]

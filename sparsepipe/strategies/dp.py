@@ -18,6 +18,7 @@ from typing_extensions import override
 from sparsepipe.runtime import group as ranks
 from sparsepipe.strategies.environment import RankEnvironment
 from sparsepipe.strategies.ranked import RankedStrategy, replace_signal_broadcast
+from sparsepipe.strategies.slowed import SlowedSteps
 
 # torch 2.13 renames the option that makes each forward broadcast buffers.
 _BUFFERS_OPTION = (
@@ -27,7 +28,7 @@ _BUFFERS_OPTION = (
 )
 
 
-class DataParallelStrategy(RankedStrategy):
+class DataParallelStrategy(SlowedSteps, RankedStrategy):
     """Lightning's DDP, made to fit samplers without padding and cheap BatchNorm.
 
     What differs:
@@ -47,6 +48,7 @@ class DataParallelStrategy(RankedStrategy):
         find_unused_parameters: look in every step for parameters without a gradient; costs
             time, needed by networks that skip layers.
         static_graph: promise that every step uses the same parameters in the same way.
+        slowdown: how many times slower than it is this rank's device is made, by pausing.
         cluster_environment: by default the ranks of an elastic agent or ``torchrun``.
     """
 
@@ -61,10 +63,12 @@ class DataParallelStrategy(RankedStrategy):
         bucket_cap_mb: int = 25,
         find_unused_parameters: bool = False,
         static_graph: bool = False,
+        slowdown: float = 1.0,
         cluster_environment: ClusterEnvironment | None = None,
     ) -> None:
         buffers: dict[str, Any] = {_BUFFERS_OPTION: False}
         super().__init__(
+            slowdown=slowdown,
             cluster_environment=cluster_environment or RankEnvironment(),
             process_group_backend=process_group_backend,
             timeout=timedelta(seconds=timeout_s),
@@ -89,19 +93,19 @@ class DataParallelStrategy(RankedStrategy):
     @override
     def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         assert self.lightning_module is not None
-        with self.precision_plugin.val_step_context():
+        with self.throttle.slowed(), self.precision_plugin.val_step_context():
             return self.lightning_module.validation_step(*args, **kwargs)
 
     @override
     def test_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         assert self.lightning_module is not None
-        with self.precision_plugin.test_step_context():
+        with self.throttle.slowed(), self.precision_plugin.test_step_context():
             return self.lightning_module.test_step(*args, **kwargs)
 
     @override
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         assert self.lightning_module is not None
-        with self.precision_plugin.predict_step_context():
+        with self.throttle.slowed(), self.precision_plugin.predict_step_context():
             return self.lightning_module.predict_step(*args, **kwargs)
 
     @override

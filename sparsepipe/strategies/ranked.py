@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from sparsepipe.runtime import group
 from sparsepipe.runtime.meeting import meeting
+from sparsepipe.runtime.throttle import Throttle
 from sparsepipe.strategies.environment import check_ranks
 from sparsepipe.strategies.orphans import end_orphans, remember
 
@@ -28,10 +29,18 @@ class RankedStrategy(DDPStrategy):
 
     A Trainer with one device leaves nothing behind: the next one in its process may have
     more of them.
+
+    Args:
+        slowdown: how many times slower than it is this rank's device is made.
+        **options: of Lightning's strategy.
+
+    Attributes:
+        throttle: what makes it slower.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, slowdown: float = 1.0, **options: Any) -> None:
         super().__init__(**options)
+        self.throttle = Throttle(slowdown)
         self._place_before: dict[str, str | None] | None = None
 
     @property

@@ -61,7 +61,8 @@ class PipelinedEvaluation(StagedRanks):
     def _evaluation_step(self, hook: str, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         pipeline = self._pipeline
         if pipeline is None:
-            return getattr(Strategy, hook)(self, *args, **kwargs)  # type: ignore[no-any-return]
+            with self.throttle.slowed():
+                return getattr(Strategy, hook)(self, *args, **kwargs)  # type: ignore[no-any-return]
         batch, *arguments = (*args, *kwargs.values())
         loop = self._trainer._evaluation_loop
         count = self.count_minibatches(*self._progress.place(loop), batch)
@@ -74,7 +75,8 @@ class PipelinedEvaluation(StagedRanks):
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         pipeline = self._pipeline
         if pipeline is None:
-            return Strategy.predict_step(self, *args, **kwargs)
+            with self.throttle.slowed():
+                return Strategy.predict_step(self, *args, **kwargs)
         batch, *arguments = (*args, *kwargs.values())
         loop = self._trainer.predict_loop
         count = self.count_minibatches(*self._progress.place(loop), batch)

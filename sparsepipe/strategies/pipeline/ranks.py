@@ -27,6 +27,7 @@ class StagedRanks(RankedStrategy):
         config: replicas of each stage; None: one rank a stage.
         timeout_s: limit of every wait for another rank.
         process_group_backend: by default gloo.
+        slowdown: how many times slower than it is this rank's device is made.
         cluster_environment: by default the ranks of a launcher outside, or of Lightning's.
     """
 
@@ -36,9 +37,11 @@ class StagedRanks(RankedStrategy):
         config: str | None,
         timeout_s: float,
         process_group_backend: str | None,
+        slowdown: float,
         cluster_environment: ClusterEnvironment | None,
     ) -> None:
         super().__init__(
+            slowdown=slowdown,
             cluster_environment=cluster_environment or RankEnvironment(),
             process_group_backend=process_group_backend or "gloo",
             timeout=timedelta(seconds=timeout_s),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import pytorch_lightning as pl
@@ -39,6 +40,7 @@ class Settings:
     keyed_randomness: bool
     timeout_s: float
     direct: bool
+    slowed: Callable[[], AbstractContextManager[None]]
 
     def __post_init__(self) -> None:
         if self.mode not in list(Mode):
@@ -110,6 +112,7 @@ def make_pipeline(
         network=together.network,
         steps=steps,
         events=events,
+        slowed=settings.slowed,
     )
     return Pipeline(
         worker,

@@ -79,6 +79,7 @@ class PipelineStrategy(WholeCheckpoints):
         timeout_s: limit of every wait for another rank.
         process_group_backend: ``gloo`` (the default, also for CUDA) or ``nccl``.
         direct: tensors go from device to device over NCCL; a CUDA device for every rank.
+        slowdown: how many times slower than it is this rank's device is made, by pausing.
         cluster_environment: by default the ranks of an elastic agent, ``torchrun`` or
             Lightning's own launcher.
     """
@@ -99,12 +100,14 @@ class PipelineStrategy(WholeCheckpoints):
         timeout_s: float = 300.0,
         process_group_backend: str | None = None,
         direct: bool = False,
+        slowdown: float = 1.0,
         cluster_environment: ClusterEnvironment | None = None,
     ) -> None:
         super().__init__(
             config=config,
             timeout_s=timeout_s,
             process_group_backend=process_group_backend,
+            slowdown=slowdown,
             cluster_environment=cluster_environment,
         )
         check_balance(balance)
@@ -117,6 +120,7 @@ class PipelineStrategy(WholeCheckpoints):
             keyed_randomness=keyed_randomness,
             timeout_s=timeout_s,
             direct=direct,
+            slowed=self.throttle.slowed,
         )
         self._plan: Plan | None = None
         self._patches: LoopPatches | None = None
@@ -248,7 +252,8 @@ class PipelineStrategy(WholeCheckpoints):
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         pipeline = self._pipeline
         if pipeline is None:
-            return Strategy.training_step(self, *args, **kwargs)
+            with self.throttle.slowed():
+                return Strategy.training_step(self, *args, **kwargs)
         batch, *arguments = (*args, *kwargs.values())
         loop = self._trainer.fit_loop
         assert loop._combined_loader is not None
@@ -269,7 +274,8 @@ class PipelineStrategy(WholeCheckpoints):
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
     ) -> Tensor:
         if self._pipeline is None:
-            return Strategy.backward(self, closure_loss, optimizer, *args, **kwargs)
+            with self.throttle.slowed():
+                return Strategy.backward(self, closure_loss, optimizer, *args, **kwargs)
         return closure_loss  # the worker has run what the schedule had for this step
 
     @override
@@ -281,7 +287,8 @@ class PipelineStrategy(WholeCheckpoints):
         **kwargs: Any,
     ) -> Any:
         if self._pipeline is None:
-            return Strategy.optimizer_step(self, optimizer, closure, model, **kwargs)
+            with self.throttle.slowed():
+                return Strategy.optimizer_step(self, optimizer, closure, model, **kwargs)
         return closure()  # the worker updates
 
 

@@ -1,0 +1,98 @@
+"""Pauses against the processor time that they follow; only lower bounds on a clock hold always."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+import pytest
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.throttle import Throttle, pause
+
+
+def compute(seconds: float) -> None:
+    """Uses as much of this thread's processor time."""
+    end_s = time.thread_time() + seconds
+    while time.thread_time() < end_s:
+        pass
+
+
+def timed(throttle: Throttle, seconds: float) -> tuple[float, float]:
+    """Seconds by the clock and of processor time, of a block that computes."""
+    begin_s = time.perf_counter()
+    with throttle.slowed():
+        computed_s = time.thread_time()
+        compute(seconds)
+        computed_s = time.thread_time() - computed_s
+    return time.perf_counter() - begin_s, computed_s
+
+
+@pytest.mark.parametrize("slowdown", [1.5, 2.0, 4.0])
+@pytest.mark.parametrize("seconds", [2e-5, 3e-3, 5e-2])
+def test_a_block_takes_as_many_times_as_long(slowdown: float, seconds: float) -> None:
+    elapsed_s, computed_s = timed(Throttle(slowdown), seconds)
+    assert elapsed_s >= slowdown * computed_s
+
+
+def test_a_pause_is_hardly_longer() -> None:
+    """The least of many, which a busy machine cannot all have delayed."""
+    late_s = []
+    for seconds in [2e-5, 2e-4, 2e-3] * 30:
+        begin_s = time.perf_counter()
+        pause(seconds)
+        late_s.append(time.perf_counter() - begin_s - seconds)
+    assert min(late_s) >= 0
+    assert sorted(late_s)[len(late_s) // 4] < 1e-3
+
+
+def test_full_speed_does_not_pause() -> None:
+    throttle = Throttle()
+    begin_s = time.thread_time()
+    for _ in range(1000):
+        with throttle.slowed():
+            pass
+    assert time.thread_time() - begin_s < 0.1
+
+
+def test_waits_are_no_computation() -> None:
+    """With a pause of a hundred times the wait, this would not end in time."""
+    done = threading.Event()
+    begin_s = time.perf_counter()
+    with Throttle(100.0).slowed():
+        done.wait(0.2)
+    assert 0.2 <= time.perf_counter() - begin_s < 10
+
+
+def test_a_block_within_another_is_paid_once() -> None:
+    """Paid twice, the inner block's computation would count nine-fold, not three-fold."""
+    throttle = Throttle(3.0)
+    with throttle.slowed():
+        own_s = time.thread_time()
+        compute(0.01)
+        own_s = time.thread_time() - own_s
+        inner_s = sum(timed(throttle, 0.1)[1] for _ in range(2))
+        ended_s = time.perf_counter()
+    paused_s = time.perf_counter() - ended_s
+    assert paused_s >= 2 * own_s
+    assert paused_s < 2 * inner_s, "the inner blocks are not paid for again"
+
+
+def test_a_block_that_fails_is_not_stretched() -> None:
+    def fail() -> None:
+        with Throttle(1e6).slowed():
+            compute(0.001)
+            raise KeyError
+
+    begin_s = time.perf_counter()
+    with pytest.raises(KeyError):
+        fail()
+    assert time.perf_counter() - begin_s < 10
+
+
+@pytest.mark.parametrize("slowdown", [0.5, 0.0, -1.0, math.inf, math.nan])
+def test_what_is_no_slowdown_is_refused(slowdown: float) -> None:
+    with pytest.raises(ConfigError, match="slowdown") as caught:
+        Throttle(slowdown)
+    assert caught.value.remedy
