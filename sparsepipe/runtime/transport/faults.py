@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sparsepipe.errors import ConfigError, SparsePipeError, TransportError
 from sparsepipe.runtime.meeting import blaming
 from sparsepipe.runtime.transport.channel import Changed, Fault
@@ -14,13 +16,13 @@ class Teller:
     """Makes errors that name ranks, stages and minibatches.
 
     Args:
-        plan: which rank is in which stage.
         rank: this process's.
+        name: how ranks are called.
     """
 
-    def __init__(self, plan: Plan, rank: int) -> None:
-        self._plan = plan
+    def __init__(self, rank: int, *, name: Callable[[int], str]) -> None:
         self._rank = rank
+        self._name = name
 
     def lost(self, fault: Fault, *, doing: str) -> SparsePipeError:
         """A channel's thread ended.
@@ -81,5 +83,7 @@ class Teller:
     def _me(self) -> str:
         return self._name(self._rank)
 
-    def _name(self, rank: int) -> str:
-        return f"rank {rank} (stage {self._plan.stage_of(rank)})"
+
+def stage_name(rank: int, plan: Plan) -> str:
+    """A rank of a plan in words."""
+    return f"rank {rank} (stage {plan.stage_of(rank)})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparsepipe.runtime import group
-from sparsepipe.runtime.meeting import cut_off, new_group
+from sparsepipe.runtime.meeting import cut_off, name_of, new_group
 from sparsepipe.runtime.transport import cuda
 from sparsepipe.runtime.transport.buffers import BufferPool
 from sparsepipe.runtime.transport.channel import Changed, Fault, FaultMet, Incoming, Outgoing
 from sparsepipe.runtime.transport.codec import Packet, encode
-from sparsepipe.runtime.transport.faults import Teller
+from sparsepipe.runtime.transport.faults import Teller, stage_name
 from sparsepipe.runtime.transport.mailbox import Ended, Mailbox
 from sparsepipe.runtime.transport.message import Kind, Message, Traffic
 from sparsepipe.runtime.transport.routes import (
@@ -67,6 +67,7 @@ class Network:
             Needs a device for every rank.
         queue_depth: messages that a channel holds before its sender waits; by default as many
             as the schedule lets a stage run ahead (see :func:`default_depth`).
+        ranks: which ranks those of the plan are, where it is not for all; by default the same.
 
     Attributes:
         sent: traffic by kind. (What is received is what the peers have sent.)
@@ -86,13 +87,14 @@ class Network:
         device: torch.device = _HOST,
         direct: bool = False,
         queue_depth: int | None = None,
+        ranks: Sequence[int] | None = None,
     ) -> None:
         if direct:
             cuda.check_direct(device)
         self._device = device
         self._direct = direct
         self._timeout_s = timeout_s
-        self._tell = Teller(plan, rank)
+        self._tell = Teller(rank, name=partial(stage_name, plan=plan) if ranks is None else name_of)
         self._rank = rank
         self._joint = shares_messages(plan)
         self.pool = BufferPool()
@@ -109,10 +111,12 @@ class Network:
         self.sent = {kind: Traffic() for kind in Kind}
         channels = routes(plan)
         self._board = WaitBoard(group.store() if channels else None)
-        wires = [(route, self._wire(route)) for route in channels]
-        for route, wire in wires:  # all groups are made: from here on it cannot fail halfway
-            if wire is not None:
-                self._open(route, wire, queue_depth or default_depth(plan, route))
+        placed = [route if ranks is None else route.among(ranks) for route in channels]
+        wires = [self._wire(route) for route in placed]
+        depths = [queue_depth or default_depth(plan, route) for route in channels]
+        for route, wire, depth in zip(placed, wires, depths, strict=True):
+            if wire is not None:  # all groups are made: from here on it cannot fail halfway
+                self._open(route, wire, depth)
 
     def send(self, kind: Kind, to_rank: int, message: Message) -> None:
         """Hands a message over; waits only while the channel's queue is full.

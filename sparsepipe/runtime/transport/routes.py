@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparsepipe.runtime.transport.message import Kind
@@ -23,6 +24,10 @@ class Route:
     def other(self, rank: int) -> int:
         """The rank at the other end."""
         return self.target if rank == self.source else self.source
+
+    def among(self, ranks: Sequence[int]) -> Route:
+        """The same channel where the plan's ranks are these."""
+        return Route(self.kind, ranks[self.source], ranks[self.target])
 
 
 def routes(plan: Plan) -> tuple[Route, ...]:
