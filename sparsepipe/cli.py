@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -55,14 +56,18 @@ def _hydra_main(outcome: _Outcome) -> None:
     @hydra.main(
         version_base="1.3", config_path=str(compose.config_dir()), config_name=compose.CONFIG_NAME
     )
-    def sparsepipe(config: DictConfig) -> None:
-        _job(config, outcome)
+    def sparsepipe(config: DictConfig) -> str | None:
+        return _job(config, outcome)
 
     sparsepipe()
 
 
-def _job(config: DictConfig, outcome: _Outcome) -> None:
-    """Runs one job; its errors are kept, so that a sweep goes on with the next."""
+def _job(config: DictConfig, outcome: _Outcome) -> str | None:
+    """Runs one job; its errors are kept, so that a sweep goes on with the next.
+
+    Returns:
+        The run's directory, for the table at a sweep's end; None where the job failed.
+    """
     job = HydraConfig.get()
     sweep = job.mode == RunMode.MULTIRUN
     try:
@@ -84,8 +89,15 @@ def _job(config: DictConfig, outcome: _Outcome) -> None:
             sys.exit(stop.exit_code)
         if _is_first_rank():
             print(directory.path, flush=True)
+        return str(directory.path)
     except SparsePipeError as error:
         _report(error, outcome)
+    except Exception:
+        if not sweep:
+            raise
+        traceback.print_exc()  # the jobs before and after it count all the same
+        outcome.exit_code = outcome.exit_code or 1
+    return None
 
 
 def _report(error: SparsePipeError, outcome: _Outcome) -> None:

@@ -1,0 +1,126 @@
+"""A sweep's jobs beside each other: what differs between them, and what came of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparsepipe.results.tables import markdown_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepJob:
+    """One job of a sweep.
+
+    Args:
+        overrides: keys and values as the command line has them.
+        run: its directory; None where it failed.
+        result: what ``result.json`` holds; empty where it failed.
+    """
+
+    overrides: Mapping[str, str]
+    run: str | None
+    result: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    """A column of what a result holds: its heading in print, its key, and how it is printed."""
+
+    heading: str
+    key: str
+    text: Callable[[Any], str]
+
+
+def _milliseconds(value: float) -> str:
+    return f"{1e3 * value:,.1f}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
+
+
+_RATE, _RATIO = "train_shapes_per_s", "ratio_to_first"
+
+_FIGURES = (
+    _Figure("kind", "kind", str),
+    _Figure("ranks", "ranks", str),
+    _Figure("plan", "plan", str),
+    _Figure("train shapes/s", _RATE, _rate),
+    _Figure("ratio", _RATIO, lambda value: f"{value:.2f}x"),
+    _Figure("test shapes/s", "test_shapes_per_s", _rate),
+    _Figure("inference shapes/s", "inference_shapes_per_s", _rate),
+    _Figure("test accuracy", "test/accuracy", lambda value: f"{value:.1%}"),
+    _Figure("bottleneck ms", "bottleneck_s", _milliseconds),
+    _Figure("DP ms", "dp_s", _milliseconds),
+    _Figure("layers ms", "layers_s", _milliseconds),
+    _Figure("step ms", "step_s", _milliseconds),
+)
+"""Of all tasks; a table has those that one of its jobs has."""
+
+
+def sweep_rows(jobs: Sequence[SweepJob]) -> list[dict[str, Any]]:
+    """A row for each job, with the same keys in all: overrides, figures, status and directory.
+
+    Overrides that are the same in all jobs are left out, as are figures that no job has, equal
+    numbers of ranks, and that figures are measured where all are. A ratio is of training shapes
+    a second to those of the first job that has any.
+    """
+    names = list(dict.fromkeys(name for job in jobs for name in job.overrides))
+    differing = [name for name in names if len({job.overrides.get(name) for job in jobs}) > 1]
+    found = [_figures(job) for job in jobs]
+    first = next((row[_RATE] for row in found if row.get(_RATE)), None)
+    for row in found:
+        if first and row.get(_RATE) is not None:
+            row[_RATIO] = row[_RATE] / first
+    keys = [figure.key for figure in _FIGURES if _is_telling(figure.key, found)]
+    return [
+        {
+            **{name: job.overrides.get(name, "") for name in differing},
+            **{key: row.get(key) for key in keys},
+            "status": "failed" if job.run is None else "finished",
+            "run": job.run or "",
+        }
+        for job, row in zip(jobs, found, strict=True)
+    ]
+
+
+def sweep_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows of :func:`sweep_rows` as a table to read."""
+    figures = {figure.key: figure for figure in _FIGURES}
+    shown = [key for key in rows[0] if key != "status"]
+    head = [figures[key].heading if key in figures else key for key in shown]
+    return markdown_table(head, [[_cell(row, key, figures) for key in shown] for row in rows])
+
+
+def _cell(row: Mapping[str, Any], key: str, figures: Mapping[str, _Figure]) -> str:
+    if key == "run" and row["status"] == "failed":
+        return "failed"
+    value = row[key]
+    if value is None:
+        return ""
+    return figures[key].text(value) if key in figures else str(value)
+
+
+def _is_telling(key: str, found: Sequence[Mapping[str, Any]]) -> bool:
+    values = {row[key] for row in found if key in row}
+    if key == "ranks":
+        return len(values) > 1
+    return bool(values) and (key != "kind" or values != {"measured"})
+
+
+def _figures(job: SweepJob) -> dict[str, Any]:
+    """What the job's result holds of the columns, with the plan in words."""
+    result = {**job.result, "plan": _plan(job.result)}
+    return {
+        figure.key: result[figure.key] for figure in _FIGURES if result.get(figure.key) is not None
+    }
+
+
+def _plan(result: Mapping[str, Any]) -> str | None:
+    """Such as ``2-1 at 24``: devices of each stage, and the first layers of all but the first."""
+    config, cuts = result.get("plan_config"), result.get("plan_cuts")
+    if config is None:
+        return None
+    return f"{config} at {', '.join(map(str, cuts))}" if cuts else str(config)

@@ -1,0 +1,89 @@
+"""Sweeps through the command line, and the table at their end."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from experiment_harness import Shell
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import OmegaConf
+
+from sparsepipe.experiment.sweep_table import SweepTable
+from sparsepipe.results.files import read_json, write_json
+
+ONE_EPOCH = "trainer.max_epochs=1"
+PLANS = ("task=partition", "model=sparse_vgg16_bn", "hardware=paper_5gpu")
+
+
+def tables(shell: Shell) -> set[Path]:
+    return set(shell.cwd.glob("outputs/tiny/sweeps/*/table.csv"))
+
+
+def read(table: Path) -> list[dict[str, str]]:
+    with table.open() as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_a_failed_job_beside_one_that_is_done(shell: Shell) -> None:
+    swept = shell.sweep(*PLANS, "seed=-1,0")
+    assert swept.code == 2
+    (run,) = [Path(line) for line in swept.out.splitlines()]  # and nothing else on stdout
+    assert "2 jobs, 1 of them failed" in swept.err
+    (table,) = tables(shell)
+    assert table.with_name("table.md").read_text() in swept.err
+    failed, done = read(table)
+    assert [(row["seed"], row["status"]) for row in (failed, done)] == [
+        ("-1", "failed"),
+        ("0", "finished"),
+    ]
+    assert "model" not in done, "the same in both"
+    assert shell.cwd / done["run"] == run
+    result = read_json(run / "result.json")
+    assert float(done["bottleneck_s"]) == result["bottleneck_s"]
+    assert done["plan"].partition(" at ")[0] == result["plan_config"]
+    assert done["kind"] == "simulated"
+
+
+@pytest.mark.full
+def test_plans_of_a_sweep_beside_each_other(shell: Shell) -> None:
+    swept = shell.sweep(*PLANS, "task.search=hete_mp,exact")
+    assert swept.code == 0, swept.err
+    (table,) = tables(shell)
+    assert [row["task.search"] for row in read(table)] == ["hete_mp", "exact"]
+
+
+@pytest.mark.full
+def test_trainings_of_a_sweep_beside_each_other(shell: Shell) -> None:
+    swept = shell.sweep("seed=0,1", ONE_EPOCH)
+    assert swept.code == 0, swept.err
+    runs = [Path(line) for line in swept.out.splitlines()]
+    (table,) = tables(shell)
+    rows = read(table)
+    rates = [read_json(run / "result.json")["train_shapes_per_s"] for run in runs]
+    assert [float(row["train_shapes_per_s"]) for row in rows] == rates
+    assert float(rows[1]["ratio_to_first"]) == pytest.approx(rates[1] / rates[0])
+    assert [shell.cwd / row["run"] for row in rows] == runs
+    # Done again, finished runs are skipped and count with what they had.
+    assert shell.sweep("seed=1,0", ONE_EPOCH).code == 0
+    (again,) = tables(shell) - {table}
+    assert [row["run"] for row in read(again)] == [rows[1]["run"], rows[0]["run"]]
+
+
+def test_a_job_that_raises_is_a_failed_one_and_none_at_all_make_no_table(tmp_path: Path) -> None:
+    write_json(tmp_path / "run" / "result.json", {"train_shapes_per_s": 2.0})
+    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path / "sweep")}}})
+    raised = JobReturn(overrides=["++seed=0"], status=JobStatus.FAILED)
+    raised.return_value = ValueError("somebody's own")
+    table = SweepTable()
+    table.on_job_end(config, raised)
+    table.on_multirun_end(config)
+    assert not (tmp_path / "sweep").exists()
+    done = JobReturn(overrides=["++seed=1"], status=JobStatus.COMPLETED)
+    done.return_value = str(tmp_path / "run")
+    table.on_job_end(config, done)
+    table.on_multirun_end(config)
+    first, second = read(tmp_path / "sweep" / "table.csv")
+    assert (first["seed"], first["status"]) == ("0", "failed")
+    assert (second["seed"], second["train_shapes_per_s"]) == ("1", "2.0")
