@@ -1,0 +1,261 @@
+"""Trainings whose plan is searched for: devices measured first, or by profiles that are given."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from experiment_harness import SUPPORT, Shell, composed, fault
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError, SparsePipeError
+from sparsepipe.experiment.build import build_inventory, build_module
+from sparsepipe.experiment.measuring import profile_config
+from sparsepipe.experiment.planned import search_of
+from sparsepipe.experiment.prepare import prepare
+from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.experiment.schema import Measuring
+from sparsepipe.experiment.search import memory_model
+from sparsepipe.experiment.settle import settle
+from sparsepipe.profiling import LayerProfile, Profile
+from sparsepipe.results.files import read_json
+from sparsepipe.schedule import Plan
+
+Job = Callable[..., Path]
+MODEL = ("experiment=tiny", "model.width=64", "data.batch_size=2")
+TWO = ("hardware.accelerator=cpu", "hardware.cpu_devices=2")
+# So slow that a cut, which few bytes cross, is better than an all-reduce.
+SLOW = "parallel.search.bandwidth_bytes_per_s=1e4"
+QUICKLY = ("parallel.search.measure.num_warmup=1", "parallel.search.measure.num_measured=2")
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(SUPPORT))
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))  # for ranks
+    monkeypatch.chdir(tmp_path)
+
+
+def profiles() -> list[Path]:
+    return sorted(Path("outputs/profiles").glob("*/profile.json"))
+
+
+def profile(times_s: list[float], *, model: str = "mlp", parameter_bytes: float = 1000) -> Profile:
+    """Of the tiny model's four layers, or as many as there are times."""
+    layers = [
+        LayerProfile(
+            index=index,
+            name=str(index),
+            kind="Linear",
+            forward_s=time_s / 3,
+            backward_s=2 * time_s / 3,
+            activation_bytes=100,
+            parameter_bytes=parameter_bytes,
+        )
+        for index, time_s in enumerate(times_s)
+    ]
+    return Profile(layers=tuple(layers), meta={"model": model, "source": "a test"})
+
+
+def given(tmp_path: Path, found: Profile, name: str = "given.json") -> str:
+    """An override that names the profile of the one device that there is."""
+    found.save(tmp_path / name)
+    device = build_inventory(composed(*MODEL, *TWO)).hosts[0].devices[0].name
+    return f"parallel.search.profiles={{{device}: {tmp_path / name}}}"
+
+
+def test_it_is_all_it_takes(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    settings = (*MODEL, *TWO, *QUICKLY, SLOW, "trainer.max_epochs=1", "task.test=false")
+    with caplog.at_level("INFO", logger="sparsepipe"):
+        run = job(*settings, "parallel=hete_mp")
+    (measured,) = profiles()
+    plan = Plan.from_json((run / "plan.json").read_text())
+    result = read_json(run / "result.json")
+    assert plan.config == result["plan_config"] == "1-1"
+    assert result["plan_strategy"] == "hete_mp"
+    assert result["plan_bottleneck_s"] == plan.details["bottleneck_s"]
+    assert result["plan_shapes_per_s"] == pytest.approx(2 / plan.details["bottleneck_s"])
+    assert result["train_shapes_per_s"] > 0
+    assert plan.details["measured"] == {measured_device(measured): str(measured.absolute())}
+    assert [name.rsplit("/", 1)[1] for stage in plan.stages for name in stage.devices] == ["0", "1"]
+    assert f"plan by hete_mp (sparsepipe_hete) from profiles ({measured_device(measured)}" in (
+        caplog.text
+    )
+    assert (run / "plan.txt").read_text().strip() in caplog.text
+    assert (run / "plan.csv").exists()
+
+    # The same by the task that partitions, from the same profile.
+    apart = job(*MODEL, *TWO, "task=partition", "task.bandwidth_bytes_per_s=1e4",
+                f"task.profiles={{{measured_device(measured)}: {measured}}}")  # fmt: skip
+    assert Plan.from_json((apart / "plan.json").read_text()) == plan
+
+    # Another training by another search: the profile is there.
+    before_ns = measured.stat().st_mtime_ns
+    config = composed(*settings, "parallel=exact", "seed=1", "optim=adamw")
+    settle(config, build_inventory(config), RunDir(Path("again")), measure=True)
+    again = read_json("again/plan.json")
+    assert again["profiles"] == plan.details["profiles"]
+    assert again["strategy"] == "exact"
+    assert profiles() == [measured]
+    assert measured.stat().st_mtime_ns == before_ns
+
+
+def measured_device(path: Path) -> str:
+    return str(read_json(path)["meta"]["device"])
+
+
+def test_what_matters_to_a_profile_is_its_identity() -> None:
+    def identity(*settings: str, how: Measuring | None = None) -> str:
+        config = composed(*MODEL, *TWO, *settings)
+        wanted = profile_config(config, "core", how or Measuring())
+        return prepare(wanted, build_inventory(wanted)).run_id
+
+    base = identity("parallel=hete_mp")
+    other = ("seed=3", "optim=adamw", "trainer.max_epochs=9", "name=other", "force=true")
+    assert identity("parallel=exact", SLOW, *other, "logger=wandb_offline") == base
+    assert identity("parallel=hete_mp", "data.batch_size=8") != base
+    assert identity("parallel=hete_mp", "model.width=32") != base
+    assert identity("parallel=hete_mp", "hardware.cpu_devices=3") != base
+    assert identity("parallel=hete_mp", how=Measuring(num_measured=7)) != base
+
+
+def test_a_run_that_has_begun_keeps_its_plan(tmp_path: Path, job: Job) -> None:
+    settings = (*MODEL, *TWO, *QUICKLY, SLOW, "parallel=hete_mp", fault([(20, 0)]))
+    with pytest.raises(Exception, match="somebody's own mistake"):
+        job(*settings)
+    (run,) = [path.parent for path in Path("outputs/tiny").glob("*/plan.json")]
+    found = json.loads((run / "plan.json").read_text())
+    other = Plan.of(config="1-1", cuts=[1 if found["stages"][0]["layers"][1] else 2], num_layers=4)
+    stages = json.loads(other.to_json())["stages"]
+    names = [name for stage in found["stages"] for name in stage["devices"]]
+    for stage, name in zip(stages, names, strict=True):
+        stage["devices"] = [name]
+    (run / "plan.json").write_text(json.dumps({**found, "stages": stages}))
+    shutil.rmtree("outputs/profiles")
+    assert job(*settings) == run.absolute()
+    assert read_json(run / "result.json")["plan_cuts"] == list(other.cuts)
+    assert not profiles()
+
+
+def test_profiles_that_are_given_count_by_what_they_hold(tmp_path: Path) -> None:
+    def identity(*settings: str) -> str:
+        config = composed(*MODEL, *TWO, "parallel=hete_mp", SLOW, *settings)
+        return prepare(config, build_inventory(config)).run_id
+
+    base = identity(given(tmp_path, profile([1, 1, 1, 1])))
+    assert identity(given(tmp_path, profile([1, 1, 1, 1]), "elsewhere.json")) == base
+    assert identity(given(tmp_path, profile([1, 1, 1, 2]))) != base
+    assert identity() != base
+    same = given(tmp_path, profile([1, 1, 1, 1]))
+    assert identity(same, "parallel.search.reserved_bytes=1") != base
+    assert identity(same, "parallel.devices=2") == base
+
+
+def test_a_plan_by_hand_takes_the_place_of_the_search() -> None:
+    def identity(*settings: str) -> str:
+        config = composed(*MODEL, *TWO, *settings, "parallel.plan.config=1-1")
+        assert search_of(config) is None
+        return prepare(config, build_inventory(config)).run_id
+
+    assert identity("parallel=hete_mp") == identity("parallel=mp") == identity("parallel=pipeline")
+
+
+def test_given_profiles_are_what_the_training_goes_by(tmp_path: Path, job: Job) -> None:
+    """The first layer takes as long as all others, so that the cut is behind it."""
+    slow_first = given(tmp_path, profile([3, 1, 1, 1], parameter_bytes=1e6))
+    run = job(*MODEL, *TWO, "parallel=mp", "parallel.search.bandwidth_bytes_per_s=1e6", slow_first)
+    result = read_json(run / "result.json")
+    assert (result["plan_config"], result["plan_cuts"]) == ("1-1", [1])
+    assert result["plan_bottleneck_s"] == pytest.approx(3)
+    assert result["plan_strategy"] == "mp"
+    assert not profiles()
+
+
+def test_a_plan_from_a_profile_of_other_layers_is_refused(tmp_path: Path) -> None:
+    from tinyhouse import VectorData
+
+    three = given(tmp_path, profile([1, 1, 1]))
+    config = composed(*MODEL, *TWO, "parallel=hete_mp", SLOW, three)
+    directory = RunDir(tmp_path)
+    settle(config, build_inventory(config), directory, measure=False)
+    with pytest.raises(PlanError, match="covers 3 layers, the model has 4"):
+        build_module(config, VectorData(), plan=directory.plan)
+
+
+REMOTE: dict[str, Any] = {
+    "hosts": [
+        {"name": "here", "devices": [{"name": "core", "count": 1, "accelerator": "cpu"}]},
+        {"name": "there", "devices": [{"name": "other core", "count": 1, "accelerator": "cpu"}]},
+    ]
+}
+
+
+def test_devices_elsewhere_are_not_measured(tmp_path: Path) -> None:
+    profile([1, 1, 1, 1]).save(tmp_path / "core.json")
+    config = composed(
+        *MODEL, "parallel=hete_mp", "parallel.num_nodes=2",
+        f"parallel.search.profiles={{core: {tmp_path / 'core.json'}}}",
+    )  # fmt: skip
+    with pytest.raises(ProfileError, match=r"of mlp on other core \(host there\)") as refused:
+        settle(config, Inventory.from_dict(REMOTE), RunDir(tmp_path), measure=False)
+    assert "sparsepipe task=profile" in refused.value.remedy
+    assert "profile: {mlp: ...}" in refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ((SLOW, "parallel.devices=1"), ConfigError, ["devices=1", "all 2 devices", "auto"]),
+        ((SLOW, "parallel.num_nodes=2"), ConfigError, ["num_nodes=2", "hardware inventory"]),
+        (("parallel.search.bandwidth_bytes_per_s=0", "GIVEN"), HardwareError, ["is 0", "above 0"]),
+        ((SLOW, "OTHER"), ProfileError, ["of cnn, not of mlp", "model=cnn"]),
+        ((SLOW, "GIVEN", "parallel.search.reserved_bytes=1e15"), PlanError, ["lacks"]),
+        ((SLOW, "GIVEN", "parallel.search.order=by_price"), ConfigError, ["by_price"]),
+        ((SLOW, "GIVEN", "parallel.search.device=x"), ConfigError,
+         ["does not use device", "parallel.search.device"]),
+        ((SLOW, "task=profile"), ConfigError, ["trains nothing", "parallel=single"]),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, tuple) else None,
+)  # fmt: skip
+def test_refused(
+    tmp_path: Path, job: Job, settings: tuple[str, ...], error: type[SparsePipeError],
+    words: list[str],
+) -> None:  # fmt: skip
+    files = {
+        "GIVEN": profile([1, 1, 1, 1]),
+        "OTHER": profile([1, 1, 1, 1], model="cnn"),
+    }
+    named = [given(tmp_path, files[name]) if name in files else name for name in settings]
+    with pytest.raises(error) as refused:
+        job(*MODEL, *TWO, "parallel=hete_mp", *named)
+    assert all(word in str(refused.value) for word in words), refused.value
+    assert not list(Path("outputs").glob("tiny/*/plan.json"))  # nothing to go on with
+
+
+def test_memory_follows_the_training() -> None:
+    def room(*settings: str) -> tuple[bool, float] | None:
+        config = composed(*MODEL, "parallel=hete_mp", *settings)
+        choice = search_of(config)
+        assert choice is not None
+        model = memory_model(choice, config)
+        return None if model is None else (model.stash, model.optimizer)
+
+    assert room() == (True, 1.0)
+    assert room("parallel.strategy.mode=none", "optim=adamw") == (False, 2.0)
+    assert room("optim.optimizer.momentum=0") == (True, 0.0)
+    assert room("parallel.search.stash=false", "parallel.search.optimizer_bytes=5") == (False, 5.0)
+    assert room("parallel.search.memory=false") is None
+
+
+@pytest.mark.full
+def test_evaluating_by_a_search(shell: Shell) -> None:
+    settings = (*MODEL[1:], *TWO, *QUICKLY, SLOW, "parallel=hete_mp")
+    run = shell(*settings).run
+    found = read_json(shell(*settings, "task=evaluate", f"checkpoint={run}").run / "result.json")
+    trained = read_json(run / "result.json")
+    assert found["plan_strategy"] == "hete_mp"
+    assert found["test/loss"] == pytest.approx(trained["test/loss"], rel=1e-6)
