@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.lock import locked
 from sparsepipe.experiment.logs import quiet
 from sparsepipe.experiment.outputs import writing
+from sparsepipe.experiment.placing import cuda_devices, places_of_ranks
 from sparsepipe.experiment.prepare import prepare, refuse_search
 from sparsepipe.experiment.run import Run, num_ranks
 from sparsepipe.experiment.rundir import RunDir
@@ -251,17 +251,17 @@ def _group(run: Run) -> Iterator[None]:
     if run.ranks == 1:
         yield
         return
-    with _joined(run.config, run.inventory):
+    with _joined(run.config, run.inventory, kept=run.directory.plan):
         yield
 
 
 @contextlib.contextmanager
-def _joined(config: Mapping[str, Any], inventory: Inventory) -> Iterator[None]:
-    import torch
-
+def _joined(
+    config: Mapping[str, Any], inventory: Inventory, *, kept: Path | None = None
+) -> Iterator[None]:
     strategy = config["parallel"]["strategy"] or {}
     cuda = inventory.accelerator == "cuda"
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if cuda else None
+    device = _cuda_device(config, inventory, kept) if cuda else None
     group.join(
         strategy.get("process_group_backend") or ("nccl" if cuda else "gloo"),
         timeout_s=float(strategy.get("timeout_s", 300.0)),
@@ -269,6 +269,16 @@ def _joined(config: Mapping[str, Any], inventory: Inventory) -> Iterator[None]:
     )
     yield
     group.leave()  # not after an error: it could wait for ranks that are gone
+
+
+def _cuda_device(config: Mapping[str, Any], inventory: Inventory, kept: Path | None) -> Any:
+    """This rank's, as the Trainer will have it."""
+    import torch
+
+    nodes = config["parallel"]["num_nodes"]
+    places = places_of_ranks(config, inventory, ranks=num_ranks(config, inventory), kept=kept)
+    indices = cuda_devices(places, inventory, rank=group.rank(), nodes=nodes)
+    return torch.device("cuda", indices[group.local_rank()])
 
 
 def _finished(directory: RunDir, config: Mapping[str, Any]) -> bool:

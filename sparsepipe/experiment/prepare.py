@@ -14,6 +14,7 @@ from sparsepipe.experiment.device_profiles import fingerprint_of_profiles, load_
 from sparsepipe.experiment.evaluate import checkpoint_to_evaluate, evaluate
 from sparsepipe.experiment.model_names import model_name
 from sparsepipe.experiment.partition import partition
+from sparsepipe.experiment.placing import order_of_devices, places_of_ranks
 from sparsepipe.experiment.planned import search_of
 from sparsepipe.experiment.profile import profile
 from sparsepipe.experiment.run import num_ranks
@@ -37,6 +38,7 @@ def prepare(config: Mapping[str, Any], inventory: Inventory) -> RunDir:
             cannot be used.
     """
     ranks = num_ranks(config, inventory)
+    places = places_of_ranks(config, inventory, ranks=ranks)
     checkpoint = _checkpoint(config)
     profiles = _given_profiles(config, inventory)
     prepare_task = getattr(locate(config["task"]["_target_"]), "prepare", _prepare_data)
@@ -44,6 +46,7 @@ def prepare(config: Mapping[str, Any], inventory: Inventory) -> RunDir:
         config,
         inventory=inventory,
         ranks=ranks,
+        order=order_of_devices(places, inventory, nodes=config["parallel"]["num_nodes"]),
         data_fingerprint=prepare_task(config, inventory),
         checkpoint_fingerprint=None if checkpoint is None else file_fingerprint(checkpoint),
         profiles_fingerprint=None if profiles is None else fingerprint_of_profiles(profiles),

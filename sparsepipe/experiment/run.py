@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
-from sparsepipe.cluster import Inventory
+from sparsepipe.cluster import Inventory, Place
 from sparsepipe.errors import ConfigError, HardwareError, PlanError
 from sparsepipe.experiment.build import build, build_with
 from sparsepipe.experiment.callbacks import (
@@ -22,10 +22,12 @@ from sparsepipe.experiment.callbacks import (
 )
 from sparsepipe.experiment.checkpoint_io import DirectCheckpointIO
 from sparsepipe.experiment.division import division_of
+from sparsepipe.experiment.placing import cuda_devices, places_of_ranks
 from sparsepipe.experiment.planned import search_of, searched_devices
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.signals import SignalWatch
-from sparsepipe.strategies import RankEnvironment
+from sparsepipe.runtime import group
+from sparsepipe.strategies import RankEnvironment, SlowedDeviceStrategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,17 +73,20 @@ class Run:
     def trainer(self, callbacks: Sequence[pl.Callback]) -> pl.Trainer:
         """A Lightning Trainer as configured; ``callbacks`` come after the house's own."""
         parallel, arguments = self.config["parallel"], dict(self.config["trainer"])
+        places, nodes = self.places, parallel["num_nodes"]
+        cuda = self.inventory.accelerator == "cuda"
         arguments["enable_progress_bar"], shown = self._progress(arguments)
         more = [build(node) for node in self.config["callbacks"].values()]
-        strategy = parallel["strategy"]
         for name in ("profiler", "plugins"):
             if isinstance(arguments[name], Mapping):
                 arguments[name] = build(arguments[name])
         arguments.update(
-            accelerator="gpu" if self.inventory.accelerator == "cuda" else "cpu",
-            devices=self.ranks // parallel["num_nodes"],
-            num_nodes=parallel["num_nodes"],
-            strategy="auto" if strategy is None else self._strategy(strategy),
+            accelerator="gpu" if cuda else "cpu",
+            devices=cuda_devices(places, self.inventory, rank=group.rank(), nodes=nodes)
+            if cuda
+            else len(places) // nodes,
+            num_nodes=nodes,
+            strategy=self._strategy(parallel["strategy"], places[group.rank()].slowdown),
             logger=self._loggers() or False,
             callbacks=[NamePlace(), self.throughput, *more, *shown, *callbacks],
             default_root_dir=str(self.directory.path),
@@ -98,10 +103,20 @@ class Run:
             trainer.strategy.checkpoint_io = DirectCheckpointIO()
         return trainer
 
-    def _strategy(self, node: Mapping[str, Any]) -> Any:
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The device of each rank."""
+        kept = self.directory.plan
+        return places_of_ranks(self.config, self.inventory, ranks=self.ranks, kept=kept)
+
+    def _strategy(self, node: Mapping[str, Any] | None, slowdown: float) -> Any:
+        if node is None:
+            return "auto" if slowdown == 1 else SlowedDeviceStrategy(slowdown=slowdown)
         division = division_of(self.config, kept=self.directory.plan)
-        split = {} if division is None else division.arguments()
-        return build_with({**node, **split}, cluster_environment=RankEnvironment())
+        given = {} if division is None else division.arguments()
+        if slowdown != 1:
+            given["slowdown"] = slowdown
+        return build_with({**node, **given}, cluster_environment=RankEnvironment())
 
     def _loggers(self) -> list[Any]:
         return [

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,7 @@ def run_dir(
     data_fingerprint: str,
     checkpoint_fingerprint: str | None,
     profiles_fingerprint: str | None = None,
+    order: Sequence[int] = (),
 ) -> RunDir:
     """The directory that belongs to a configuration on some data and hardware."""
     identity = identity_of(config)
@@ -193,6 +194,8 @@ def run_dir(
     division = division_of(config)
     if division is not None:
         identity["plan"] = division.arguments()  # what its file holds, where it is in one
+    if order:  # of the devices; most runs take them as the inventory lists them
+        identity["devices"] = list(order)
     if (search := search_of(config)) is not None:
         chosen = {key: value for key, value in asdict(search).items() if key != "profiles"}
         identity["search"] = {**chosen, "profiles": profiles_fingerprint}

@@ -76,7 +76,7 @@ def train(
     trainer = run.trainer(
         [
             StartLine(run, test_shapes=test_shapes),
-            KeepPlan(run.directory),
+            KeepPlan(run.directory, [place.text for place in run.places]),
             EpochSeeds(seed),
             MetricsCsv(run.directory.metrics),
             StopOnSignal(run.watch, checkpoint),

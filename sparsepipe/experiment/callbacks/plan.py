@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+
 import pytorch_lightning as pl
 from typing_extensions import override
 
@@ -21,10 +25,12 @@ class KeepPlan(pl.Callback):
 
     Args:
         directory: the run's.
+        devices: names of the ranks' devices.
     """
 
-    def __init__(self, directory: RunDir) -> None:
+    def __init__(self, directory: RunDir, devices: Sequence[str]) -> None:
         self._directory = directory
+        self._devices = devices
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -33,9 +39,20 @@ class KeepPlan(pl.Callback):
             return
         if not path.exists():
             with writing(path):
-                write_text_atomic(path, strategy.plan.to_json())
+                write_text_atomic(path, self._on_devices(strategy.plan).to_json())
         kept = Plan.from_json(path.read_text(encoding="utf-8"))
         told = {name: kept.details[name] for name in _TOLD if name in kept.details}
         plan = {"config": kept.config, "cuts": list(kept.cuts), **told}
         for logger in trainer.loggers:
             logger.log_hyperparams({"plan": plan})
+
+    def _on_devices(self, plan: Plan) -> Plan:
+        """As the strategy has it, with the devices on which the ranks are."""
+        names = iter(self._devices)
+        return replace(
+            plan,
+            stages=tuple(
+                replace(stage, devices=tuple(islice(names, stage.replicas)))
+                for stage in plan.stages
+            ),
+        )

@@ -196,3 +196,12 @@ class SaveWeights(pl.Callback):
 
     def on_train_end(self, trainer, pl_module):
         torch.save(pl_module.layers.state_dict(), f"rank{trainer.global_rank}.pt")
+
+
+class Speeds(pl.Callback):
+    """Leaves behind how many times slower each rank's device is made; 1 where nothing does."""
+
+    def on_train_start(self, trainer, pl_module):
+        throttle = getattr(trainer.strategy, "throttle", None)
+        slowdown = 1.0 if throttle is None else throttle.slowdown
+        Path(f"speed{trainer.global_rank}").write_text(str(slowdown))

@@ -1,0 +1,90 @@
+"""Which device of the inventory each rank of a run computes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparsepipe.cluster import Inventory, Place, places_for
+from sparsepipe.cluster.gpus import gpu_indices
+from sparsepipe.cluster.places import places
+from sparsepipe.errors import ConfigError
+from sparsepipe.experiment.division import division_of
+from sparsepipe.experiment.signature import parameters_of
+
+
+def places_of_ranks(
+    config: Mapping[str, Any], inventory: Inventory, *, ranks: int, kept: Path | None = None
+) -> tuple[Place, ...]:
+    """The device of each rank: as the plan says, else in the inventory's order.
+
+    Args:
+        config: resolved and checked.
+        inventory: the hardware.
+        ranks: of the run, over all nodes.
+        kept: the plan with which the run has begun, if it has.
+
+    Raises:
+        ConfigError: one is made slower, and the strategy cannot do that, or is told by hand.
+        PlanError: the plan's devices lie on other hosts than the ranks.
+    """
+    division = division_of(config, kept=kept)
+    devices = None if division is None else division.devices
+    nodes = config["parallel"]["num_nodes"]
+    found = places_for(inventory, devices, ranks=ranks, nodes=nodes)
+    _check_strategy(config["parallel"]["strategy"], found)
+    return found
+
+
+def _check_strategy(strategy: Mapping[str, Any] | None, found: Sequence[Place]) -> None:
+    if strategy is None:
+        return
+    if "slowdown" in strategy:
+        raise ConfigError(
+            "parallel.strategy.slowdown is set",
+            remedy="give the device a slowdown in the hardware inventory",
+        )
+    slowed = [place.text for place in found if place.slowdown != 1]
+    if slowed and "slowdown" not in parameters_of(strategy["_target_"]).types:
+        raise ConfigError(
+            f"{', '.join(slowed)} of the inventory are to be slower than they are, and "
+            f"{strategy['_target_']} takes no slowdown",
+            remedy="let the strategy take a keyword 'slowdown' (those of sparsepipe.strategies "
+            "do), or choose a hardware without",
+        )
+
+
+def order_of_devices(found: Sequence[Place], inventory: Inventory, *, nodes: int) -> list[int]:
+    """The devices of the ranks by their places in the inventory; empty: in its own order.
+
+    A run is another one where its stages lie on other devices.
+    """
+    if tuple(found) == places_for(inventory, None, ranks=len(found), nodes=nodes):
+        return []
+    there = places(inventory)
+    return [there.index(place) for place in found]
+
+
+def cuda_devices(
+    found: Sequence[Place], inventory: Inventory, *, rank: int, nodes: int
+) -> list[int]:
+    """CUDA's numbers of the devices of this rank's node, in the order of its ranks.
+
+    Args:
+        found: the device of each rank.
+        inventory: the hardware.
+        rank: this one's number.
+        nodes: of the run; ranks are numbered node after node.
+
+    Raises:
+        HardwareError: a device is not here.
+    """
+    import torch
+
+    each = len(found) // nodes
+    first = rank // each * each
+    here = found[first : first + each]
+    host = next(host for host in inventory.hosts if host.name == here[0].host)
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return gpu_indices(here, names, host=host)

@@ -1,0 +1,110 @@
+"""Devices of different speed through the command line: who runs where, and that numbers stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from experiment_harness import SUPPORT, Shell, composed, rows, weights
+
+from sparsepipe.errors import ConfigError, HardwareError
+from sparsepipe.experiment.build import build_inventory
+from sparsepipe.experiment.placing import cuda_devices, places_of_ranks
+from sparsepipe.experiment.prepare import prepare
+from sparsepipe.schedule import Plan
+from sparsepipe.schedule.plan import Stage
+
+Job = Callable[..., Path]
+SPEEDS = "callbacks={speeds: {_target_: tinyhouse.Speeds}}"
+SHORT = ("parallel=pipeline", "trainer.max_epochs=1", SPEEDS)
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SUPPORT))
+
+
+def plan_file(path: Path, *devices: str) -> str:
+    """A plan for the small network, each device a stage."""
+    stages = (Stage(layers=(0, 1), devices=devices[:1]), Stage(layers=(2, 3), devices=devices[1:]))
+    path.write_text(Plan(stages=stages).to_json())
+    return f"parallel.plan.file={path}"
+
+
+def slowdowns(directory: Path) -> list[str]:
+    return [(directory / f"speed{rank}").read_text() for rank in range(2)]
+
+
+def test_the_plan_says_who_is_slow(shell: Shell) -> None:
+    """It gives its first stage to the inventory's second device."""
+    plan = plan_file(shell.cwd / "given.json", "here/half-speed/0", "here/full-speed/0")
+    run = shell(*SHORT, "hardware=two_speeds", plan).run
+    assert slowdowns(shell.cwd) == ["2.0", "1.0"]
+    kept = Plan.from_json((run / "plan.json").read_text())
+    assert [stage.devices for stage in kept.stages] == [
+        ("here/half-speed/0",), ("here/full-speed/0",)
+    ]  # fmt: skip
+
+
+@pytest.mark.full
+def test_slow_ranks_change_no_number(shell: Shell) -> None:
+    slowed = shell(*SHORT, "hardware=two_speeds", "parallel.plan.config=1-1").run
+    assert slowdowns(shell.cwd) == ["1.0", "2.0"]
+    plain = shell(*SHORT, "hardware=cores", "parallel.plan.config=1-1").run
+    assert slowdowns(shell.cwd) == ["1.0", "1.0"]
+    assert weights(slowed).equal(weights(plain))
+    for name in ("train/loss", "val/loss"):
+        assert rows(slowed)[-1][name] == rows(plain)[-1][name]
+
+
+@pytest.mark.parametrize("parallel", ["single", "pipeline", "dp"])
+def test_one_slow_device(job: Job, tmp_path: Path, parallel: str) -> None:
+    hosts = "[{name: a, devices: [{name: x, count: 1, accelerator: cpu, slowdown: 1.5}]}]"
+    job(
+        f"parallel={parallel}",
+        "hardware=cores",
+        f"hardware.value.hosts={hosts}",
+        "trainer.max_epochs=1",
+        SPEEDS,
+    )
+    assert (tmp_path / "speed0").read_text() == "1.5"
+
+
+def test_a_strategy_that_takes_no_slowdown_is_refused() -> None:
+    config = composed(
+        "experiment=tiny",
+        "hardware=two_speeds",
+        "parallel=dp",
+        "parallel.strategy={_target_: pytorch_lightning.strategies.DDPStrategy}",
+    )
+    with pytest.raises(ConfigError, match=r"here/half-speed/0 .* takes no slowdown") as caught:
+        prepare(config, build_inventory(config))
+    assert "keyword 'slowdown'" in caught.value.remedy
+
+
+def test_slowdowns_are_said_in_the_hardware() -> None:
+    config = composed("experiment=tiny", "parallel=dp", "++parallel.strategy.slowdown=2.0")
+    with pytest.raises(ConfigError, match=r"parallel\.strategy\.slowdown is set") as caught:
+        prepare(config, build_inventory(config))
+    assert "inventory" in caught.value.remedy
+
+
+def test_stages_on_other_devices_are_another_run(tmp_path: Path) -> None:
+    def path(hardware: str, *devices: str) -> Path:
+        plan = plan_file(tmp_path / "plan.json", *devices)
+        config = composed("experiment=tiny", "parallel=pipeline", f"hardware={hardware}", plan)
+        return prepare(config, build_inventory(config)).path
+
+    full, half = "here/full-speed/0", "here/half-speed/0"
+    assert path("two_speeds", full, half) != path("two_speeds", half, full)
+    assert path("two_speeds", full, half) == path("two_speeds", "rank 0", "rank 1")
+    assert path("cores", full, half) == path("cores", half, full), "it has neither"
+
+
+def test_gpus_that_are_not_here_are_refused() -> None:
+    config = composed("experiment=tiny", "parallel=single", "hardware=paper_5gpu")
+    inventory = build_inventory(config)
+    places = places_of_ranks(config, inventory, ranks=1)
+    with pytest.raises(HardwareError, match="server1/TITAN V/0"):
+        cuda_devices(places, inventory, rank=0, nodes=1)
