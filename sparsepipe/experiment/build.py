@@ -95,9 +95,14 @@ def build_module(
     return module
 
 
+def num_classes_of(data: pl.LightningDataModule) -> int:
+    """Classes of prepared data; 0 where they have none."""
+    return int(getattr(data, "num_classes", len(getattr(data, "classes", ()))))
+
+
 def _build_module(config: Mapping[str, Any], data: pl.LightningDataModule) -> pl.LightningModule:
     classes = tuple(getattr(data, "classes", ()))
-    num_classes = int(getattr(data, "num_classes", len(classes)))
+    num_classes = num_classes_of(data)
     model = build_with(config["model"], num_classes=num_classes, class_names=classes)
     if isinstance(model, pl.LightningModule):
         return model

@@ -13,9 +13,15 @@ from sparsepipe.experiment.compose import config_dir
 from sparsepipe.experiment.outputs import expanded
 from sparsepipe.profiling import Profile, chain_profile, read_graph
 
+_WORKLOAD = ("batch_size", "resolution", "point_ratio")
+
 
 def load_profiles(
-    inventory: Inventory, model: str, *, given: Mapping[str, str]
+    inventory: Inventory,
+    model: str,
+    *,
+    given: Mapping[str, str],
+    settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Profile]:
     """The profile of each device of an inventory, as far as there is one.
 
@@ -23,10 +29,11 @@ def load_profiles(
         inventory: names a file for each device and model.
         model: its name.
         given: files by the names of devices, which count first.
+        settings: of the model, see :func:`model_settings`; None: they do not matter.
 
     Raises:
-        ProfileError: a file is missing, broken, of another model or of no device that there is,
-            or one device has two.
+        ProfileError: a file is missing, broken, of another model or of one with other settings,
+            or of no device that there is, or one device has two.
     """
     devices = [device for host in inventory.hosts for device in host.devices]
     there = list(dict.fromkeys(device.name for device in devices))
@@ -46,17 +53,59 @@ def load_profiles(
                 f"{files[device.name]} and {path}",
                 remedy="name the same file on all hosts, or call the devices by different names",
             )
-    return {name: _of_model(load_profile(path), model, path) for name, path in files.items()}
+    return {
+        name: _of_model(load_profile(path), model, settings or {}, path)
+        for name, path in files.items()
+    }
 
 
-def _of_model(profile: Profile, model: str, path: str) -> Profile:
+def _of_model(profile: Profile, model: str, settings: Mapping[str, Any], path: str) -> Profile:
     measured = profile.meta.get("model")  # a graph.txt does not tell
     if measured not in (None, model):
         raise ProfileError(
             f"{path} is a profile of another model: of {measured}, not of {model}",
             remedy=f"measure {model} with task=profile, or ask for model={measured}",
         )
+    told = profile.meta.get("model_settings") or {}
+    if others := [name for name in settings if told.get(name, settings[name]) != settings[name]]:
+        asked = ", ".join(f"{name}={settings[name]}" for name in others)
+        raise ProfileError(
+            f"{path} is a profile of {model} with "
+            f"{', '.join(f'{name}={told[name]}' for name in others)}, not with {asked}",
+            remedy="measure the model as it is with task=profile, or set "
+            + ", ".join(f"model.{name}={told[name]}" for name in others),
+        )
     return profile
+
+
+def workload(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the data by which a step takes longer or shorter."""
+    return {name: config["data"].get(name) for name in _WORKLOAD}
+
+
+def other_workloads(profiles: Mapping[str, Profile], config: Mapping[str, Any]) -> list[str]:
+    """In words, what was measured on other batches than those of a configuration."""
+    found = []
+    for device, profile in profiles.items():
+        for name, asked in workload(config).items():
+            measured = profile.meta.get(name)
+            if None not in (asked, measured) and measured != asked:
+                found.append(f"{device} was measured with data.{name}={measured}, not {asked}")
+    return found
+
+
+def check_workload(profiles: Mapping[str, Profile], config: Mapping[str, Any]) -> None:
+    """Refuses to train by profiles of another workload.
+
+    Raises:
+        ProfileError: batches were of another size, or of other shapes.
+    """
+    if found := other_workloads(profiles, config):
+        raise ProfileError(
+            "the profiles are of another workload: " + "; ".join(found),
+            remedy="train with the data as they were measured, or measure the model with these "
+            "(task=profile, or no profiles at all: they are made before a training)",
+        )
 
 
 def fingerprint_of(inventory: Inventory, model: str, *, given: Mapping[str, str]) -> str:

@@ -60,7 +60,12 @@ def profile_config(config: Mapping[str, Any], device: str, how: Measuring) -> di
     strategy = config["parallel"]["strategy"] or {}
     return {
         **alone(config),
-        "task": {**_group("task/profile"), **asdict(how), "layers": strategy.get("layers")},
+        "task": {
+            **_group("task/profile"),
+            **asdict(how),
+            "layers": strategy.get("layers"),
+            "device": device,
+        },
     }
 
 

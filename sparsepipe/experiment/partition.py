@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.experiment.device_profiles import fingerprint_of, load_profiles
-from sparsepipe.experiment.model_names import model_name
+from sparsepipe.experiment.device_profiles import fingerprint_of, load_profiles, other_workloads
+from sparsepipe.experiment.model_names import model_name, model_settings
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.schema import Search, SearchChoice
@@ -69,7 +69,14 @@ def partition(
         optimizer_bytes=optimizer_bytes,
         reserved_bytes=reserved_bytes,
     )
-    measured = load_profiles(run.inventory, model_name(run.config), given=profiles or {})
+    measured = load_profiles(
+        run.inventory,
+        model_name(run.config),
+        given=profiles or {},
+        settings=model_settings(run.config),
+    )
+    for told in other_workloads(measured, run.config):
+        log.info("%s: the plan is for what was measured", told)
     found = find_plan(choice, run.config, run.inventory, measured)
     log.info("%s", plan_table(found.told))
     found.write(run.directory)

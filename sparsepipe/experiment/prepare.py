@@ -10,9 +10,13 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.build import build_data
 from sparsepipe.experiment.checkpoints import find_checkpoint
-from sparsepipe.experiment.device_profiles import fingerprint_of_profiles, load_profiles
+from sparsepipe.experiment.device_profiles import (
+    check_workload,
+    fingerprint_of_profiles,
+    load_profiles,
+)
 from sparsepipe.experiment.evaluate import checkpoint_to_evaluate, evaluate
-from sparsepipe.experiment.model_names import model_name
+from sparsepipe.experiment.model_names import model_name, model_settings
 from sparsepipe.experiment.partition import partition
 from sparsepipe.experiment.placing import order_of_devices, places_of_ranks
 from sparsepipe.experiment.planned import search_of
@@ -73,7 +77,14 @@ def _given_profiles(config: Mapping[str, Any], inventory: Inventory) -> dict[str
     search = search_of(config)
     if search is None:
         return None
-    return load_profiles(inventory, model_name(config), given=search.profiles or {})
+    profiles = load_profiles(
+        inventory,
+        model_name(config),
+        given=search.profiles or {},
+        settings=model_settings(config),
+    )
+    check_workload(profiles, config)
+    return profiles
 
 
 def _prepare_data(config: Mapping[str, Any], inventory: Inventory) -> str:

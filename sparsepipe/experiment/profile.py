@@ -13,10 +13,13 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
+from sparsepipe.cluster import Place
 from sparsepipe.errors import ConfigError, HardwareError, ProfileError
-from sparsepipe.experiment.build import build_data, build_module
+from sparsepipe.experiment.build import build_data, build_module, num_classes_of
+from sparsepipe.experiment.device_profiles import workload
 from sparsepipe.experiment.loaders import adapt_loaders
-from sparsepipe.experiment.model_names import model_name
+from sparsepipe.experiment.measured_device import find_device, prepare_device
+from sparsepipe.experiment.model_names import model_name, model_settings
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.seeding import seed_epoch
@@ -24,6 +27,7 @@ from sparsepipe.profiling import Profile
 from sparsepipe.profiling.measure import measure, step_seconds
 from sparsepipe.results.shares import Costs, accumulated_shares
 from sparsepipe.results.tables import markdown_table
+from sparsepipe.runtime.throttle import Throttle
 from sparsepipe.strategies.pipeline.capture import run_until_layers
 from sparsepipe.strategies.pipeline.layers import find_layers
 
@@ -37,6 +41,7 @@ def profile(
     num_measured: int = 100,
     num_batches: int = 8,
     layers: str | None = None,
+    device: str | None = None,
 ) -> None:
     """Measures the layers on real batches; writes ``profile.json`` and the shares' picture.
 
@@ -46,16 +51,25 @@ def profile(
         num_measured: passes that count.
         num_batches: batches of the training split that take turns.
         layers: name of the ``nn.Sequential``; None: the one there is.
+        device: name of the inventory's device to measure; None where it has one kind only.
 
     Raises:
         ProfileError: nothing is to be measured.
         ConfigError: the model has no layers to measure, or is to be trained in several processes
-            or other numbers than float32.
+            or other numbers than float32; the inventory has no such device, or several kinds.
         HardwareError: the inventory's devices are not here.
         Stopped: a signal ended it.
     """
     _check(run, num_batches)
-    found, steps = _measured(run, num_warmup, num_measured, num_batches, layers)
+    place = find_device(run.inventory, device)
+    found, steps = _measured(
+        run,
+        place,
+        num_warmup=num_warmup,
+        num_measured=num_measured,
+        num_batches=num_batches,
+        layers=layers,
+    )
     training_s = None if steps is None else steps * float(found.meta["step_s"])
     found.save(run.directory.path / "profile.json")
     accumulated_shares({found.meta["device"]: _costs(found)}, run.directory.path / "shares.png")
@@ -84,13 +98,19 @@ def _check(run: Run, num_batches: int) -> None:
 
 
 def _measured(
-    run: Run, num_warmup: int, num_measured: int, num_batches: int, layers: str | None
+    run: Run,
+    place: Place,
+    *,
+    num_warmup: int,
+    num_measured: int,
+    num_batches: int,
+    layers: str | None,
 ) -> tuple[Profile, int | None]:
     """The profile, and how many steps the training takes; None where its end is not given."""
     started_s = time.perf_counter()
     data = build_data(run.config)
     data.setup("fit")
-    device = torch.device(run.inventory.accelerator)
+    device, slowed = prepare_device(place, run.inventory), Throttle(place.slowdown).slowed
     module = build_module(run.config, data).to(device)
     net = cast(nn.Sequential, module.get_submodule(find_layers(module, layers)))
     seed = int(run.config["seed"])
@@ -104,10 +124,12 @@ def _measured(
         device=device,
         num_warmup=num_warmup,
         num_measured=num_measured,
-        meta=_meta(run, module, device),
+        meta=_meta(run, module, data, place),
         between=_progress(run, num_warmup + num_measured),
+        slowed=slowed,
     )
-    step_s = step_seconds(net, batches, device=device, num_measured=max(1, num_measured // 5))
+    steps_measured = max(1, num_measured // 5)
+    step_s = step_seconds(net, batches, device=device, num_measured=steps_measured, slowed=slowed)
     told = {"step_s": step_s, "cost_s": time.perf_counter() - started_s}
     epochs = run.config["trainer"]["max_epochs"] or 0
     steps = len(loader) * epochs if epochs > 0 else None
@@ -165,16 +187,17 @@ def _progress(run: Run, passes: int) -> Callable[[int], None]:
     return tell
 
 
-def _meta(run: Run, module: pl.LightningModule, device: torch.device) -> dict[str, Any]:
-    data, backend = run.config["data"], run.config["backend"]
+def _meta(
+    run: Run, module: pl.LightningModule, data: pl.LightningDataModule, place: Place
+) -> dict[str, Any]:
+    backend = run.config["backend"]
     return {
         "model": model_name(run.config),
-        "batch_size": data.get("batch_size"),
-        "resolution": data.get("resolution"),
-        "point_ratio": data.get("point_ratio"),
-        "device": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else run.inventory.hosts[0].devices[0].name,
+        "model_settings": model_settings(run.config),
+        "num_classes": num_classes_of(data),
+        **workload(run.config),
+        "device": place.name,
+        "slowdown": place.slowdown,
         "dtype": str(next(module.parameters()).dtype).removeprefix("torch."),
         "backend": str(backend["_target_"]).rpartition(".")[2] if backend else None,
         "threads": torch.get_num_threads(),

@@ -47,7 +47,6 @@ def settle(
         raise _missing(missing, model_name(config), inventory)
     measured = measure_devices(missing, config, choice.measure, ranks=inventory.num_devices)
     profiles |= {name: profile for name, (profile, _) in measured.items()}
-    _compare_batches(config, profiles)
     try:
         found = find_plan(
             choice,
@@ -82,21 +81,6 @@ def _missing(names: list[str], model: str, inventory: Inventory) -> ProfileError
         f"name its profile.json as profile: {{{model}: ...}} of the device in the hardware "
         "inventory, or in parallel.search.profiles",
     )
-
-
-def _compare_batches(config: Mapping[str, Any], profiles: Mapping[str, Profile]) -> None:
-    """Says where layers were measured on other batches than those of the training."""
-    size = config["data"].get("batch_size")
-    for name, profile in profiles.items():
-        measured = profile.meta.get("batch_size")
-        if None not in (size, measured) and measured != size:
-            log.warning(
-                "%s was measured with batches of %s, the training's are of %s: the plan is for "
-                "the former",
-                name,
-                measured,
-                size,
-            )
 
 
 def _origin(choice: SearchChoice, profiles: Mapping[str, Profile]) -> str:

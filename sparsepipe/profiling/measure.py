@@ -12,7 +12,7 @@ from layer to layer, as in a forward pass, and counts for the layer that first a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,9 @@ from sparsepipe.profiling.clock import Clock, median_and_spread
 from sparsepipe.profiling.profile import LayerProfile, Profile
 from sparsepipe.profiling.saved import saved_bytes
 from sparsepipe.sparse import watching_kernel_maps
+
+Slowed = Callable[[], AbstractContextManager[None]]
+"""Makes the context of a piece of computation, which then takes longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,7 @@ def measure(
     num_measured: int = 100,
     meta: dict[str, Any] | None = None,
     between: Callable[[int], None] | None = None,
+    slowed: Slowed = nullcontext,
 ) -> Profile:
     """Times the layers of a network.
 
@@ -68,6 +72,7 @@ def measure(
         num_measured: passes that count; medians and quartiles are taken over them.
         meta: what else is known, see :class:`~sparsepipe.profiling.profile.Profile`.
         between: is called after each pass with its number, to report or to stop.
+        slowed: of a device that is made slower than it is; contexts may lie in one another.
 
     Raises:
         ProfileError: there are no batches, or no passes.
@@ -80,7 +85,7 @@ def measure(
     passes = []
     with _training(layers):
         for number in range(num_warmup + num_measured):
-            found = _one_pass(layers, fresh(batches[number % len(batches)]), device)
+            found = _one_pass(layers, fresh(batches[number % len(batches)]), device, slowed)
             if number >= num_warmup:
                 passes.append(found)
             if between is not None:
@@ -96,7 +101,12 @@ def measure(
 
 
 def step_seconds(
-    layers: nn.Sequential, batches: Sequence[Any], *, device: torch.device, num_measured: int
+    layers: nn.Sequential,
+    batches: Sequence[Any],
+    *,
+    device: torch.device,
+    num_measured: int,
+    slowed: Slowed = nullcontext,
 ) -> float:
     """Forward and backward of the whole network in one piece, median.
 
@@ -105,6 +115,7 @@ def step_seconds(
         batches: its inputs, which take turns.
         device: where it runs.
         num_measured: steps that count; two more come before.
+        slowed: as for :func:`measure`.
     """
     times_s = []
     clock = Clock(device)
@@ -113,9 +124,10 @@ def step_seconds(
             value = fresh(batches[number % len(batches)])
             clock.synchronise()
             clock.mark()
-            roots = differentiable(layers(value))
-            if roots:
-                torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+            with slowed():
+                roots = differentiable(layers(value))
+                if roots:
+                    torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
             clock.mark()
             times_s.append(clock.seconds()[0])
             layers.zero_grad(set_to_none=True)
@@ -137,17 +149,17 @@ def _training(layers: nn.Sequential) -> Iterator[None]:
             module.training = mode
 
 
-def _one_pass(layers: nn.Sequential, batch: Any, device: torch.device) -> _Pass:
+def _one_pass(layers: nn.Sequential, batch: Any, device: torch.device, slowed: Slowed) -> _Pass:
     """Forward through all layers in one go, then backward through all of them."""
-    ends, found = _forward(layers, batch, device)
+    ends, found = _forward(layers, batch, device, slowed)
     layers.zero_grad(set_to_none=True)
-    found.backward_s.extend(_backward(ends, device))
+    found.backward_s.extend(_backward(ends, device, slowed))
     layers.zero_grad(set_to_none=True)
     return found
 
 
 def _forward(
-    layers: nn.Sequential, batch: Any, device: torch.device
+    layers: nn.Sequential, batch: Any, device: torch.device, slowed: Slowed
 ) -> tuple[list[tuple[Any, Any]], _Pass]:
     """What each layer got, as leaves, and gave, each in a graph of its own; and the figures."""
     clock, builds = Clock(device), [Clock(device) for _ in layers]
@@ -160,7 +172,7 @@ def _forward(
         given = copied(value)  # a layer that works in place may overwrite no leaf
         before = _begin_peak(device)
         clock.mark()
-        with watching_kernel_maps(build.mark):
+        with slowed(), watching_kernel_maps(_marking(build, slowed)):
             output = layer(given)
         clock.mark()
         found.peak_bytes.append(_peak(device, before))
@@ -171,7 +183,23 @@ def _forward(
     return ends, found
 
 
-def _backward(ends: Sequence[tuple[Any, Any]], device: torch.device) -> list[float]:
+def _marking(clock: Clock, slowed: Slowed) -> Callable[[], None]:
+    """Marks begin and end of what is built within a layer; its own pause belongs to it."""
+    pause = ExitStack()
+    within = False
+
+    def mark() -> None:
+        nonlocal within
+        pause.close()
+        clock.mark()
+        within = not within
+        if within:
+            pause.enter_context(slowed())
+
+    return mark
+
+
+def _backward(ends: Sequence[tuple[Any, Any]], device: torch.device, slowed: Slowed) -> list[float]:
     """Seconds of each layer's way back, in the order of the forward pass."""
     clock = Clock(device)
     gradients = [torch.randn_like(root) for root in differentiable(ends[-1][1])]
@@ -180,7 +208,8 @@ def _backward(ends: Sequence[tuple[Any, Any]], device: torch.device) -> list[flo
         roots = differentiable(output)
         clock.mark()
         if roots:  # a layer without parameters behind the data has no way back
-            torch.autograd.backward(roots, gradients)
+            with slowed():
+                torch.autograd.backward(roots, gradients)
         clock.mark()
         gradients = [_gradient(leaf) for leaf in differentiable(value)]
     return clock.seconds()[::2][::-1]
