@@ -63,6 +63,7 @@ def run_job(config: Mapping[str, Any], *, fresh_processes: bool = False) -> RunD
     """
     refuse_search(config)
     inventory = build_inventory(config)
+    config = _as_task_runs(config, inventory)
     ranks = num_ranks(config, inventory)
     with SignalWatch() as watch:
         if group.started_externally():
@@ -70,6 +71,12 @@ def run_job(config: Mapping[str, Any], *, fresh_processes: bool = False) -> RunD
         # What may have to begin again needs processes that can be ended.
         processes = fresh_processes or config["parallel"].get("max_restarts", 0) > 0
         return _run_here(config, inventory, watch, alone=ranks == 1 and not processes)
+
+
+def _as_task_runs(config: Mapping[str, Any], inventory: Inventory) -> Mapping[str, Any]:
+    """The configuration with a task's own ``parallel`` where it has one."""
+    choose = getattr(locate(config["task"]["_target_"]), "parallel", None)
+    return config if choose is None else {**config, "parallel": choose(config, inventory)}
 
 
 def _run_here(
