@@ -1,8 +1,10 @@
 """Times and memory of all stages that a search may choose from, as arrays.
 
 Shape suffixes: E stages that end at one node of the lattice (see ``lattice.py``); I places a
-model can be cut at; K kinds of devices; R rows: kinds, numbers of replicas and bandwidths that
-occur together.
+model can be cut at; K kinds of devices; R rows of sums: kinds, numbers of replicas and bandwidths
+that occur together; C stages that cost the same: kinds, replicas and bandwidth; M numbers of
+minibatches in flight and room for them; T rates of transfers; P stages that begin at one place
+each; J places where they may end.
 
 The time of a stage of m devices is the largest of ``(W[j] - W[i]) / m`` over its kinds, with
 ``W`` the sum of compute and, for each byte of parameters, of the all-reduce.
@@ -10,11 +12,13 @@ The time of a stage of m devices is the largest of ``(W[j] - W[i]) / m`` over it
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.partition.cost import CostModel
-from sparsepipe.partition.lattice import Lattice, Ways
+from sparsepipe.partition.lattice import Lattice
 from sparsepipe.partition.memory import MemoryModel, room_bytes
 from sparsepipe.partition.spans import Floats, Spans
 
@@ -31,6 +35,15 @@ class Costs:
         model: says what they cost.
         memory: says what they keep; None: no device's memory is a limit.
         more_bytes: that each device is taken to hold beyond its limit.
+
+    Attributes:
+        sums_RI: W for each kind, number of replicas and bandwidth.
+        replicas_R: the numbers of replicas.
+        rows_CK: rows of the sums of a stage's kinds; that of its first kind again for others.
+        stages_E: which of the C stages each stage is, for each node.
+        rates_E: which of the T rates its transfer has, for each node.
+        rooms_E: which of the M rooms it has, for each node; empty without limits.
+        rooms_M: minibatches in flight, and what devices hold.
     """
 
     def __init__(
@@ -44,60 +57,71 @@ class Costs:
     ) -> None:
         self._more_bytes = more_bytes
         self.spans, self.lattice, self.model, self.memory = spans, lattice, model, memory
+        self._ends = np.cumsum([len(ways.sources_E) for ways in lattice.ways])[:-1]
+        self._set_stages()
+        self._set_rates()
+        self.rooms_M: list[tuple[int, float]] = []
+        self.rooms_E: list[Ints] = []
+        if memory is not None:
+            self._set_rooms(memory)
+
+    def _all(self, name: str) -> NDArray[np.float64]:
+        """What all nodes' stages have of something, one after another."""
+        rows: NDArray[np.float64] = np.concatenate([getattr(w, name) for w in self.lattice.ways])
+        return rows
+
+    def _split(self, numbers: Ints) -> list[Ints]:
+        return np.split(numbers, self._ends)
+
+    def _set_stages(self) -> None:
+        present_EK = self._all("counts_EK") > 0
+        figures = [self._all("replicas_E"), self._all("sync_E"), *present_EK.T]
+        stages, numbers = _distinct(figures)
+        self.stages_E = self._split(numbers)
         keys: dict[tuple[int, int, float], int] = {}
-        self.rows_EK = [self._rows(ways, keys) for ways in lattice.ways]
-        compute_s_KI, parameters_I = spans.compute_s_KI, spans.parameter_bytes_I
-        sync_R = [model.sync_s_per_byte(m, bytes_per_s=speed) for _, m, speed in keys]
-        kinds_R = [kind for kind, _, _ in keys]
-        self.sums_RI = compute_s_KI[kinds_R] + np.array(sync_R)[:, None] * parameters_I
-        self.replicas_R = np.array([m for _, m, _ in keys])
-        self._cut_s_per_byte_E = [self._cuts(ways) for ways in lattice.ways]
-
-    def _rows(self, ways: Ways, keys: dict[tuple[int, int, float], int]) -> Ints:
-        """For each stage and kind the row of its sums; that of another of its kinds for 0."""
-        rows_EK = np.zeros(ways.counts_EK.shape, dtype=np.intp)
-        for e, (counts, replicas, speed) in enumerate(
-            zip(ways.counts_EK, ways.replicas_E, ways.sync_E, strict=True)
-        ):
-            present = [
-                keys.setdefault((int(k), int(replicas), float(speed)), len(keys))
-                for k in np.flatnonzero(counts)
+        rows_CK = []
+        for m, speed, *present in stages.tolist():
+            row = [
+                keys.setdefault((k, int(m), speed), len(keys)) if there else -1
+                for k, there in enumerate(present)
             ]
-            rows_EK[e] = present[0]
-            rows_EK[e, np.flatnonzero(counts)] = present
-        return rows_EK
-
-    def _cuts(self, ways: Ways) -> Floats:
-        return np.array(
-            [
-                self.model.cut_s_per_byte(int(m), bytes_per_s=float(speed))
-                for m, speed in zip(ways.replicas_E, ways.cut_E, strict=True)
-            ]
+            first = next(r for r in row if r >= 0)
+            rows_CK.append([first if r < 0 else r for r in row])
+        self.rows_CK: Ints = np.array(rows_CK, dtype=np.intp)
+        sync_R = [self.model.sync_s_per_byte(m, bytes_per_s=speed) for _, m, speed in keys]
+        compute_s_RI = self.spans.compute_s_KI[[kind for kind, _, _ in keys]]
+        self.sums_RI: Floats = (
+            compute_s_RI + np.array(sync_R)[:, None] * self.spans.parameter_bytes_I
         )
+        self.replicas_R = np.array([m for _, m, _ in keys])
 
-    def cut_s(self, node: int, way: int, places: Ints) -> Floats:
-        """Of the transfers that a stage receives, if it begins at some places."""
-        times: Floats = self._cut_s_per_byte_E[node][way] * self.spans.cut_bytes_I[places]
-        return times
+    def _set_rates(self) -> None:
+        pairs, numbers = _distinct([self._all("replicas_E"), self._all("cut_E")])
+        each = [self.model.cut_s_per_byte(int(m), bytes_per_s=s) for m, s in pairs.tolist()]
+        self._cut_s_per_byte_T, same = np.unique(each, return_inverse=True)
+        self.rates_E = self._split(same[numbers])
 
-    def cuts_fit_EI(self, node: int, bound_s: float) -> Bools:
-        """At which places the stages that end at a node may begin, for their transfers."""
-        per_byte_E = self._cut_s_per_byte_E[node]
-        fit_EI: Bools = per_byte_E[:, None] * self.spans.cut_bytes_I <= bound_s
-        return fit_EI
+    def _set_rooms(self, memory: MemoryModel) -> None:
+        limits_K = [
+            float("inf") if kind.memory_bytes is None else kind.memory_bytes
+            for kind in self.lattice.kinds
+        ]
+        pairs, each = _distinct([self._all("replicas_E"), self._all("left_E")])
+        flying = np.array([memory.in_flight(int(r), int(left)) for r, left in pairs])[each]
+        room = np.where(self._all("counts_EK") > 0, limits_K, np.inf).min(axis=1)
+        rooms, numbers = _distinct([flying, room])
+        self.rooms_M = [(int(m), limit) for m, limit in rooms.tolist()]
+        self.rooms_E = self._split(numbers)
 
-    def stage_s(self, node: int, way: int, begins: Ints, ends: Ints) -> Floats:
-        """Of a stage for each pair of a begin and an end; arrays broadcast."""
-        rows_K = sorted(set(self.rows_EK[node][way].tolist()))
-        sums = self.sums_RI[rows_K]
-        spans = sums[:, ends] - sums[:, begins]
-        times: Floats = spans.max(axis=0) / self.lattice.ways[node].replicas_E[way]
-        return times
+    def cuts_fit_TI(self, bound_s: float) -> Bools:
+        """At which places stages may begin, for their transfers."""
+        fit_TI: Bools = self._cut_s_per_byte_T[:, None] * self.spans.cut_bytes_I <= bound_s
+        return fit_TI
 
     def bounds_s(self) -> tuple[float, float]:
         """A time that no plan can beat, and one that every plan keeps to."""
         spans = self.spans
-        most_cut = max(float(per_byte_E.max(initial=0.0)) for per_byte_E in self._cut_s_per_byte_E)
+        most_cut = float(self._cut_s_per_byte_T.max())
         most_s = float(self.sums_RI[:, -1].max() + most_cut * spans.cut_bytes_I.max())
         least_s = 0.0
         if spans.nested_II is None:  # each layer on the kind that is fastest with it
@@ -105,27 +129,51 @@ class Costs:
             least_s = float(layers_s_KL.min(axis=0).sum()) / sum(self.lattice.all_used)
         return least_s, most_s
 
-    def times_s(self, node: int, way: int, begins: Ints, ends: Ints, bound_s: float) -> Floats:
-        """Times of a stage for begins x ends; infinite where it may not be, or is too slow."""
-        begins, ends = begins[:, None], ends[None, :]
-        times = self.stage_s(node, way, begins, ends)
-        nested_II = self.spans.nested_II
-        allowed = begins < ends if nested_II is None else nested_II[begins, ends]
-        allowed = allowed & (times <= bound_s) & (self.cut_s(node, way, begins) <= bound_s)
-        if self.memory is not None:
-            kept_I, room = self.bytes_of(node, way)
-            allowed &= kept_I[ends] - kept_I[begins] <= room
-        return np.where(allowed, times, np.inf)
+    def times_s(
+        self, node: int, ways_P: Ints, begins_P: Ints, ends_J: Ints, bound_s: float
+    ) -> Floats:
+        """Times of stages that end at a node; infinite where one may not be, or is too slow.
 
-    def bytes_of(self, node: int, way: int) -> tuple[Floats, float]:
-        """Sums of what a stage keeps, by place, and how much its devices hold."""
+        Args:
+            node: where they end.
+            ways_P: which of the node's stages.
+            begins_P: where each begins.
+            ends_J: where they end: each of them at each of these places.
+            bound_s: of a stage and of the transfer that it receives.
+        """
+        begins_P1, ends_J = begins_P[:, None], ends_J[None, :]
+        sums_PJ = np.full((len(begins_P), ends_J.shape[1]), -np.inf)
+        for rows_P in self.rows_CK[self.stages_E[node][ways_P]].T:
+            rows_P1 = rows_P[:, None]
+            span_PJ = self.sums_RI[rows_P1, ends_J] - self.sums_RI[rows_P1, begins_P1]
+            np.maximum(sums_PJ, span_PJ, out=sums_PJ)
+        times_PJ = sums_PJ / self.lattice.ways[node].replicas_E[ways_P][:, None]
+        nested_II = self.spans.nested_II
+        allowed_PJ = begins_P1 < ends_J if nested_II is None else nested_II[begins_P1, ends_J]
+        each_s_P = self._cut_s_per_byte_T[self.rates_E[node][ways_P]]
+        cuts_fit_P = each_s_P * self.spans.cut_bytes_I[begins_P] <= bound_s
+        allowed_PJ = allowed_PJ & (times_PJ <= bound_s) & cuts_fit_P[:, None]
+        if self.rooms_M:
+            rooms_P = self.rooms_E[node][ways_P]
+            for number in set(rooms_P.tolist()):
+                kept_I, room = self.kept(number)
+                fits_PJ = kept_I[ends_J] - kept_I[begins_P1] <= room
+                allowed_PJ &= fits_PJ | (rooms_P != number)[:, None]
+        return np.where(allowed_PJ, times_PJ, np.inf)
+
+    def kept(self, number: int) -> tuple[Floats, float]:
+        """For one of the M: sums of what a stage keeps, by place, and room for it."""
         assert self.memory is not None
-        ways, kinds = self.lattice.ways[node], self.lattice.kinds
-        flying = self.memory.in_flight(int(ways.replicas_E[way]), int(ways.left_E[way]))
-        limits = [kinds[k].memory_bytes for k in np.flatnonzero(ways.counts_EK[way])]
-        room = min((limit for limit in limits if limit is not None), default=float("inf"))
+        flying, room = self.rooms_M[number]
         kept_I = (
             self.memory.per_parameter_byte(flying) * self.spans.parameter_bytes_I
             + flying * self.spans.stored_bytes_I
         )
         return kept_I, room_bytes(room + self._more_bytes) - self.memory.reserved_bytes
+
+
+def _distinct(columns: Sequence[NDArray[np.generic]]) -> tuple[NDArray[np.float64], Ints]:
+    """The rows that there are of some columns, each once, and which of them each row is."""
+    rows = np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
+    found, numbers = np.unique(rows, axis=0, return_inverse=True)
+    return found, np.asarray(numbers, dtype=np.intp).reshape(-1)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations, product
 from math import comb, prod
 
 from sparsepipe.errors import PlanError
+from sparsepipe.partition.alike import like_kinds, together
 from sparsepipe.partition.cost import CostModel
 from sparsepipe.partition.evaluate import plan_bytes, plan_times
 from sparsepipe.partition.fleet import Counts, Fleet
@@ -53,7 +55,8 @@ def exhaustive(
             found.append((plan, *times))
     if not found:
         return None
-    return _best(found, fleet)
+    likes = like_kinds(fleet, spans) if order is None else list(range(len(fleet.kinds)))
+    return _best(found, fleet, likes)
 
 
 def how_many(num_layers: int, fleet: Fleet, *, sorted_: bool) -> int:
@@ -81,16 +84,25 @@ def how_many(num_layers: int, fleet: Fleet, *, sorted_: bool) -> int:
 
 
 def _best(
-    found: Sequence[tuple[list[Choice], list[float], list[float]]], fleet: Fleet
+    found: Sequence[tuple[list[Choice], list[float], list[float]]],
+    fleet: Fleet,
+    likes: Sequence[int],
 ) -> list[Choice]:
-    """By bottleneck, number of stages, second-worst stage and text, one after another."""
+    """By bottleneck, number of stages, second-worst stage, text and hosts, one after another."""
     least = min(max(stages + cuts) for _, stages, cuts in found)
     equal = [entry for entry in found if max(entry[1] + entry[2]) <= least * (1 + EQUAL)]
     fewest = min(len(plan) for plan, _, _ in equal)
     short = [(plan, sorted(stages)) for plan, stages, _ in equal if len(plan) == fewest]
     second = min(times[-2] if fewest > 1 else 0.0 for _, times in short)
     last = [p for p, times in short if fewest == 1 or times[-2] <= second * (1 + EQUAL)]
-    return min(last, key=lambda plan: [stage.text(fleet.kinds) for stage in plan])
+    kinds = tuple(fleet.kinds[k] for k in sorted(set(likes)))
+
+    def key(plan: list[Choice]) -> tuple[list[str], list[list[int]]]:
+        alike = [replace(stage, counts=together(stage.counts, likes)) for stage in plan]
+        texts = [stage.text(kinds) for stage in alike]
+        return texts, [[-count for count in stage.counts] for stage in plan]
+
+    return min(last, key=key)
 
 
 def _plans(num_layers: int, fleet: Fleet, order: Sequence[int] | None) -> Iterator[list[Choice]]:

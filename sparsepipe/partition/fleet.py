@@ -113,10 +113,18 @@ class Fleet:
         return sum(self.counts)
 
     @property
+    def _speeds(self) -> set[float]:
+        """Bandwidths that two devices can have between them."""
+        of_host = dict.fromkeys(self.inside, 0)
+        for kind in self.kinds:
+            of_host[kind.host] += kind.count
+        inside = {self.inside[host] for host, count in of_host.items() if count > 1}
+        return inside | ({self.between} if len(self.inside) > 1 else set())
+
+    @property
     def is_uniform(self) -> bool:
         """Whether one bandwidth holds between any two devices."""
-        speeds = {*self.inside.values(), *([self.between] if len(self.inside) > 1 else [])}
-        return len(speeds) == 1
+        return len(self._speeds) <= 1
 
     def host_of(self, counts: Sequence[int]) -> int:
         """Number of the host that holds all of some devices, or :data:`SEVERAL`."""
@@ -142,7 +150,7 @@ class Fleet:
             following: of the second, or :data:`SEVERAL`.
         """
         if self.is_uniform:
-            return next(iter(self.inside.values()))
+            return next(iter(self._speeds), float("inf"))
         if host == following != SEVERAL:
             return list(self.inside.values())[host]
         return self.between

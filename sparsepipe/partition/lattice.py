@@ -1,15 +1,22 @@
-"""What stages may have used when they end: the space that searches for a plan walk through."""
+"""What stages may have used when they end: the space that searches for a plan walk through.
+
+Shape suffixes: E stages that end at one node; K kinds of devices; H hosts; U numbers of devices
+that stages may have used; B those of them that a node's stages begin with.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.partition.fleet import Counts, Fleet
+from sparsepipe.partition.fleet import SEVERAL, Counts, Fleet
+
+Ints = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -62,52 +69,76 @@ class Lattice:
         self.kinds = fleet.kinds
         self._tells_hosts = not fleet.is_uniform
         order = sorted(set(counts), key=lambda c: (sum(c), c))
-        self._befores = {
-            used: {
-                o for o in order[max(0, place - 1) if adjacent else 0 : place] if _below(o, used)
-            }
-            for place, used in enumerate(order)
-        }
-        self.nodes = [node for used in order for node in self._nodes(used)]
         self.all_used = order[-1]
-        self.ways = [self._ways(node) for node in self.nodes]
+        self._used_UK = np.array(order, dtype=np.intp)
+        self.nodes: list[Node] = []
+        self.ways: list[Ways] = []
+        self._first_U: list[int] = []  # the first node of each of the counts, and one more
+        for place, used in enumerate(order):
+            self._first_U.append(len(self.nodes))
+            self._add(used, np.arange(max(0, place - 1) if adjacent else 0, place))
+        self._first_U.append(len(self.nodes))
 
     @property
     def last(self) -> list[int]:
         """Numbers of the nodes at which all devices are used."""
         return [n for n, node in enumerate(self.nodes) if node.counts == self.all_used]
 
-    def _nodes(self, used: Counts) -> Iterator[Node]:
-        if not any(used) or not self._tells_hosts:
-            yield Node(counts=used, host=0)
-            return
-        hosts = {self.fleet.host_of(_less(used, before)) for before in self._befores[used]}
-        yield from (Node(counts=used, host=host) for host in sorted(hosts))
+    def _add(self, used: Counts, earlier_U: Ints) -> None:
+        """The nodes at which some devices are used, and the stages that end there."""
+        groups_UK = np.array(used, dtype=np.intp) - self._used_UK[earlier_U]
+        below_U = (groups_UK >= 0).all(axis=1)
+        befores_B, groups_BK = earlier_U[below_U], groups_UK[below_U]
+        hosts_B = self._hosts(groups_BK)
+        for host in sorted(set(hosts_B.tolist())) or [0]:
+            here_B = hosts_B == host
+            self.nodes.append(Node(counts=used, host=host))
+            self.ways.append(self._ways(host, befores_B[here_B], groups_BK[here_B]))
 
-    def _ways(self, node: Node) -> Ways:
-        found = []
-        befores = self._befores[node.counts]
-        for number, source in enumerate(self.nodes):
-            if source.counts not in befores:
-                continue
-            group = _less(node.counts, source.counts)
-            host = self.fleet.host_of(group) if self._tells_hosts else 0
-            if host == node.host:
-                cut = self.fleet.cut_bytes_per_s(source.host, host)
-                found.append((number, group, cut))
-        groups = np.array([group for _, group, _ in found], dtype=np.intp)
-        groups = groups.reshape(len(found), len(self.kinds))
-        total = sum(self.all_used)
+    def _hosts(self, groups_BK: Ints) -> Ints:
+        """Where the devices of each group are, as ``Fleet.host_of`` says; 0 where all are alike."""
+        if not self._tells_hosts:
+            return np.zeros(len(groups_BK), dtype=np.intp)
+        on_BH = groups_BK @ self._hosts_KH > 0
+        hosts_B: Ints = np.where(on_BH.sum(axis=1) == 1, on_BH.argmax(axis=1), SEVERAL)
+        return hosts_B
+
+    @property
+    def _hosts_KH(self) -> Ints:
+        """Whether a kind is on a host, as 0 and 1."""
+        on_KH = [[kind.host == host for host in self.fleet.inside] for kind in self.kinds]
+        return np.array(on_KH, dtype=np.intp)
+
+    def _ways(self, host: int, befores_B: Ints, groups_BK: Ints) -> Ways:
+        """Stages of some devices, one for each of the hosts that the stage before may be on."""
+        each_B = [range(self._first_U[b], self._first_U[b + 1]) for b in befores_B]
+        sources_E = np.array([number for nodes in each_B for number in nodes], dtype=np.intp)
+        counts_EK = np.repeat(groups_BK, [len(nodes) for nodes in each_B], axis=0)
+        replicas_E = counts_EK.sum(axis=1)
+        used_E = np.array([sum(self.nodes[n].counts) for n in sources_E], dtype=np.intp)
+        cut_of = {
+            before: self.fleet.cut_bytes_per_s(before, host)
+            for before in (SEVERAL, *range(len(self.fleet.inside)))
+        }
         return Ways(
-            sources_E=np.array([number for number, _, _ in found], dtype=np.intp),
-            counts_EK=groups,
-            replicas_E=groups.sum(axis=1),
-            left_E=np.array(
-                [total - sum(self.nodes[number].counts) for number, _, _ in found], dtype=np.intp
-            ),
-            sync_E=np.array([self.fleet.sync_bytes_per_s(group) for _, group, _ in found]),
-            cut_E=np.array([cut for _, _, cut in found]),
+            sources_E=sources_E,
+            counts_EK=counts_EK,
+            replicas_E=replicas_E,
+            left_E=sum(self.all_used) - used_E,
+            sync_E=self._sync(counts_EK),
+            cut_E=np.array([cut_of[self.nodes[n].host] for n in sources_E], dtype=np.float64),
         )
+
+    def _sync(self, counts_EK: Ints) -> NDArray[np.float64]:
+        """The slowest link between the devices of each stage, as ``Fleet.sync_bytes_per_s``."""
+        on_EH = counts_EK @ self._hosts_KH
+        inside_H = np.array(list(self.fleet.inside.values()))
+        inside_E = np.where(on_EH > 1, inside_H, np.inf).min(axis=1, initial=np.inf)
+        several_E = (on_EH > 0).sum(axis=1) > 1
+        slowest_E: NDArray[np.float64] = np.where(
+            several_E, np.minimum(inside_E, self.fleet.between), inside_E
+        )
+        return slowest_E
 
 
 def prefixes(fleet: Fleet, order: Sequence[int]) -> list[Counts]:
@@ -131,9 +162,12 @@ def subsets(fleet: Fleet) -> list[Counts]:
     return list(product(*(range(count + 1) for count in fleet.counts)))
 
 
-def _below(a: Counts, b: Counts) -> bool:
-    return a != b and all(x <= y for x, y in zip(a, b, strict=True))
+def stages_between_subsets(fleet: Fleet) -> int:
+    """How many stages a lattice of all subsets has; where bandwidths differ, at most.
 
-
-def _less(a: Counts, b: Counts) -> Counts:
-    return tuple(x - y for x, y in zip(a, b, strict=True))
+    Each of them counts once for each host that the stage before may be on, if that matters.
+    """
+    hosts = len({kind.host for kind in fleet.kinds})
+    from_any = prod(count + 1 for count in fleet.counts)
+    pairs = prod((count + 1) * (count + 2) // 2 for count in fleet.counts) - from_any
+    return pairs if fleet.is_uniform else pairs * (hosts + 1)

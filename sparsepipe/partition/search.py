@@ -7,8 +7,6 @@ and no). Of the plans that reach it ``ties.py`` chooses one.
 
 from __future__ import annotations
 
-import numpy as np
-
 from sparsepipe.partition.costs import Costs
 from sparsepipe.partition.ties import Choice, best_tied
 from sparsepipe.partition.windows import Masks, Windows, reaches
@@ -51,9 +49,4 @@ def _least_bottleneck(costs: Costs, windows: Windows | Masks) -> float | None:
 
 def _feasible(costs: Costs, windows: Windows | Masks, bound_s: float) -> bool:
     """Whether some plan keeps all stages and transfers within a bound."""
-    lattice = costs.lattice
-    reached_VI = np.zeros((len(lattice.nodes), costs.spans.num_layers + 1), dtype=np.bool_)
-    reached_VI[0, 0] = True
-    for node in range(1, len(lattice.nodes)):
-        reached_VI[node] = windows.arrive(node, bound_s, reached_VI)
-    return bool(reached_VI[lattice.last, -1].any())
+    return bool(windows.reached(bound_s)[costs.lattice.last, -1].any())

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sparsepipe.errors import ConfigError, PlanError
+from sparsepipe.partition.alike import dealt, like_kinds, merged
 from sparsepipe.partition.costs import Costs
 from sparsepipe.partition.evaluate import check_room
 from sparsepipe.partition.exhaustive import exhaustive as all_plans
@@ -30,6 +31,7 @@ from sparsepipe.partition.orders import kind_order
 from sparsepipe.partition.problem import Problem, Solution, taken_in_order
 from sparsepipe.partition.room import no_room
 from sparsepipe.partition.search import search
+from sparsepipe.partition.size import check_size
 from sparsepipe.partition.spans import chain_spans
 from sparsepipe.partition.ties import Choice
 
@@ -89,9 +91,14 @@ def exact(problem: Problem) -> Solution:
     """The best of all plans, with any devices for each stage.
 
     Raises:
-        PlanError: no plan fits the memory.
+        PlanError: no plan fits the memory, or there are more subsets of the devices than can be
+            looked at.
     """
-    return Solution(stages=tuple(_over(problem, subsets(problem.fleet))), strategy="exact")
+    likes = like_kinds(problem.fleet, problem.spans)
+    few = merged(problem, likes)
+    check_size(few)
+    stages = dealt(_over(few, subsets(few.fleet)), problem.fleet, likes)
+    return Solution(stages=tuple(stages), strategy="exact")
 
 
 def exhaustive(problem: Problem) -> Solution:
@@ -100,10 +107,10 @@ def exhaustive(problem: Problem) -> Solution:
     Raises:
         PlanError: no plan fits the memory, or there are too many.
     """
-    fleet = problem.fleet
-    stages = all_plans(problem.spans, fleet, problem.model, problem.memory)
+    stages = all_plans(problem.spans, problem.fleet, problem.model, problem.memory)
     if stages is None:
-        raise no_room(problem, Lattice(fleet, subsets(fleet)))
+        few = merged(problem, like_kinds(problem.fleet, problem.spans))
+        raise no_room(few, Lattice(few.fleet, subsets(few.fleet)))
     return Solution(stages=tuple(stages), strategy="exhaustive")
 
 

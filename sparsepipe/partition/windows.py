@@ -1,18 +1,23 @@
 """Which places of a model can be reached with which devices, within a bound on all times.
 
 Shape suffixes: E stages that end at one node of the lattice (see ``lattice.py``); V nodes; I
-places a model can be cut at; R rows of sums (see ``costs.py``).
+places a model can be cut at; R, C and M rows of sums, of stages and of memory (see ``costs.py``);
+T rates of transfers.
 
 In a chain of layers a stage that is to end at j within a bound may begin at those places i with
 ``W[i] >= W[j] - bound * m``, for each of its kinds: a window that ends before j. What fits the
-memory is a window as well.
+memory is a window as well. There is a begin in it if the latest place before j that the stages
+before have reached, and whose transfer fits, is not before the window.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sparsepipe.partition.costs import Bools, Costs, Ints
+
+Places = NDArray[np.int32]
 
 
 class Windows:
@@ -21,68 +26,112 @@ class Windows:
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._bound_s = -1.0
-        self._starts_RI = np.empty(0, dtype=np.intp)
-        self._kept_EI = [self._kept(node) for node in range(len(costs.lattice.nodes))]
+        self._places_I = np.arange(costs.spans.num_layers + 1, dtype=np.int32)
+        self._starts_CI = np.empty((0, 0), dtype=np.int32)
+        self._fits_TI = np.empty((0, 0), dtype=np.bool_)
+        self._kept_MI = self._kept()
 
-    def _kept(self, node: int) -> Ints | None:
+    def _kept(self) -> Places:
         """First begins for which a stage's devices hold what it keeps."""
-        if self._costs.memory is None:
-            return None
-        rows = []
-        for way in range(len(self._costs.lattice.ways[node].sources_E)):
-            kept_I, room = self._costs.bytes_of(node, way)
-            rows.append(np.searchsorted(kept_I, kept_I - room))
-        return np.array(rows, dtype=np.intp).reshape(len(rows), self._costs.spans.num_layers + 1)
+        rows = [
+            np.searchsorted(kept_I, kept_I - room)
+            for kept_I, room in map(self._costs.kept, range(len(self._costs.rooms_M)))
+        ]
+        return np.array(rows, dtype=np.int32).reshape(len(rows), len(self._places_I))
 
     def _set(self, bound_s: float) -> None:
         if bound_s == self._bound_s:
             return
-        sums_RI = self._costs.sums_RI
-        least_RI = sums_RI - (bound_s * self._costs.replicas_R)[:, None]
-        self._starts_RI = np.array(
-            [np.searchsorted(sums, least) for sums, least in zip(sums_RI, least_RI, strict=True)],
-            dtype=np.intp,
+        costs = self._costs
+        least_RI = costs.sums_RI - (bound_s * costs.replicas_R)[:, None]
+        starts_RI = np.array(
+            [np.searchsorted(*row) for row in zip(costs.sums_RI, least_RI, strict=True)],
+            dtype=np.int32,
         )
+        starts_CI = starts_RI[costs.rows_CK[:, 0]]
+        for rows_C in costs.rows_CK.T[1:]:
+            np.maximum(starts_CI, starts_RI[rows_C], out=starts_CI)
+        self._starts_CI, self._fits_TI = starts_CI, costs.cuts_fit_TI(bound_s)
+        # Mostly all transfers fit, or the same ones at all rates.
+        self._alike = bool((self._fits_TI == self._fits_TI[0]).all())
         self._bound_s = bound_s
 
-    def starts_EI(self, node: int, bound_s: float) -> Ints:
+    def _starts_EI(self, node: int, ways: Ints | slice) -> Places:
         """For each stage and end the first place where it may begin."""
-        self._set(bound_s)
-        rows_EK = self._costs.rows_EK[node]
-        starts_EI = self._starts_RI[rows_EK[:, 0]]
-        for rows_E in rows_EK.T[1:]:
-            starts_EI = np.maximum(starts_EI, self._starts_RI[rows_E])
-        kept_EI = self._kept_EI[node]
-        return starts_EI if kept_EI is None else np.maximum(starts_EI, kept_EI)
+        costs = self._costs
+        starts_EI: Places = self._starts_CI[costs.stages_E[node][ways]]
+        if len(self._kept_MI):
+            np.maximum(starts_EI, self._kept_MI[costs.rooms_E[node][ways]], out=starts_EI)
+        return starts_EI
 
-    def arrive(self, node: int, bound_s: float, sources_VI: Bools) -> Bools:
-        """Places that stages reach which end at a node.
+    def _latest(self, begin_XI: Bools, fits_XI: Bools) -> Places:
+        """For each end the latest place before it where a stage may begin; -1 without any."""
+        latest_XI = np.full(begin_XI.shape, -1, dtype=np.int32)
+        places_XI = np.where(begin_XI & fits_XI, self._places_I, np.int32(-1))
+        np.maximum.accumulate(places_XI[:, :-1], axis=1, out=latest_XI[:, 1:])
+        return latest_XI
+
+    def _ends_I(self, node: int, ways: Ints | slice, begin_VI: Bools, latest_VI: Places) -> Bools:
+        """Places where stages end that go some ways to a node."""
+        sources_E = self._costs.lattice.ways[node].sources_E[ways]
+        if self._alike:
+            latest_EI = latest_VI[sources_E]
+        else:
+            rates_E = self._costs.rates_E[node][ways]
+            latest_EI = self._latest(begin_VI[sources_E], self._fits_TI[rates_E])
+        fits_EI = latest_EI >= self._starts_EI(node, ways)
+        return np.asarray(fits_EI.any(axis=0), dtype=np.bool_)
+
+    def reached(self, bound_s: float) -> Bools:
+        """Places reached by any number of stages, by node.
 
         Args:
-            node: where they end.
-            bound_s: of their times and of the transfers that they receive.
-            sources_VI: places that the stages before may have reached, by node.
+            bound_s: of their times and of their transfers.
         """
-        ways = self._costs.lattice.ways[node]
-        fit_EI = sources_VI[ways.sources_E] & self._costs.cuts_fit_EI(node, bound_s)
-        before_EI = np.zeros((fit_EI.shape[0], fit_EI.shape[1] + 1), dtype=np.int32)
-        np.cumsum(fit_EI, axis=1, out=before_EI[:, 1:])
-        starts_EI = self.starts_EI(node, bound_s)
-        earlier_EI = np.take_along_axis(before_EI, starts_EI, axis=1)
-        return np.asarray((before_EI[:, :-1] > earlier_EI).any(axis=0), dtype=np.bool_)
+        self._set(bound_s)
+        reached_VI, latest_VI = self._nothing()
+        for node in range(len(reached_VI)):
+            if node:
+                reached_VI[node] = self._ends_I(node, slice(None), reached_VI, latest_VI)
+            if self._alike:
+                latest_VI[node] = self._latest(reached_VI[node : node + 1], self._fits_TI[:1])[0]
+        return reached_VI
+
+    def _nothing(self) -> tuple[Bools, Places]:
+        shape = len(self._costs.lattice.nodes), len(self._places_I)
+        reached_VI = np.zeros(shape, dtype=np.bool_)
+        reached_VI[0, 0] = True
+        return reached_VI, np.full(shape, -1, dtype=np.int32)
+
+    def following(self, bound_s: float, begin_VI: Bools) -> Bools:
+        """Places reached by one more stage.
+
+        Args:
+            bound_s: of its time and of the transfer that it receives.
+            begin_VI: where it may begin, by node.
+        """
+        self._set(bound_s)
+        latest_VI = self._latest(begin_VI, self._fits_TI[:1])
+        some_V = np.asarray(begin_VI.any(axis=1), dtype=np.bool_)
+        ends_VI = np.zeros_like(begin_VI)
+        for node, found in enumerate(self._costs.lattice.ways):
+            ways = np.flatnonzero(some_V[found.sources_E])
+            if len(ways):
+                ends_VI[node] = self._ends_I(node, ways, begin_VI, latest_VI)
+        return ends_VI
 
     def depart(self, node: int, bound_s: float, targets_I: Bools) -> Bools:
         """For each stage that ends at one of some places, where it may begin."""
+        self._set(bound_s)
         ends_J = np.flatnonzero(targets_I)
-        starts_EJ = self.starts_EI(node, bound_s)[:, ends_J]
+        starts_EJ = self._starts_EI(node, slice(None))[:, ends_J]
         ways, places = len(starts_EJ), len(targets_I)
-        change = np.zeros((ways, places + 1), dtype=np.int32)
-        opens = np.minimum(starts_EJ, ends_J)
-        for way in range(ways):
-            np.add.at(change[way], opens[way], 1)
-            np.add.at(change[way], ends_J, -1)
-        begin_EI: Bools = np.cumsum(change, axis=1)[:, :-1] > 0
-        return begin_EI & self._costs.cuts_fit_EI(node, bound_s)
+        change_EI = np.zeros((ways, places + 1), dtype=np.int32)
+        every_E = np.arange(ways)[:, None]
+        np.add.at(change_EI, (every_E, np.minimum(starts_EJ, ends_J)), 1)
+        np.add.at(change_EI, (every_E, ends_J[None, :]), -1)
+        begin_EI = np.asarray(np.cumsum(change_EI, axis=1)[:, :-1] > 0, dtype=np.bool_)
+        return begin_EI & self._fits_TI[self._costs.rates_E[node]]
 
 
 class Masks:
@@ -92,26 +141,41 @@ class Masks:
         self._costs = costs
         self._places_I = np.arange(costs.spans.num_layers + 1)
 
-    def _fits_II(self, node: int, way: int, bound_s: float) -> Bools:
-        fits_II: Bools = np.isfinite(
-            self._costs.times_s(node, way, self._places_I, self._places_I, bound_s)
-        )
-        return fits_II
+    def _fits_PI(self, node: int, way: int, begins_P: Ints, bound_s: float) -> Bools:
+        ways_P = np.full(len(begins_P), way)
+        times_s = self._costs.times_s(node, ways_P, begins_P, self._places_I, bound_s)
+        return np.asarray(np.isfinite(times_s), dtype=np.bool_)
 
-    def arrive(self, node: int, bound_s: float, sources_VI: Bools) -> Bools:
-        """As :meth:`Windows.arrive`."""
-        reached_I = np.zeros(len(self._places_I), dtype=np.bool_)
+    def _ends_I(self, node: int, bound_s: float, begin_VI: Bools) -> Bools:
+        ends_I = np.zeros(len(self._places_I), dtype=np.bool_)
         for way, source in enumerate(self._costs.lattice.ways[node].sources_E):
-            if sources_VI[source].any():
-                fits_JI = self._fits_II(node, way, bound_s)[sources_VI[source]]
-                reached_I |= fits_JI.any(axis=0)
-        return reached_I
+            begins = np.flatnonzero(begin_VI[source])
+            if len(begins):
+                ends_I |= self._fits_PI(node, way, begins, bound_s).any(axis=0)
+        return ends_I
+
+    def reached(self, bound_s: float) -> Bools:
+        """As :meth:`Windows.reached`."""
+        nodes = len(self._costs.lattice.nodes)
+        reached_VI = np.zeros((nodes, len(self._places_I)), dtype=np.bool_)
+        reached_VI[0, 0] = True
+        for node in range(1, nodes):
+            reached_VI[node] = self._ends_I(node, bound_s, reached_VI)
+        return reached_VI
+
+    def following(self, bound_s: float, begin_VI: Bools) -> Bools:
+        """As :meth:`Windows.following`."""
+        nodes = range(len(begin_VI))
+        return np.array([self._ends_I(node, bound_s, begin_VI) for node in nodes])
 
     def depart(self, node: int, bound_s: float, targets_I: Bools) -> Bools:
         """As :meth:`Windows.depart`."""
         ways = range(len(self._costs.lattice.ways[node].sources_E))
         return np.array(
-            [self._fits_II(node, way, bound_s)[:, targets_I].any(axis=1) for way in ways]
+            [
+                self._fits_PI(node, way, self._places_I, bound_s)[:, targets_I].any(axis=1)
+                for way in ways
+            ]
         ).reshape(len(ways), len(targets_I))
 
 

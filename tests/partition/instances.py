@@ -60,6 +60,21 @@ def tight_problem(seed: int) -> tuple[Problem, list[int]]:
     return replace(problem, memory=memory, fleet=replace(problem.fleet, kinds=kinds)), order
 
 
+def like_problem(seed: int) -> tuple[Problem, list[int]]:
+    """The same, with kinds that are like another one but for the host, which may be another."""
+    problem, order = random_problem(seed)
+    rng = random.Random(f"like {seed}")
+    kinds, like = list(problem.fleet.kinds), list(range(len(problem.fleet.kinds)))
+    for k in range(1, len(kinds)):
+        if rng.random() < 0.7:
+            like[k] = like[rng.randrange(k)]
+            model = kinds[like[k]]
+            kinds[k] = replace(kinds[k], name=model.name, memory_bytes=model.memory_bytes)
+    spans = replace(problem.spans, compute_s_KI=problem.spans.compute_s_KI[like])
+    fleet = replace(problem.fleet, kinds=tuple(kinds))
+    return replace(problem, fleet=fleet, spans=spans), order
+
+
 def _random_plan(rng: random.Random, problem: Problem, order: list[int]) -> list[Choice]:
     """Cuts anywhere in the layers and in the sorted list of devices."""
     kinds, layers = problem.fleet.kinds, problem.spans.num_layers
