@@ -1,7 +1,7 @@
-"""Profiles that a training lacks: runs of ``task=profile`` of their own, before it begins.
+"""Profiles and bandwidths that a training lacks: runs of their own, before it begins.
 
-Their identity holds what matters to a profile only, so that a later training of the same model
-on the same hardware finds them finished, whatever its seed, optimizer or search.
+Their identity holds only what matters to what they measure, so that a later training of the same
+model on the same hardware finds them finished, whatever its seed, optimizer or search.
 """
 
 from __future__ import annotations
@@ -20,10 +20,16 @@ from sparsepipe.experiment.compose import config_dir
 from sparsepipe.experiment.schema import Measuring
 from sparsepipe.machine import usable_cores
 from sparsepipe.profiling import Profile
+from sparsepipe.results.files import read_json
 
 log = logging.getLogger(__name__)
 
-_NAME = "profiles"
+_PROFILES, _LINKS = "profiles", "links"
+_MESSAGES = {"sizes_bytes": [2**20, 2**23], "repeats": 5, "warmups": 1, "most_s": 1.0}
+"""As large as activations are, and not for long."""
+_NOT_OF_LINKS = ("model", "data", "backend", "optim", "trainer")
+_PRECISION = "32-true"
+_SINGLE = (_PRECISION, "32", 32, None)
 _THREADS = "OMP_NUM_THREADS"
 
 
@@ -45,6 +51,8 @@ def measure_devices(
     from sparsepipe.experiment.job import run_job  # which settles plans
 
     found = {}
+    if names and (precision := config["trainer"]["precision"]) not in _SINGLE:
+        log.warning("layers are measured in float32, and trained in %s", precision)
     for name in names:
         log.info("no profile of %s is given: measuring it, or taking up what was measured", name)
         with _threads_as_in_training(ranks):
@@ -59,29 +67,63 @@ def profile_config(config: Mapping[str, Any], device: str, how: Measuring) -> di
     """A configuration that measures a device, of what matters to that only."""
     strategy = config["parallel"]["strategy"] or {}
     return {
-        **alone(config),
+        **_alone(config, name=_PROFILES),
         "task": {
             **_group("task/profile"),
             **asdict(how),
             "layers": strategy.get("layers"),
             "device": device,
         },
+        "trainer": {**config["trainer"], "precision": _PRECISION},
     }
 
 
-def alone(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The model, data, backend and hardware of a configuration, all else by default."""
+def measure_link(config: Mapping[str, Any]) -> tuple[float, Path]:
+    """Bytes/s between the devices of this machine, and the file that says so.
+
+    Args:
+        config: of the training.
+
+    Raises:
+        SparsePipeError: what ended the run that measures.
+        Stopped: a signal did.
+    """
+    from sparsepipe.experiment.job import run_job  # which settles plans
+
+    log.info("no bandwidth is given: measuring it, or taking up what was measured")
+    path = run_job(link_config(config), fresh_processes=True).path / "bandwidth.json"
+    (link,) = read_json(path)["hosts"].values()
+    log.info("bandwidth %.4g MB/s: %s", link["bytes_per_s"] / 1e6, path)
+    return float(link["bytes_per_s"]), path
+
+
+def link_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration that times messages between all devices, whatever is trained on them."""
+    strategy = config["parallel"]["strategy"] or {}
+    return {
+        **_alone(config, name=_LINKS),
+        "task": {
+            **_group("task/bandwidth"),
+            **_MESSAGES,
+            "direct": strategy.get("direct", False),
+        },
+        "parallel": {**_group("parallel/single"), "strategy": strategy},  # for its backend
+        **{name: {"_target_": "none"} for name in _NOT_OF_LINKS},
+        "representation": "sparse",
+    }
+
+
+def _alone(config: Mapping[str, Any], *, name: str) -> dict[str, Any]:
+    """A configuration without what is of the training and not of what it trains."""
     return {
         **config,
-        "name": _NAME,
+        "name": name,
         "seed": 0,
         "force": False,
         "checkpoint": None,
         "callbacks": {},
         "logger": {},
         "parallel": _group("parallel/single"),
-        "optim": _group("optim/sgd"),
-        "trainer": {**_group("trainer/default"), "max_epochs": None},
     }
 
 

@@ -77,6 +77,10 @@ def profile(
     _write(run, found, training_s)
 
 
+# Whatever training it serves; precision but float32 is refused.
+profile.not_identity = ("optim", "trainer")  # type: ignore[attr-defined]
+
+
 def _check(run: Run, num_batches: int) -> None:
     if num_batches < 1:
         raise ProfileError(

@@ -24,6 +24,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.outputs import expanded
 from sparsepipe.experiment.planned import search_of
+from sparsepipe.experiment.signature import locate
 from sparsepipe.results.files import write_json, write_text_atomic
 
 _NOT_IDENTITY = (
@@ -206,12 +207,16 @@ def run_dir(
 
 
 def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration flattened to dotted keys, without what does not change the run."""
+    """The configuration flattened to dotted keys, without what does not change the run.
+
+    Nor what does not change what its task does, which that names as ``not_identity``.
+    """
     flat = flatten(config)
+    drops = (*_NOT_IDENTITY, *getattr(locate(config["task"]["_target_"]), "not_identity", ()))
     return {
         key: value
         for key, value in flat.items()
-        if not any(key == drop or key.startswith(f"{drop}.") for drop in _NOT_IDENTITY)
+        if not any(key == drop or key.startswith(f"{drop}.") for drop in drops)
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ProfileError, SparsePipeError
 from sparsepipe.experiment.device_profiles import load_profiles
-from sparsepipe.experiment.measuring import measure_devices
+from sparsepipe.experiment.measuring import measure_devices, measure_link
 from sparsepipe.experiment.model_names import model_name
 from sparsepipe.experiment.outputs import writing
 from sparsepipe.experiment.planned import search_of
@@ -33,7 +33,8 @@ def settle(
         config: resolved and checked.
         inventory: the hardware.
         directory: of the run.
-        measure: devices without a profile are measured; else they are refused.
+        measure: devices without a profile, and the link inside a host that has none, are
+            measured; else they are refused.
 
     Raises:
         SparsePipeError: a device cannot be measured, or there is no plan for the devices.
@@ -47,14 +48,12 @@ def settle(
         raise _missing(missing, model_name(config), inventory)
     measured = measure_devices(missing, config, choice.measure, ranks=inventory.num_devices)
     profiles |= {name: profile for name, (profile, _) in measured.items()}
+    origin: dict[str, Any] = {"measured": {name: str(path) for name, (_, path) in measured.items()}}
+    if measure and _lacks_link(choice, inventory):
+        choice.bandwidth_bytes_per_s, path = measure_link(config)
+        origin["measured_bandwidth"] = str(path)
     try:
-        found = find_plan(
-            choice,
-            config,
-            inventory,
-            profiles,
-            measured={name: str(path) for name, (_, path) in measured.items()},
-        )
+        found = find_plan(choice, config, inventory, profiles, **origin)
     except SparsePipeError as error:
         error.remedy = error.remedy.replace("task.", "parallel.search.")
         raise
@@ -62,6 +61,12 @@ def settle(
     log.info("%s", plan_table(found.told))
     with writing(directory.path):
         found.write(directory)
+
+
+def _lacks_link(choice: SearchChoice, inventory: Inventory) -> bool:
+    (host,) = [host for host in inventory.hosts if any(device.count for device in host.devices)]
+    several = inventory.num_devices > 1
+    return several and choice.bandwidth_bytes_per_s is None and host.link is None
 
 
 def _names(inventory: Inventory) -> list[str]:
@@ -88,4 +93,6 @@ def _origin(choice: SearchChoice, profiles: Mapping[str, Profile]) -> str:
         f"{name}: {1e3 * profiles[name].compute_s:.1f} ms for all layers"
         for name in sorted(profiles)
     )
-    return f"{choice.search} ({choice.cost_model}) from profiles ({told})"
+    speed = choice.bandwidth_bytes_per_s
+    links = "the links of the inventory" if speed is None else f"{speed / 1e6:.4g} MB/s"
+    return f"{choice.search} ({choice.cost_model}) from profiles ({told}) and {links}"

@@ -123,6 +123,18 @@ def test_what_matters_to_a_profile_is_its_identity() -> None:
     assert identity("parallel=hete_mp", how=Measuring(num_measured=7)) != base
 
 
+def test_a_plan_that_is_there_is_kept(tmp_path: Path) -> None:
+    directory = RunDir(tmp_path)
+    config = composed(*MODEL, *TWO, "parallel=hete_mp", SLOW, given(tmp_path, profile([1, 1, 1])))
+    settle(config, build_inventory(config), directory, measure=False)
+    before = directory.plan.read_text()
+    config = composed(*MODEL, *TWO, "parallel=hete_mp")  # would measure device and link
+    settle(config, build_inventory(config), directory, measure=True)
+    assert directory.plan.read_text() == before
+    assert not Path("outputs").exists()
+
+
+@pytest.mark.full
 def test_a_run_that_has_begun_keeps_its_plan(tmp_path: Path, job: Job) -> None:
     settings = (*MODEL, *TWO, *QUICKLY, SLOW, "parallel=hete_mp", fault([(20, 0)]))
     with pytest.raises(Exception, match="somebody's own mistake"):
@@ -184,6 +196,29 @@ def test_a_plan_from_a_profile_of_other_layers_is_refused(tmp_path: Path) -> Non
     settle(config, build_inventory(config), directory, measure=False)
     with pytest.raises(PlanError, match="covers 3 layers, the model has 4"):
         build_module(config, VectorData(), plan=directory.plan)
+
+
+def test_a_link_without_a_bandwidth_is_measured(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def plan(*settings: str) -> dict[str, Any]:
+        flat = given(tmp_path, profile([1, 1, 1, 1]))
+        config = composed(*MODEL, *TWO, "parallel=hete_mp", flat, *settings)
+        directory = RunDir(tmp_path / f"run with {len(settings)} settings")
+        settle(config, build_inventory(config), directory, measure=True)
+        return dict(read_json(directory.plan))
+
+    with caplog.at_level("INFO", logger="sparsepipe"):
+        found = plan()
+    (measured,) = Path("outputs/links").glob("*/bandwidth.json")
+    (link,) = read_json(measured)["hosts"].values()
+    assert found["bandwidth_bytes_per_s"] == link["bytes_per_s"] > 0
+    assert found["measured_bandwidth"] == str(measured.absolute())
+    assert f"and {link['bytes_per_s'] / 1e6:.4g} MB/s" in caplog.text
+    # It belongs to the hardware: a training of another model finds it.
+    again = plan("model.width=32", "data.batch_size=4", "optim=adamw", "seed=1")
+    assert again["measured_bandwidth"] == found["measured_bandwidth"]
+    assert len(list(Path("outputs/links").glob("*/bandwidth.json"))) == 1
 
 
 REMOTE: dict[str, Any] = {
