@@ -160,8 +160,8 @@ def _speed(link: Link | None, of: str) -> float:
     if link is None:
         raise HardwareError(
             f"the link of {of} has no bandwidth",
-            remedy="write link: {bytes_per_s: ...} there, or give one bandwidth for all links "
-            "(task.bandwidth_bytes_per_s)",
+            remedy="write link: {bytes_per_s: ...} there, as task=bandwidth measures it, or give "
+            "one bandwidth for all links (task.bandwidth_bytes_per_s)",
         )
     return _positive(link.bytes_per_s, f"the link of {of}")
 
@@ -170,6 +170,6 @@ def _positive(value: float, what: str) -> float:
     if not 0 < value < float("inf"):
         raise HardwareError(
             f"{what} is {value} bytes a second",
-            remedy="give the bandwidth as a number above 0, as a tool like iperf3 measures it",
+            remedy="give the bandwidth as a number above 0, as task=bandwidth measures it",
         )
     return float(value)
