@@ -8,6 +8,7 @@ from typing import Any
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ProfileError, SparsePipeError
+from sparsepipe.experiment.build import build_data, num_classes_of
 from sparsepipe.experiment.device_profiles import load_profiles
 from sparsepipe.experiment.measuring import measure_devices, measure_link
 from sparsepipe.experiment.model_names import model_name
@@ -43,6 +44,7 @@ def settle(
     if choice is None or directory.plan.exists():
         return
     profiles = load_profiles(inventory, model_name(config), given=choice.profiles or {})
+    _check_classes(profiles, config)
     missing = [name for name in _names(inventory) if name not in profiles]
     if missing and not measure:
         raise _missing(missing, model_name(config), inventory)
@@ -67,6 +69,28 @@ def _lacks_link(choice: SearchChoice, inventory: Inventory) -> bool:
     (host,) = [host for host in inventory.hosts if any(device.count for device in host.devices)]
     several = inventory.num_devices > 1
     return several and choice.bandwidth_bytes_per_s is None and host.link is None
+
+
+def _check_classes(profiles: Mapping[str, Profile], config: Mapping[str, Any]) -> None:
+    """Refuses profiles of a network for other classes, which data tell once they are there.
+
+    Raises:
+        ProfileError: the last layers are others.
+    """
+    told = {name: profile.meta.get("num_classes") for name, profile in profiles.items()}
+    if not any(told.values()):
+        return
+    data = build_data(config)
+    data.setup("fit")
+    there_are = num_classes_of(data)
+    for name, count in told.items():
+        if count not in (None, there_are):
+            raise ProfileError(
+                f"the profile of {name} is of a network for {count} classes, the data have "
+                f"{there_are}",
+                remedy="measure the model with these data (task=profile), or leave the profile "
+                "out: what lacks one is measured before a training",
+            )
 
 
 def _names(inventory: Inventory) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from sparsepipe.experiment.profile import profile
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.signals import SignalWatch
+from sparsepipe.machine import usable_cores
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 
@@ -57,6 +59,63 @@ def test_a_profile_and_the_plan_that_it_leads_to(tmp_path: Path) -> None:
     plan = Plan.from_json(planned.plan.read_text())
     assert plan.num_ranks == 3
     assert plan.num_layers == found.num_layers
+
+
+@pytest.fixture
+def _threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets a profile choose its threads, and puts them back."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_threads")
+def test_a_named_device_is_measured_as_it_is_used() -> None:
+    found = Profile.load(
+        run(*PROFILE, "hardware=two_speeds", "task.device=half-speed").path / "profile.json"
+    )
+    assert (found.meta["device"], found.meta["slowdown"]) == ("half-speed", 2.0)
+    assert found.meta["threads"] == max(1, usable_cores() // 2)
+    assert found.meta["model_settings"] == {"width": 8, "dropout": 0.0, "norm": False}
+    assert (found.meta["num_classes"], found.meta["batch_size"]) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ((), "several kinds of devices: full-speed, half-speed"),
+        (("task.device=quick",), "no device that is called quick"),
+    ],
+)
+def test_which_device_must_be_known(settings: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        run(*PROFILE, "hardware=two_speeds", *settings)
+    assert "full-speed" in caught.value.remedy
+
+
+def test_profiles_of_other_networks_and_workloads(caplog: pytest.LogCaptureFixture) -> None:
+    measured = run(*PROFILE, "hardware=cores").path / "profile.json"
+    given = ("experiment=tiny", "hardware=cores", "task=partition",
+             "task.bandwidth_bytes_per_s=1e9", f"++task.profiles={{core: {measured}}}")  # fmt: skip
+    with pytest.raises(ProfileError, match="mlp with width=8, not with width=16") as caught:
+        run(*given, "model.width=16")
+    assert "model.width=8" in caught.value.remedy
+    with caplog.at_level(logging.INFO, logger="sparsepipe"):
+        run(*given, "data.batch_size=8")
+    assert "core was measured with data.batch_size=4, not 8" in caplog.text
+    training = ("experiment=tiny", "hardware=cores", "parallel=hete_mp",
+                f"parallel.search.profiles={{core: {measured}}}")  # fmt: skip
+    with pytest.raises(ProfileError, match=r"data\.batch_size=4, not 8") as caught:
+        run(*training, "data.batch_size=8")
+    assert "task=profile" in caught.value.remedy
+    with pytest.raises(ProfileError, match="width=8, not with width=16"):
+        run(*training, "model.width=16")
+    told = json.loads(measured.read_text())
+    told["meta"]["num_classes"] = 40
+    measured.write_text(json.dumps(told))
+    with pytest.raises(ProfileError, match="for 40 classes, the data have 2"):
+        run(*training)
 
 
 def test_a_training_without_an_end_has_no_share(caplog: pytest.LogCaptureFixture) -> None:
