@@ -8,6 +8,7 @@ from typing import Any
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.experiment.device_profiles import fingerprint_of, load_profiles, other_workloads
+from sparsepipe.experiment.layer_shares import draw_shares
 from sparsepipe.experiment.model_names import model_name, model_settings
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
@@ -32,7 +33,7 @@ def partition(
     optimizer_bytes: float | None = None,
     reserved_bytes: float = 0.0,
 ) -> None:
-    """Finds the best plan for the model on the hardware, prints it and writes ``plan.json``.
+    """Finds the best plan for the model on the hardware, prints, writes and draws it.
 
     Args:
         run: configuration and directory.
@@ -80,6 +81,12 @@ def partition(
     found = find_plan(choice, run.config, run.inventory, measured)
     log.info("%s", plan_table(found.told))
     found.write(run.directory)
+    kinds = dict.fromkeys(d.name for host in run.inventory.hosts for d in host.devices)
+    draw_shares(
+        {name: measured[name] for name in kinds if name in measured},
+        run.directory.path / "shares.png",
+        cuts=found.plan.cuts,
+    )
     write_result(
         run,
         {

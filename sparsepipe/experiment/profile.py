@@ -17,6 +17,7 @@ from sparsepipe.cluster import Place
 from sparsepipe.errors import ConfigError, HardwareError, ProfileError
 from sparsepipe.experiment.build import build_data, build_module, num_classes_of
 from sparsepipe.experiment.device_profiles import workload
+from sparsepipe.experiment.layer_shares import draw_shares
 from sparsepipe.experiment.loaders import adapt_loaders
 from sparsepipe.experiment.measured_device import find_device, prepare_device
 from sparsepipe.experiment.model_names import model_name, model_settings
@@ -25,7 +26,6 @@ from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.seeding import seed_epoch
 from sparsepipe.profiling import Profile
 from sparsepipe.profiling.measure import measure, step_seconds
-from sparsepipe.results.shares import Costs, accumulated_shares
 from sparsepipe.results.tables import markdown_table
 from sparsepipe.runtime.throttle import Throttle
 from sparsepipe.strategies.pipeline.capture import run_until_layers
@@ -72,7 +72,7 @@ def profile(
     )
     training_s = None if steps is None else steps * float(found.meta["step_s"])
     found.save(run.directory.path / "profile.json")
-    accumulated_shares({found.meta["device"]: _costs(found)}, run.directory.path / "shares.png")
+    draw_shares({found.meta["device"]: found}, run.directory.path / "shares.png")
     _tell(found, training_s)
     _write(run, found, training_s)
 
@@ -208,14 +208,6 @@ def _meta(
         "versions": {name: metadata.version(name) for name in ("torch", "numpy")},
         "source": "task=profile",
     }
-
-
-def _costs(found: Profile) -> Costs:
-    return Costs(
-        compute_s=[layer.compute_s for layer in found.layers],
-        activation_bytes=[layer.activation_bytes for layer in found.layers],
-        parameter_bytes=[layer.parameter_bytes for layer in found.layers],
-    )
 
 
 def _table(found: Profile) -> str:

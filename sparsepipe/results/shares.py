@@ -34,6 +34,9 @@ _LINES = (
     ("activation_bytes", "activation size", style.ORANGE, "--"),
     ("parameter_bytes", "parameter size", style.GREEN, ":"),
 )
+_ROW_PT = 11.0
+_LABEL_SHARE = 0.06
+"""Of a panel's width, for the number of a cut."""
 
 
 def accumulated_shares(
@@ -58,9 +61,16 @@ def accumulated_shares_figure(devices: Mapping[str, Costs], *, cuts: Sequence[in
     panels = figure.subplots(1, len(devices), squeeze=False, sharey=True)[0]
     for axes, (device, costs) in zip(panels, devices.items(), strict=True):
         _draw(axes, costs, cuts)
-        axes.set_title(device, fontsize=style.TITLE_PT, color=style.INK)
+        above = 1 + max((row for _, row in _rows(cuts, len(costs.compute_s))), default=-1)
+        axes.set_title(device, fontsize=style.TITLE_PT, color=style.INK, pad=6 + above * _ROW_PT)
     panels[0].set_ylabel("accumulated share (%)", fontsize=style.LABEL_PT, color=style.INK)
-    panels[0].legend(fontsize=style.TICK_PT, frameon=False, loc="lower right")
+    lines = {str(line.get_label()): line for line in panels[0].get_lines()}
+    shown = [label for label in lines if not label.startswith("_")]
+    figure.legend(
+        [lines[label] for label in shown], shown,
+        fontsize=style.TICK_PT, frameon=False, loc="outside lower center",
+        ncols=min(len(shown), 2 * len(devices) + 1),
+    )  # fmt: skip
     return figure
 
 
@@ -69,14 +79,28 @@ def _draw(axes: Axes, costs: Costs, cuts: Sequence[int]) -> None:
         values = getattr(costs, name)
         shares = [100 * total / (sum(values) or 1.0) for total in accumulate(values)]
         axes.plot(range(len(shares)), shares, color=colour, linestyle=dashes, label=label)
-    for number, cut in enumerate(cuts):
-        told = f"cut before {cut}" if number == 0 else str(cut)
-        axes.axvline(cut - 0.5, color=style.VERMILION, linewidth=1.2)
+    for number, (cut, row) in enumerate(_rows(cuts, len(costs.compute_s))):
+        axes.axvline(
+            cut - 0.5, color=style.VERMILION, linewidth=1.2, zorder=1.5,
+            label=None if number else "cut before layer",
+        )  # fmt: skip
         axes.annotate(
-            told, (cut - 0.5, 3), xytext=(3, 0), textcoords="offset points", rotation=90,
+            str(cut), (cut - 0.5, 1), xycoords=("data", "axes fraction"),
+            xytext=(0, 2 + row * _ROW_PT), textcoords="offset points", ha="center",
             fontsize=style.TICK_PT, color=style.VERMILION,
         )  # fmt: skip
     style.tidy(axes)
     axes.set_ylim(0, 103)
     axes.set_xlim(-0.5, len(costs.compute_s) - 0.5)
     axes.set_xlabel("layer", fontsize=style.LABEL_PT, color=style.INK)
+
+
+def _rows(cuts: Sequence[int], layers: int) -> list[tuple[int, int]]:
+    """Each cut with the row above the axes in which its number has room beside the others."""
+    ends: list[float] = []  # of what stands in each row
+    placed = []
+    for cut in sorted(cuts):
+        row = next((r for r, end in enumerate(ends) if end <= cut), len(ends))
+        ends[row : row + 1] = [cut + _LABEL_SHARE * layers]
+        placed.append((cut, row))
+    return placed

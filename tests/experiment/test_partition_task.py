@@ -24,6 +24,7 @@ from sparsepipe.partition.cost import cost_model
 from sparsepipe.partition.explain import explain
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.searches import best_cuts
+from sparsepipe.results.shares import Costs, accumulated_shares
 from sparsepipe.schedule import Plan
 
 PAPER = ("task=partition", "hardware=paper_8gpu", "task.bandwidth_bytes_per_s=60e6")
@@ -55,6 +56,22 @@ def test_the_papers_eight_gpus(tmp_path: Path) -> None:
     assert "as fast as data parallelism" in told
     rows = list(csv.DictReader((done.path / "plan.csv").open()))
     assert [row["devices"] for row in rows] == ["3 x TITAN Xp + 4 x RTX 2080 Ti", "1 x TITAN V"]
+
+
+def test_the_plan_is_drawn_over_every_device(tmp_path: Path) -> None:
+    """The paper's Fig. 7 of all three kinds, with the cut: the picture of the shipped files."""
+    done = run(tmp_path, *PAPER)
+    devices = {}
+    for name in ("TITAN V", "TITAN Xp", "RTX 2080 Ti"):
+        file = Path("conf/profiles/paper") / f"{name.lower().replace(' ', '_')}.json"
+        layers = json.loads(file.read_text())["layers"]
+        devices[name] = Costs(
+            compute_s=[layer["forward_s"] + layer["backward_s"] for layer in layers],
+            activation_bytes=[layer["activation_bytes"] for layer in layers],
+            parameter_bytes=[layer["parameter_bytes"] for layer in layers],
+        )
+    accumulated_shares(devices, tmp_path / "expected.png", cuts=[24])
+    assert (done.path / "shares.png").read_bytes() == (tmp_path / "expected.png").read_bytes()
 
 
 def test_mp_takes_the_fastest_device_for_all(

@@ -27,7 +27,10 @@ def test_each_device_has_a_panel_with_all_cuts():
     for axes in figure.axes:
         cuts = [line.get_xdata()[0] for line in axes.get_lines()[3:]]
         assert cuts == [0.5, 1.5]
-        assert [text.get_text() for text in axes.texts] == ["cut before 1", "2"]
+        assert [text.get_text() for text in axes.texts] == ["1", "2"]
+    (legend,) = figure.legends
+    told = [text.get_text() for text in legend.get_texts()]
+    assert told == ["compute time", "activation size", "parameter size", "cut before layer"]
     assert texts_outside(figure) == []
     assert has_colour(pixels(figure), style.VERMILION) > 100
 
@@ -36,3 +39,20 @@ def test_the_picture_is_written(tmp_path):
     accumulated_shares({"A": COSTS}, tmp_path / "deep" / "shares.png")
     with Image.open(tmp_path / "deep" / "shares.png") as picture:
         picture.verify()
+
+
+def test_one_panel_has_room_for_all():
+    figure = accumulated_shares_figure({"A": COSTS}, cuts=[1, 2])
+    assert texts_outside(figure) == []
+    legend = figure.legends[0].get_window_extent()
+    assert figure.bbox.x0 <= legend.x0 < legend.x1 <= figure.bbox.x1
+
+
+def test_numbers_of_near_cuts_do_not_cover_one_another():
+    many = Costs(compute_s=[1.0] * 52, activation_bytes=[1.0] * 52, parameter_bytes=[1.0] * 52)
+    figure = accumulated_shares_figure({"A": many, "B": many}, cuts=[10, 11, 12, 30, 31, 50])
+    assert texts_outside(figure) == []
+    for axes in figure.axes:
+        boxes = [text.get_window_extent() for text in [*axes.texts, axes.title]]
+        pairs = [(a, b) for i, a in enumerate(boxes) for b in boxes[i + 1 :]]
+        assert not [pair for pair in pairs if pair[0].overlaps(pair[1])]
