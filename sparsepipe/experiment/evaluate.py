@@ -24,6 +24,7 @@ from sparsepipe.experiment.result import plan_values, write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.seeding import seed_epoch
 from sparsepipe.runtime import group
+from sparsepipe.runtime.throttle import Throttle
 
 
 class _Clock(pl.Callback):
@@ -130,13 +131,14 @@ def inference_rate(
         return 0.0
     module.eval()
     device = module.to(trainer.strategy.root_device).device
+    throttle = getattr(trainer.strategy, "throttle", Throttle())
     shapes, elapsed_s = 0, 0.0
     for number in range(warmup + timed):
         # One at a time: the device need not have room for all.
         batch = module.transfer_batch_to_device(_uncached(read[number % len(read)]), device, 0)
         _synchronize(device)
         started_s = time.perf_counter()
-        with trainer.precision_plugin.predict_step_context():
+        with throttle.slowed(), trainer.precision_plugin.predict_step_context():
             module(batch["input"])
         _synchronize(device)
         if number >= warmup:
