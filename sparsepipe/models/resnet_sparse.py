@@ -23,6 +23,7 @@ from torch import nn
 
 from sparsepipe import sparse
 from sparsepipe.errors import ConfigError
+from sparsepipe.models.sizes import check_sizes, scaled
 
 _BLOCKS: dict[int, tuple[int, ...]] = {
     # depth: residual blocks in each of the four stages
@@ -62,8 +63,7 @@ class _Blocks:
     backend: sparse.Backend | None
 
     def conv(self, in_channels: int, out_channels: int, size: int, stride: int = 1) -> nn.Module:
-        if stride > 1:
-            size = stride
+        size = stride if stride > 1 else size  # see above
         return sparse.Conv3d(in_channels, out_channels, size, stride=stride, backend=self.backend)
 
     def basic(self, in_channels: int, channels: int, stride: int) -> ResidualBlock:
@@ -121,9 +121,13 @@ def sparse_resnet(
         ConfigError: a depth outside the family, a width that is not positive, a dropout outside
             [0, 1), or no channels or classes.
     """
-    _check(depth, num_classes, in_channels=in_channels, width=width, dropout=dropout)
+    if depth not in _BLOCKS:
+        raise ConfigError(
+            f"there is no ResNet of depth {depth}", remedy=f"choose one of {sorted(_BLOCKS)}"
+        )
+    check_sizes(num_classes, in_channels=in_channels, width=width, dropout=dropout)
     blocks = _Blocks(backend)
-    channels = _scaled(_STAGE_CHANNELS[0], width)
+    channels = scaled(_STAGE_CHANNELS[0], width)
     entries = [
         blocks.conv(in_channels, channels, 3),
         sparse.BatchNorm(channels),
@@ -147,27 +151,7 @@ def _steps(depth: int, width: float) -> Iterator[tuple[int, int]]:
     """Channels and stride of each block: all stages but the first begin with a stride of 2."""
     for stage, (count, channels) in enumerate(zip(_BLOCKS[depth], _STAGE_CHANNELS, strict=True)):
         for number in range(count):
-            yield _scaled(channels, width), 2 if stage and not number else 1
-
-
-def _scaled(channels: int, width: float) -> int:
-    return max(1, round(channels * width))
-
-
-def _check(depth: int, num_classes: int, *, in_channels: int, width: float, dropout: float) -> None:
-    if depth not in _BLOCKS:
-        raise ConfigError(
-            f"there is no ResNet of depth {depth}", remedy=f"choose one of {sorted(_BLOCKS)}"
-        )
-    if not width > 0:
-        raise ConfigError(f"model.width is {width}", remedy="choose a width above 0, such as 0.5")
-    if not 0 <= dropout < 1:
-        raise ConfigError(f"model.dropout is {dropout}", remedy="choose a dropout in [0, 1)")
-    if num_classes < 1 or in_channels < 1:
-        raise ConfigError(
-            f"a network from {in_channels} channels to {num_classes} classes",
-            remedy="give at least one of each",
-        )
+            yield scaled(channels, width), 2 if stage and not number else 1
 
 
 sparse_resnet18 = partial(sparse_resnet, 18)

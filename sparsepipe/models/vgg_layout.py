@@ -16,6 +16,7 @@ from typing import Protocol
 from torch import nn
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.models.sizes import check_sizes, scaled
 
 POOL = "pool"
 
@@ -70,23 +71,16 @@ class VGGShape:
                 f"there is no VGG of depth {self.depth}",
                 remedy=f"choose one of {sorted(_BLOCKS)}",
             )
-        if not self.width > 0:
-            raise ConfigError(
-                f"model.width is {self.width}", remedy="choose a width above 0, such as 0.5"
-            )
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(
-                f"model.dropout is {self.dropout}", remedy="choose a dropout in [0, 1)"
-            )
-        if self.num_classes < 1 or self.in_channels < 1:
-            raise ConfigError(
-                f"a network from {self.in_channels} channels to {self.num_classes} classes",
-                remedy="give at least one of each",
-            )
+        check_sizes(
+            self.num_classes,
+            in_channels=self.in_channels,
+            width=self.width,
+            dropout=self.dropout,
+        )
 
     def scaled(self, channels: int) -> int:
         """``channels`` times the width, at least 1."""
-        return max(1, round(channels * self.width))
+        return scaled(channels, self.width)
 
     def features(self) -> Iterator[int | str]:
         """Output channels of each convolution in order, and ``"pool"`` after each block."""
