@@ -32,10 +32,11 @@ QUICK = (
 )
 
 
-def test_the_command_measures_and_writes_an_inventory(shell: Shell) -> None:
+def test_the_command_measures_and_writes_an_inventory(
+    job: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
     """With the configuration's own parallel=single: the task takes all devices."""
-    done = shell(*QUICK, "hardware.accelerator=cpu", "hardware.cpu_devices=2")
-    run = done.run
+    run = job(*QUICK, "hardware.accelerator=cpu", "hardware.cpu_devices=2")
     told = json.loads((run / "bandwidth.json").read_text())
     assert told.keys() == {"hosts", "between", "pairs", "all_reduce"}
     assert told["between"] is None
@@ -64,7 +65,7 @@ def test_the_command_measures_and_writes_an_inventory(shell: Shell) -> None:
     assert result["ranks"] == 2
     assert result[f"inside/{host}/bytes_per_s"] == link["bytes_per_s"]
     assert result["all_reduce_over_eq4"] > 0
-    assert "| 0 to 1 " in done.err
+    assert "| 0 to 1 " in capfd.readouterr().err
     again = composed("hardware=file", f"hardware.source={run / 'hardware.yaml'}")
     detected = composed("hardware.accelerator=cpu", "hardware.cpu_devices=2")
     without = build_inventory(detected)
@@ -79,6 +80,7 @@ def two_hosts(path: Path) -> Inventory:
     return found
 
 
+@pytest.mark.full
 def test_hosts_under_torchrun(shell: Shell) -> None:
     inventory = two_hosts(shell.cwd / "hardware.yaml")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
