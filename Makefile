@@ -1,6 +1,6 @@
 # Every target does the set-up it needs: a virtual environment with pinned versions.
 #
-#   make demo       train a sparse network on generated CAD shapes, two processes
+#   make demo       measure, split and train a sparse network on two unlike devices, compare speeds
 #   make test       the quick suite
 #   make test-full  the quick suite and what takes longer
 #   make lint       ruff, mypy, import contracts
@@ -33,6 +33,7 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/sparsepipe experiment=demo $(DEMO_ARGS)
+	$(BIN)/sparsepipe -m experiment=demo_speed parallel=dp,mp,hete_mp $(DEMO_ARGS)
 
 # Tests run in TEST_JOBS processes with a thread each; those of several ranks start more.
 test: $(READY)
