@@ -11,7 +11,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ProfileError
 from sparsepipe.experiment.compose import config_dir
 from sparsepipe.experiment.outputs import expanded
-from sparsepipe.profiling import Profile, chain_profile, read_graph
+from sparsepipe.profiling import Profile, graph_profile, read_graph
 
 _WORKLOAD = ("batch_size", "resolution", "point_ratio")
 
@@ -140,7 +140,7 @@ def load_profile(name: str) -> Profile:
     shipped = config_dir() / name
     found: Path = shipped if not path.exists() and shipped.exists() else path
     if found.suffix == ".txt":
-        return chain_profile(read_graph(found), meta={"source": str(found)})
+        return graph_profile(read_graph(found), meta={"source": str(found)})
     return Profile.load(found)
 
 

@@ -140,6 +140,11 @@ def _from_file(path: Path, *, balance: str) -> Division:
         ) from error
     except PlanError as error:
         raise PlanError(f"{path}: {error.message}", remedy=error.remedy) from error
+    if read.details.get("states"):
+        raise PlanError(
+            f"{path} is a plan of the states of a branching graph, which no chain of layers has",
+            remedy="profile the model with task=profile, and plan by that",
+        )
     return Division(
         config=read.config,
         cuts=read.cuts,

@@ -191,7 +191,7 @@ def plan_table(told: Explanation) -> str:
     ]
     head = (
         "stage",
-        "layers",
+        "states" if told.nodes else "layers",
         "devices",
         "compute ms",
         "all-reduce ms",
@@ -207,5 +207,17 @@ def plan_table(told: Explanation) -> str:
             f"{solution.strategy}: {solution.config}{order}",
             markdown_table(head, rows),
             f"{rate}; {told.verdict()}",
+            *_nodes_in_words(told),
         ]
     )
+
+
+def _nodes_in_words(told: Explanation) -> list[str]:
+    """Which nodes of a branching graph each stage holds."""
+    if not told.nodes:
+        return []
+    lines = [
+        f"stage {number}: " + ", ".join(name.partition(" -- ")[0] for name in names)
+        for number, names in enumerate(told.nodes)
+    ]
+    return ["the graph branches: stages end at its states, and hold these of its nodes", *lines]

@@ -63,6 +63,7 @@ class Explanation:
         limit: what that is, in words.
         dp_s: time of data parallelism on the same devices by the same model; None where it
             does not fit the memory.
+        nodes: of each stage, for a branching graph: the plan's layers are its states.
     """
 
     solution: Solution
@@ -70,6 +71,7 @@ class Explanation:
     bottleneck_s: float
     limit: str
     dp_s: float | None
+    nodes: tuple[tuple[str, ...], ...] = ()
 
     @property
     def is_dp(self) -> bool:
@@ -135,7 +137,18 @@ def explain(problem: Problem, solution: Solution) -> Explanation:
         bottleneck_s=bottleneck_s,
         limit=_limit(stages_s, cuts_s),
         dp_s=_dp_s(problem),
+        nodes=stage_nodes(problem, plan),
     )
+
+
+def stage_nodes(problem: Problem, stages: Sequence[Choice]) -> tuple[tuple[str, ...], ...]:
+    """The nodes of a branching graph that each stage holds; nothing for a chain of layers."""
+    if not problem.profiles or not (states := problem.profiles[0].states):
+        return ()
+    names = [layer.name for layer in problem.profiles[0].layers]
+    done = [0, *(state.layers for state in states)]
+    held = [done[stage.end] & ~done[stage.first] for stage in stages]
+    return tuple(tuple(name for n, name in enumerate(names) if bits >> n & 1) for bits in held)
 
 
 def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Plan:
@@ -157,6 +170,7 @@ def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Pla
         "stage_times_s": [row.time_s for row in explanation.rows],
         "transfer_times_s": [row.transfer_s for row in explanation.rows[:-1]],
         "memory_bytes": [row.memory_bytes for row in explanation.rows],
+        **({"states": True, "stage_nodes": explanation.nodes} if explanation.nodes else {}),
         **origin,
     }
     names = device_names(solution.stages, problem.fleet)

@@ -73,7 +73,7 @@ def two_levels(alike: Problem, fleet: Fleet) -> tuple[list[Choice], float]:
     """
     each, hosts, layers = _devices_a_host(fleet), len(fleet.inside), alike.spans.num_layers
     compute_s_I = alike.spans.compute_s_KI[0]
-    compute_s_II = np.triu(compute_s_I[None, :] - compute_s_I[:, None])
+    compute_s_II = compute_s_I[None, :] - compute_s_I[:, None]
     inside = _level(alike, compute_s_II, machines=each, bytes_per_s=min(fleet.inside.values()))
     host_s_II = inside[each].time_s_II
     between = _level(alike, host_s_II, machines=hosts, bytes_per_s=fleet.between)
@@ -136,7 +136,8 @@ def _level(
     spans, model = problem.spans, problem.model
     parameters_I = spans.parameter_bytes_I
     bytes_II = parameters_I[None, :] - parameters_I[:, None]
-    empty_II = np.tri(len(parameters_I), dtype=np.bool_)
+    chain_II = np.tri(len(parameters_I), dtype=np.bool_)
+    empty_II = chain_II if spans.nested_II is None else ~spans.nested_II
     alone = {
         m: np.where(
             empty_II,

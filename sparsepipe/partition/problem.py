@@ -10,7 +10,7 @@ from sparsepipe.errors import ProfileError
 from sparsepipe.partition.cost import CostModel
 from sparsepipe.partition.fleet import Counts, Fleet, kinds_of
 from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.partition.spans import Spans, chain_spans
+from sparsepipe.partition.spans import Spans, spans_of
 from sparsepipe.partition.ties import Choice
 from sparsepipe.profiling import Profile, check_agreement
 
@@ -68,7 +68,7 @@ class Problem:
         check_agreement({name: profiles[name] for name in names})
         fleet = Fleet.of(inventory, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
         found = tuple(profiles[kind.name] for kind in fleet.kinds)
-        spans = chain_spans(found)
+        spans = spans_of(found)
         return cls(fleet=fleet, spans=spans, model=model, memory=memory, profiles=found)
 
 

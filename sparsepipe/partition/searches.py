@@ -31,8 +31,8 @@ from sparsepipe.partition.orders import kind_order
 from sparsepipe.partition.problem import Problem, Solution, taken_in_order
 from sparsepipe.partition.room import no_room
 from sparsepipe.partition.search import search
-from sparsepipe.partition.size import check_size
-from sparsepipe.partition.spans import chain_spans
+from sparsepipe.partition.size import check_states, check_subsets
+from sparsepipe.partition.spans import spans_of
 from sparsepipe.partition.ties import Choice
 
 Order = str | Sequence[str]
@@ -96,7 +96,7 @@ def exact(problem: Problem) -> Solution:
     """
     likes = like_kinds(problem.fleet, problem.spans)
     few = merged(problem, likes)
-    check_size(few)
+    check_subsets(few)
     stages = dealt(_over(few, subsets(few.fleet)), problem.fleet, likes)
     return Solution(stages=tuple(stages), strategy="exact")
 
@@ -105,8 +105,13 @@ def exhaustive(problem: Problem) -> Solution:
     """The best of all plans, by trying them all; for small cases.
 
     Raises:
-        PlanError: no plan fits the memory, or there are too many.
+        PlanError: no plan fits the memory, there are too many, or the graph branches.
     """
+    if problem.spans.nested_II is not None:
+        raise PlanError(
+            "exhaustive looks at chains of layers, and the graph branches",
+            remedy="use task.search=exact, which finds the best plan as well",
+        )
     stages = all_plans(problem.spans, problem.fleet, problem.model, problem.memory)
     if stages is None:
         few = merged(problem, like_kinds(problem.fleet, problem.spans))
@@ -166,7 +171,7 @@ def alike_as(problem: Problem, device: str) -> Problem:
     return replace(
         problem,
         fleet=Fleet(kinds=(one,), inside={"any": speed}, between=speed),
-        spans=chain_spans(problem.profiles[named[0] : named[0] + 1])
+        spans=spans_of(problem.profiles[named[0] : named[0] + 1])
         if problem.profiles
         else replace(spans, compute_s_KI=spans.compute_s_KI[named[:1]]),
         profiles=problem.profiles[named[0] : named[0] + 1],
@@ -175,6 +180,7 @@ def alike_as(problem: Problem, device: str) -> Problem:
 
 def _over(problem: Problem, counts: Sequence[Counts], *, adjacent: bool = False) -> list[Choice]:
     lattice = Lattice(problem.fleet, counts, adjacent=adjacent)
+    check_states(problem, sum(len(ways.sources_E) for ways in lattice.ways))
     found = search(Costs(problem.spans, lattice, problem.model, problem.memory))
     if found is None:
         raise no_room(problem, lattice)

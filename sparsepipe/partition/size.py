@@ -1,4 +1,4 @@
-"""Whether a search through all subsets of the devices will end within about a minute."""
+"""Whether a search will end within about a minute."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from sparsepipe.partition.lattice import stages_between_subsets
 from sparsepipe.partition.problem import Problem
 
 MOST_WINDOWS = 100_000_000
-"""Stages times places that ``exact`` looks at: about a minute on one core, and 1 GB."""
+"""Stages times places that ``exact`` looks at, or any search times pairs of a graph's states:
+about a minute on one core, and 1 GB."""
 
 
-def check_size(problem: Problem) -> None:
+def check_subsets(problem: Problem) -> None:
     """Refuses what would take ``exact`` much more than a minute.
 
     Raises:
         PlanError: the devices have too many subsets for a model of so many layers.
     """
-    fleet = problem.fleet
-    stages, places = stages_between_subsets(fleet), problem.spans.num_layers + 1
+    fleet, places = problem.fleet, problem.spans.num_layers + 1
+    stages = stages_between_subsets(fleet)
     if stages * places <= MOST_WINDOWS:
+        check_states(problem, stages)
         return
     one = (
         ""
@@ -31,3 +33,23 @@ def check_size(problem: Problem) -> None:
         f"{stages:,} stages of them at {places:,} places of the model",
         remedy=f"use task.search=hete_mp{one}",
     )
+
+
+def check_states(problem: Problem, stages: int) -> None:
+    """Refuses a branching graph that has too many states for so many stages.
+
+    Args:
+        problem: of which a chain of layers is never refused.
+        stages: that the search has to choose from.
+
+    Raises:
+        PlanError: a search would take much more than a minute.
+    """
+    states = problem.spans.num_layers
+    if problem.spans.nested_II is not None and stages * states**2 > MOST_WINDOWS:
+        raise PlanError(
+            f"the graph has {states:,} states, too many pairs of them for "
+            f"{problem.fleet.num_devices} devices: {stages:,} stages to look at for each pair",
+            remedy="merge the layers of a block into one node, profile the model as a chain of "
+            "blocks, or partition over fewer devices",
+        )

@@ -56,6 +56,20 @@ class Spans:
         return float(self.stored_bytes_I[end] - self.stored_bytes_I[first])
 
 
+def spans_of(profiles: Sequence[Profile]) -> Spans:
+    """Of a model's layers, or of the states of a branching graph.
+
+    Args:
+        profiles: one for each kind of device, of the same layers.
+
+    Raises:
+        ProfileError: the layers differ, or how they are connected.
+    """
+    if any(profile.states for profile in profiles):
+        return state_spans([profile.states for profile in profiles])
+    return chain_spans(profiles)
+
+
 def chain_spans(profiles: Sequence[Profile]) -> Spans:
     """Of a model whose layers follow one another.
 

@@ -19,6 +19,9 @@ from sparsepipe.partition.costs import Bools, Costs, Ints
 
 Places = NDArray[np.int32]
 
+_ROUNDING = 1e-12
+"""Far above what sums of times differ by for being rounded."""
+
 
 class Windows:
     """Reachable places of a chain of layers: the begins that fit an end are a window."""
@@ -141,18 +144,35 @@ class Masks:
         self._costs = costs
         self._places_I = np.arange(costs.spans.num_layers + 1)
 
-    def _fits_PI(self, node: int, way: int, begins_P: Ints, bound_s: float) -> Bools:
+    def _fits_PJ(self, node: int, way: int, begins_P: Ints, ends_J: Ints, bound_s: float) -> Bools:
         ways_P = np.full(len(begins_P), way)
-        times_s = self._costs.times_s(node, ways_P, begins_P, self._places_I, bound_s)
+        times_s = self._costs.times_s(node, ways_P, begins_P, ends_J, bound_s)
         return np.asarray(np.isfinite(times_s), dtype=np.bool_)
 
     def _ends_I(self, node: int, bound_s: float, begin_VI: Bools) -> Bools:
         ends_I = np.zeros(len(self._places_I), dtype=np.bool_)
-        for way, source in enumerate(self._costs.lattice.ways[node].sources_E):
-            begins = np.flatnonzero(begin_VI[source])
-            if len(begins):
-                ends_I |= self._fits_PI(node, way, begins, bound_s).any(axis=0)
+        # The stages of fewest devices first: they lead furthest, and few places are left to others.
+        for way in reversed(range(len(self._costs.lattice.ways[node].sources_E))):
+            source = self._costs.lattice.ways[node].sources_E[way]
+            begins, left = self._near(node, way, bound_s, begin_VI[source], ~ends_I)
+            if len(begins) and len(left):
+                ends_I[left] = self._fits_PJ(node, way, begins, left, bound_s).any(axis=0)
         return ends_I
+
+    def _near(
+        self, node: int, way: int, bound_s: float, begin_I: Bools, end_I: Bools
+    ) -> tuple[Ints, Ints]:
+        """Begins and ends that may be near enough to one another, by one kind of the devices."""
+        begins, ends = np.flatnonzero(begin_I), np.flatnonzero(end_I)
+        if not (len(begins) and len(ends)):
+            return begins, ends
+        row = self._costs.rows_CK[self._costs.stages_E[node][way], 0]
+        sums_I = self._costs.sums_RI[row]
+        most = bound_s * self._costs.replicas_R[row] * (1 + _ROUNDING) + _ROUNDING * sums_I[-1]
+        ends = ends[sums_I[ends] <= sums_I[begins].max() + most]
+        if len(ends):
+            begins = begins[sums_I[begins] >= sums_I[ends].min() - most]
+        return begins, ends
 
     def reached(self, bound_s: float) -> Bools:
         """As :meth:`Windows.reached`."""
@@ -170,12 +190,12 @@ class Masks:
 
     def depart(self, node: int, bound_s: float, targets_I: Bools) -> Bools:
         """As :meth:`Windows.depart`."""
-        ways = range(len(self._costs.lattice.ways[node].sources_E))
+        ways, ends_J = (
+            range(len(self._costs.lattice.ways[node].sources_E)),
+            np.flatnonzero(targets_I),
+        )
         return np.array(
-            [
-                self._fits_PI(node, way, self._places_I, bound_s)[:, targets_I].any(axis=1)
-                for way in ways
-            ]
+            [self._fits_PJ(node, way, self._places_I, ends_J, bound_s).any(axis=1) for way in ways]
         ).reshape(len(ways), len(targets_I))
 
 

@@ -1,9 +1,9 @@
 """SmartProfile: what each layer costs on a device, measured or read from elsewhere."""
 
 from sparsepipe.profiling.agreement import check_agreement
-from sparsepipe.profiling.antichains import State, antichain_states
+from sparsepipe.profiling.antichains import antichain_states, graph_profile
 from sparsepipe.profiling.graph_txt import Graph, chain_profile, parse_graph, read_graph
-from sparsepipe.profiling.profile import LayerProfile, Profile
+from sparsepipe.profiling.profile import LayerProfile, Profile, State
 
 __all__ = [
     "Graph",
@@ -13,6 +13,7 @@ __all__ = [
     "antichain_states",
     "chain_profile",
     "check_agreement",
+    "graph_profile",
     "parse_graph",
     "read_graph",
 ]

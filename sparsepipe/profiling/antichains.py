@@ -10,38 +10,38 @@ no other of its layers follows (Narayanan et al., PipeDream, SOSP 2019; its opti
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 from sparsepipe.errors import ProfileError
-from sparsepipe.profiling.graph_txt import Graph, Node
+from sparsepipe.profiling.graph_txt import Graph, Node, chain_profile, layer_of
+from sparsepipe.profiling.profile import Profile, State
 
-MOST_STATES = 20_000
+MOST_STATES = 3_000
+"""A search looks at all pairs of states."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
-    """Layers that are done when a stage ends.
+def graph_profile(graph: Graph, *, meta: Mapping[str, Any]) -> Profile:
+    """A graph as a profile: its layers if they form a chain, else its nodes and states.
 
     Args:
-        layers: numbers of the nodes in the graph's order, as the bits of a number.
-        antichain: names of those that no other of them follows.
-        compute_s: forward and backward of all of them.
-        parameter_bytes: of all of them.
-        input_bytes: that all of them get: the outputs of those they follow.
-        cut_bytes: outputs that layers outside wait for: what crosses a cut here.
+        graph: of a file.
+        meta: see :func:`~sparsepipe.profiling.graph_txt.chain_profile`.
+
+    Raises:
+        ProfileError: there are more than :data:`MOST_STATES`.
     """
-
-    layers: int
-    antichain: tuple[str, ...]
-    compute_s: float
-    parameter_bytes: float
-    input_bytes: float
-    cut_bytes: float
-
-    def within(self, other: State) -> bool:
-        """Whether the other state includes this one."""
-        return self.layers & ~other.layers == 0
+    if graph.chain() is not None:
+        return chain_profile(graph, meta=meta)
+    layers = tuple(
+        replace(layer_of(node, n), name=f"{node.name} -- {node.text}")
+        for n, node in enumerate(graph.nodes.values())
+    )
+    edges = {name: list(after) for name, after in graph.successors.items() if after}
+    return Profile(
+        layers=layers, meta={**meta, "edges": edges}, states=tuple(antichain_states(graph))
+    )
 
 
 def antichain_states(graph: Graph) -> list[State]:

@@ -156,20 +156,22 @@ def chain_profile(graph: Graph, *, meta: Mapping[str, Any]) -> Profile:
             "the graph branches: it is no chain of layers",
             remedy="partition it by its states (sparsepipe.profiling.antichain_states)",
         )
-    layers = tuple(
-        LayerProfile(
-            index=index,
-            name=node.text,
-            kind=node.kind,
-            forward_s=node.forward_s,
-            backward_s=node.backward_s,
-            activation_bytes=node.activation_bytes,
-            parameter_bytes=node.parameter_bytes,
-        )
-        for index, node in enumerate(nodes)
-    )
+    layers = tuple(layer_of(node, index) for index, node in enumerate(nodes))
     entry = {} if graph.input_bytes is None else {"input_bytes": graph.input_bytes}
     return Profile(layers=layers, meta={**entry, **meta})
+
+
+def layer_of(node: Node, index: int) -> LayerProfile:
+    """A node as a layer of a profile."""
+    return LayerProfile(
+        index=index,
+        name=node.text,
+        kind=node.kind,
+        forward_s=node.forward_s,
+        backward_s=node.backward_s,
+        activation_bytes=node.activation_bytes,
+        parameter_bytes=node.parameter_bytes,
+    )
 
 
 def _node(line: str, number: int) -> Node:

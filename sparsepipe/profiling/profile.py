@@ -57,6 +57,31 @@ class LayerProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Layers of a branching graph that are done when a stage ends; see ``antichains.py``.
+
+    Args:
+        layers: numbers of the nodes in the graph's order, as the bits of a number.
+        antichain: names of those that no other of them follows.
+        compute_s: forward and backward of all of them.
+        parameter_bytes: of all of them.
+        input_bytes: that all of them get: the outputs of those they follow.
+        cut_bytes: outputs that layers outside wait for: what crosses a cut here.
+    """
+
+    layers: int
+    antichain: tuple[str, ...]
+    compute_s: float
+    parameter_bytes: float
+    input_bytes: float
+    cut_bytes: float
+
+    def within(self, other: State) -> bool:
+        """Whether the other state includes this one."""
+        return self.layers & ~other.layers == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """The layers of one model on one device.
 
@@ -65,6 +90,8 @@ class Profile:
         meta: ``model``, ``batch_size``, ``resolution``, ``point_ratio``, ``device``, ``dtype``,
             ``backend``, ``num_warmup``, ``num_measured``, ``versions``, ``source``,
             ``input_bytes``, and what else is known of the measurement.
+        states: of a branching graph, whose nodes ``layers`` are then; the last one is all of
+            them. They are no part of the profile file.
 
     Raises:
         ProfileError: there are no layers, or their numbers, times or sizes make no sense.
@@ -72,6 +99,7 @@ class Profile:
 
     layers: tuple[LayerProfile, ...]
     meta: Mapping[str, Any] = field(default_factory=dict)
+    states: tuple[State, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.layers:

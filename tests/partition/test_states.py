@@ -7,11 +7,15 @@ from itertools import combinations, pairwise
 
 import pytest
 
+from sparsepipe.errors import PlanError
+from sparsepipe.partition import size
 from sparsepipe.partition.cost import cost_model
 from sparsepipe.partition.evaluate import plan_times
-from sparsepipe.partition.fleet import Fleet, Kind
+from sparsepipe.partition.exhaustive import _divisions
+from sparsepipe.partition.fleet import Counts, Fleet, Kind
+from sparsepipe.partition.levels import mp_by_levels
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.searches import hete_mp
+from sparsepipe.partition.searches import exact, exhaustive, hete_mp
 from sparsepipe.partition.spans import state_spans
 from sparsepipe.partition.ties import Choice
 from sparsepipe.profiling import State, antichain_states, parse_graph
@@ -45,7 +49,49 @@ def test_the_best_bottleneck_is_that_of_all_nested_splits(seed: int) -> None:
     model = cost_model(["eq4", "pipedream", "sparsepipe_hete"][seed % 3])
     problem = Problem(fleet=fleet, spans=state_spans(states), model=model)
     found = bottleneck(problem, list(hete_mp(problem).stages))
-    assert found == pytest.approx(min(bottleneck(problem, p) for p in all_plans(states[0])))
+    assert found == pytest.approx(min(bottleneck(problem, p) for p in all_plans(states[0], SLICES)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_devices_for_each_stage(seed: int) -> None:
+    states = [random_states(random.Random(seed), slower) for slower in (1.0, 1.5)]
+    fleet = Fleet(
+        kinds=(Kind(name="fast", host="h", count=2), Kind(name="slow", host="h", count=1)),
+        inside={"h": 4000.0},
+        between=4000.0,
+    )
+    problem = Problem(fleet=fleet, spans=state_spans(states), model=cost_model("pipedream"))
+    found = bottleneck(problem, list(exact(problem).stages))
+    groups = [list(division) for division in _divisions(fleet)]
+    assert found == pytest.approx(min(bottleneck(problem, p) for p in all_plans(states[0], groups)))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_levels_of_one_host_are_no_levels(seed: int) -> None:
+    states = random_states(random.Random(seed), 1.0)
+    fleet = Fleet(
+        kinds=(Kind(name="A", host="h", count=3),), inside={"h": 4000.0}, between=float("inf")
+    )
+    problem = Problem(fleet=fleet, spans=state_spans([states]), model=cost_model("pipedream"))
+    by_levels = bottleneck(problem, list(mp_by_levels(problem, device="A").stages))
+    assert by_levels == pytest.approx(bottleneck(problem, list(hete_mp(problem).stages)))
+
+
+def test_trying_all_plans_is_for_chains() -> None:
+    fleet = Fleet(kinds=(Kind(name="A", host="h", count=2),), inside={"h": 1.0}, between=1.0)
+    spans = state_spans([random_states(random.Random(0), 1.0)])
+    with pytest.raises(PlanError, match="branches") as caught:
+        exhaustive(Problem(fleet=fleet, spans=spans, model=cost_model("eq4")))
+    assert "exact" in caught.value.remedy
+
+
+def test_too_many_pairs_of_states_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet(kinds=(Kind(name="A", host="h", count=8),), inside={"h": 1.0}, between=1.0)
+    spans = state_spans([random_states(random.Random(0), 1.0)])
+    monkeypatch.setattr(size, "MOST_WINDOWS", 36 * spans.num_layers**2 - 1)
+    with pytest.raises(PlanError, match="36 stages") as caught:
+        hete_mp(Problem(fleet=fleet, spans=spans, model=cost_model("eq4")))
+    assert "chain of blocks" in caught.value.remedy
 
 
 def bottleneck(problem: Problem, plan: list[Choice]) -> float:
@@ -53,11 +99,14 @@ def bottleneck(problem: Problem, plan: list[Choice]) -> float:
     return max(stages + cuts)
 
 
-def all_plans(states: list[State]) -> list[list[Choice]]:
-    """Every chain of nested states that ends with all layers, over slices of the device list."""
-    slices = [[(2, 1)], [(1, 0), (1, 1)], [(2, 0), (0, 1)], [(1, 0), (1, 0), (0, 1)]]
+SLICES = [[(2, 1)], [(1, 0), (1, 1)], [(2, 0), (0, 1)], [(1, 0), (1, 0), (0, 1)]]
+"""Of the list of two fast devices and a slow one."""
+
+
+def all_plans(states: list[State], divisions: list[list[Counts]]) -> list[list[Choice]]:
+    """Every chain of nested states that ends with all layers, on given devices."""
     found = []
-    for groups in slices:
+    for groups in divisions:
         for middle in combinations(range(1, len(states)), len(groups) - 1):
             places = [0, *middle, len(states)]
             nested = all(states[a - 1].within(states[b - 1]) for a, b in pairwise(places[1:]))

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from sparsepipe.errors import ProfileError
-from sparsepipe.profiling import Graph, antichain_states, parse_graph
+from sparsepipe.profiling import Graph, antichain_states, graph_profile, parse_graph
 from sparsepipe.profiling import antichains as module
 
 
@@ -79,8 +79,18 @@ def test_a_chain_has_a_state_for_each_layer() -> None:
 
 def test_too_many_branches_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_STATES", 20)
-    with pytest.raises(ProfileError, match="abreast"):
+    with pytest.raises(ProfileError, match=r"20 states.*abreast"):
         antichain_states(graph({0: [1, 2, 3, 4, 5], **{n: [6] for n in range(1, 6)}, 6: []}))
+
+
+def test_a_profile_of_a_graph_has_its_nodes_and_states() -> None:
+    diamond = graph({0: [1, 2], 1: [3], 2: [3], 3: []})
+    found = graph_profile(diamond, meta={"source": "here"})
+    assert [layer.name for layer in found.layers][:2] == ["n0 -- Layer0()", "n1 -- Layer1()"]
+    assert found.states == tuple(antichain_states(diamond))
+    assert found.compute_s == pytest.approx(found.states[-1].compute_s)
+    chain = graph_profile(graph({0: [1], 1: []}), meta={})
+    assert (chain.num_layers, chain.states) == (2, ())
 
 
 def members(bits: int) -> frozenset[int]:
