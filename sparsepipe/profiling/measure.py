@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from sparsepipe.errors import ProfileError
 from sparsepipe.profiling.activations import copied, crossing_bytes, detached, differentiable, fresh
+from sparsepipe.profiling.alive import forward_peaks
 from sparsepipe.profiling.clock import Clock, median_and_spread
 from sparsepipe.profiling.profile import LayerProfile, Profile
 from sparsepipe.profiling.saved import saved_bytes
@@ -39,15 +40,15 @@ class _Pass:
         backward_s: of each layer.
         kernel_map_s: the part of the forward pass in which kernel maps are built.
         activation_bytes: of each layer's output.
-        peak_bytes: most memory that each layer took beyond what was in use; None where the
-            device does not tell.
+        peak_bytes: most memory that each layer took beyond what was in use, as CUDA counts it;
+            0 elsewhere.
     """
 
     forward_s: list[float]
     backward_s: list[float]
     kernel_map_s: list[float]
     activation_bytes: list[int]
-    peak_bytes: list[int | None]
+    peak_bytes: list[int]
 
 
 def measure(
@@ -91,8 +92,9 @@ def measure(
             if between is not None:
                 between(number)
         sizes = saved_bytes(layers, batches)
+        peaks = _most(passes) if device.type == "cuda" else forward_peaks(layers, batches)
     rows = [  # not named_children(), which tells a layer that comes twice once
-        _row(index, name, layer, passes, sizes[index])
+        _row(index, name, layer, passes, saved=sizes[index], peak=peaks[index])
         for index, (name, layer) in enumerate(zip(layers._modules, layers, strict=True))
     ]
     told = {"num_warmup": num_warmup, "num_measured": num_measured, "kind": "measured"}
@@ -226,17 +228,20 @@ def _begin_peak(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device)
 
 
-def _peak(device: torch.device, before: int) -> int | None:
-    return torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else None
+def _peak(device: torch.device, before: int) -> int:
+    return torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else 0
+
+
+def _most(passes: Sequence[_Pass]) -> list[int]:
+    return [max(peaks) for peaks in zip(*(p.peak_bytes for p in passes), strict=True)]
 
 
 def _row(
-    index: int, name: str, layer: nn.Module, passes: Sequence[_Pass], saved: float
+    index: int, name: str, layer: nn.Module, passes: Sequence[_Pass], *, saved: float, peak: int
 ) -> LayerProfile:
     forward_s, forward_spread_s = median_and_spread([p.forward_s[index] for p in passes])
     backward_s, backward_spread_s = median_and_spread([p.backward_s[index] for p in passes])
     kernel_map_s, _ = median_and_spread([p.kernel_map_s[index] for p in passes])
-    peaks = [p.peak_bytes[index] for p in passes]
     return LayerProfile(
         index=index,
         name=name,
@@ -249,5 +254,5 @@ def _row(
         forward_spread_s=forward_spread_s,
         backward_spread_s=backward_spread_s,
         kernel_map_s=kernel_map_s,
-        peak_bytes=None if None in peaks else max(p for p in peaks if p is not None),
+        peak_bytes=peak,
     )

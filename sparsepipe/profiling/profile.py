@@ -33,8 +33,8 @@ class LayerProfile:
         forward_spread_s: between the quartiles of the measured forward times.
         backward_spread_s: between the quartiles of the measured backward times.
         kernel_map_s: the part of the forward time in which kernel maps are built.
-        peak_bytes: most memory in use in the layer's forward pass, beyond what was in use before;
-            known on CUDA only.
+        peak_bytes: most memory in use in the layer's forward pass, beyond what was in use before:
+            by CUDA's allocator, elsewhere of tensors (see ``alive.py``).
     """
 
     index: int

@@ -1,0 +1,74 @@
+"""Bytes of tensors alive, against layers whose temporaries are known."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sparsepipe import sparse
+from sparsepipe.profiling.alive import Alive, forward_peaks
+
+ROWS, WIDTH = 50, 64
+SIZE = 4 * ROWS * WIDTH
+
+
+class Chain(nn.Module):
+    """Products one after another, of which the last one is given."""
+
+    def __init__(self, products: int) -> None:
+        super().__init__()
+        weights = [torch.randn(WIDTH, WIDTH) for _ in range(products)]
+        self.weights = nn.ParameterList(weights)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            x = x @ weight
+        return x
+
+
+def test_what_is_freed_counts_no_more() -> None:
+    with Alive() as alive:
+        there = torch.zeros(100)
+        assert alive.bytes == 400
+        view = there.view(10, 10).add_(1)
+        del there
+        assert alive.bytes == 400
+        sums = (view + 1) * 2
+        del view
+        assert (alive.bytes, alive.peak_bytes) == (400, 1200)
+        assert alive.restart() == 400
+        del sums
+    assert (alive.bytes, alive.peak_bytes) == (0, 400)
+
+
+def test_what_was_there_before_does_not_count() -> None:
+    weight = nn.Parameter(torch.ones(100))
+    with Alive() as alive:
+        halves = weight.detach().mul_(0.5)
+    assert halves.data_ptr() == weight.data_ptr()
+    assert alive.peak_bytes == 0
+
+
+def test_products_keep_what_they_get() -> None:
+    x = torch.randn(ROWS, WIDTH)
+    # With a way back each product keeps its input, without only two are alive at a time.
+    assert forward_peaks(nn.Sequential(Chain(1), Chain(4)), [x]) == [SIZE, 4 * SIZE]
+    with torch.no_grad():
+        assert forward_peaks(nn.Sequential(Chain(1), Chain(4)), [x, x]) == [SIZE, 2 * SIZE]
+
+
+def test_layers_in_place_give_what_they_got() -> None:
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True), nn.ReLU())
+    assert forward_peaks(net, [torch.randn(ROWS, WIDTH)]) == [SIZE, 0, SIZE]
+
+
+def test_a_sparse_convolution_needs_its_output_and_its_kernel_map() -> None:
+    generator = torch.Generator().manual_seed(0)
+    sites = torch.unique(torch.randint(0, 16, (300, 3), generator=generator), dim=0)
+    x = sparse.sparse_collate([(sites, torch.ones(len(sites), 1))], spatial_shape=(16,) * 3)
+    net = nn.Sequential(sparse.Conv3d(1, 8, 3), sparse.Conv3d(8, 8, 3))
+    first, second = forward_peaks(net, [x])
+    out = 4 * 8 * len(sites)
+    table = 27 * 4 * len(sites)
+    assert first >= out + table
+    assert out <= second < first
