@@ -49,6 +49,7 @@ _FIGURES = (
     _Figure("plan", "plan", str),
     _Figure("train shapes/s", _RATE, _rate),
     _Figure("ratio", _RATIO, lambda value: f"{value:.2f}x"),
+    _Figure("planned shapes/s", "plan_shapes_per_s", _rate),
     _Figure("test shapes/s", "test_shapes_per_s", _rate),
     _Figure("inference shapes/s", "inference_shapes_per_s", _rate),
     _Figure("test accuracy", "test/accuracy", lambda value: f"{value:.1%}"),

@@ -36,6 +36,7 @@ def test_trainings() -> None:
                     "test/accuracy": 1.0,
                     "plan_config": "2-1-1",
                     "plan_cuts": [9, 24],
+                    "plan_shapes_per_s": 1500.0,
                 },
                 parallel="hete_mp",
             ),
@@ -43,18 +44,25 @@ def test_trainings() -> None:
         ]
     )
     assert sweep_markdown(rows).splitlines() == [
-        "| parallel | plan           | train shapes/s |  ratio | test accuracy | run    |",
-        "| -------- | -------------- | -------------: | -----: | ------------: | ------ |",
-        "| dp       |                |           80.0 |  1.00x |         50.0% | out/a  |",
-        "| mp       | 1-1 at 17      |          100.0 |  1.25x |         62.5% | out/b  |",
-        "| hete_mp  | 2-1-1 at 9, 24 |          1,200 | 15.00x |        100.0% | out/c  |",
-        "| exact    |                |                |        |               | failed |",
+        "| parallel | plan           | train shapes/s |  ratio | planned shapes/s | test accuracy "
+        "| run    |",
+        "| -------- | -------------- | -------------: | -----: | ---------------: | ------------: "
+        "| ------ |",
+        "| dp       |                |           80.0 |  1.00x |                  |         50.0% "
+        "| out/a  |",
+        "| mp       | 1-1 at 17      |          100.0 |  1.25x |                  |         62.5% "
+        "| out/b  |",
+        "| hete_mp  | 2-1-1 at 9, 24 |          1,200 | 15.00x |            1,500 |        100.0% "
+        "| out/c  |",
+        "| exact    |                |                |        |                  |               "
+        "| failed |",
     ]
     assert rows[1] == {
         "parallel": "mp",
         "plan": "1-1 at 17",
         "train_shapes_per_s": 100.0,
         "ratio_to_first": 1.25,
+        "plan_shapes_per_s": None,
         "test/accuracy": 0.625,
         "status": "finished",
         "run": "out/b",
