@@ -67,22 +67,56 @@ def places_for(
             stands for any number of its kind.
         devices: that a plan names, one for each rank; None where there is no plan.
         ranks: over all nodes.
-        nodes: hosts that run, each with the same number of ranks.
+        nodes: hosts that run; without a plan each has the same number of ranks, but where all
+            devices of these hosts are in use.
 
     Raises:
-        PlanError: the plan's devices are not one for each rank, or lie on other hosts than ranks
-            do, which are numbered node after node.
+        PlanError: the plan's devices are not one for each rank, or lie on another number of hosts.
     """
-    each = ranks // nodes
     there = {place.text: place for place in places(inventory)}
     if devices is not None and all(name in there for name in devices):
         chosen = tuple(there[name] for name in devices)
         _check(chosen, ranks=ranks)
-        if len(inventory.hosts) > 1:
-            _check_nodes(chosen, each)
+        ranks_of_nodes(chosen, inventory, nodes=nodes)
         return chosen
     hosts = inventory.hosts if len(inventory.hosts) > 1 else inventory.hosts * nodes
-    return tuple(place for host in hosts[:nodes] for place in _places_in(host)[:each])
+    found = [_places_in(host) for host in hosts[:nodes]]
+    each = None if sum(map(len, found)) == ranks else ranks // nodes
+    return tuple(place for on_host in found for place in on_host[:each])
+
+
+def ranks_of_nodes(
+    chosen: Sequence[Place], inventory: Inventory, *, nodes: int
+) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each node, in the order of its processes.
+
+    Ranks are numbered stage after stage, and launchers number processes node after node. Nodes
+    are the hosts that have ranks, in the inventory's order; the processes of a node take its
+    devices in the order of the ranks.
+
+    Args:
+        chosen: the device of each rank.
+        inventory: the hardware; a single host stands for any number of its kind.
+        nodes: hosts that run.
+
+    Raises:
+        PlanError: the devices lie on another number of hosts.
+    """
+    if len(inventory.hosts) == 1:
+        each = len(chosen) // nodes
+        return tuple(tuple(range(node * each, (node + 1) * each)) for node in range(nodes))
+    hosts = [host.name for host in inventory.hosts]
+    used = sorted({place.host for place in chosen}, key=hosts.index)
+    if len(used) != nodes:
+        raise PlanError(
+            f"the plan's devices lie on {len(used)} hosts ({', '.join(used)}), and "
+            f"parallel.num_nodes={nodes}",
+            remedy=f"start the command by torchrun on each of them, with parallel.num_nodes="
+            f"{len(used)}, or make a plan for the devices of {nodes}",
+        )
+    return tuple(
+        tuple(rank for rank, place in enumerate(chosen) if place.host == host) for host in used
+    )
 
 
 def _places_in(host: Host) -> list[Place]:
@@ -105,18 +139,3 @@ def _check(chosen: Sequence[Place], *, ranks: int) -> None:
             f"the plan names {', '.join(place.text for place in chosen)} for {ranks} ranks",
             remedy="name each device once, and one for each rank",
         )
-
-
-def _check_nodes(chosen: Sequence[Place], each: int) -> None:
-    """Refuses ranks of one node on several hosts, and two nodes on one."""
-    taken: dict[str, int] = {}
-    for rank, place in enumerate(chosen):
-        node = rank // each
-        if place.host != chosen[node * each].host or taken.setdefault(place.host, node) != node:
-            raise PlanError(
-                f"the plan has rank {rank} on {place.text}, where node {node} with its {each} "
-                "ranks is not",
-                remedy="ranks are numbered stage after stage and node after node: make a plan in "
-                "which the devices of a host follow one another, and set parallel.num_nodes to "
-                "the number of its hosts",
-            )

@@ -23,11 +23,12 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, SparsePipeError, TransportError
 from sparsepipe.experiment.build import build_inventory
 from sparsepipe.experiment.division import division_of
+from sparsepipe.experiment.joining import joined
 from sparsepipe.experiment.lock import locked
 from sparsepipe.experiment.logs import quiet
 from sparsepipe.experiment.outputs import writing
-from sparsepipe.experiment.placing import cuda_devices, places_of_ranks
 from sparsepipe.experiment.prepare import prepare, refuse_search
+from sparsepipe.experiment.renumber import renumber
 from sparsepipe.experiment.run import Run, num_ranks
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.seeding import seed_model
@@ -188,7 +189,7 @@ def _run_as_rank(
     with group.local_rank_first():
         if group.local_rank() == 0:
             found = prepare(config, inventory)
-    with _joined(config, inventory), contextlib.ExitStack() as held:
+    with joined(config, inventory), contextlib.ExitStack() as held:
         decided: tuple[Path, bool] | SparsePipeError | None = None
         if group.rank() == 0:
             assert found is not None
@@ -209,6 +210,7 @@ def _run_as_rank(
         directory = RunDir(decided[0])
         if not decided[1]:
             with _failing_as_rank(directory, config):
+                renumber(config, inventory, directory)
                 execute(directory, config, inventory, watch)
             if group.rank() == 0:
                 _finish(directory)
@@ -258,34 +260,8 @@ def _group(run: Run) -> Iterator[None]:
     if run.ranks == 1:
         yield
         return
-    with _joined(run.config, run.inventory, kept=run.directory.plan):
+    with joined(run.config, run.inventory, kept=run.directory.plan):
         yield
-
-
-@contextlib.contextmanager
-def _joined(
-    config: Mapping[str, Any], inventory: Inventory, *, kept: Path | None = None
-) -> Iterator[None]:
-    strategy = config["parallel"]["strategy"] or {}
-    cuda = inventory.accelerator == "cuda"
-    device = _cuda_device(config, inventory, kept) if cuda else None
-    group.join(
-        strategy.get("process_group_backend") or ("nccl" if cuda else "gloo"),
-        timeout_s=float(strategy.get("timeout_s", 300.0)),
-        device=device,
-    )
-    yield
-    group.leave()  # not after an error: it could wait for ranks that are gone
-
-
-def _cuda_device(config: Mapping[str, Any], inventory: Inventory, kept: Path | None) -> Any:
-    """This rank's, as the Trainer will have it."""
-    import torch
-
-    nodes = config["parallel"]["num_nodes"]
-    places = places_of_ranks(config, inventory, ranks=num_ranks(config, inventory), kept=kept)
-    indices = cuda_devices(places, inventory, rank=group.rank(), nodes=nodes)
-    return torch.device("cuda", indices[group.local_rank()])
 
 
 def _finished(directory: RunDir, config: Mapping[str, Any]) -> bool:

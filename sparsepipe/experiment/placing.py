@@ -8,9 +8,9 @@ from typing import Any
 
 from sparsepipe.cluster import Inventory, Place, places_for
 from sparsepipe.cluster.gpus import gpu_indices
-from sparsepipe.cluster.places import places
+from sparsepipe.cluster.places import places, ranks_of_nodes
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.division import division_of
+from sparsepipe.experiment.division import Division, division_of
 from sparsepipe.experiment.signature import parameters_of
 
 
@@ -35,6 +35,13 @@ def places_of_ranks(
     found = places_for(inventory, devices, ranks=ranks, nodes=nodes)
     _check_strategy(config["parallel"]["strategy"], found)
     return found
+
+
+def are_there(division: Division | None, inventory: Inventory) -> bool:
+    """Whether a plan names devices, and the inventory has them all."""
+    if division is None or division.devices is None:
+        return False
+    return set(division.devices) <= {place.text for place in places(inventory)}
 
 
 def _check_strategy(strategy: Mapping[str, Any] | None, found: Sequence[Place]) -> None:
@@ -66,6 +73,19 @@ def order_of_devices(found: Sequence[Place], inventory: Inventory, *, nodes: int
     return [there.index(place) for place in found]
 
 
+def beside(found: Sequence[Place], inventory: Inventory, *, rank: int, nodes: int) -> list[Place]:
+    """The devices of this rank's node, in the order of its processes.
+
+    Args:
+        found: the device of each rank.
+        inventory: the hardware.
+        rank: this one's number.
+        nodes: of the run.
+    """
+    by_node = ranks_of_nodes(found, inventory, nodes=nodes)
+    return [found[other] for other in next(ranks for ranks in by_node if rank in ranks)]
+
+
 def cuda_devices(
     found: Sequence[Place], inventory: Inventory, *, rank: int, nodes: int
 ) -> list[int]:
@@ -75,16 +95,14 @@ def cuda_devices(
         found: the device of each rank.
         inventory: the hardware.
         rank: this one's number.
-        nodes: of the run; ranks are numbered node after node.
+        nodes: of the run.
 
     Raises:
         HardwareError: a device is not here.
     """
     import torch
 
-    each = len(found) // nodes
-    first = rank // each * each
-    here = found[first : first + each]
+    here = beside(found, inventory, rank=rank, nodes=nodes)
     host = next(host for host in inventory.hosts if host.name == here[0].host)
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return gpu_indices(here, names, host=host)

@@ -22,7 +22,7 @@ from sparsepipe.experiment.callbacks import (
 )
 from sparsepipe.experiment.checkpoint_io import DirectCheckpointIO
 from sparsepipe.experiment.division import division_of
-from sparsepipe.experiment.placing import cuda_devices, places_of_ranks
+from sparsepipe.experiment.placing import are_there, beside, cuda_devices, places_of_ranks
 from sparsepipe.experiment.planned import search_of, searched_devices
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.signals import SignalWatch
@@ -84,7 +84,7 @@ class Run:
             accelerator="gpu" if cuda else "cpu",
             devices=cuda_devices(places, self.inventory, rank=group.rank(), nodes=nodes)
             if cuda
-            else len(places) // nodes,
+            else len(beside(places, self.inventory, rank=group.rank(), nodes=nodes)),
             num_nodes=nodes,
             strategy=self._strategy(parallel["strategy"], places[group.rank()].slowdown),
             logger=self._loggers() or False,
@@ -157,6 +157,8 @@ def num_ranks(config: Mapping[str, Any], inventory: Inventory) -> int:
         return searched_devices(config, inventory)
     planned = None if division is None else division.num_ranks
     nodes, devices = parallel["num_nodes"], parallel["devices"]
+    if nodes > 1 and planned and devices in ("auto", planned) and are_there(division, inventory):
+        return planned  # which may lie unevenly on the hosts
     if devices == "auto" and nodes >= 1:
         devices = planned or nodes * inventory.devices_per_host(nodes)
     if not isinstance(devices, int) or devices < 1 or nodes < 1 or devices % nodes:

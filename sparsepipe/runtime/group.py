@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -32,6 +32,8 @@ _FAILED = "sparsepipe/failed"
 _stores: dict[tuple[str, str], Any] = {}  # kept, since other ranks may be waiting for them
 _joins = itertools.count()
 
+_numbers = [0]
+"""The rank of the process that was started as rank 0, which keeps the store."""
 _host_groups: list[dist.ProcessGroup] = []
 """A group over gloo beside one over NCCL: what hosts agree on must not wait for devices."""
 
@@ -149,7 +151,21 @@ def _attempt_store(timeout: timedelta) -> Any:
 
 def store_rank() -> int | None:
     """The rank whose process keeps the store; None: the launcher does."""
-    return None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
+    return None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else _numbers[0]
+
+
+def renumber(numbers: Sequence[int]) -> None:
+    """Leaves the group, to join the next one as other ranks. Every rank must call it.
+
+    Args:
+        numbers: the new one of each rank.
+    """
+    with meeting("taking other ranks", hosts()):
+        dist.barrier(group=hosts())
+    mine = numbers[rank()]
+    leave()
+    _numbers[:] = [numbers[number] for number in _numbers]
+    os.environ["RANK"] = str(mine)
 
 
 def leave() -> None:

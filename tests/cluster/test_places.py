@@ -10,7 +10,7 @@ import yaml
 
 from sparsepipe.cluster import Device, Host, Inventory, place_of, places_for
 from sparsepipe.cluster.gpus import gpu_indices
-from sparsepipe.cluster.places import places
+from sparsepipe.cluster.places import places, ranks_of_nodes
 from sparsepipe.errors import HardwareError, PlanError
 from sparsepipe.partition.explain import device_names
 from sparsepipe.partition.fleet import Fleet
@@ -26,6 +26,7 @@ def host(name: str, *devices: Device) -> Host:
 
 
 ONE = Inventory(hosts=(host("a", cpu("full", 2), cpu("half", 1, slowdown=2.0)),))
+UNEVEN = Inventory(hosts=(host("a", cpu("slow", 1)), host("b", cpu("quick", 2))))
 TWO = Inventory(hosts=(*ONE.hosts, host("b", cpu("quick", 3))))
 
 
@@ -71,6 +72,10 @@ def test_a_device_that_is_not_there() -> None:
         (TWO, ["b/quick/2", "b/quick/0", "a/half/0", "a/full/0"], 4, 2,
          ["b/quick/2", "b/quick/0", "a/half/0", "a/full/0"]),
         (TWO, ["b/quick/2", "b/quick/0"], 2, 1, ["b/quick/2", "b/quick/0"]),
+        # Unevenly on the hosts, and one stage after another.
+        (TWO, ["b/quick/1", "a/half/0", "b/quick/0"], 3, 2,
+         ["b/quick/1", "a/half/0", "b/quick/0"]),
+        (UNEVEN, None, 3, 2, ["a/slow/0", "b/quick/0", "b/quick/1"]),
     ],
 )  # fmt: skip
 def test_the_device_of_each_rank(
@@ -84,14 +89,33 @@ def test_the_device_of_each_rank(
     [
         (["a/full/0", "a/full/0"], 1, "for 2 ranks"),
         (["a/full/0"], 1, "for 2 ranks"),
-        (["a/full/0", "b/quick/0"], 1, "rank 1 on b/quick/0, where node 0"),
-        (["a/full/0", "a/half/0"], 2, "rank 1 on a/half/0, where node 1"),
+        (["a/full/0", "b/quick/0"], 1, r"on 2 hosts \(a, b\), and parallel.num_nodes=1"),
+        (["a/full/0", "a/half/0"], 2, r"on 1 hosts \(a\), and parallel.num_nodes=2"),
     ],
 )
 def test_plans_that_ranks_cannot_follow(devices: list[str], nodes: int, message: str) -> None:
     with pytest.raises(PlanError, match=message) as caught:
         places_for(TWO, devices, ranks=2, nodes=nodes)
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("inventory", "devices", "nodes", "expected"),
+    [
+        (TWO, ["b/quick/2", "a/half/0", "b/quick/0", "a/full/1"], 2, [[1, 3], [0, 2]]),
+        (TWO, ["a/full/0", "b/quick/0", "b/quick/1"], 2, [[0], [1, 2]]),
+        (TWO, ["b/quick/0", "b/quick/1"], 1, [[0, 1]]),
+        (ONE, ["a/half/0", "a/full/0"], 1, [[0, 1]]),
+        (ONE, None, 2, [[0, 1], [2, 3]]),
+    ],
+)
+def test_the_ranks_of_each_node(
+    inventory: Inventory, devices: list[str] | None, nodes: int, expected: list[list[int]]
+) -> None:
+    ranks = 2 * nodes if devices is None else len(devices)
+    chosen = places_for(inventory, devices, ranks=ranks, nodes=nodes)
+    found = ranks_of_nodes(chosen, inventory, nodes=nodes)
+    assert [list(ranks) for ranks in found] == expected
 
 
 def gpus(*devices: tuple[str, int]) -> Inventory:

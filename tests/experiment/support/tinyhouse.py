@@ -198,6 +198,16 @@ class SaveWeights(pl.Callback):
         torch.save(pl_module.layers.state_dict(), f"rank{trainer.global_rank}.pt")
 
 
+class Nodes(pl.Callback):
+    """Leaves behind on which node each rank is, as its launcher numbers them, and its layers."""
+
+    def on_train_start(self, trainer, pl_module):
+        held = [name for name, module in pl_module.layers.named_children()
+                if any(True for _ in module.parameters())]  # fmt: skip
+        node = os.environ["GROUP_RANK"]
+        Path(f"rank{trainer.global_rank}").write_text(f"node {node}, layers {', '.join(held)}")
+
+
 class Speeds(pl.Callback):
     """Leaves behind how many times slower each rank's device is made; 1 where nothing does."""
 
