@@ -27,9 +27,14 @@ def searched_devices(config: Mapping[str, Any], inventory: Inventory) -> int:
     """Processes of a run whose plan is searched for: one for each device that there is.
 
     Raises:
-        ConfigError: other numbers of devices or nodes are asked for.
+        ConfigError: other numbers of devices or nodes are asked for, or no model is split.
         HardwareError: there is no device.
     """
+    if config["parallel"].get("plan") is None:
+        raise ConfigError(
+            "parallel.search is set where no model is split",
+            remedy="choose parallel=hete_mp, mp or exact, or leave parallel.search out",
+        )
     devices, nodes = config["parallel"]["devices"], config["parallel"]["num_nodes"]
     hosts = [host for host in inventory.hosts if any(device.count for device in host.devices)]
     if not hosts:

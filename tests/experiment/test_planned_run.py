@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from experiment_harness import SUPPORT, Shell, composed, fault
 
 from sparsepipe.cluster import Inventory
@@ -30,6 +31,7 @@ MODEL = ("experiment=tiny", "model.width=64", "data.batch_size=2")
 TWO = ("hardware.accelerator=cpu", "hardware.cpu_devices=2")
 # So slow that a cut, which few bytes cross, is better than an all-reduce.
 SLOW = "parallel.search.bandwidth_bytes_per_s=1e4"
+LOGGER = ("logger.own._target_=pytorch_lightning.loggers.CSVLogger", "logger.own.save_dir=logged")
 QUICKLY = ("parallel.search.measure.num_warmup=1", "parallel.search.measure.num_measured=2")
 
 
@@ -71,7 +73,7 @@ def given(tmp_path: Path, found: Profile, name: str = "given.json") -> str:
 def test_it_is_all_it_takes(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     settings = (*MODEL, *TWO, *QUICKLY, SLOW, "trainer.max_epochs=1", "task.test=false")
     with caplog.at_level("INFO", logger="sparsepipe"):
-        run = job(*settings, "parallel=hete_mp")
+        run = job(*settings, "parallel=hete_mp", *LOGGER)
     (measured,) = profiles()
     plan = Plan.from_json((run / "plan.json").read_text())
     result = read_json(run / "result.json")
@@ -87,6 +89,10 @@ def test_it_is_all_it_takes(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     )
     assert (run / "plan.txt").read_text().strip() in caplog.text
     assert (run / "plan.csv").exists()
+    (told,) = Path("logged").rglob("hparams.yaml")
+    assert (
+        yaml.safe_load(told.read_text())["plan"]["stage_times_s"] == plan.details["stage_times_s"]
+    )
 
     # The same by the task that partitions, from the same profile.
     apart = job(*MODEL, *TWO, "task=partition", "task.bandwidth_bytes_per_s=1e4",
@@ -239,6 +245,11 @@ def test_devices_elsewhere_are_not_measured(tmp_path: Path) -> None:
         settle(config, Inventory.from_dict(REMOTE), RunDir(tmp_path), measure=False)
     assert "sparsepipe task=profile" in refused.value.remedy
     assert "profile: {mlp: ...}" in refused.value.remedy
+    both = {name: str(tmp_path / "core.json") for name in ("core", "other core")}
+    config["parallel"]["search"]["profiles"] = both
+    with pytest.raises(HardwareError, match="between its hosts, has no bandwidth") as slow:
+        settle(config, Inventory.from_dict(REMOTE), RunDir(tmp_path), measure=False)
+    assert "parallel.search.bandwidth_bytes_per_s" in slow.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -252,6 +263,8 @@ def test_devices_elsewhere_are_not_measured(tmp_path: Path) -> None:
         ((SLOW, "GIVEN", "parallel.search.order=by_price"), ConfigError, ["by_price"]),
         ((SLOW, "GIVEN", "parallel.search.device=x"), ConfigError,
          ["does not use device", "parallel.search.device"]),
+        (("parallel=dp", "parallel.search.search=exact"), ConfigError,
+         ["where no model is split", "parallel=hete_mp"]),
         ((SLOW, "task=profile"), ConfigError, ["trains nothing", "parallel=single"]),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else None,
@@ -266,7 +279,7 @@ def test_refused(
     }
     named = [given(tmp_path, files[name]) if name in files else name for name in settings]
     with pytest.raises(error) as refused:
-        job(*MODEL, *TWO, "parallel=hete_mp", *named)
+        job(*MODEL, *TWO, *([] if "parallel=dp" in named else ["parallel=hete_mp"]), *named)
     assert all(word in str(refused.value) for word in words), refused.value
     assert not list(Path("outputs").glob("tiny/*/plan.json"))  # nothing to go on with
 
