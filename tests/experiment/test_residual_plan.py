@@ -13,7 +13,12 @@ from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 
 Job = Callable[..., Path]
-RESNET = (*(item for item in TINY if "gallery" not in item), "model=sparse_resnet18")
+RESNET = (
+    *(item for item in TINY if "gallery" not in item),
+    "model=sparse_resnet18",
+    "hardware=local",
+    "hardware.accelerator=cpu",
+)
 BEST = "data parallelism is the best plan"
 
 
