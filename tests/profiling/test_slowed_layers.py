@@ -63,9 +63,13 @@ def test_layers_and_steps_take_as_many_times_as_long() -> None:
 
 def test_kernel_maps_are_slowed_within_their_layer() -> None:
     computed_s: list[float] = []
+    passed: list[int] = []
 
     def watch() -> None:
         computed_s.append(time.thread_time())
+
+    def between(number: int) -> None:
+        passed.append(len(computed_s))  # counting memory afterwards builds them again
 
     net = sparse_vgg(11, 10, width=1 / 16)
     with watching_kernel_maps(watch):
@@ -75,14 +79,12 @@ def test_kernel_maps_are_slowed_within_their_layer() -> None:
             device=CPU,
             num_warmup=0,
             num_measured=1,
+            between=between,
             slowed=Throttle(SLOWDOWN).slowed,
         )
-    # What is counted of memory afterwards builds them once more.
-    half = len(computed_s) // 2
-    builds_s = sum(
-        end - begin
-        for begin, end in zip(computed_s[:half:2], computed_s[1 : half + 1 : 2], strict=True)
-    )
+    marks_s = computed_s[: passed[0]]
+    builds_s = sum(end - begin for begin, end in zip(marks_s[::2], marks_s[1::2], strict=True))
+    assert builds_s > 0
     told_s = sum(layer.kernel_map_s or 0.0 for layer in found.layers)
     # Our own watcher takes a little more in than that of the profile.
     assert told_s >= 0.9 * SLOWDOWN * builds_s
