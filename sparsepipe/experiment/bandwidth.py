@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from sparsepipe.cluster import Inventory
+from sparsepipe.cluster import Inventory, Place
+from sparsepipe.cluster.places import ranks_of_nodes
 from sparsepipe.errors import ConfigError, HardwareError
 from sparsepipe.experiment.links import Links, as_json, as_rows, as_text
 from sparsepipe.experiment.placing import cuda_devices
@@ -62,8 +63,9 @@ def bandwidth(
     sizes = sorted({*(SIZES_BYTES if sizes_bytes is None else sizes_bytes)})
     effort = Effort(repeats=repeats, warmups=warmups, most_s=most_s, timeout_s=timeout_s)
     nodes = int(run.config["parallel"]["num_nodes"])
-    node_of = [rank // (run.ranks // nodes) for rank in range(run.ranks)]
-    host_of = _host_names(run.inventory, node_of)
+    by_node = ranks_of_nodes(run.places, run.inventory, nodes=nodes)
+    node_of = [next(n for n in range(nodes) if rank in by_node[n]) for rank in range(run.ranks)]
+    host_of = _host_names(run.places, node_of)
     pairs = pairs_of(node_of, all_up_to=all_pairs_up_to)
     log.info(
         "timing %d of %d pairs of ranks%s",
@@ -103,20 +105,18 @@ def _check(task: Mapping[str, Any]) -> None:
             )
 
 
-def _host_names(inventory: Inventory, node_of: Sequence[int]) -> list[str]:
+def _host_names(places: Sequence[Place], node_of: Sequence[int]) -> list[str]:
     """What the host of each rank is called.
 
-    Nodes that call themselves as the inventory does may come in any order; where a single host
-    stands for several, they are called as they call themselves.
+    A single host of an inventory may stand for several nodes: these are called as they call
+    themselves.
     """
     said = group.gather_objects(socket.gethostname(), what="hearing how hosts are called")
     nodes = sorted({*node_of})
-    own = [said[node_of.index(node)] for node in nodes]
-    names = [host.name for host in inventory.hosts]
-    if len(names) == 1 < len(nodes):
+    names = [places[node_of.index(node)].host for node in nodes]
+    if len({*names}) < len(names):
+        own = [said[node_of.index(node)] for node in nodes]
         names = own if len({*own}) == len(own) else [f"{names[0]}-{node}" for node in nodes]
-    elif sorted(own) == sorted(names):
-        names = own
     return [names[node] for node in node_of]
 
 
@@ -171,7 +171,8 @@ def parallel(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Any]:
     """
     given = config["parallel"]
     nodes = len(inventory.hosts) if len(inventory.hosts) > 1 else given["num_nodes"]
-    devices = nodes * inventory.devices_per_host(nodes)
+    several = len(inventory.hosts) > 1
+    devices = inventory.num_devices if several else nodes * inventory.num_devices
     if devices < 2:
         raise HardwareError(
             "links are between devices, and the inventory has one",

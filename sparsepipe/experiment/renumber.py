@@ -49,7 +49,7 @@ def renumber(config: Mapping[str, Any], inventory: Inventory, directory: RunDir)
 
     Raises:
         ConfigError: not every node sees the run's plan.
-        PlanError: a node has another number of processes than the plan has devices there.
+        PlanError: a node has another number of processes than devices are used there.
     """
     nodes = config["parallel"]["num_nodes"]
     if nodes == 1 or len(inventory.hosts) == 1:
@@ -66,9 +66,9 @@ def renumber(config: Mapping[str, Any], inventory: Inventory, directory: RunDir)
             f"not every node sees the plan {directory.plan}",
             remedy="set paths.outputs to a directory that all nodes share",
         )
-    if division_of(config, kept=directory.plan) is None:
-        return
     ranks = len(everyone)
+    if division_of(config, kept=directory.plan) is None and ranks != inventory.num_devices:
+        return  # some devices of each host, whichever: no node has to be a certain host
     places = places_of_ranks(config, inventory, ranks=ranks, kept=directory.plan)
     by_node = ranks_of_nodes(places, inventory, nodes=nodes)
     hosts = [places[of_node[0]].host for of_node in by_node]
@@ -106,9 +106,9 @@ def new_ranks(
             )
             raise PlanError(
                 f"node {process.node} ({process.host}) of {len(names)} has {process.beside} "
-                f"processes; the plan is for {wanted}",
+                f"processes; there are to be {wanted}",
                 remedy="start torchrun on each host with as many processes (--nproc-per-node) as "
-                "the plan has devices there; nodes are numbered as hosts in the inventory, or are "
+                "devices are used there; nodes are numbered as hosts in the inventory, or are "
                 "called like them",
             )
         found.append(by_node[host][process.local])

@@ -26,6 +26,7 @@ from sparsepipe.experiment.placing import are_there, beside, cuda_devices, place
 from sparsepipe.experiment.planned import search_of, searched_devices
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.signals import SignalWatch
+from sparsepipe.experiment.signature import locate
 from sparsepipe.runtime import group
 from sparsepipe.strategies import RankEnvironment, SlowedDeviceStrategy
 
@@ -152,6 +153,8 @@ def num_ranks(config: Mapping[str, Any], inventory: Inventory) -> int:
         HardwareError: more than the inventory has.
     """
     parallel = config["parallel"]
+    if hasattr(locate(config["task"]["_target_"]), "parallel"):
+        return int(parallel["devices"])  # the task has counted, hosts of unequal size as well
     division = division_of(config)
     if search_of(config) is not None:
         return searched_devices(config, inventory)

@@ -6,8 +6,6 @@ import csv
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from experiment_harness import Shell, composed
+from test_hosts import on_hosts
 
 from sparsepipe.cluster import Device, Host, Inventory, Link
 from sparsepipe.errors import ConfigError, HardwareError, SparsePipeError
@@ -73,31 +72,34 @@ def test_the_command_measures_and_writes_an_inventory(
     assert build_inventory(again) == replace(without, hosts=hosts)
 
 
-def two_hosts(path: Path) -> Inventory:
-    cpu = Device(name="cpu", count=1, accelerator="cpu")
-    found = Inventory(hosts=tuple(Host(name=name, devices=(cpu,)) for name in ("a", "b")))
-    path.write_text(found.to_yaml())
-    return found
-
-
 @pytest.mark.full
-def test_hosts_under_torchrun(shell: Shell) -> None:
-    inventory = two_hosts(shell.cwd / "hardware.yaml")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    subprocess.run(
-        [*command, "-m", *shell.command(*QUICK, "hardware=file")],
-        cwd=shell.cwd,
-        env=shell.environment,
-        capture_output=True,
-        timeout=120,
-        check=True,
+def test_hosts_of_unequal_size(shell: Shell) -> None:
+    """An agent for each, the first one with one device and the other one with two."""
+    before = Inventory(
+        hosts=tuple(
+            Host(name=name, devices=(Device(name="cpu", count=count, accelerator="cpu"),))
+            for name, count in (("a", 1), ("b", 2))
+        )
     )
+    (shell.cwd / "hardware.yaml").write_text(before.to_yaml())
+    done = on_hosts(shell, (1, 2), *QUICK, "hardware=file")
+    assert [agent.code for agent in done] == [0, 0], done
     (run,) = shell.runs()
     told = json.loads((run / "bandwidth.json").read_text())
-    assert told["hosts"] == {}, "nothing to measure inside"
+    assert told["hosts"].keys() == {"b"}, "nothing to measure inside a"
     assert told["between"]["bytes_per_s"] > 0
-    found = Inventory.from_yaml(run / "hardware.yaml")
-    assert found == replace(inventory, link=Link(**told["between"]))
+    hosts = {
+        (p["source"], p["target"]): (p["source_host"], p["target_host"]) for p in told["pairs"]
+    }
+    assert hosts == {
+        (0, 1): ("a", "b"), (1, 0): ("b", "a"), (0, 2): ("a", "b"),
+        (2, 0): ("b", "a"), (1, 2): ("b", "b"), (2, 1): ("b", "b"),
+    }  # fmt: skip
+    b = replace(before.hosts[1], link=Link(**told["hosts"]["b"]))
+    after = Inventory(hosts=(before.hosts[0], b), link=Link(**told["between"]))
+    assert Inventory.from_yaml(run / "hardware.yaml") == after
+    (refused, *_) = on_hosts(shell, (2, 1), *QUICK, "hardware=file", "force=true")
+    assert "there are to be 1 on a, 2 on b" in refused.err
 
 
 def rank_process(parent: int, rank: int) -> int:
