@@ -63,6 +63,7 @@ class Costs:
         self.rooms_M: list[tuple[int, float]] = []
         self.rooms_E: list[Ints] = []
         if memory is not None:
+            self._stored = spans.stored_between()
             self._set_rooms(memory)
 
     def _all(self, name: str) -> NDArray[np.float64]:
@@ -156,20 +157,18 @@ class Costs:
         if self.rooms_M:
             rooms_P = self.rooms_E[node][ways_P]
             for number in set(rooms_P.tolist()):
-                kept_I, room = self.kept(number)
-                fits_PJ = kept_I[ends_J] - kept_I[begins_P1] <= room
+                before_I, after_I, room = self.kept(number)
+                fits_PJ = after_I[ends_J] - before_I[begins_P1] <= room
                 allowed_PJ &= fits_PJ | (rooms_P != number)[:, None]
         return np.where(allowed_PJ, times_PJ, np.inf)
 
-    def kept(self, number: int) -> tuple[Floats, float]:
-        """For one of the M: sums of what a stage keeps, by place, and room for it."""
+    def kept(self, number: int) -> tuple[Floats, Floats, float]:
+        """For one of the M: bytes by places, and room for the second less the first of them."""
         assert self.memory is not None
         flying, room = self.rooms_M[number]
-        kept_I = (
-            self.memory.per_parameter_byte(flying) * self.spans.parameter_bytes_I
-            + flying * self.spans.stored_bytes_I
-        )
-        return kept_I, room_bytes(room + self._more_bytes) - self.memory.reserved_bytes
+        weights_I = self.memory.per_parameter_byte(flying) * self.spans.parameter_bytes_I
+        before_I, after_I = (weights_I + flying * part_I for part_I in self._stored)
+        return before_I, after_I, room_bytes(room + self._more_bytes) - self.memory.reserved_bytes
 
 
 def _distinct(columns: Sequence[NDArray[np.generic]]) -> tuple[NDArray[np.float64], Ints]:

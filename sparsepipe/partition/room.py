@@ -38,7 +38,7 @@ def _missing_bytes(problem: Problem, lattice: Lattice) -> float:
     spans = problem.spans
     whole = memory.stage_bytes(
         float(spans.parameter_bytes_I[-1]),
-        float(spans.stored_bytes_I[-1]),
+        spans.stored_bytes(0, spans.num_layers),
         replicas=1,
         left=problem.fleet.num_devices,
     )
@@ -58,7 +58,12 @@ def _changes(problem: Problem) -> list[tuple[str, Problem]]:
     assert memory is not None
     found = []
     for share in (2, 4, 8, 16):
-        smaller = replace(spans, stored_bytes_I=spans.stored_bytes_I / share)
+        smaller = replace(
+            spans,
+            stored_bytes_I=spans.stored_bytes_I / share,
+            begin_bytes_I=None if spans.begin_bytes_I is None else spans.begin_bytes_I / share,
+            end_bytes_I=None if spans.end_bytes_I is None else spans.end_bytes_I / share,
+        )
         found.append((f"1/{share} of the batch size", replace(problem, spans=smaller)))
     if memory.optimizer:
         found.append(("an optimizer without state", _with_memory(problem, optimizer=0.0)))

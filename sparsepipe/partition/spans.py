@@ -26,6 +26,8 @@ class Spans:
         compute_s_KI: forward and backward on each kind of device.
         parameter_bytes_I: of parameters.
         stored_bytes_I: what a minibatch in flight keeps for its backward.
+        begin_bytes_I: what it keeps beside that if a stage begins here; not a sum.
+        end_bytes_I: what it keeps beside that if a stage ends here; not a sum.
         cut_bytes_I: what crosses a cut here; not a sum.
         nested_II: whether one place comes before another: a span may begin at the first and end
             at the second. None for a chain of layers, where that is the order of the places.
@@ -36,6 +38,8 @@ class Spans:
     stored_bytes_I: Floats
     cut_bytes_I: Floats
     nested_II: NDArray[np.bool_] | None = None
+    begin_bytes_I: Floats | None = None
+    end_bytes_I: Floats | None = None
 
     @property
     def num_layers(self) -> int:
@@ -52,8 +56,21 @@ class Spans:
         return float(self.parameter_bytes_I[end] - self.parameter_bytes_I[first])
 
     def stored_bytes(self, first: int, end: int) -> float:
-        """Of the layers from ``first`` to before ``end``, by one minibatch in flight."""
-        return float(self.stored_bytes_I[end] - self.stored_bytes_I[first])
+        """Of a stage from ``first`` to before ``end``, by one minibatch in flight."""
+        before_I, after_I = self.stored_between()
+        return float(after_I[end] - before_I[first])
+
+    def stored_between(self) -> tuple[Floats, Floats]:
+        """Bytes by places: a stage keeps the second of its end less the first of its begin.
+
+        The first never falls from place to place, as searches need it: where it would, the stage
+        is taken to keep as much as one that begins later, which is more.
+        """
+        begin_I = self.stored_bytes_I
+        if self.begin_bytes_I is not None:
+            begin_I = np.minimum.accumulate((begin_I - self.begin_bytes_I)[::-1])[::-1]
+        end_I = self.stored_bytes_I
+        return begin_I, end_I if self.end_bytes_I is None else end_I + self.end_bytes_I
 
 
 def spans_of(profiles: Sequence[Profile]) -> Spans:
@@ -94,6 +111,8 @@ def chain_spans(profiles: Sequence[Profile]) -> Spans:
         parameter_bytes_I=_sums(parameters_L),
         stored_bytes_I=_sums(_most([_stored(p) for p in profiles])),
         cut_bytes_I=np.array([0.0, *activations_L[:-1], 0.0]),
+        begin_bytes_I=np.array([*_most([_border(p, "begin_bytes") for p in profiles]), 0.0]),
+        end_bytes_I=np.array([0.0, *_most([_border(p, "end_bytes") for p in profiles])]),
     )
 
 
@@ -123,6 +142,10 @@ def state_spans(states: Sequence[Sequence[State]]) -> Spans:
         cut_bytes_I=of("cut_bytes"),
         nested_II=wide & ~np.eye(len(places), dtype=np.bool_),
     )
+
+
+def _border(profile: Profile, name: str) -> list[float]:
+    return [getattr(layer, name) or 0.0 for layer in profile.layers]
 
 
 def _stored(profile: Profile) -> list[float]:

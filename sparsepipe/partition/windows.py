@@ -37,8 +37,8 @@ class Windows:
     def _kept(self) -> Places:
         """First begins for which a stage's devices hold what it keeps."""
         rows = [
-            np.searchsorted(kept_I, kept_I - room)
-            for kept_I, room in map(self._costs.kept, range(len(self._costs.rooms_M)))
+            np.searchsorted(before_I, after_I - room)
+            for before_I, after_I, room in map(self._costs.kept, range(len(self._costs.rooms_M)))
         ]
         return np.array(rows, dtype=np.int32).reshape(len(rows), len(self._places_I))
 

@@ -61,7 +61,7 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bytes -= size
 
 
-def forward_peaks(layers: nn.Sequential, batches: Sequence[Any]) -> list[int]:
+def forward_peaks(layers: nn.Sequential, batches: Sequence[Any]) -> list[float]:
     """Most bytes of tensors that each layer's forward has alive beyond what was before.
 
     What it gives and what it keeps for its backward counts, and what it needs for a moment.
@@ -70,7 +70,7 @@ def forward_peaks(layers: nn.Sequential, batches: Sequence[Any]) -> list[int]:
         layers: the network, in the mode that is asked about; statistics of norm layers move on.
         batches: its inputs, of which the one counts that takes most; they are left as they are.
     """
-    most = [0] * len(layers)
+    most = [0.0] * len(layers)
     for batch in batches:
         with Alive() as alive:
             value = fresh(batch)

@@ -24,7 +24,7 @@ from sparsepipe.profiling.activations import copied, crossing_bytes, detached, d
 from sparsepipe.profiling.alive import forward_peaks
 from sparsepipe.profiling.clock import Clock, median_and_spread
 from sparsepipe.profiling.profile import LayerProfile, Profile
-from sparsepipe.profiling.saved import saved_bytes
+from sparsepipe.profiling.saved import border_bytes, saved_bytes
 from sparsepipe.sparse import watching_kernel_maps
 
 Slowed = Callable[[], AbstractContextManager[None]]
@@ -91,10 +91,18 @@ def measure(
                 passes.append(found)
             if between is not None:
                 between(number)
-        sizes = saved_bytes(layers, batches)
-        peaks = _most(passes) if device.type == "cuda" else forward_peaks(layers, batches)
+        begins, ends = border_bytes(layers, batches[0])
+        sizes = {
+            "parameter_bytes": _first_bytes(layers),
+            "saved_bytes": saved_bytes(layers, batches),
+            "begin_bytes": begins,
+            "end_bytes": ends,
+            "peak_bytes": _most(passes)
+            if device.type == "cuda"
+            else forward_peaks(layers, batches),
+        }
     rows = [  # not named_children(), which tells a layer that comes twice once
-        _row(index, name, layer, passes, saved=sizes[index], peak=peaks[index])
+        _row(index, name, layer, passes, {key: float(of[index]) for key, of in sizes.items()})
         for index, (name, layer) in enumerate(zip(layers._modules, layers, strict=True))
     ]
     told = {"num_warmup": num_warmup, "num_measured": num_measured, "kind": "measured"}
@@ -232,12 +240,23 @@ def _peak(device: torch.device, before: int) -> int:
     return torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else 0
 
 
-def _most(passes: Sequence[_Pass]) -> list[int]:
-    return [max(peaks) for peaks in zip(*(p.peak_bytes for p in passes), strict=True)]
+def _most(passes: Sequence[_Pass]) -> list[float]:
+    return [float(max(peaks)) for peaks in zip(*(p.peak_bytes for p in passes), strict=True)]
+
+
+def _first_bytes(layers: nn.Sequential) -> list[float]:
+    """Bytes of the parameters of each layer; those that come again count once."""
+    seen: set[int] = set()
+    found = []
+    for layer in layers:
+        own = {id(p): p for p in layer.parameters() if id(p) not in seen}
+        found.append(float(sum(p.nbytes for p in own.values())))
+        seen |= own.keys()
+    return found
 
 
 def _row(
-    index: int, name: str, layer: nn.Module, passes: Sequence[_Pass], *, saved: float, peak: int
+    index: int, name: str, layer: nn.Module, passes: Sequence[_Pass], sizes: dict[str, float]
 ) -> LayerProfile:
     forward_s, forward_spread_s = median_and_spread([p.forward_s[index] for p in passes])
     backward_s, backward_spread_s = median_and_spread([p.backward_s[index] for p in passes])
@@ -249,10 +268,8 @@ def _row(
         forward_s=forward_s,
         backward_s=backward_s,
         activation_bytes=sum(p.activation_bytes[index] for p in passes) / len(passes),
-        parameter_bytes=sum(p.nbytes for p in layer.parameters()),
-        saved_bytes=saved,
         forward_spread_s=forward_spread_s,
         backward_spread_s=backward_spread_s,
         kernel_map_s=kernel_map_s,
-        peak_bytes=peak,
+        **sizes,
     )

@@ -30,6 +30,9 @@ class LayerProfile:
         parameter_bytes: of its parameters.
         saved_bytes: what the forward keeps for the backward, kernel maps included; None where
             nobody counted it.
+        begin_bytes: what a stage that begins with this layer keeps beside the ``saved_bytes`` of
+            its layers: the input it received, and kernel maps that it builds anew; None as above.
+        end_bytes: what a stage that ends with it keeps beside them: its output; None as above.
         forward_spread_s: between the quartiles of the measured forward times.
         backward_spread_s: between the quartiles of the measured backward times.
         kernel_map_s: the part of the forward time in which kernel maps are built.
@@ -45,6 +48,8 @@ class LayerProfile:
     activation_bytes: float
     parameter_bytes: float
     saved_bytes: float | None = None
+    begin_bytes: float | None = None
+    end_bytes: float | None = None
     forward_spread_s: float | None = None
     backward_spread_s: float | None = None
     kernel_map_s: float | None = None

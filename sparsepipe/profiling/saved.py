@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import _pytree as pytree
 
 from sparsepipe.profiling.activations import coordinate_caches, fresh
 from sparsepipe.sparse import CoordinateCache, derived_tensors
@@ -27,32 +28,94 @@ def saved_bytes(layers: nn.Sequential, batches: Sequence[Any]) -> list[float]:
     """
     sums = [0.0] * len(layers)
     for batch in batches:
-        for index, size in enumerate(_saved_of(layers, fresh(batch))):
+        for index, size in enumerate(_kept_by(list(layers), fresh(batch)).sizes):
             sums[index] += size
     return [total / len(batches) for total in sums]
 
 
-def _saved_of(layers: nn.Sequential, value: Any) -> list[int]:
-    there = {t.untyped_storage().data_ptr() for t in chain(layers.parameters(), layers.buffers())}
-    # All that was saved stays alive to the end: an address that is given out again would pass
-    # for a storage that was counted.
-    alive: dict[int, Tensor] = {}
-    sizes: list[int] = []
-    levels: list[CoordinateCache] = []
+def border_bytes(layers: nn.Sequential, batch: Any) -> tuple[list[float], list[float]]:
+    """Bytes that a stage keeps beside what :func:`saved_bytes` tells of its layers.
 
-    def note(tensor: Tensor) -> Tensor:
+    A stage that begins with a layer keeps the input that it received, and builds anew what layers
+    before it have derived from coordinates; one that ends with a layer keeps its output.
+
+    Args:
+        layers: the network, in the mode that is asked about; statistics of norm layers move on.
+        batch: its input; it is left as it is.
+
+    Returns:
+        For each layer: of a stage that begins with it, of a stage that ends with it.
+    """
+    whole = _kept_by(list(layers), fresh(batch))
+    begins, value = [], fresh(batch)
+    for first, layer in enumerate(layers):
+        received = _received(value)
+        rest = _kept_by(list(layers)[first:], received, received=True)
+        begins.append(float(max(0, sum(rest.sizes) - sum(whole.sizes[first:]))))
+        value = layer(_received(value))
+    return begins, [float(size) for size in whole.outputs]
+
+
+def _received(value: Any) -> Any:
+    """As a stage gets it: without what was derived, and no leaf, so that layers may change it."""
+    leaves, tree = pytree.tree_flatten(value)
+    copies = [
+        leaf.detach().requires_grad_(leaf.requires_grad).clone()
+        if isinstance(leaf, Tensor)
+        else leaf
+        for leaf in leaves
+    ]
+    return pytree.tree_unflatten(copies, tree)
+
+
+class _Kept:
+    """Storages that a forward pass keeps, each counted once.
+
+    Attributes:
+        sizes: for each layer so far.
+        outputs: of each layer's output, as far as it was not counted.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        own = chain.from_iterable((*layer.parameters(), *layer.buffers()) for layer in layers)
+        self._there = {tensor.untyped_storage().data_ptr() for tensor in own}
+        # All that was saved stays alive to the end: an address that is given out again would pass
+        # for a storage that was counted.
+        self._alive: dict[int, Tensor] = {}
+        self.sizes: list[int] = []
+        self.outputs: list[int] = []
+
+    def note(self, tensor: Tensor) -> Tensor:
+        """Counts a tensor for the present layer."""
         storage = tensor.untyped_storage()
         place = storage.data_ptr()
-        if place not in there and place not in alive:
-            sizes[-1] += storage.nbytes()
-            alive[place] = tensor.detach()
+        if place not in self._there and place not in self._alive:
+            self.sizes[-1] += storage.nbytes()
+            self._alive[place] = tensor.detach()
         return tensor.detach()
 
-    with saved_tensors_hooks(note, lambda tensor: tensor):
+    def give(self, value: Any) -> None:
+        """Counts what a layer has given, and nobody has saved yet."""
+        tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+        counted = self._there | self._alive.keys()
+        self.outputs.append(sum(storages[place].nbytes() for place in storages.keys() - counted))
+
+
+def _kept_by(layers: Sequence[nn.Module], value: Any, *, received: bool = False) -> _Kept:
+    """Of a pass; what it received counts for the first layer if it is to count."""
+    kept = _Kept(layers)
+    levels: list[CoordinateCache] = []
+    with saved_tensors_hooks(kept.note, lambda tensor: tensor):
         for layer in layers:
-            sizes.append(0)
+            kept.sizes.append(0)
+            if received and len(kept.sizes) == 1:
+                for leaf in pytree.tree_leaves(value):
+                    if isinstance(leaf, Tensor):
+                        kept.note(leaf)
             levels += coordinate_caches(value)
             value = layer(value)
             for tensor in derived_tensors(levels):
-                note(tensor)
-    return sizes
+                kept.note(tensor)
+            kept.give(value)
+    return kept

@@ -26,6 +26,8 @@ def random_problem(seed: int) -> tuple[Problem, list[int]]:
     rng = random.Random(seed)
     num_layers, num_kinds = rng.randint(1, 8), rng.randint(1, 3)
     profiles = _profiles(rng, num_layers, num_kinds)
+    if seed % 2:
+        profiles = [_with_borders(random.Random(f"{seed} {k}"), p) for k, p in enumerate(profiles)]
     spans = chain_spans(profiles)
     limited = rng.random() < 0.5
     memory = MemoryModel(stash=rng.random() < 0.7, optimizer=rng.choice([0.0, 1.0, 2.0]))
@@ -118,6 +120,16 @@ def _profiles(rng: random.Random, num_layers: int, num_kinds: int) -> list[Profi
         )
         for _ in range(num_kinds)
     ]
+
+
+def _with_borders(rng: random.Random, profile: Profile) -> Profile:
+    """What layers keep for the backward, and stages at their ends."""
+    names = ("saved_bytes", "begin_bytes", "end_bytes")
+    layers = tuple(
+        replace(layer, **{name: float(rng.randint(0, 20)) for name in names})
+        for layer in profile.layers
+    )
+    return replace(profile, layers=layers)
 
 
 def _kinds(

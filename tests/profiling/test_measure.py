@@ -156,6 +156,7 @@ def test_a_layer_that_comes_twice_has_two_rows() -> None:
     found = measure(net, [torch.randn(3, 4)], device=CPU, num_warmup=0, num_measured=1)
     assert [layer.name for layer in found.layers] == ["0", "1", "2", "3", "4"]
     assert [layer.kind for layer in found.layers] == ["Linear", "Tanh"] * 2 + ["Linear"]
+    assert [layer.parameter_bytes for layer in found.layers] == [4 * (16 + 4), 0, 0, 0, 0]
     assert all(layer.forward_s > 0 and layer.backward_s > 0 for layer in found.layers)
 
 

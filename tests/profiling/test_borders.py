@@ -1,0 +1,96 @@
+"""What stages keep at their ends, by hand and against stages with minibatches in flight."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from sparsepipe import sparse
+from sparsepipe.models import sparse_vgg11_bn
+from sparsepipe.partition.spans import chain_spans
+from sparsepipe.profiling import Profile
+from sparsepipe.profiling.activations import fresh
+from sparsepipe.profiling.alive import Alive
+from sparsepipe.profiling.measure import measure
+from sparsepipe.profiling.saved import border_bytes, saved_bytes
+from sparsepipe.runtime.stage import Stage
+
+ROWS, WIDTH = 20, 16
+SIZE = 4 * ROWS * WIDTH
+FLYING = 3
+
+
+def test_dense_layers_by_hand() -> None:
+    net = nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), nn.Sigmoid(), nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)
+    )
+    x = torch.randn(ROWS, WIDTH)
+    # A linear layer keeps what it gets, which the sigmoid before it has kept as what it gives.
+    assert saved_bytes(net, [x]) == [SIZE, SIZE, 0, SIZE]
+    begins, ends = border_bytes(net, x)
+    # The first layer keeps its input by itself; what sigmoid receives nobody needs, but it is
+    # there; and a layer in place gives what it received.
+    assert begins == [0, SIZE, SIZE, 0]
+    assert ends == [SIZE, 0, SIZE, 0]
+
+
+def batch() -> sparse.SparseTensor:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [torch.randint(0, 16, (200, 3), generator=generator) for _ in range(2)]
+    sites = [torch.unique(shape, dim=0) for shape in shapes]
+    return sparse.sparse_collate(
+        [(s, torch.ones(len(s), 1)) for s in sites], spatial_shape=(16,) * 3
+    )
+
+
+@pytest.fixture(scope="module")
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return sparse_vgg11_bn(10, width=0.25).train()
+
+
+@pytest.fixture(scope="module")
+def profile(net: nn.Sequential) -> Profile:
+    return measure(net, [batch()], device=torch.device("cpu"), num_warmup=0, num_measured=1)
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 9), (3, 12), (5, 16), (8, 14), (12, 30)])
+def test_a_stage_with_minibatches_in_flight(
+    net: nn.Sequential, profile: Profile, first: int, last: int
+) -> None:
+    stage, leaves = Stage(net, net, first=first, last=last), dict(net.named_parameters())
+    received = [before(net, first) for _ in range(1 + FLYING)]
+    flights = [stage.forward(received.pop(), minibatch=0, leaves=leaves)]  # workspaces are made
+    with Alive() as alive:
+        for number in range(FLYING):
+            value = arrived(received.pop())
+            flights.append(stage.forward(value, minibatch=number, leaves=leaves))
+            del value
+        gc.collect()
+        kept = alive.bytes / FLYING
+    told = chain_spans([profile]).stored_bytes(first, last + 1)
+    assert told == pytest.approx(kept, rel=0.1)
+
+
+def before(net: nn.Sequential, first: int) -> Any:
+    """What the stage receives."""
+    value: Any = batch()
+    with torch.no_grad():
+        for layer in list(net)[:first]:
+            value = layer(value)
+    return fresh(value)
+
+
+def arrived(value: Any) -> Any:
+    """In memory of its own, wanting a gradient if it is of another layer."""
+
+    def of(leaf: Tensor) -> Tensor:
+        wants = leaf.is_floating_point() and leaf.shape[1] > 1
+        return leaf.clone().requires_grad_(wants)
+
+    return pytree.tree_map(of, value)
