@@ -182,14 +182,18 @@ def test_a_plan_by_hand_takes_the_place_of_the_search() -> None:
     assert identity("parallel=hete_mp") == identity("parallel=mp") == identity("parallel=pipeline")
 
 
-def test_given_profiles_are_what_the_training_goes_by(tmp_path: Path, job: Job) -> None:
+def test_given_profiles_are_what_the_search_goes_by(tmp_path: Path) -> None:
     """The first layer takes as long as all others, so that the cut is behind it."""
     slow_first = given(tmp_path, profile([3, 1, 1, 1], parameter_bytes=1e6))
-    run = job(*MODEL, *TWO, "parallel=mp", "parallel.search.bandwidth_bytes_per_s=1e6", slow_first)
-    result = read_json(run / "result.json")
-    assert (result["plan_config"], result["plan_cuts"]) == ("1-1", [1])
-    assert result["plan_bottleneck_s"] == pytest.approx(3)
-    assert result["plan_strategy"] == "mp"
+    config = composed(
+        *MODEL, *TWO, "parallel=mp", "parallel.search.bandwidth_bytes_per_s=1e6", slow_first
+    )
+    directory = RunDir(tmp_path)
+    settle(config, build_inventory(config), directory, measure=True)
+    plan = Plan.from_json(directory.plan.read_text())
+    assert (plan.config, plan.cuts) == ("1-1", (1,))
+    assert plan.details["bottleneck_s"] == pytest.approx(3)
+    assert (plan.details["strategy"], plan.details["measured"]) == ("mp", {})
     assert not profiles()
 
 
@@ -204,6 +208,7 @@ def test_a_plan_from_a_profile_of_other_layers_is_refused(tmp_path: Path) -> Non
         build_module(config, VectorData(), plan=directory.plan)
 
 
+@pytest.mark.full
 def test_a_link_without_a_bandwidth_is_measured(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
