@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from experiment_harness import SUPPORT, Shell, composed, fault
+from experiment_harness import SUPPORT, composed, fault
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError, SparsePipeError
@@ -305,10 +305,10 @@ def test_memory_follows_the_training() -> None:
 
 
 @pytest.mark.full
-def test_evaluating_by_a_search(shell: Shell) -> None:
-    settings = (*MODEL[1:], *TWO, *QUICKLY, SLOW, "parallel=hete_mp")
-    run = shell(*settings).run
-    found = read_json(shell(*settings, "task=evaluate", f"checkpoint={run}").run / "result.json")
+def test_evaluating_by_a_search(job: Job) -> None:
+    settings = (*MODEL, *TWO, *QUICKLY, SLOW, "parallel=hete_mp")
+    run = job(*settings)
+    found = read_json(job(*settings, "task=evaluate", f"checkpoint={run}") / "result.json")
     trained = read_json(run / "result.json")
     assert found["plan_strategy"] == "hete_mp"
     assert found["test/loss"] == pytest.approx(trained["test/loss"], rel=1e-6)
