@@ -75,7 +75,10 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A connection, in bytes per second each way."""
+    """A connection, in bytes per second each way.
+
+    Partitioning leaves ``latency_s`` out: the paper's cost models and PipeDream's have none.
+    """
 
     bytes_per_s: float
     latency_s: float = 0.0

@@ -7,7 +7,8 @@ Zhai et al., SparsePipe, Eq. 4, for layers i to j on the m devices S(m)::
 and Eq. 5 counts a / BW for the activation a that crosses a cut. The optimizers that the figures
 come from, PipeDream's and those of the paper's authors, divide the bytes that each device sends
 by the m devices that share an all-reduce, let a gradient cross each cut as well, and differ in
-how often they count a parameter and in whether receiving replicas share a transfer.
+how often they count a parameter and in whether receiving replicas share a transfer. None of them
+has a latency: that of a link in the inventory does not count here.
 """
 
 from __future__ import annotations

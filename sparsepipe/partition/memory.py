@@ -24,8 +24,8 @@ class MemoryModel:
 
     A device of a stage with r replicas, from which on there are R devices, has
     ``(R - 1) // r + 1`` minibatches in flight when it runs a forward. Each keeps what its layers
-    save for the backward; where weights are stashed, it may keep a version of the weights of
-    its own, the newest of which are those in use.
+    save for the backward, what it received and what it sent; where weights are stashed, it may keep
+    a version of the weights of its own, the newest of which are those in use.
 
     Args:
         stash: versions are kept, one for each minibatch in flight (weight stashing); else one.
