@@ -11,26 +11,17 @@ from typing import Any
 import pytest
 import yaml
 from experiment_harness import SUPPORT, composed, fault
+from planned_cases import MODEL, SLOW, TWO, given, profile
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError, SparsePipeError
 from sparsepipe.experiment.build import build_inventory, build_module
-from sparsepipe.experiment.measuring import profile_config
-from sparsepipe.experiment.planned import search_of
-from sparsepipe.experiment.prepare import prepare
 from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.schema import Measuring
-from sparsepipe.experiment.search import memory_model
 from sparsepipe.experiment.settle import settle
-from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.results.files import read_json
 from sparsepipe.schedule import Plan
 
 Job = Callable[..., Path]
-MODEL = ("experiment=tiny", "model.width=64", "data.batch_size=2")
-TWO = ("hardware.accelerator=cpu", "hardware.cpu_devices=2")
-# So slow that a cut, which few bytes cross, is better than an all-reduce.
-SLOW = "parallel.search.bandwidth_bytes_per_s=1e4"
 LOGGER = ("logger.own._target_=pytorch_lightning.loggers.CSVLogger", "logger.own.save_dir=logged")
 QUICKLY = ("parallel.search.measure.num_warmup=1", "parallel.search.measure.num_measured=2")
 
@@ -44,30 +35,6 @@ def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def profiles() -> list[Path]:
     return sorted(Path("outputs/profiles").glob("*/profile.json"))
-
-
-def profile(times_s: list[float], *, model: str = "mlp", parameter_bytes: float = 1000) -> Profile:
-    """Of the tiny model's four layers, or as many as there are times."""
-    layers = [
-        LayerProfile(
-            index=index,
-            name=str(index),
-            kind="Linear",
-            forward_s=time_s / 3,
-            backward_s=2 * time_s / 3,
-            activation_bytes=100,
-            parameter_bytes=parameter_bytes,
-        )
-        for index, time_s in enumerate(times_s)
-    ]
-    return Profile(layers=tuple(layers), meta={"model": model, "source": "a test"})
-
-
-def given(tmp_path: Path, found: Profile, name: str = "given.json") -> str:
-    """An override that names the profile of the one device that there is."""
-    found.save(tmp_path / name)
-    device = build_inventory(composed(*MODEL, *TWO)).hosts[0].devices[0].name
-    return f"parallel.search.profiles={{{device}: {tmp_path / name}}}"
 
 
 def test_it_is_all_it_takes(job: Job, caplog: pytest.LogCaptureFixture) -> None:
@@ -114,21 +81,6 @@ def measured_device(path: Path) -> str:
     return str(read_json(path)["meta"]["device"])
 
 
-def test_what_matters_to_a_profile_is_its_identity() -> None:
-    def identity(*settings: str, how: Measuring | None = None) -> str:
-        config = composed(*MODEL, *TWO, *settings)
-        wanted = profile_config(config, "core", how or Measuring())
-        return prepare(wanted, build_inventory(wanted)).run_id
-
-    base = identity("parallel=hete_mp")
-    other = ("seed=3", "optim=adamw", "trainer.max_epochs=9", "name=other", "force=true")
-    assert identity("parallel=exact", SLOW, *other, "logger=wandb_offline") == base
-    assert identity("parallel=hete_mp", "data.batch_size=8") != base
-    assert identity("parallel=hete_mp", "model.width=32") != base
-    assert identity("parallel=hete_mp", "hardware.cpu_devices=3") != base
-    assert identity("parallel=hete_mp", how=Measuring(num_measured=7)) != base
-
-
 def test_a_plan_that_is_there_is_kept(tmp_path: Path) -> None:
     directory = RunDir(tmp_path)
     config = composed(*MODEL, *TWO, "parallel=hete_mp", SLOW, given(tmp_path, profile([1, 1, 1])))
@@ -157,29 +109,6 @@ def test_a_run_that_has_begun_keeps_its_plan(tmp_path: Path, job: Job) -> None:
     assert job(*settings) == run.absolute()
     assert read_json(run / "result.json")["plan_cuts"] == list(other.cuts)
     assert not profiles()
-
-
-def test_profiles_that_are_given_count_by_what_they_hold(tmp_path: Path) -> None:
-    def identity(*settings: str) -> str:
-        config = composed(*MODEL, *TWO, "parallel=hete_mp", SLOW, *settings)
-        return prepare(config, build_inventory(config)).run_id
-
-    base = identity(given(tmp_path, profile([1, 1, 1, 1])))
-    assert identity(given(tmp_path, profile([1, 1, 1, 1]), "elsewhere.json")) == base
-    assert identity(given(tmp_path, profile([1, 1, 1, 2]))) != base
-    assert identity() != base
-    same = given(tmp_path, profile([1, 1, 1, 1]))
-    assert identity(same, "parallel.search.reserved_bytes=1") != base
-    assert identity(same, "parallel.devices=2") == base
-
-
-def test_a_plan_by_hand_takes_the_place_of_the_search() -> None:
-    def identity(*settings: str) -> str:
-        config = composed(*MODEL, *TWO, *settings, "parallel.plan.config=1-1")
-        assert search_of(config) is None
-        return prepare(config, build_inventory(config)).run_id
-
-    assert identity("parallel=hete_mp") == identity("parallel=mp") == identity("parallel=pipeline")
 
 
 def test_given_profiles_are_what_the_search_goes_by(tmp_path: Path) -> None:
@@ -287,21 +216,6 @@ def test_refused(
         job(*MODEL, *TWO, *([] if "parallel=dp" in named else ["parallel=hete_mp"]), *named)
     assert all(word in str(refused.value) for word in words), refused.value
     assert not list(Path("outputs").glob("tiny/*/plan.json"))  # nothing to go on with
-
-
-def test_memory_follows_the_training() -> None:
-    def room(*settings: str) -> tuple[bool, float] | None:
-        config = composed(*MODEL, "parallel=hete_mp", *settings)
-        choice = search_of(config)
-        assert choice is not None
-        model = memory_model(choice, config)
-        return None if model is None else (model.stash, model.optimizer)
-
-    assert room() == (True, 1.0)
-    assert room("parallel.strategy.mode=none", "optim=adamw") == (False, 2.0)
-    assert room("optim.optimizer.momentum=0") == (True, 0.0)
-    assert room("parallel.search.stash=false", "parallel.search.optimizer_bytes=5") == (False, 5.0)
-    assert room("parallel.search.memory=false") is None
 
 
 @pytest.mark.full
