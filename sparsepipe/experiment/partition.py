@@ -8,7 +8,6 @@ from typing import Any
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.experiment.device_profiles import fingerprint_of, load_profiles, other_workloads
-from sparsepipe.experiment.layer_shares import draw_shares
 from sparsepipe.experiment.model_names import model_name, model_settings
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
@@ -81,12 +80,6 @@ def partition(
     found = find_plan(choice, run.config, run.inventory, measured)
     log.info("%s", plan_table(found.told))
     found.write(run.directory)
-    kinds = dict.fromkeys(d.name for host in run.inventory.hosts for d in host.devices)
-    draw_shares(
-        {name: measured[name] for name in kinds if name in measured},
-        run.directory.path / "shares.png",
-        cuts=found.plan.cuts,
-    )
     write_result(
         run,
         {

@@ -72,7 +72,7 @@ def profile(
     )
     training_s = None if steps is None else steps * float(found.meta["step_s"])
     found.save(run.directory.path / "profile.json")
-    draw_shares({found.meta["device"]: found}, run.directory.path / "shares.png")
+    draw_shares({found.meta["device"]: found}, run.directory.shares)
     _tell(found, training_s)
     _write(run, found, training_s)
 

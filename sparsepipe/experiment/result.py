@@ -77,6 +77,7 @@ def _expected(run: Run) -> dict[str, Any]:
         "plan_strategy": details.get("strategy"),
         "plan_bottleneck_s": bottleneck_s,
         "plan_shapes_per_s": size / bottleneck_s if size and bottleneck_s else None,
+        "profiling_s": details.get("profiling_s") or None,
     }
     return {name: value for name, value in values.items() if value is not None}
 

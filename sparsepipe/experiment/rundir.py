@@ -103,6 +103,11 @@ class RunDir:
         return self.path / "plan.csv"
 
     @property
+    def shares(self) -> Path:
+        """Where the costs of the layers lie, and the cuts of a plan that was searched for."""
+        return self.path / "shares.png"
+
+    @property
     def done(self) -> Path:
         """Exists once the run is finished."""
         return self.path / "DONE.json"
@@ -151,8 +156,8 @@ class RunDir:
 
     def remove_if_unused(self) -> None:
         """Removes the directory of a run that failed before it had anything to keep."""
-        plan = {self.plan.name, self.plan_table.name, self.plan_figures.name}
-        told = {self.config.name, _ATTEMPT, *plan}
+        plan = (self.plan, self.plan_table, self.plan_figures, self.shares)
+        told = {self.config.name, _ATTEMPT, *(path.name for path in plan)}
         if {path.name for path in self.path.iterdir()} <= told:
             shutil.rmtree(self.path)
 

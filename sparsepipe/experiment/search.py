@@ -13,6 +13,7 @@ from typing import Any
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.device_profiles import origin_of
+from sparsepipe.experiment.layer_shares import draw_shares
 from sparsepipe.experiment.model_names import model_name
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.schema import SearchChoice
@@ -40,15 +41,18 @@ class Found:
     Attributes:
         plan: for a plan file and for training.
         told: the same in figures.
+        profiles: of the devices, by their names, in the inventory's order.
     """
 
     plan: Plan
     told: Explanation
+    profiles: Mapping[str, Profile]
 
     def write(self, directory: RunDir) -> None:
-        """Writes the plan file, its table and its figures; the plan file last."""
+        """Writes the plan's table, figures and picture, and the plan file last."""
         write_text_atomic(directory.plan_table, plan_table(self.told) + "\n")
         write_csv(directory.plan_figures, [asdict(row) for row in self.told.rows])
+        draw_shares(self.profiles, directory.shares, cuts=self.plan.cuts)
         write_text_atomic(directory.plan, self.plan.to_json())
 
 
@@ -100,7 +104,8 @@ def find_plan(
         profiles={name: origin_of(profiles[name]) for name in sorted(profiles)},
         **origin,
     )
-    return Found(plan=plan, told=told)
+    names = dict.fromkeys(kind.name for kind in problem.fleet.kinds)
+    return Found(plan=plan, told=told, profiles={name: profiles[name] for name in names})
 
 
 def memory_model(choice: SearchChoice, config: Mapping[str, Any]) -> MemoryModel | None:

@@ -50,7 +50,10 @@ def settle(
         raise _missing(missing, model_name(config), inventory)
     measured = measure_devices(missing, config, choice.measure, ranks=inventory.num_devices)
     profiles |= {name: profile for name, (profile, _) in measured.items()}
-    origin: dict[str, Any] = {"measured": {name: str(path) for name, (_, path) in measured.items()}}
+    origin: dict[str, Any] = {
+        "measured": {name: str(path) for name, (_, path) in measured.items()},
+        "profiling_s": sum(profile.meta.get("cost_s", 0.0) for profile in profiles.values()),
+    }
     if measure and _lacks_link(choice, inventory):
         choice.bandwidth_bytes_per_s, path = measure_link(config)
         origin["measured_bandwidth"] = str(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import statistics
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -92,6 +93,7 @@ def train(
     else:
         done = _fit(run, trainer, module, data, checkpoint=checkpoint, resume=resume)
     values = {**_training_values(run), **done}
+    values.update(_profiling_share(values))
     if test:
         values.update(_test(trainer, module, data))
     if group.rank() == 0 and test:
@@ -189,6 +191,14 @@ def _training_values(run: Run) -> dict[str, Any]:
         if rates:
             values["train_shapes_per_s"] = statistics.median(rates)
     return values
+
+
+def _profiling_share(values: Mapping[str, Any]) -> dict[str, float]:
+    """What the profiles of a plan cost beside the training that they serve."""
+    profiling_s, training_s = values.get("profiling_s"), values.get("train_time_s")
+    if not profiling_s or not training_s:
+        return {}
+    return {"profiling_share_of_training": profiling_s / training_s}
 
 
 def _number(text: str) -> float | None:
