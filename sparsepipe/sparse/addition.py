@@ -15,7 +15,7 @@ def add(x: SparseTensor, y: SparseTensor) -> SparseTensor:
     nothing is compared; other coordinates are, which waits for the device.
 
     Raises:
-        CoordinateError: they differ in stride, sites or channels.
+        CoordinateError: they differ in stride, grid, sites or channels.
     """
     if x.stride != y.stride or len(x) != len(y) or x.batch_size != y.batch_size:
         raise CoordinateError(
@@ -23,6 +23,11 @@ def add(x: SparseTensor, y: SparseTensor) -> SparseTensor:
             f"{len(y)} of stride {y.stride} in {y.batch_size}",
             remedy="give both paths windows that lead to the same sites, such as kernel size 2 "
             "with stride 2, or no stride",
+        )
+    if x.spatial_shape != y.spatial_shape:
+        raise CoordinateError(
+            f"a sum of tensors on grids of {x.spatial_shape} and {y.spatial_shape}",
+            remedy="give both paths the same windows, and both tensors the same spatial_shape",
         )
     if x.coords is not y.coords and not torch.equal(x.coords, y.coords):
         raise CoordinateError(
