@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,10 +26,14 @@ from sparsepipe.runtime.bandwidth import (
     time_pairs,
     time_reductions,
 )
+from sparsepipe.runtime.bandwidth import bench as bench_room
+from sparsepipe.runtime.bandwidth import reductions as reductions_room
+from sparsepipe.runtime.transport import Message, Network
 from sparsepipe.runtime.transport.wire import Wire
 
 SIZES = [4096, 200_000]
 DELAY_S = 0.3
+TICK_S = 0.001
 EFFORT = Effort(repeats=3, warmups=0, most_s=30.0, timeout_s=LONG_S)
 
 
@@ -42,10 +49,54 @@ def delay(to_rank: int, least_bytes: int) -> None:
     Wire.send = late  # type: ignore[method-assign]
 
 
+def late_rank(rank: int) -> list[Sending]:
+    if rank == 1:
+        delay(to_rank=0, least_bytes=SIZES[-1])
+    bench = Bench(EFFORT)
+    found = time_pairs(bench, [(0, 1)], SIZES)
+    bench.close()
+    return found
+
+
+def test_a_message_takes_as_long_as_its_way() -> None:
+    found = [sending for of_rank in run(late_rank, 2) for sending in of_rank]
+    (late,) = (s for s in found if (s.source, s.size_bytes, s.both_ways) == (1, SIZES[-1], False))
+    assert late.seconds >= DELAY_S
+    assert all(s.seconds > 0 and s.latency_s > 0 for s in found)
+
+
+def tell_time_by_messages(rank: int, late_s: Callable[[int, Any], float]) -> None:
+    """From now on a message takes a tick, and what is put on top, and nothing else takes any time.
+
+    Args:
+        rank: this one.
+        late_s: what is put on top, of a message to a rank with a tensor or None.
+    """
+    now_s = 0.0
+    send, receive = Network.send, Network.receive
+
+    def stamped(self: Network, kind: Any, to_rank: int, message: Message) -> None:
+        comes_s = now_s + TICK_S + late_s(to_rank, message.tree)
+        send(self, kind, to_rank, replace(message, meta={**message.meta, "comes_s": comes_s}))
+
+    def waited(self: Network, kind: Any, from_rank: int, *, minibatch: int) -> Message:
+        nonlocal now_s
+        message = receive(self, kind, from_rank, minibatch=minibatch)
+        now_s = max(now_s, message.meta["comes_s"])
+        return message
+
+    Network.send, Network.receive = stamped, waited  # type: ignore[method-assign]
+    bench_room.time = SimpleNamespace(perf_counter=lambda: now_s)  # type: ignore[attr-defined]
+
+
 def asymmetric_rank(rank: int) -> list[Sending]:
     """Large messages from rank 2 to rank 1 are late, no others."""
-    if rank == 2:
-        delay(to_rank=1, least_bytes=SIZES[-1])
+
+    def late_s(to_rank: int, tree: Any) -> float:
+        large = tree is not None and tree.numel() >= SIZES[-1]
+        return DELAY_S if large and (rank, to_rank) == (2, 1) else 0.0
+
+    tell_time_by_messages(rank, late_s)
     bench = Bench(EFFORT)
     found = time_pairs(bench, pairs_of([0, 0, 0], all_up_to=8), SIZES)
     bench.close()
@@ -53,6 +104,7 @@ def asymmetric_rank(rank: int) -> list[Sending]:
 
 
 def test_only_the_slow_direction_of_the_slow_pair_is_slow() -> None:
+    """By a clock that messages carry along, which tells what their way takes and nothing else."""
     found = [sending for of_rank in run(asymmetric_rank, 3) for sending in of_rank]
     ways = {(s.source, s.target, s.size_bytes) for s in found if not s.both_ways}
     links = [(a, b) for a in range(3) for b in range(3) if a != b]
@@ -61,27 +113,75 @@ def test_only_the_slow_direction_of_the_slow_pair_is_slow() -> None:
     both = {(s.source, s.target): s for s in found if s.both_ways}
     assert both.keys() == {(0, 1), (0, 2), (1, 2)}
     assert all(s.size_bytes == SIZES[-1] for s in both.values())
-    slow = {(s.source, s.target, s.size_bytes, s.both_ways) for s in found if s.seconds >= DELAY_S}
-    assert slow == {(2, 1, SIZES[-1], False), (1, 2, SIZES[-1], True)}
+    slow = {(2, 1, SIZES[-1], False), (1, 2, SIZES[-1], True)}
     for sending in found:
-        assert sending.bytes_per_s == sending.size_bytes / sending.seconds > 0
-        assert 0 < sending.latency_s < DELAY_S / 2
+        what = (sending.source, sending.target, sending.size_bytes, sending.both_ways)
+        assert sending.seconds == pytest.approx(2 * TICK_S + DELAY_S * (what in slow)), what
+        assert sending.latency_s == pytest.approx(TICK_S)
+        assert sending.bytes_per_s == sending.size_bytes / sending.seconds
         assert sending.repeats == EFFORT.repeats
 
 
-def short_rank(rank: int) -> tuple[list[Sending], list[Reduction]]:
+def count_sums(least_s: float) -> list[int]:
+    """How many sums each measurement takes from now on; every one takes as long at least."""
+    numbers: list[int] = []
+    sum_of = reductions_room._sum_of
+
+    def counting(*args: Any) -> Callable[[], None]:
+        reduce = sum_of(*args)
+        numbers.append(0)
+
+        def counted() -> None:
+            numbers[-1] += 1
+            time.sleep(least_s)
+            reduce()
+
+        return counted
+
+    reductions_room._sum_of = counting  # type: ignore[assignment]
+    return numbers
+
+
+def short_rank(rank: int) -> tuple[list[Sending], list[Reduction], list[int]]:
     """There is no time for a second message."""
+    numbers = count_sums(least_s=1e-6)
     bench = Bench(Effort(repeats=50, warmups=20, most_s=0.0, timeout_s=LONG_S))
     sendings = time_pairs(bench, [(0, 1)], SIZES)
     reductions = time_reductions(bench, groups_of([0, 0]), SIZES)
     bench.close()
-    return sendings, reductions
+    return sendings, reductions, numbers
 
 
 def test_a_slow_link_is_timed_once_at_least() -> None:
-    for sendings, reductions in run(short_rank, 2):
+    for sendings, reductions, numbers in run(short_rank, 2):
         assert [sending.repeats for sending in sendings] == [1] * len(sendings)
         assert [reduction.repeats for reduction in reductions] == [1] * len(reductions)
+        assert numbers == [1] * 4  # of each size either way
+
+
+def slow_sums_rank(rank: int) -> tuple[list[Reduction], list[int]]:
+    numbers = count_sums(least_s=0.1)
+    bench = Bench(Effort(repeats=50, warmups=20, most_s=0.35, timeout_s=LONG_S))
+    found = time_reductions(bench, groups_of([0, 0]), SIZES[:1])
+    bench.close()
+    return found, numbers
+
+
+def test_warm_ups_keep_to_the_time_as_well() -> None:
+    """What connects, what foretells, and no more than three others."""
+    (found, first), (_, second) = run(slow_sums_rank, 2)
+    assert first == second  # whatever each of them measures
+    assert all(1 <= number <= 2 + 3 for number in first)
+    assert [reduction.repeats for reduction in found] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("once_s", "expected"),
+    [(0.01, (3, 10)), (0.1, (3, 7)), (0.24, (3, 1)), (0.3, (2, 1)), (0.6, (0, 1)), (9.0, (0, 1))],
+)
+def test_what_fits_is_repeated(once_s: float, expected: tuple[int, int]) -> None:
+    effort = Effort(repeats=10, warmups=3, most_s=1.0, timeout_s=LONG_S)
+    assert effort.within(once_s) == expected
 
 
 def sums_rank(rank: int) -> list[Reduction]:

@@ -21,7 +21,7 @@ class Effort:
 
     Attributes:
         repeats: times that count; at least 1.
-        warmups: times before those.
+        warmups: times before those; fewer where they would take longer than ``most_s``.
         most_s: after which nothing is repeated once more; it is timed once at least.
         timeout_s: limit of every wait for another rank.
     """
@@ -51,9 +51,11 @@ class Effort:
             if last:
                 return counted
 
-    def repeats_of(self, once_s: float) -> int:
-        """How often that count what takes ``once_s`` can be done."""
-        return max(1, min(self.repeats, int(self.most_s / max(once_s, 1e-9)) - self.warmups))
+    def within(self, once_s: float) -> tuple[int, int]:
+        """Warm-ups and repeats of what takes ``once_s``, all in ``most_s`` unless it is but one."""
+        room = max(1, int(self.most_s / max(once_s, 1e-9)))
+        warmups = min(self.warmups, room - 1)
+        return warmups, min(self.repeats, room - warmups)
 
 
 class Bench:
