@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from sparsepipe import sparse
 from sparsepipe.errors import ProfileError
 from sparsepipe.models.vgg_sparse import sparse_vgg
+from sparsepipe.profiling import clock
 from sparsepipe.profiling.measure import measure, step_seconds
 from sparsepipe.sparse import SparseTensor, sparse_collate
 
@@ -56,9 +58,25 @@ def test_times_are_those_of_layers_that_sleep() -> None:
         # A machine that is busy only adds to that.
         assert layer.forward_s >= forward_s
         assert layer.backward_s >= backward_s
-    assert found.layers[1].backward_s > found.layers[1].forward_s
-    assert found.layers[3].forward_s > found.layers[3].backward_s
     assert found.meta["num_measured"] == 3
+
+
+def test_times_are_those_of_layers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only sleep moves: no layer gets the time of another or of its other way."""
+    now_s = 100.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    net = nn.Sequential(nn.Linear(4, 4), Sleep(0.02, 0.05), nn.Linear(4, 4), Sleep(0.04, 0.01))
+    found = measure(net, [torch.randn(3, 4)], device=CPU, num_warmup=1, num_measured=3)
+    assert [layer.forward_s for layer in found.layers] == pytest.approx([0, 0.02, 0, 0.04])
+    assert [layer.backward_s for layer in found.layers] == pytest.approx([0, 0.05, 0, 0.01])
+    step_s = step_seconds(net, [torch.randn(3, 4)], device=CPU, num_measured=1)
+    assert step_s == pytest.approx(0.12)
 
 
 def test_sizes_of_a_dense_net_by_hand() -> None:

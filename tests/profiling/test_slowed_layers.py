@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -62,14 +64,27 @@ def test_layers_and_steps_take_as_many_times_as_long() -> None:
 
 
 def test_kernel_maps_are_slowed_within_their_layer() -> None:
-    computed_s: list[float] = []
-    passed: list[int] = []
+    throttle = Throttle(SLOWDOWN)
+    blocks_s: list[tuple[int, float]] = []  # depth, and what was computed in it
+    open_blocks, marks, passed = 0, 0, 0
+
+    @contextmanager
+    def slowed() -> Iterator[None]:
+        nonlocal open_blocks
+        open_blocks += 1
+        with throttle.slowed():
+            begin_s = time.thread_time()
+            yield
+            blocks_s.append((open_blocks, time.thread_time() - begin_s))
+        open_blocks -= 1
 
     def watch() -> None:
-        computed_s.append(time.thread_time())
+        nonlocal marks
+        marks += 1
 
     def between(number: int) -> None:
-        passed.append(len(computed_s))  # counting memory afterwards builds them again
+        nonlocal passed
+        passed = marks  # counting memory afterwards builds them again
 
     net = sparse_vgg(11, 10, width=1 / 16)
     with watching_kernel_maps(watch):
@@ -80,14 +95,12 @@ def test_kernel_maps_are_slowed_within_their_layer() -> None:
             num_warmup=0,
             num_measured=1,
             between=between,
-            slowed=Throttle(SLOWDOWN).slowed,
+            slowed=slowed,
         )
-    marks_s = computed_s[: passed[0]]
-    builds_s = sum(end - begin for begin, end in zip(marks_s[::2], marks_s[1::2], strict=True))
-    assert builds_s > 0
+    builds_s = [seconds for depth, seconds in blocks_s if depth == 2]
+    assert 0 < 2 * len(builds_s) == passed, "each map is a block within its layer's"
     told_s = sum(layer.kernel_map_s or 0.0 for layer in found.layers)
-    # Our own watcher takes a little more in than that of the profile.
-    assert told_s >= 0.9 * SLOWDOWN * builds_s
+    assert told_s >= SLOWDOWN * sum(builds_s)
     assert all((layer.kernel_map_s or 0.0) <= layer.forward_s for layer in found.layers)
 
 
