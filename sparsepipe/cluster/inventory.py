@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -168,12 +168,15 @@ class Inventory:
             for device in host["devices"]:
                 del device["profile"]  # where it lies; what it holds counts where it is used
                 device["memory_bytes"] = round((device["memory_bytes"] or 0) / 2**30)
+                if device["slowdown"] == 1:
+                    del device["slowdown"]  # as of runs from before there was any
         text = json.dumps(value, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_yaml(self) -> str:
         """The inventory as YAML; :meth:`from_yaml` reads it back."""
-        return yaml.safe_dump(_plain(asdict(self)), sort_keys=False)
+        plain = json.loads(json.dumps(asdict(self)))  # lists, no tuples
+        return yaml.safe_dump(plain, sort_keys=False)
 
     @classmethod
     def from_yaml(cls, source: str | os.PathLike[str]) -> Inventory:
@@ -193,21 +196,18 @@ class Inventory:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Inventory:
-        """Builds an inventory from plain mappings and lists.
+        """Builds an inventory from plain mappings and lists, without devices of ``count: 0``.
 
         Raises:
-            HardwareError: a key is missing or unknown, a number is none, or a name is there
-                twice.
+            HardwareError: a key is missing or unknown, a number is none, a name is there twice,
+                or there is no device.
         """
         if not isinstance(value, Mapping) or not isinstance(value.get("hosts"), list):
             raise HardwareError("the inventory lists no hosts", remedy="give it a list 'hosts'")
         hosts = tuple(_host(host) for host in value["hosts"])
         _distinct([host.name for host in hosts], "the inventory", "hosts")
         _one_speed(hosts)
-        return cls(
-            hosts=hosts,
-            link=_link(value.get("link")),
-        )
+        return cls(hosts=_in_use(hosts), link=_link(value.get("link")))
 
 
 def _host(value: Mapping[str, Any]) -> Host:
@@ -220,6 +220,16 @@ def _host(value: Mapping[str, Any]) -> Host:
         )
     _distinct([device.name for device in devices], f"host {value.get('name')!r}", "devices")
     return _build(Host, {**value, "devices": devices, "link": _link(value.get("link"))})
+
+
+def _in_use(hosts: Sequence[Host]) -> tuple[Host, ...]:
+    used = (replace(host, devices=tuple(d for d in host.devices if d.count)) for host in hosts)
+    if found := tuple(host for host in used if host.devices):
+        return found
+    raise HardwareError(
+        "the inventory has no device: the count of each is 0",
+        remedy="give a device of the hardware inventory a 'count' above 0",
+    )
 
 
 def _distinct(names: Sequence[str], where: str, what: str) -> None:
@@ -286,11 +296,3 @@ def _checked(key: str, value: Any) -> Any:
             remedy=f"give {key} a {'whole ' if key == 'count' else ''}number that is not negative",
         )
     return number
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value

@@ -54,7 +54,12 @@ def place_of(inventory: Inventory, text: str) -> Place:
 
 
 def places_for(
-    inventory: Inventory, devices: Sequence[str] | None, *, ranks: int, nodes: int
+    inventory: Inventory,
+    devices: Sequence[str] | None,
+    *,
+    ranks: int,
+    nodes: int,
+    searched: bool = False,
 ) -> tuple[Place, ...]:
     """The device of each rank.
 
@@ -69,20 +74,58 @@ def places_for(
         ranks: over all nodes.
         nodes: hosts that run; without a plan each has the same number of ranks, but where all
             devices of these hosts are in use.
+        searched: the plan was made for certain devices; in an order by chance it is another.
 
     Raises:
-        PlanError: the plan's devices are not one for each rank, or lie on another number of hosts.
+        PlanError: the plan's devices are not one for each rank, or lie on another number of
+            hosts, or a plan that was searched for is for other devices.
     """
-    there = {place.text: place for place in places(inventory)}
-    if devices is not None and all(name in there for name in devices):
-        chosen = tuple(there[name] for name in devices)
+    chosen = named_places(inventory, devices or ())
+    # A single host may stand for several nodes, whose devices are called alike.
+    alike = nodes > len(inventory.hosts) and len(set(chosen or ())) < ranks
+    if chosen is not None and not alike:
         _check(chosen, ranks=ranks)
         ranks_of_nodes(chosen, inventory, nodes=nodes)
         return chosen
+    if searched and devices is not None:
+        _refuse_others(inventory, devices)
     hosts = inventory.hosts if len(inventory.hosts) > 1 else inventory.hosts * nodes
     found = [_places_in(host) for host in hosts[:nodes]]
     each = None if sum(map(len, found)) == ranks else ranks // nodes
     return tuple(place for on_host in found for place in on_host[:each])
+
+
+def named_places(inventory: Inventory, devices: Sequence[str]) -> tuple[Place, ...] | None:
+    """The devices that a plan names; None where the inventory lacks one.
+
+    A single host is the one that the plan is for, whatever it was called then: machines are
+    renamed, and a run goes on on another one of the same kind.
+    """
+    asked = _as_called_now(inventory, devices)
+    there = {place.text: place for place in places(inventory)}
+    if not asked or not all(name in there for name in asked):
+        return None
+    return tuple(there[name] for name in asked)
+
+
+def _as_called_now(inventory: Inventory, devices: Sequence[str]) -> list[str]:
+    hosts = {name.partition("/")[0] for name in devices}
+    if len(inventory.hosts) != 1 or len(hosts) != 1:
+        return list(devices)
+    return [f"{inventory.hosts[0].name}/{name.partition('/')[2]}" for name in devices]
+
+
+def _refuse_others(inventory: Inventory, devices: Sequence[str]) -> None:
+    there = [place.text for place in places(inventory)]
+    asked = zip(devices, _as_called_now(inventory, devices), strict=True)
+    others = [name for name, now in asked if "/" in name and now not in there]
+    if others:
+        raise PlanError(
+            f"the plan is for {', '.join(others)}, and the inventory has {', '.join(there)}",
+            remedy="choose the hardware that it was searched for, or search for a plan for this "
+            "one; with its config and cuts as parallel.plan.config and parallel.plan.cuts, "
+            "ranks take the devices in the inventory's order",
+        )
 
 
 def ranks_of_nodes(

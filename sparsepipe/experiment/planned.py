@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.errors import ConfigError, HardwareError
+from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.schema import Measuring, SearchChoice
 
 
@@ -28,7 +28,6 @@ def searched_devices(config: Mapping[str, Any], inventory: Inventory) -> int:
 
     Raises:
         ConfigError: other numbers of devices or nodes are asked for, or no model is split.
-        HardwareError: there is no device.
     """
     if config["parallel"].get("plan") is None:
         raise ConfigError(
@@ -36,11 +35,7 @@ def searched_devices(config: Mapping[str, Any], inventory: Inventory) -> int:
             remedy="choose parallel=hete_mp, mp or exact, or leave parallel.search out",
         )
     devices, nodes = config["parallel"]["devices"], config["parallel"]["num_nodes"]
-    hosts = [host for host in inventory.hosts if any(device.count for device in host.devices)]
-    if not hosts:
-        raise HardwareError(
-            "the inventory has no device", remedy="list devices in the hardware inventory"
-        )
+    hosts = inventory.hosts
     if len(hosts) != nodes:
         remedy = (
             f"start the command on each host by torchrun, with parallel.num_nodes={len(hosts)}"

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +36,29 @@ def test_counts_and_fingerprint() -> None:
     assert inventory.fingerprint() == two_hosts("renamed").fingerprint()
     slower = Inventory(hosts=inventory.hosts, link=Link(bytes_per_s=1e6))
     assert inventory.fingerprint() != slower.fingerprint()
+
+
+def test_slowdown_1_is_what_runs_had_before_there_was_any() -> None:
+    hosts = (Host(name="a", devices=(Device(name="x", count=2, accelerator="cpu"),)),)
+    then = (
+        '{"hosts": [{"devices": [{"accelerator": "cpu", "count": 2, "memory_bytes": 0, '
+        '"memory_bytes_per_s": null, "name": "x", "tflops": null}], "link": null}], "link": null}'
+    )
+    assert Inventory(hosts=hosts).fingerprint() == hashlib.sha256(then.encode()).hexdigest()[:16]
+
+
+def test_devices_of_which_there_are_none_are_left_out() -> None:
+    def host(name: str, **counts: int) -> dict[str, Any]:
+        devices = [{"name": key, "count": count} for key, count in counts.items()]
+        return {"name": name, "devices": devices}
+
+    given = {"hosts": [host("a", x=2, y=0), host("b", x=0), host("c", z=1)]}
+    used = {"hosts": [host("a", x=2), host("c", z=1)]}
+    inventory = Inventory.from_dict(given)
+    assert inventory == Inventory.from_dict(used)
+    assert inventory.devices_per_host(2) == 1
+    with pytest.raises(HardwareError, match="no device"):
+        Inventory.from_dict({"hosts": [host("a", x=0), host("b", y=0)]})
 
 
 def test_devices_are_counted_by_host() -> None:

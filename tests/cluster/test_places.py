@@ -76,6 +76,9 @@ def test_a_device_that_is_not_there() -> None:
         (TWO, ["b/quick/1", "a/half/0", "b/quick/0"], 3, 2,
          ["b/quick/1", "a/half/0", "b/quick/0"]),
         (UNEVEN, None, 3, 2, ["a/slow/0", "b/quick/0", "b/quick/1"]),
+        # The single host was called otherwise when the plan was made.
+        (ONE, ["old/half/0", "old/full/1"], 2, 1, ["a/half/0", "a/full/1"]),
+        (ONE, ["old/full/0", "old/full/0"], 2, 2, ["a/full/0", "a/full/0"]),
     ],
 )  # fmt: skip
 def test_the_device_of_each_rank(
@@ -97,6 +100,25 @@ def test_plans_that_ranks_cannot_follow(devices: list[str], nodes: int, message:
     with pytest.raises(PlanError, match=message) as caught:
         places_for(TWO, devices, ranks=2, nodes=nodes)
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("inventory", "devices", "others"),
+    [
+        (TWO, ["old/full/0", "b/quick/0"], "old/full/0"),
+        (ONE, ["a/full/0", "a/full/2"], "a/full/2"),
+        (ONE, ["server1/TITAN V/0", "server2/TITAN V/0"], "server1/TITAN V/0, server2"),
+    ],
+)
+def test_a_plan_that_was_searched_for_is_for_its_devices(
+    inventory: Inventory, devices: list[str], others: str
+) -> None:
+    nodes = len(inventory.hosts)
+    with pytest.raises(PlanError, match=f"the plan is for {others}") as caught:
+        places_for(inventory, devices, ranks=2, nodes=nodes, searched=True)
+    assert "parallel.plan.cuts" in caught.value.remedy
+    by_hand = places_for(inventory, ["rank 0", "rank 1"], ranks=2, nodes=nodes, searched=True)
+    assert by_hand == places_for(inventory, None, ranks=2, nodes=nodes)
 
 
 @pytest.mark.parametrize(
