@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+
 class OrderedSum:
     """A vector that is summed over a group's ranks, in their order.
 
