@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +30,7 @@ class Division:
         balance: what is shared evenly where there are no cuts.
         num_layers: layers that a plan file is for.
         devices: that a plan file names, one for each rank; None where there is no file.
+        details: what else a plan file tells.
     """
 
     config: str | None
@@ -37,6 +38,12 @@ class Division:
     balance: str
     num_layers: int | None = None
     devices: tuple[str, ...] | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def searched(self) -> bool:
+        """Whether a plan file is the outcome of a search."""
+        return "strategy" in self.details
 
     @property
     def num_ranks(self) -> int | None:
@@ -151,6 +158,7 @@ def _from_file(path: Path, *, balance: str) -> Division:
         balance=balance,
         num_layers=read.num_layers,
         devices=tuple(name for stage in read.stages for name in stage.devices),
+        details=read.details,
     )
 
 

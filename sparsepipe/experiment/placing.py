@@ -8,7 +8,7 @@ from typing import Any
 
 from sparsepipe.cluster import Inventory, Place, places_for
 from sparsepipe.cluster.gpus import gpu_indices
-from sparsepipe.cluster.places import places, ranks_of_nodes
+from sparsepipe.cluster.places import named_places, places, ranks_of_nodes
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.division import Division, division_of
 from sparsepipe.experiment.signature import parameters_of
@@ -27,12 +27,14 @@ def places_of_ranks(
 
     Raises:
         ConfigError: one is made slower, and the strategy cannot do that, or is told by hand.
-        PlanError: the plan's devices lie on other hosts than the ranks.
+        PlanError: the plan's devices lie on other hosts than the ranks, or a plan that was
+            searched for is for others.
     """
     division = division_of(config, kept=kept)
     devices = None if division is None else division.devices
     nodes = config["parallel"]["num_nodes"]
-    found = places_for(inventory, devices, ranks=ranks, nodes=nodes)
+    searched = division is not None and division.searched
+    found = places_for(inventory, devices, ranks=ranks, nodes=nodes, searched=searched)
     _check_strategy(config["parallel"]["strategy"], found)
     return found
 
@@ -41,7 +43,7 @@ def are_there(division: Division | None, inventory: Inventory) -> bool:
     """Whether a plan names devices, and the inventory has them all."""
     if division is None or division.devices is None:
         return False
-    return set(division.devices) <= {place.text for place in places(inventory)}
+    return named_places(inventory, division.devices) is not None
 
 
 def _check_strategy(strategy: Mapping[str, Any] | None, found: Sequence[Place]) -> None:
@@ -102,7 +104,18 @@ def cuda_devices(
     """
     import torch
 
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return cuda_numbers(found, inventory, gpus, rank=rank, nodes=nodes)
+
+
+def cuda_numbers(
+    found: Sequence[Place], inventory: Inventory, gpus: Sequence[str], *, rank: int, nodes: int
+) -> list[int]:
+    """As :func:`cuda_devices`, by the names of this host's GPUs in CUDA's order.
+
+    Raises:
+        HardwareError: a device is not here.
+    """
     here = beside(found, inventory, rank=rank, nodes=nodes)
     host = next(host for host in inventory.hosts if host.name == here[0].host)
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return gpu_indices(here, names, host=host)
+    return gpu_indices(here, gpus, host=host)

@@ -93,8 +93,20 @@ def class_accuracies(module: pl.LightningModule) -> dict[str, float]:
     }
 
 
+def log_profiling(values: Mapping[str, Any]) -> None:
+    """Logs what the profiles of a plan cost, whether they were measured for it or found."""
+    if "profiling_share_of_training" in values:
+        log.info(
+            "the plan's profiles, measured for this run or before, took %.0f s, %.1f %% of the "
+            "%.0f s of training",
+            values["profiling_s"],
+            100 * values["profiling_share_of_training"],
+            values["train_time_s"],
+        )
+
+
 def log_test(run: Run, module: pl.LightningModule, values: Mapping[str, Any]) -> None:
-    """Logs what a test found, how fast, what the plan's profiles cost, and the pictures left."""
+    """Logs what a test found, how fast, and the pictures left."""
     parts = []
     if "test/accuracy" in values:
         mean = values.get("test/class_accuracy")
@@ -107,12 +119,5 @@ def log_test(run: Run, module: pl.LightningModule, values: Mapping[str, Any]) ->
         parts.append(f"inference {values['inference_shapes_per_s']:,.0f} shapes/s")
     if parts:
         log.info("%s", ", ".join(parts))
-    if "profiling_share_of_training" in values:
-        log.info(
-            "the plan's profiles took %.0f s to measure, %.1f %% of the %.0f s of training",
-            values["profiling_s"],
-            100 * values["profiling_share_of_training"],
-            values["train_time_s"],
-        )
     for picture in sorted(run.directory.path.glob("*.png")):
         log.info("picture: %s", picture)

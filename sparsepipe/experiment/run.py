@@ -21,7 +21,7 @@ from sparsepipe.experiment.callbacks import (
     Throughput,
 )
 from sparsepipe.experiment.checkpoint_io import DirectCheckpointIO
-from sparsepipe.experiment.division import division_of
+from sparsepipe.experiment.division import Division, division_of
 from sparsepipe.experiment.placing import are_there, beside, cuda_devices, places_of_ranks
 from sparsepipe.experiment.planned import search_of, searched_devices
 from sparsepipe.experiment.rundir import RunDir
@@ -110,11 +110,15 @@ class Run:
         kept = self.directory.plan
         return places_of_ranks(self.config, self.inventory, ranks=self.ranks, kept=kept)
 
+    @property
+    def division(self) -> Division | None:
+        """How the model is split, as far as that is said; None where it is not."""
+        return division_of(self.config, kept=self.directory.plan)
+
     def _strategy(self, node: Mapping[str, Any] | None, slowdown: float) -> Any:
         if node is None:
             return "auto" if slowdown == 1 else SlowedDeviceStrategy(slowdown=slowdown)
-        division = division_of(self.config, kept=self.directory.plan)
-        given = {} if division is None else division.arguments()
+        given = {} if self.division is None else self.division.arguments()
         if slowdown != 1:
             given["slowdown"] = slowdown
         return build_with({**node, **given}, cluster_environment=RankEnvironment())

@@ -30,7 +30,13 @@ from sparsepipe.experiment.callbacks.stop import stop_if_any_asked
 from sparsepipe.experiment.checkpoints import find_checkpoint, load_weights, read_checkpoint
 from sparsepipe.experiment.figures import draw_curves, draw_test
 from sparsepipe.experiment.loaders import EpochSeeds, adapt_loaders
-from sparsepipe.experiment.report import StartLine, class_accuracies, log_test, num_shapes
+from sparsepipe.experiment.report import (
+    StartLine,
+    class_accuracies,
+    log_profiling,
+    log_test,
+    num_shapes,
+)
 from sparsepipe.experiment.result import plan_values, write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.seeding import seed_epoch
@@ -74,10 +80,15 @@ def train(
     seed = int(run.config["seed"])
     adapt_loaders(data, seed=seed, resume=resume)
     checkpoint = RunCheckpoint(run.directory, monitor=monitor, mode=mode, resume=resume)
+    division = run.division
     trainer = run.trainer(
         [
             StartLine(run, test_shapes=test_shapes),
-            KeepPlan(run.directory, [place.text for place in run.places]),
+            KeepPlan(
+                run.directory,
+                [place.text for place in run.places],
+                {} if division is None else division.details,
+            ),
             EpochSeeds(seed),
             MetricsCsv(run.directory.metrics),
             StopOnSignal(run.watch, checkpoint),
@@ -105,6 +116,7 @@ def train(
         if test:
             draw_test(run, module, data, gallery=gallery)
         draw_curves(run)
+        log_profiling(values)
         log_test(run, module, values)
 
 

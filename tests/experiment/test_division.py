@@ -61,6 +61,7 @@ def test_devices_follow_a_plan_file(file: str) -> None:
     division = division_of(config)
     assert division is not None
     assert division.arguments() == {"config": "2-1", "cuts": [3], "balance": "flops"}
+    assert not division.searched
     assert [division.name(rank, ranks=3) for rank in range(3)] == [
         "rank 0 (stage 0)",
         "rank 1 (stage 0)",

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from experiment_harness import SUPPORT, Shell, composed, rows, weights
 
-from sparsepipe.errors import ConfigError, HardwareError
+from sparsepipe.cluster import Inventory, places_for
+from sparsepipe.errors import ConfigError, HardwareError, PlanError
 from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.placing import cuda_devices, places_of_ranks
+from sparsepipe.experiment.placing import cuda_devices, cuda_numbers, places_of_ranks
 from sparsepipe.experiment.prepare import prepare
+from sparsepipe.results.files import read_json
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import Stage
 
@@ -25,10 +27,10 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SUPPORT))
 
 
-def plan_file(path: Path, *devices: str) -> str:
+def plan_file(path: Path, *devices: str, **details: object) -> str:
     """A plan for the small network, each device a stage."""
     stages = (Stage(layers=(0, 1), devices=devices[:1]), Stage(layers=(2, 3), devices=devices[1:]))
-    path.write_text(Plan(stages=stages).to_json())
+    path.write_text(Plan(stages=stages, details=details).to_json())
     return f"parallel.plan.file={path}"
 
 
@@ -37,14 +39,32 @@ def slowdowns(directory: Path) -> list[str]:
 
 
 def test_the_plan_says_who_is_slow(shell: Shell) -> None:
-    """It gives its first stage to the inventory's second device."""
-    plan = plan_file(shell.cwd / "given.json", "here/half-speed/0", "here/full-speed/0")
+    """It gives its first stage to the inventory's second device, and was searched for."""
+    told = {"strategy": "exact", "bottleneck_s": 0.5}
+    given = shell.cwd / "given.json"
+    plan = plan_file(given, "here/half-speed/0", "here/full-speed/0", **told)
     run = shell(*SHORT, "hardware=two_speeds", plan).run
     assert slowdowns(shell.cwd) == ["2.0", "1.0"]
     kept = Plan.from_json((run / "plan.json").read_text())
     assert [stage.devices for stage in kept.stages] == [
         ("here/half-speed/0",), ("here/full-speed/0",)
     ]  # fmt: skip
+    assert kept.details == told
+    result = read_json(run / "result.json")
+    assert result["plan_strategy"] == "exact"
+    assert result["plan_shapes_per_s"] == result["data.batch_size"] / 0.5
+
+
+@pytest.mark.parametrize("host", ["here", "as it was called before"])
+def test_a_run_that_goes_on_keeps_its_devices(tmp_path: Path, host: str) -> None:
+    kept = tmp_path / "plan.json"
+    plan_file(kept, f"{host}/half-speed/0", f"{host}/full-speed/0", strategy="hete_mp")
+    config = composed("experiment=tiny", "hardware=two_speeds", "parallel=hete_mp")
+    places = places_of_ranks(config, build_inventory(config), ranks=2, kept=kept)
+    assert [place.slowdown for place in places] == [2.0, 1.0]
+    other = composed("experiment=tiny", "hardware=cores", "parallel=hete_mp")
+    with pytest.raises(PlanError, match=f"{host}/half-speed/0"):
+        places_of_ranks(other, build_inventory(other), ranks=2, kept=kept)
 
 
 @pytest.mark.full
@@ -108,3 +128,25 @@ def test_gpus_that_are_not_here_are_refused() -> None:
     places = places_of_ranks(config, inventory, ranks=1)
     with pytest.raises(HardwareError, match="server1/TITAN V/0"):
         cuda_devices(places, inventory, rank=0, nodes=1)
+
+
+def test_each_local_rank_has_the_gpu_of_its_rank() -> None:
+    """Ranks 1 and 3 are on the first host, whose GPUs CUDA lists in another order."""
+    counts = {"a": {"TITAN V": 1, "RTX 2080 Ti": 2}, "b": {"A100": 2}}
+    inventory = Inventory.from_dict(
+        {
+            "hosts": [
+                {"name": host, "devices": [{"name": n, "count": c} for n, c in devices.items()]}
+                for host, devices in counts.items()
+            ]
+        }
+    )
+    plan = ["b/A100/1", "a/RTX 2080 Ti/1", "b/A100/0", "a/TITAN V/0"]
+    places = places_for(inventory, plan, ranks=4, nodes=2)
+    gpus = {
+        "a": ["NVIDIA GeForce RTX 2080 Ti", "NVIDIA TITAN V", "NVIDIA GeForce RTX 2080 Ti"],
+        "b": ["NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"],
+    }
+    for ranks, host, numbers in (((1, 3), "a", [2, 1]), ((0, 2), "b", [1, 0])):
+        for rank in ranks:
+            assert cuda_numbers(places, inventory, gpus[host], rank=rank, nodes=2) == numbers

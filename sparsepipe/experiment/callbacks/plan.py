@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import pytorch_lightning as pl
 from typing_extensions import override
@@ -26,11 +27,15 @@ class KeepPlan(pl.Callback):
     Args:
         directory: the run's.
         devices: names of the ranks' devices.
+        details: what else is known of the plan, where it was given in a file.
     """
 
-    def __init__(self, directory: RunDir, devices: Sequence[str]) -> None:
+    def __init__(
+        self, directory: RunDir, devices: Sequence[str], details: Mapping[str, Any]
+    ) -> None:
         self._directory = directory
         self._devices = devices
+        self._details = details
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -51,6 +56,7 @@ class KeepPlan(pl.Callback):
         names = iter(self._devices)
         return replace(
             plan,
+            details=self._details,
             stages=tuple(
                 replace(stage, devices=tuple(islice(names, stage.replicas)))
                 for stage in plan.stages
