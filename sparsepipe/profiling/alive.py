@@ -6,12 +6,13 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from sparsepipe.profiling.activations import copied, detached, fresh
+from sparsepipe.profiling.activations import copied, detached, differentiable, fresh
 
 
 class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -61,25 +62,41 @@ class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bytes -= size
 
 
-def forward_peaks(layers: nn.Sequential, batches: Sequence[Any]) -> list[float]:
-    """Most bytes of tensors that each layer's forward has alive beyond what was before.
+def layer_peaks(layers: nn.Sequential, batches: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """Most bytes of tensors that each layer has alive beyond what was before its forward.
 
-    What it gives and what it keeps for its backward counts, and what it needs for a moment.
+    What it gives and what it keeps for its backward counts, and what it needs for a moment; in
+    the backward the gradients that it makes, but not the one that it gets.
 
     Args:
-        layers: the network, in the mode that is asked about; statistics of norm layers move on.
+        layers: the network, in the mode that is asked about; statistics of norm layers move on,
+            and parameters have no gradients afterwards.
         batches: its inputs, of which the one counts that takes most; they are left as they are.
+
+    Returns:
+        For each layer: in its forward, in its backward (0 without one).
     """
-    most = [0.0] * len(layers)
+    forward, backward = [0.0] * len(layers), [0.0] * len(layers)
     for batch in batches:
         with Alive() as alive:
             value = fresh(batch)
             for index, layer in enumerate(layers):
+                layer.zero_grad(set_to_none=True)
                 given = copied(detached(value))
                 before = alive.restart()
-                value = layer(given)
-                most[index] = max(most[index], alive.peak_bytes - before)
-    return most
+                output = layer(given)
+                forward[index] = max(forward[index], alive.peak_bytes - before)
+                held = alive.bytes - before
+                if roots := differentiable(output):
+                    gradients = [torch.ones_like(root) for root in roots]
+                    before = alive.restart()
+                    torch.autograd.backward(roots, gradients)
+                    backward[index] = max(backward[index], held + alive.peak_bytes - before)
+                    del gradients
+                    layer.zero_grad(set_to_none=True)
+                value = detached(output)
+                del roots, output
+    return forward, backward
 
 
 def _storages(value: Any) -> list[UntypedStorage]:

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from sparsepipe.errors import ProfileError
 from sparsepipe.profiling.activations import copied, crossing_bytes, detached, differentiable, fresh
-from sparsepipe.profiling.alive import forward_peaks
+from sparsepipe.profiling.alive import layer_peaks
 from sparsepipe.profiling.clock import Clock, median_and_spread
 from sparsepipe.profiling.profile import LayerProfile, Profile
-from sparsepipe.profiling.saved import border_bytes, saved_bytes
+from sparsepipe.profiling.saved import border_bytes, heaviest, saved_bytes
 from sparsepipe.sparse import watching_kernel_maps
 
 Slowed = Callable[[], AbstractContextManager[None]]
@@ -40,14 +40,15 @@ class _Pass:
         backward_s: of each layer.
         kernel_map_s: the part of the forward pass in which kernel maps are built.
         activation_bytes: of each layer's output.
-        peak_bytes: most memory that each layer took beyond what was in use, as CUDA counts it;
-            0 elsewhere.
+        held_bytes: what each layer's forward has left in use, as CUDA counts it; 0 elsewhere.
+        peak_bytes: most that each layer took beyond what was in use before its forward, the same.
     """
 
     forward_s: list[float]
     backward_s: list[float]
     kernel_map_s: list[float]
     activation_bytes: list[int]
+    held_bytes: list[int]
     peak_bytes: list[int]
 
 
@@ -91,15 +92,16 @@ def measure(
                 passes.append(found)
             if between is not None:
                 between(number)
-        begins, ends = border_bytes(layers, batches[0])
+        batch = heaviest(layers, batches)  # limits of memory are for the worst
+        begins, ends = border_bytes(layers, batch)
         sizes = {
             "parameter_bytes": _first_bytes(layers),
-            "saved_bytes": saved_bytes(layers, batches),
+            "saved_bytes": saved_bytes(layers, batch),
             "begin_bytes": begins,
             "end_bytes": ends,
             "peak_bytes": _most(passes)
             if device.type == "cuda"
-            else forward_peaks(layers, batches),
+            else [max(peaks) for peaks in zip(*layer_peaks(layers, batches), strict=True)],
         }
     rows = [  # not named_children(), which tells a layer that comes twice once
         _row(index, name, layer, passes, {key: float(of[index]) for key, of in sizes.items()})
@@ -163,7 +165,7 @@ def _one_pass(layers: nn.Sequential, batch: Any, device: torch.device, slowed: S
     """Forward through all layers in one go, then backward through all of them."""
     ends, found = _forward(layers, batch, device, slowed)
     layers.zero_grad(set_to_none=True)
-    found.backward_s.extend(_backward(ends, device, slowed))
+    _backward(ends, found, device, slowed)
     layers.zero_grad(set_to_none=True)
     return found
 
@@ -174,7 +176,14 @@ def _forward(
     """What each layer got, as leaves, and gave, each in a graph of its own; and the figures."""
     clock, builds = Clock(device), [Clock(device) for _ in layers]
     ends: list[tuple[Any, Any]] = []
-    found = _Pass(forward_s=[], backward_s=[], kernel_map_s=[], activation_bytes=[], peak_bytes=[])
+    found = _Pass(
+        forward_s=[],
+        backward_s=[],
+        kernel_map_s=[],
+        activation_bytes=[],
+        held_bytes=[],
+        peak_bytes=[],
+    )
     output = batch
     clock.synchronise()
     for layer, build in zip(layers, builds, strict=True):
@@ -186,6 +195,7 @@ def _forward(
             output = layer(given)
         clock.mark()
         found.peak_bytes.append(_peak(device, before))
+        found.held_bytes.append(_in_use(device) - before)
         found.activation_bytes.append(crossing_bytes(output))
         ends.append((value, output))
     found.forward_s.extend(clock.seconds()[::2])
@@ -209,20 +219,25 @@ def _marking(clock: Clock, slowed: Slowed) -> Callable[[], None]:
     return mark
 
 
-def _backward(ends: Sequence[tuple[Any, Any]], device: torch.device, slowed: Slowed) -> list[float]:
-    """Seconds of each layer's way back, in the order of the forward pass."""
+def _backward(
+    ends: Sequence[tuple[Any, Any]], found: _Pass, device: torch.device, slowed: Slowed
+) -> None:
+    """Each layer's way back: adds its seconds, and the memory that it takes, to the figures."""
     clock = Clock(device)
     gradients = [torch.randn_like(root) for root in differentiable(ends[-1][1])]
     clock.synchronise()
-    for value, output in reversed(ends):
+    for index, (value, output) in reversed(list(enumerate(ends))):
         roots = differentiable(output)
+        before = _begin_peak(device)
         clock.mark()
         if roots:  # a layer without parameters behind the data has no way back
             with slowed():
                 torch.autograd.backward(roots, gradients)
         clock.mark()
+        peak = found.held_bytes[index] + _peak(device, before)
+        found.peak_bytes[index] = max(found.peak_bytes[index], peak)
         gradients = [_gradient(leaf) for leaf in differentiable(value)]
-    return clock.seconds()[::2][::-1]
+    found.backward_s.extend(clock.seconds()[::2][::-1])
 
 
 def _gradient(leaf: Tensor) -> Tensor:
@@ -230,10 +245,13 @@ def _gradient(leaf: Tensor) -> Tensor:
 
 
 def _begin_peak(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 0
-    torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.memory_allocated(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    return _in_use(device)
+
+
+def _in_use(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def _peak(device: torch.device, before: int) -> int:

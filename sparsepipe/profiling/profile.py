@@ -26,18 +26,20 @@ class LayerProfile:
         kind: its class.
         forward_s: seconds of its forward pass.
         backward_s: seconds of its backward pass.
-        activation_bytes: what crosses the link if the model is cut after this layer.
+        activation_bytes: what crosses the link if the model is cut after this layer: features and
+            coordinates, without a header of 4 KiB that tells how they are put together.
         parameter_bytes: of its parameters.
-        saved_bytes: what the forward keeps for the backward, kernel maps included; None where
-            nobody counted it.
+        saved_bytes: what the forward keeps for the backward, kernel maps included, of the batch
+            that keeps most; None where nobody counted it.
         begin_bytes: what a stage that begins with this layer keeps beside the ``saved_bytes`` of
             its layers: the input it received, and kernel maps that it builds anew; None as above.
         end_bytes: what a stage that ends with it keeps beside them: its output; None as above.
         forward_spread_s: between the quartiles of the measured forward times.
         backward_spread_s: between the quartiles of the measured backward times.
         kernel_map_s: the part of the forward time in which kernel maps are built.
-        peak_bytes: most memory in use in the layer's forward pass, beyond what was in use before:
-            by CUDA's allocator, elsewhere of tensors (see ``alive.py``).
+        peak_bytes: most memory in use in the layer's forward or backward pass, beyond what was in
+            use before its forward: by CUDA's allocator, elsewhere of tensors (see ``alive.py``).
+            The gradient that the layer gets counts with the layer behind it.
     """
 
     index: int
@@ -70,7 +72,8 @@ class State:
         antichain: names of those that no other of them follows.
         compute_s: forward and backward of all of them.
         parameter_bytes: of all of them.
-        input_bytes: that all of them get: the outputs of those they follow.
+        input_bytes: that all of them get: the outputs of those they follow, and of the graph's
+            inputs what they read.
         cut_bytes: outputs that layers outside wait for: what crosses a cut here.
     """
 
@@ -178,7 +181,7 @@ class Profile:
             value = json.loads(text)
             layers = tuple(_layer(entry) for entry in value["layers"])
             return cls(layers=layers, meta=dict(value["meta"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             if isinstance(error, ProfileError):
                 raise
             raise ProfileError(

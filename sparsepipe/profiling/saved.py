@@ -14,8 +14,18 @@ from sparsepipe.profiling.activations import coordinate_caches, fresh
 from sparsepipe.sparse import CoordinateCache, derived_tensors
 
 
-def saved_bytes(layers: nn.Sequential, batches: Sequence[Any]) -> list[float]:
-    """Bytes that a forward pass keeps for each layer, mean over batches.
+def heaviest(layers: nn.Sequential, batches: Sequence[Any]) -> Any:
+    """The batch of which a forward pass keeps most.
+
+    Args:
+        layers: the network, in the mode that is asked about; statistics of norm layers move on.
+        batches: its inputs; they are left as they are.
+    """
+    return max(batches, key=lambda batch: sum(saved_bytes(layers, batch)))
+
+
+def saved_bytes(layers: nn.Sequential, batch: Any) -> list[float]:
+    """Bytes that a forward pass keeps for each layer.
 
     Each storage counts once, for the first layer that saves it; parameters and buffers do not
     count, since they are there anyway. What the forward derives from coordinates (indices, kernel
@@ -24,13 +34,9 @@ def saved_bytes(layers: nn.Sequential, batches: Sequence[Any]) -> list[float]:
 
     Args:
         layers: the network, in the mode that is asked about; statistics of norm layers move on.
-        batches: its inputs; they are left as they are.
+        batch: its input; it is left as it is.
     """
-    sums = [0.0] * len(layers)
-    for batch in batches:
-        for index, size in enumerate(_kept_by(list(layers), fresh(batch)).sizes):
-            sums[index] += size
-    return [total / len(batches) for total in sums]
+    return [float(size) for size in _kept_by(list(layers), fresh(batch)).sizes]
 
 
 def border_bytes(layers: nn.Sequential, batch: Any) -> tuple[list[float], list[float]]:
@@ -38,6 +44,10 @@ def border_bytes(layers: nn.Sequential, batch: Any) -> tuple[list[float], list[f
 
     A stage that begins with a layer keeps the input that it received, and builds anew what layers
     before it have derived from coordinates; one that ends with a layer keeps its output.
+    For each first layer a pass tells this, but only up to where nothing is left of what the layer
+    received: sites and features are others then, and from there on it keeps as much as a pass
+    through all layers does. That takes as long as some passes for each level of coordinates, not
+    one for each layer.
 
     Args:
         layers: the network, in the mode that is asked about; statistics of norm layers move on.
@@ -50,8 +60,9 @@ def border_bytes(layers: nn.Sequential, batch: Any) -> tuple[list[float], list[f
     begins, value = [], fresh(batch)
     for first, layer in enumerate(layers):
         received = _received(value)
-        rest = _kept_by(list(layers)[first:], received, received=True)
-        begins.append(float(max(0, sum(rest.sizes) - sum(whole.sizes[first:]))))
+        end = whole.apart_from(first)
+        rest = _kept_by(list(layers)[first:end], received, received=True)
+        begins.append(float(max(0, sum(rest.sizes) - sum(whole.sizes[first:end]))))
         value = layer(_received(value))
     return begins, [float(size) for size in whole.outputs]
 
@@ -74,6 +85,8 @@ class _Kept:
     Attributes:
         sizes: for each layer so far.
         outputs: of each layer's output, as far as it was not counted.
+        borders: marks of what each layer gets, and of the last one's output: storages, and what is
+            derived from the same coordinates.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
@@ -84,6 +97,8 @@ class _Kept:
         self._alive: dict[int, Tensor] = {}
         self.sizes: list[int] = []
         self.outputs: list[int] = []
+        self.borders: list[set[int]] = []
+        self._passed: list[Any] = []  # so that no mark is given out twice
 
     def note(self, tensor: Tensor) -> Tensor:
         """Counts a tensor for the present layer."""
@@ -93,6 +108,20 @@ class _Kept:
             self.sizes[-1] += storage.nbytes()
             self._alive[place] = tensor.detach()
         return tensor.detach()
+
+    def mark(self, value: Any) -> None:
+        """Marks what passes from one layer to the next."""
+        caches = coordinate_caches(value)
+        tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+        marks = {id(cache) for cache in caches}
+        self.borders.append(marks | {tensor.untyped_storage().data_ptr() for tensor in tensors})
+        self._passed.append((caches, [tensor.detach() for tensor in tensors]))
+
+    def apart_from(self, first: int) -> int:
+        """The first border behind a layer that has nothing of those up to it; else the last."""
+        before = {mark for border in self.borders[: first + 1] for mark in border}
+        ends = range(first + 1, len(self.borders))
+        return next((end for end in ends if not self.borders[end] & before), ends[-1])
 
     def give(self, value: Any) -> None:
         """Counts what a layer has given, and nobody has saved yet."""
@@ -108,6 +137,7 @@ def _kept_by(layers: Sequence[nn.Module], value: Any, *, received: bool = False)
     levels: list[CoordinateCache] = []
     with saved_tensors_hooks(kept.note, lambda tensor: tensor):
         for layer in layers:
+            kept.mark(value)
             kept.sizes.append(0)
             if received and len(kept.sizes) == 1:
                 for leaf in pytree.tree_leaves(value):
@@ -118,4 +148,5 @@ def _kept_by(layers: Sequence[nn.Module], value: Any, *, received: bool = False)
             for tensor in derived_tensors(levels):
                 kept.note(tensor)
             kept.give(value)
+    kept.mark(value)
     return kept

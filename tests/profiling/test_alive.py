@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from sparsepipe import sparse
-from sparsepipe.profiling.alive import Alive, forward_peaks
+from sparsepipe.profiling.alive import Alive, layer_peaks
+from sparsepipe.profiling.measure import measure
 
 ROWS, WIDTH = 50, 64
 SIZE = 4 * ROWS * WIDTH
+WEIGHTS = 4 * WIDTH * WIDTH
 
 
 class Chain(nn.Module):
@@ -52,14 +54,31 @@ def test_what_was_there_before_does_not_count() -> None:
 def test_products_keep_what_they_get() -> None:
     x = torch.randn(ROWS, WIDTH)
     # With a way back each product keeps its input, without only two are alive at a time.
-    assert forward_peaks(nn.Sequential(Chain(1), Chain(4)), [x]) == [SIZE, 4 * SIZE]
+    net = nn.Sequential(Chain(1), Chain(4))
+    forward, backward = layer_peaks(net, [x])
+    assert forward == [SIZE, 4 * SIZE]
+    # Beside what it gave, and keeps, the first makes the gradient of its weights alone.
+    assert backward[0] == SIZE + WEIGHTS
+    # The second ends with the gradients of all weights and of what it got; before that, it has
+    # beside the four products one of these and a gradient of the last but one.
+    assert backward[1] >= max(SIZE + 4 * WEIGHTS + SIZE, 4 * SIZE + WEIGHTS + SIZE)
+    assert backward[1] <= 4 * SIZE + 4 * WEIGHTS + 2 * SIZE
+    assert all(p.grad is None for p in net.parameters())
     with torch.no_grad():
-        assert forward_peaks(nn.Sequential(Chain(1), Chain(4)), [x, x]) == [SIZE, 2 * SIZE]
+        assert layer_peaks(net, [x, x]) == ([SIZE, 2 * SIZE], [0, 0])
+
+
+def test_a_profile_has_the_larger_of_both() -> None:
+    x = torch.randn(ROWS, WIDTH)
+    net = nn.Sequential(Chain(1), Chain(4))
+    forward, backward = layer_peaks(net, [x])
+    found = measure(net, [x], device=torch.device("cpu"), num_warmup=0, num_measured=1)
+    assert [layer.peak_bytes for layer in found.layers] == list(map(max, forward, backward))
 
 
 def test_layers_in_place_give_what_they_got() -> None:
     net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True), nn.ReLU())
-    assert forward_peaks(net, [torch.randn(ROWS, WIDTH)]) == [SIZE, 0, SIZE]
+    assert layer_peaks(net, [torch.randn(ROWS, WIDTH)])[0] == [SIZE, 0, SIZE]
 
 
 def test_a_sparse_convolution_needs_its_output_and_its_kernel_map() -> None:
@@ -67,7 +86,7 @@ def test_a_sparse_convolution_needs_its_output_and_its_kernel_map() -> None:
     sites = torch.unique(torch.randint(0, 16, (300, 3), generator=generator), dim=0)
     x = sparse.sparse_collate([(sites, torch.ones(len(sites), 1))], spatial_shape=(16,) * 3)
     net = nn.Sequential(sparse.Conv3d(1, 8, 3), sparse.Conv3d(8, 8, 3))
-    first, second = forward_peaks(net, [x])
+    first, second = layer_peaks(net, [x])[0]
     out = 4 * 8 * len(sites)
     table = 27 * 4 * len(sites)
     assert first >= out + table

@@ -17,7 +17,7 @@ from sparsepipe.profiling import Profile
 from sparsepipe.profiling.activations import fresh
 from sparsepipe.profiling.alive import Alive
 from sparsepipe.profiling.measure import measure
-from sparsepipe.profiling.saved import border_bytes, saved_bytes
+from sparsepipe.profiling.saved import _kept_by, border_bytes, saved_bytes
 from sparsepipe.runtime.stage import Stage
 
 ROWS, WIDTH = 20, 16
@@ -31,7 +31,7 @@ def test_dense_layers_by_hand() -> None:
     )
     x = torch.randn(ROWS, WIDTH)
     # A linear layer keeps what it gets, which the sigmoid before it has kept as what it gives.
-    assert saved_bytes(net, [x]) == [SIZE, SIZE, 0, SIZE]
+    assert saved_bytes(net, x) == [SIZE, SIZE, 0, SIZE]
     begins, ends = border_bytes(net, x)
     # The first layer keeps its input by itself; what sigmoid receives nobody needs, but it is
     # there; and a layer in place gives what it received.
@@ -57,6 +57,30 @@ def net() -> nn.Sequential:
 @pytest.fixture(scope="module")
 def profile(net: nn.Sequential) -> Profile:
     return measure(net, [batch()], device=torch.device("cpu"), num_warmup=0, num_measured=1)
+
+
+def test_a_pass_from_each_layer_to_the_end_tells_the_same(net: nn.Sequential) -> None:
+    layers = list(net)
+    begins, _ = border_bytes(net, batch())
+    whole = saved_bytes(net, batch())
+    for first in range(len(layers)):
+        # What the rest keeps by itself, and what it received as far as it keeps that not yet.
+        rest = _kept_by(layers[first:], arrived(before(net, first)), received=True)
+        assert begins[first] == max(0, sum(rest.sizes) - sum(whole[first:])), first
+
+
+def test_layers_run_only_a_few_times(net: nn.Sequential) -> None:
+    ran = 0
+
+    def count(*_: object) -> None:
+        nonlocal ran
+        ran += 1
+
+    hooks = [layer.register_forward_hook(count) for layer in net]
+    border_bytes(net, batch())
+    for hook in hooks:
+        hook.remove()
+    assert ran < 8 * len(net)  # to the end from each, a layer would run len(net) / 2 times
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 9), (3, 12), (5, 16), (8, 14), (12, 30)])

@@ -53,6 +53,8 @@ def test_written_and_read_back(tmp_path: Path) -> None:
         ("[]", "no profile"),
         ('{"meta": {}, "layers": []}', "no layers"),
         ('{"meta": {}, "layers": [{"index": 0}]}', "no profile: KeyError"),
+        ('{"meta": {}, "layers": [[]]}', "no profile: AttributeError"),
+        ('{"meta": {}, "layers": [7]}', "no profile: TypeError"),
         ('{"meta": {}, "layers": [{"index": 0, "seconds": 1}]}', "has no seconds"),
     ],
 )

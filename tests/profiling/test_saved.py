@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from sparsepipe import sparse
-from sparsepipe.profiling.saved import saved_bytes
+from sparsepipe.profiling.saved import heaviest, saved_bytes
 
 ROWS, WIDTH = 64, 128
 SIZE = 4 * ROWS * WIDTH
@@ -40,7 +40,7 @@ def kept_by_the_whole(net: nn.Module, x: Tensor) -> int:
 
 
 def test_layers_of_equal_size_by_hand() -> None:
-    found = saved_bytes(blocks(), [torch.randn(ROWS, WIDTH)])
+    found = saved_bytes(blocks(), torch.randn(ROWS, WIDTH))
     # A linear layer keeps what it gets, a sigmoid what it gives, dropout its mask, a byte or a
     # float for each number.
     linear, sigmoid, dropout = found[::3], found[1::3], found[2::3]
@@ -67,14 +67,15 @@ NETS = {
 @pytest.mark.parametrize("name", NETS)
 def test_the_sum_is_what_the_whole_network_keeps(name: str) -> None:
     net, x = NETS[name](), torch.randn(ROWS, WIDTH)
-    assert sum(saved_bytes(net, [x, x])) == kept_by_the_whole(net, x)
+    assert sum(saved_bytes(net, x)) == kept_by_the_whole(net, x)
 
 
-def test_batches_are_left_alone_and_averaged() -> None:
+def test_batches_are_left_alone_and_the_largest_is_found() -> None:
     net = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(WIDTH, WIDTH))
-    batches = [torch.randn(rows, WIDTH) for rows in (10, 30)]
+    batches = [torch.randn(rows, WIDTH) for rows in (10, 30, 20)]
     before = [batch.clone() for batch in batches]
-    assert saved_bytes(net, batches) == [0, 4 * 20 * WIDTH]
+    assert heaviest(net, batches) is batches[1]
+    assert saved_bytes(net, batches[1]) == [0, 4 * 30 * WIDTH]
     assert all(torch.equal(a, b) for a, b in zip(batches, before, strict=True))
 
 
@@ -94,7 +95,7 @@ def test_kernel_maps_count_once_for_the_layer_that_builds_them() -> None:
         sparse.MaxPool3d(2),
     )
     x = sparse_batch()
-    found = saved_bytes(net, [x])
+    found = saved_bytes(net, x)
     before = integers_alive()
     held: dict[int, Tensor] = {}
 
