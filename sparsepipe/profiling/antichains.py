@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparsepipe.errors import ProfileError
-from sparsepipe.profiling.graph_txt import Graph, Node, chain_profile, layer_of
+from sparsepipe.profiling.graph_txt import Graph, Node, chain_profile, input_of, layer_of
 from sparsepipe.profiling.profile import Profile, State
 
 MOST_STATES = 3_000
@@ -40,7 +40,9 @@ def graph_profile(graph: Graph, *, meta: Mapping[str, Any]) -> Profile:
     )
     edges = {name: list(after) for name, after in graph.successors.items() if after}
     return Profile(
-        layers=layers, meta={**meta, "edges": edges}, states=tuple(antichain_states(graph))
+        layers=layers,
+        meta={**input_of(graph), **meta, "edges": edges},
+        states=tuple(antichain_states(graph)),
     )
 
 
@@ -84,6 +86,7 @@ class _Links:
         self.nodes: list[Node] = list(graph.nodes.values())
         self.before = [_bits(number[p] for p in before[name]) for name in graph.nodes]
         self.after = [_bits(number[s] for s in graph.successors[name]) for name in graph.nodes]
+        self._given_bytes = [graph.given_bytes.get(name, 0.0) for name in graph.nodes]
         self._closed: dict[int, int] = {}
 
     def closed(self, node: int) -> int:
@@ -118,7 +121,9 @@ class _Links:
             compute_s=sum(node.forward_s + node.backward_s for _, node in members),
             parameter_bytes=sum(node.parameter_bytes for _, node in members),
             input_bytes=sum(
-                self.nodes[p].activation_bytes for n, _ in members for p in _ones(self.before[n])
+                self._given_bytes[n]
+                + sum(self.nodes[p].activation_bytes for p in _ones(self.before[n]))
+                for n, _ in members
             ),
             cut_bytes=sum(node.activation_bytes for n, node in members if self.after[n] & ~layers),
         )

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,13 @@ class Graph:
         nodes: by name, in the file's order.
         successors: names of the nodes that each node hands its output to.
         input_bytes: of what the file calls its inputs, which are no nodes; None without any.
+        given_bytes: of the inputs that a node gets, by its name; only of nodes that get some.
     """
 
     nodes: Mapping[str, Node]
     successors: Mapping[str, Sequence[str]]
     input_bytes: float | None = None
+    given_bytes: Mapping[str, float] = field(default_factory=dict)
 
     def predecessors(self) -> dict[str, list[str]]:
         """Names of the nodes that each node gets its input from."""
@@ -110,8 +112,8 @@ def parse_graph(text: str) -> Graph:
     """Reads a file's text; what PipeDream's optimizer leaves out is left out.
 
     That is the nodes of the input, whose cost no stage can be spared, and outputs picked from
-    a tuple that nobody uses (section 4 of PipeDream's ``optimizer_graph_hierarchical.py``'s
-    ``main``: sources called ``Input``, sinks called ``__getitem__``).
+    a tuple that nobody uses: sources called ``Input`` and sinks called ``__getitem__``, as the
+    function ``main`` of PipeDream's ``optimizer_graph_hierarchical.py`` has it.
 
     Raises:
         ProfileError: a line is no node and no edge, names a node that there is not, or the
@@ -157,8 +159,12 @@ def chain_profile(graph: Graph, *, meta: Mapping[str, Any]) -> Profile:
             remedy="partition it by its states (sparsepipe.profiling.antichain_states)",
         )
     layers = tuple(layer_of(node, index) for index, node in enumerate(nodes))
-    entry = {} if graph.input_bytes is None else {"input_bytes": graph.input_bytes}
-    return Profile(layers=layers, meta={**entry, **meta})
+    return Profile(layers=layers, meta={**input_of(graph), **meta})
+
+
+def input_of(graph: Graph) -> dict[str, float]:
+    """What the ``meta`` of a graph's profile tells of its inputs, where it has some."""
+    return {} if graph.input_bytes is None else {"input_bytes": graph.input_bytes}
 
 
 def layer_of(node: Node, index: int) -> LayerProfile:
@@ -230,6 +236,10 @@ def _without_ends(graph: Graph) -> Graph:
         for name, node in graph.nodes.items()
         if not before[name] and node.text.startswith("Input")
     }
+    given: dict[str, float] = {}
+    for name, size in inputs.items():
+        for successor in graph.successors[name]:
+            given[successor] = given.get(successor, 0.0) + size
     dropped = inputs.keys() | {
         name
         for name, node in graph.nodes.items()
@@ -243,6 +253,7 @@ def _without_ends(graph: Graph) -> Graph:
             if name not in dropped
         },
         input_bytes=sum(inputs.values()) if inputs else None,
+        given_bytes={name: size for name, size in given.items() if name not in dropped},
     )
 
 

@@ -93,5 +93,22 @@ def test_a_profile_of_a_graph_has_its_nodes_and_states() -> None:
     assert (chain.num_layers, chain.states) == (2, ())
 
 
+def test_inputs_count_for_the_nodes_that_read_them() -> None:
+    figures = "forward_compute_time=1.0, backward_compute_time=0.0, activation_size={}.0, "
+    nodes = {"x": "Input0", "y": "Input1", "a": "Embed()", "b": "Embed()", "c": "Add()"}
+    text = "".join(
+        f"{name} -- {layer} -- {figures.format(10**n)}parameter_size=0.0\n"
+        for n, (name, layer) in enumerate(nodes.items())
+    )
+    edges = [("x", "a"), ("x", "b"), ("y", "b"), ("a", "b"), ("a", "c"), ("b", "c")]
+    read = parse_graph(text + "".join(f"\t{a} -- {b}\n" for a, b in edges))
+    found = graph_profile(read, meta={})
+    assert found.input_bytes == 1 + 10
+    # a reads x; b reads x, y and what a gives, of 100 bytes; c what a and b give.
+    assert [state.antichain for state in found.states] == [("a",), ("b",), ("c",)]
+    assert [state.input_bytes for state in found.states] == [1, 1 + 111, 1 + 111 + 1100]
+    assert graph_profile(read, meta={"input_bytes": 5}).input_bytes == 5
+
+
 def members(bits: int) -> frozenset[int]:
     return frozenset(n for n in range(bits.bit_length()) if bits >> n & 1)
