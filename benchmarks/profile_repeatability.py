@@ -21,10 +21,11 @@ from pathlib import Path
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.partition.cost import cost_model
-from sparsepipe.partition.evaluate import plan_times
+from sparsepipe.partition.evaluate import bottleneck_s
 from sparsepipe.partition.problem import Problem, Solution
 from sparsepipe.partition.searches import hete_mp
 from sparsepipe.profiling import Profile
+from sparsepipe.results.sweep_table import plan_text
 from sparsepipe.results.tables import markdown_table
 
 TOTAL_GOAL, PLAN_GOAL, STEP_GOAL = 0.10, 0.03, 0.10
@@ -58,14 +59,12 @@ class Taken:
     @property
     def plan(self) -> str:
         """In words."""
-        cuts = [str(stage.first) for stage in self.solution.stages[1:]]
-        return self.solution.config + (f" at {', '.join(cuts)}" if cuts else "")
+        return plan_text(self.solution.config, [s.first for s in self.solution.stages[1:]])
 
     def cost_s(self, solution: Solution) -> float:
         """The bottleneck of a plan by this profile."""
         problem = self.problem
-        stages_s, cuts_s = plan_times(solution.stages, problem.spans, problem.fleet, problem.model)
-        return max(stages_s + cuts_s)
+        return bottleneck_s(solution.stages, problem.spans, problem.fleet, problem.model)
 
 
 def take(number: int, outputs: Path, overrides: Sequence[str]) -> Profile:

@@ -19,6 +19,7 @@ from sparsepipe.partition.explain import explain
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.searches import exact
 from sparsepipe.profiling import Profile
+from sparsepipe.results.sweep_table import plan_text
 from sparsepipe.results.tables import markdown_table, write_csv
 
 HERE = Path(__file__).parent
@@ -36,12 +37,11 @@ def row(name: str, profile: Profile, bandwidth_bytes_per_s: float) -> dict[str, 
         bandwidth_bytes_per_s=bandwidth_bytes_per_s,
     )
     told = explain(problem, exact(problem))
-    cuts = [str(stage.first) for stage in told.rows[1:]]
     assert told.dp_s is not None
     return {
         "profile": name,
         "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
-        "plan": told.solution.config + (f" at {', '.join(cuts)}" if cuts else ""),
+        "plan": plan_text(told.solution.config, [stage.first for stage in told.rows[1:]]),
         "bottleneck_s": told.bottleneck_s,
         "dp_s": told.dp_s,
         "gain_over_dp": told.dp_s / told.bottleneck_s,

@@ -115,10 +115,11 @@ def memory_model(choice: SearchChoice, config: Mapping[str, Any]) -> MemoryModel
     """
     if not choice.memory:
         return None
-    strategy = config["parallel"]["strategy"] or {}
+    mode = (config["parallel"]["strategy"] or {}).get("mode")
     stash, optimizer = choice.stash, choice.optimizer_bytes
     return MemoryModel(
-        stash=strategy.get("mode") != "none" if stash is None else stash,
+        stash=mode != "none" if stash is None else stash,
+        predicted=mode == "spectrain",
         optimizer=_state_bytes(config["optim"]["optimizer"]) if optimizer is None else optimizer,
         reserved_bytes=choice.reserved_bytes,
     )

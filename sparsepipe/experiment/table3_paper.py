@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from sparsepipe.partition.evaluate import plan_times
+from sparsepipe.partition.evaluate import bottleneck_s
 from sparsepipe.partition.fleet import Counts, Kind
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.ties import Choice
@@ -44,11 +44,10 @@ behind that: the third stage of its row of 6 GPUs may begin anywhere."""
 def hete_mp_s(problem: Problem, row: PaperRow) -> float:
     """The bottleneck of the paper's plan of HETE-MP; where it prints no cut, with the best one."""
     groups = [_counts(stage, problem.fleet.kinds) for stage in row.hete_mp]
-    times = [
-        plan_times(plan, problem.spans, problem.fleet, problem.model)
+    return min(
+        bottleneck_s(plan, problem.spans, problem.fleet, problem.model)
         for plan in _plans(groups, problem.spans.num_layers)
-    ]
-    return min(max(stages + cuts) for stages, cuts in times)
+    )
 
 
 def _plans(groups: list[Counts], num_layers: int) -> Iterator[list[Choice]]:

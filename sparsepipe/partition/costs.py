@@ -3,8 +3,8 @@
 Shape suffixes: E stages that end at one node of the lattice (see ``lattice.py``); I places a
 model can be cut at; K kinds of devices; R rows of sums: kinds, numbers of replicas and bandwidths
 that occur together; C stages that cost the same: kinds, replicas and bandwidth; M numbers of
-minibatches in flight and room for them; T rates of transfers; P stages that begin at one place
-each; J places where they may end.
+minibatches in flight and of replicas, and room for them; T rates of transfers; P stages that begin
+at one place each; J places where they may end.
 
 The time of a stage of m devices is the largest of ``(W[j] - W[i]) / m`` over its kinds, with
 ``W`` the sum of compute and, for each byte of parameters, of the all-reduce.
@@ -43,7 +43,7 @@ class Costs:
         stages_E: which of the C stages each stage is, for each node.
         rates_E: which of the T rates its transfer has, for each node.
         rooms_E: which of the M rooms it has, for each node; empty without limits.
-        rooms_M: minibatches in flight, and what devices hold.
+        rooms_M: minibatches in flight, replicas (2 for any number above 1), what devices hold.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Costs:
         self._ends = np.cumsum([len(ways.sources_E) for ways in lattice.ways])[:-1]
         self._set_stages()
         self._set_rates()
-        self.rooms_M: list[tuple[int, float]] = []
+        self.rooms_M: list[tuple[int, int, float]] = []
         self.rooms_E: list[Ints] = []
         if memory is not None:
             self._stored = spans.stored_between()
@@ -109,9 +109,10 @@ class Costs:
         ]
         pairs, each = _distinct([self._all("replicas_E"), self._all("left_E")])
         flying = np.array([memory.in_flight(int(r), int(left)) for r, left in pairs])[each]
+        replicas = np.minimum(self._all("replicas_E"), 2)  # how many they are changes nothing
         room = np.where(self._all("counts_EK") > 0, limits_K, np.inf).min(axis=1)
-        rooms, numbers = _distinct([flying, room])
-        self.rooms_M = [(int(m), limit) for m, limit in rooms.tolist()]
+        rooms, numbers = _distinct([flying, replicas, room])
+        self.rooms_M = [(int(m), int(r), limit) for m, r, limit in rooms.tolist()]
         self.rooms_E = self._split(numbers)
 
     def cuts_fit_TI(self, bound_s: float) -> Bools:
@@ -165,8 +166,9 @@ class Costs:
     def kept(self, number: int) -> tuple[Floats, Floats, float]:
         """For one of the M: bytes by places, and room for the second less the first of them."""
         assert self.memory is not None
-        flying, room = self.rooms_M[number]
-        weights_I = self.memory.per_parameter_byte(flying) * self.spans.parameter_bytes_I
+        flying, replicas, room = self.rooms_M[number]
+        each = self.memory.per_parameter_byte(flying, replicas=replicas)
+        weights_I = each * self.spans.parameter_bytes_I
         before_I, after_I = (weights_I + flying * part_I for part_I in self._stored)
         return before_I, after_I, room_bytes(room + self._more_bytes) - self.memory.reserved_bytes
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparsepipe.errors import PlanError
 from sparsepipe.partition.cost import CostModel
 from sparsepipe.partition.fleet import Fleet
 from sparsepipe.partition.memory import MemoryModel, room_bytes
@@ -36,6 +35,12 @@ def plan_times(
     return stages, cuts
 
 
+def bottleneck_s(plan: Sequence[Choice], spans: Spans, fleet: Fleet, model: CostModel) -> float:
+    """Seconds between two minibatches: of the slowest stage or transfer."""
+    stages, cuts = plan_times(plan, spans, fleet, model)
+    return max(stages + cuts)
+
+
 def plan_bytes(
     plan: Sequence[Choice], spans: Spans, fleet: Fleet, memory: MemoryModel
 ) -> list[tuple[float, float | None]]:
@@ -57,21 +62,9 @@ def plan_bytes(
     return found
 
 
-def check_room(
-    plan: Sequence[Choice], spans: Spans, fleet: Fleet, memory: MemoryModel | None
-) -> None:
-    """Refuses a plan that does not fit the devices.
-
-    Raises:
-        PlanError: the message says which stage lacks how much.
-    """
-    if memory is None:
-        return
-    for number, (kept, room) in enumerate(plan_bytes(plan, spans, fleet, memory)):
-        if room is not None and kept > room_bytes(room):
-            raise PlanError(
-                f"stage {number} keeps {kept / 2**20:,.0f} MiB on each device, and its smallest "
-                f"holds {room / 2**20:,.0f} MiB",
-                remedy="use a smaller data.batch_size, or a search that looks at the memory of "
-                "each device: hete_mp or exact",
-            )
+def fits(plan: Sequence[Choice], spans: Spans, fleet: Fleet, memory: MemoryModel | None) -> bool:
+    """Whether each device holds what its stage keeps."""
+    return memory is None or all(
+        room is None or kept <= room_bytes(room)
+        for kept, room in plan_bytes(plan, spans, fleet, memory)
+    )

@@ -10,13 +10,14 @@ from math import comb, prod
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.alike import like_kinds, together
 from sparsepipe.partition.cost import CostModel
-from sparsepipe.partition.evaluate import plan_bytes, plan_times
+from sparsepipe.partition.evaluate import fits, plan_times
 from sparsepipe.partition.fleet import Counts, Fleet
-from sparsepipe.partition.memory import MemoryModel, room_bytes
+from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.spans import Spans
 from sparsepipe.partition.ties import EQUAL, Choice
 
-MOST_PLANS = 5_000_000
+MOST_PLANS = 200_000
+"""About a minute on one core."""
 
 
 def exhaustive(
@@ -45,14 +46,16 @@ def exhaustive(
             f"there are {number:,} plans to try, more than {MOST_PLANS:,}",
             remedy="use task.search=exact, which finds the same plan",
         )
-    found = []
+    found: list[tuple[list[Choice], list[float], list[float]]] = []
+    least_s = float("inf")
     for plan in _plans(spans.num_layers, fleet, order):
-        times = plan_times(plan, spans, fleet, model)
-        if memory is None or all(
-            room is None or kept <= room_bytes(room)
-            for kept, room in plan_bytes(plan, spans, fleet, memory)
-        ):
-            found.append((plan, *times))
+        stages_s, cuts_s = plan_times(plan, spans, fleet, model)
+        time_s = max(stages_s + cuts_s)
+        if time_s <= least_s * (1 + EQUAL) and fits(plan, spans, fleet, memory):
+            if time_s < least_s:
+                least_s = time_s
+                found = [entry for entry in found if _is_equal(entry, least_s)]
+            found.append((plan, stages_s, cuts_s))
     if not found:
         return None
     likes = like_kinds(fleet, spans) if order is None else list(range(len(fleet.kinds)))
@@ -83,16 +86,19 @@ def how_many(num_layers: int, fleet: Fleet, *, sorted_: bool) -> int:
     return sum(comb(num_layers - 1, s - 1) * divisions(s) for s in range(1, most + 1))
 
 
+def _is_equal(entry: tuple[list[Choice], list[float], list[float]], least_s: float) -> bool:
+    _, stages_s, cuts_s = entry
+    return max(stages_s + cuts_s) <= least_s * (1 + EQUAL)
+
+
 def _best(
     found: Sequence[tuple[list[Choice], list[float], list[float]]],
     fleet: Fleet,
     likes: Sequence[int],
 ) -> list[Choice]:
-    """By bottleneck, number of stages, second-worst stage, text and hosts, one after another."""
-    least = min(max(stages + cuts) for _, stages, cuts in found)
-    equal = [entry for entry in found if max(entry[1] + entry[2]) <= least * (1 + EQUAL)]
-    fewest = min(len(plan) for plan, _, _ in equal)
-    short = [(plan, sorted(stages)) for plan, stages, _ in equal if len(plan) == fewest]
+    """Of equal bottlenecks: by number of stages, second-worst stage, text and hosts in turn."""
+    fewest = min(len(plan) for plan, _, _ in found)
+    short = [(plan, sorted(stages)) for plan, stages, _ in found if len(plan) == fewest]
     second = min(times[-2] if fewest > 1 else 0.0 for _, times in short)
     last = [p for p, times in short if fewest == 1 or times[-2] <= second * (1 + EQUAL)]
     kinds = tuple(fleet.kinds[k] for k in sorted(set(likes)))

@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.errors import PlanError
-from sparsepipe.partition.evaluate import check_room
 from sparsepipe.partition.fleet import Counts, Fleet
 from sparsepipe.partition.problem import Problem, Solution
+from sparsepipe.partition.room import check_room
 from sparsepipe.partition.searches import alike_as
+from sparsepipe.partition.size import check_levels
 from sparsepipe.partition.spans import Floats
 from sparsepipe.partition.ties import EQUAL, Choice
 
@@ -51,13 +52,13 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
         device: name of the one whose profile counts.
 
     Raises:
-        PlanError: the hosts have different numbers of devices, or the plan does not fit the
-            memory, which this search does not look at.
+        PlanError: the hosts have different numbers of devices, there are too many layers for so
+            many, or the plan does not fit the memory, which this search does not look at.
         ConfigError: the inventory has no such device.
     """
     fleet, alike = problem.fleet, alike_as(problem, device)
     stages, _ = two_levels(alike, fleet)
-    check_room(stages, problem.spans, fleet, problem.memory)
+    check_room(stages, problem)
     return Solution(stages=tuple(stages), strategy="mp", assumed=alike)
 
 
@@ -69,9 +70,11 @@ def two_levels(alike: Problem, fleet: Fleet) -> tuple[list[Choice], float]:
         fleet: devices in hosts of equally many, and their links.
 
     Raises:
-        PlanError: the hosts have different numbers of devices.
+        PlanError: the hosts have different numbers of devices, or there are too many layers for
+            so many.
     """
     each, hosts, layers = _devices_a_host(fleet), len(fleet.inside), alike.spans.num_layers
+    check_levels(layers, each=each, hosts=hosts)
     compute_s_I = alike.spans.compute_s_KI[0]
     compute_s_II = compute_s_I[None, :] - compute_s_I[:, None]
     inside = _level(alike, compute_s_II, machines=each, bytes_per_s=min(fleet.inside.values()))

@@ -8,6 +8,11 @@ from sparsepipe.errors import ConfigError
 
 _ROUNDING = 1e-9
 
+REPLICA_BUFFERS = 2.0
+"""Bytes for each byte of parameters that a replica keeps for averaging gradients: the sum that it
+hands on and the parts that it receives. On CUDA over gloo the second, and a copy of the first, lie
+in pinned host memory; this counts as much on the device."""
+
 
 def room_bytes(limit_bytes: float) -> float:
     """What may be kept within a limit: a billionth more.
@@ -25,10 +30,13 @@ class MemoryModel:
     A device of a stage with r replicas, from which on there are R devices, has
     ``(R - 1) // r + 1`` minibatches in flight when it runs a forward. Each keeps what its layers
     save for the backward, what it received and what it sent; where weights are stashed, it may keep
-    a version of the weights of its own, the newest of which are those in use.
+    a version of the weights of its own, the newest of which are those in use. Predicted weights
+    (SpecTrain) are a set for each of them beside those in use. Where r > 1, replicas keep two flat
+    vectors of the parameters' size beside the gradients, to average these.
 
     Args:
         stash: versions are kept, one for each minibatch in flight (weight stashing); else one.
+        predicted: these are predictions, none of which is the set in use (SpecTrain).
         optimizer: bytes of optimizer state for each byte of parameters: 1 for SGD with momentum,
             2 for Adam, 0 for plain SGD.
         gradients: bytes of gradients for each byte of parameters.
@@ -40,6 +48,7 @@ class MemoryModel:
     """
 
     stash: bool = True
+    predicted: bool = False
     optimizer: float = 1.0
     gradients: float = 1.0
     reserved_bytes: float = 0.0
@@ -61,9 +70,16 @@ class MemoryModel:
         """
         return (left - 1) // replicas + 1
 
-    def per_parameter_byte(self, in_flight: int) -> float:
-        """Bytes for each byte of parameters."""
-        return (in_flight if self.stash else 1) + self.optimizer + self.gradients
+    def per_parameter_byte(self, in_flight: int, *, replicas: int) -> float:
+        """Bytes for each byte of parameters.
+
+        Args:
+            in_flight: minibatches.
+            replicas: r, devices of the stage.
+        """
+        versions = in_flight + self.predicted if self.stash else 1
+        buffers = REPLICA_BUFFERS if replicas > 1 else 0.0
+        return versions + self.optimizer + self.gradients + buffers
 
     def stage_bytes(
         self, parameter_bytes: float, stored_bytes: float, *, replicas: int, left: int
@@ -77,5 +93,5 @@ class MemoryModel:
             left: R, devices of this stage and of those after it.
         """
         flying = self.in_flight(replicas, left)
-        weights = self.per_parameter_byte(flying) * parameter_bytes
+        weights = self.per_parameter_byte(flying, replicas=replicas) * parameter_bytes
         return self.reserved_bytes + weights + flying * stored_bytes

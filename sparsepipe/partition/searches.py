@@ -23,13 +23,12 @@ from dataclasses import replace
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.alike import dealt, like_kinds, merged
 from sparsepipe.partition.costs import Costs
-from sparsepipe.partition.evaluate import check_room
 from sparsepipe.partition.exhaustive import exhaustive as all_plans
 from sparsepipe.partition.fleet import Counts, Fleet, Kind
 from sparsepipe.partition.lattice import Lattice, prefixes, subsets
 from sparsepipe.partition.orders import kind_order
 from sparsepipe.partition.problem import Problem, Solution, taken_in_order
-from sparsepipe.partition.room import no_room
+from sparsepipe.partition.room import check_room, no_room
 from sparsepipe.partition.search import search
 from sparsepipe.partition.size import check_states, check_subsets
 from sparsepipe.partition.spans import spans_of
@@ -67,7 +66,7 @@ def mp(problem: Problem, *, device: str) -> Solution:
     alike = alike_as(problem, device)
     stages = _over(alike, prefixes(alike.fleet, [0]))
     taken = taken_in_order(stages, problem.fleet, range(len(problem.fleet.kinds)))
-    check_room(taken, problem.spans, problem.fleet, problem.memory)
+    check_room(taken, problem)
     return Solution(stages=tuple(taken), strategy="mp", assumed=alike)
 
 

@@ -35,6 +35,30 @@ def check_subsets(problem: Problem) -> None:
     )
 
 
+MOST_STEPS = 3_000_000_000
+"""Spans, times cuts, times ways to share machines out, that ``mp`` by levels looks at: about a
+minute on one core."""
+
+
+def check_levels(layers: int, *, each: int, hosts: int) -> None:
+    """Refuses what would take ``mp`` by levels much more than a minute.
+
+    Args:
+        layers: L, or states of a graph.
+        each: devices of a host.
+        hosts: how many there are.
+
+    Raises:
+        PlanError: there are too many layers for so many devices.
+    """
+    steps = layers**3 * (each * (each - 1) + hosts * (hosts - 1)) // 2
+    if steps > MOST_STEPS:
+        raise PlanError(
+            f"{layers:,} layers on {hosts} hosts of {each} devices are too many for mp by levels",
+            remedy="partition them flat (task.levels=false), or with hete_mp",
+        )
+
+
 def check_states(problem: Problem, stages: int) -> None:
     """Refuses a branching graph that has too many states for so many stages.
 

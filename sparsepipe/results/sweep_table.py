@@ -120,8 +120,10 @@ def _figures(job: SweepJob) -> dict[str, Any]:
 
 
 def _plan(result: Mapping[str, Any]) -> str | None:
+    config = result.get("plan_config")
+    return None if config is None else plan_text(str(config), result.get("plan_cuts") or ())
+
+
+def plan_text(config: str, cuts: Sequence[int]) -> str:
     """Such as ``2-1 at 24``: devices of each stage, and the first layers of all but the first."""
-    config, cuts = result.get("plan_config"), result.get("plan_cuts")
-    if config is None:
-        return None
-    return f"{config} at {', '.join(map(str, cuts))}" if cuts else str(config)
+    return f"{config} at {', '.join(map(str, cuts))}" if cuts else config

@@ -30,9 +30,11 @@ def random_problem(seed: int) -> tuple[Problem, list[int]]:
         profiles = [_with_borders(random.Random(f"{seed} {k}"), p) for k, p in enumerate(profiles)]
     spans = chain_spans(profiles)
     limited = rng.random() < 0.5
-    memory = MemoryModel(stash=rng.random() < 0.7, optimizer=rng.choice([0.0, 1.0, 2.0]))
+    memory = MemoryModel(
+        stash=rng.random() < 0.7, predicted=seed % 3 == 0, optimizer=rng.choice([0.0, 1.0, 2.0])
+    )
     whole_bytes = memory.stage_bytes(
-        float(spans.parameter_bytes_I[-1]), float(spans.stored_bytes_I[-1]), replicas=1, left=1
+        float(spans.parameter_bytes_I[-1]), float(spans.stored_bytes_I[-1]), replicas=2, left=2
     )
     kinds = _kinds(rng, num_kinds, rng.randint(num_kinds, 5), whole_bytes if limited else None)
     problem = Problem(

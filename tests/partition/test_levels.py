@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 from instances import random_problem
 
@@ -102,6 +104,26 @@ def test_a_pipeline_inside_hosts_has_each_stage_on_all_of_them() -> None:
     problem = problem_of(28, 2, 2)
     stages, _ = two_levels(alike_as(problem, "gpu"), problem.fleet)
     assert [stage.counts for stage in stages] == [(1, 1), (1, 1)]
+
+
+def test_too_many_layers_are_refused_with_what_to_do() -> None:
+    many = np.linspace(0.0, 1.0, 801)
+    spans = Spans(
+        compute_s_KI=many[None, :].repeat(4, axis=0),
+        parameter_bytes_I=many,
+        stored_bytes_I=many,
+        cut_bytes_I=many,
+    )
+    kinds = tuple(Kind(name="gpu", host=f"h{n}", count=8) for n in range(4))
+    fleet = Fleet(kinds=kinds, inside={k.host: INSIDE for k in kinds}, between=BETWEEN)
+    problem = Problem(fleet=fleet, spans=spans, model=cost_model("eq4"))
+    with pytest.raises(PlanError, match="800 layers on 4 hosts of 8 devices") as caught:
+        mp_by_levels(problem, device="gpu")
+    assert "task.levels=false" in caught.value.remedy
+    # One device on one host leaves nothing to share out, whatever the layers.
+    one = Fleet(kinds=(Kind(name="gpu", host="h", count=1),), inside={"h": 1.0}, between=1.0)
+    alone = Problem(fleet=one, spans=replace(spans, compute_s_KI=many[None]), model=problem.model)
+    assert mp_by_levels(alone, device="gpu").config == "1"
 
 
 def test_unequal_hosts_are_refused() -> None:

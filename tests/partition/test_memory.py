@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+from dataclasses import replace
 from itertools import product
 
 import pytest
+import torch
+import torch.distributed as dist
+from processes import run
+from torch import nn
 
 from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.profiling.alive import Alive
+from sparsepipe.runtime.replicas import Replicas
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.asynchronous import asynchronous
-from sparsepipe.schedule.versions import peak_stashed
+from sparsepipe.schedule.versions import peak_predicted, peak_stashed
 
 CONFIGS = ["1", "3", "1-1", "2-1", "1-2", "1-1-1", "1-2-1", "2-1-1", "1-3-1", "2-3", "3-2-1-1"]
 
@@ -29,7 +37,9 @@ def test_minibatches_in_flight_and_versions_are_the_schedules(config: str) -> No
         # Replicated stages may have fewer versions than minibatches: those of a round share one.
         if replicas[stage] == 1:
             assert versions == flying
-        assert model.per_parameter_byte(flying) == flying + 3
+        assert model.per_parameter_byte(flying, replicas=1) == flying + 3
+        predicted = replace(model, predicted=True).per_parameter_byte(flying, replicas=1)
+        assert predicted == peak_predicted(schedule, rank) + 3
 
 
 def most_in_flight(actions: object) -> int:
@@ -46,5 +56,41 @@ def test_bytes_by_hand(stash: bool, optimizer: float) -> None:
     model = MemoryModel(stash=stash, optimizer=optimizer, reserved_bytes=7.0)
     # Two replicas, five devices from here on: (5 - 1) // 2 + 1 = 3 minibatches in flight.
     weights = 3 if stash else 1
-    expected = 7.0 + 100 * (weights + 1 + optimizer) + 3 * 40
+    expected = 7.0 + 100 * (weights + 1 + optimizer + 2) + 3 * 40
     assert model.stage_bytes(100.0, 40.0, replicas=2, left=5) == expected
+    # One replica averages with nobody, and has the five of them in flight.
+    weights = 5 if stash else 1
+    expected = 7.0 + 100 * (weights + 1 + optimizer) + 5 * 40
+    assert model.stage_bytes(100.0, 40.0, replicas=1, left=5) == expected
+
+
+def test_each_prediction_is_beside_the_weights_in_use() -> None:
+    model = MemoryModel(predicted=True, gradients=0.0, optimizer=0.0)
+    assert model.stage_bytes(100.0, 0.0, replicas=1, left=5) == 100 * (5 + 1)
+    assert replace(model, stash=False).stage_bytes(100.0, 0.0, replicas=1, left=5) == 100
+
+
+SHAPES = {"a": (40, 30), "b": (300,)}
+
+
+def kept_for_averaging(rank: int) -> int:
+    """Bytes of tensors that replicas still hold when gradients have been averaged."""
+    parameters = {name: nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
+    replicas = Replicas(dist.group.WORLD, parameters)
+    gradients = {name: torch.ones(shape) for name, shape in SHAPES.items()}
+    with Alive() as alive:
+        averaged = replicas.average(gradients)
+        assert all(gradient is not None for gradient in averaged.values())
+        del averaged
+        gc.collect()
+        return alive.bytes
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_replicas_keep_what_is_counted(ranks: int) -> None:
+    parameter_bytes = 4 * (40 * 30 + 300)
+    model = MemoryModel()
+    counted = model.per_parameter_byte(1, replicas=ranks) - model.per_parameter_byte(1, replicas=1)
+    for kept in run(kept_for_averaging, ranks):
+        # And a few numbers: who has gradients, and what makes the parts alike.
+        assert 0 <= kept - counted * parameter_bytes < 2 * 4 * (1 + len(SHAPES) + ranks)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pytest
-from instances import like_problem, random_problem, tight_problem
+from instances import MODELS, like_problem, random_problem, tight_problem
 
 from sparsepipe.errors import PlanError
 from sparsepipe.partition import exhaustive as brute
@@ -111,8 +113,41 @@ def test_devices_that_are_alike_on_several_hosts() -> None:
     assert len(few) / 5 < sum(fewer) < len(few)
 
 
+def test_all_cost_models_limits_and_links_are_drawn() -> None:
+    """What the 500 problems are of that the searches are compared on."""
+    problems = [random_problem(seed)[0] for seed in (*QUICK, *ALL)]
+    models = Counter(problem.model.name for problem in problems)
+    assert models.keys() == set(MODELS)
+    assert min(models.values()) > 60
+    limits = Counter(
+        None if m is None else (m.stash, m.predicted, m.optimizer)
+        for m in (problem.memory for problem in problems)
+    )
+    assert limits.keys() == {None, *product((True, False), (True, False), (0.0, 1.0, 2.0))}
+    assert 150 < limits[None] < 350
+    fleets = Counter((p.fleet.is_uniform, len(p.fleet.inside)) for p in problems)
+    assert fleets.keys() == {(True, 1), (True, 2), (False, 2)}
+    assert min(fleets.values()) > 40
+    assert {p.spans.num_layers for p in problems} == set(range(1, 9))
+    assert {p.fleet.num_devices for p in problems} == set(range(1, 6))
+    assert {len(p.fleet.kinds) for p in problems} == {1, 2, 3}
+
+
+def test_too_many_plans_are_refused_and_equal_ones_kept_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem, _ = random_problem(1)
+    number = brute.how_many(problem.spans.num_layers, problem.fleet, sorted_=False)
+    monkeypatch.setattr(brute, "MOST_PLANS", number)
+    assert all_plans(problem) == found_by(exact, problem)
+    monkeypatch.setattr(brute, "MOST_PLANS", number - 1)
+    with pytest.raises(PlanError, match=f"{number:,} plans"):
+        all_plans(problem)
+
+
 @pytest.mark.full
 def test_what_trying_all_plans_finds_in_many_more_cases() -> None:
     assert 0 < check(ALL) < len(ALL) / 4
     assert check(ALL, tight_problem) == 0
-    assert 0 < check(ALL, like_problem) < len(ALL) / 4
+    rest = range(60, 500)
+    assert 0 < check(rest, like_problem) < len(rest) / 4

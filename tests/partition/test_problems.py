@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from sparsepipe.cluster import Inventory
@@ -14,6 +16,7 @@ from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.orders import kind_order
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.searches import best_cuts, dp, exact, hete_mp, mp
+from sparsepipe.partition.spans import chain_spans
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.schedule import Plan
 
@@ -107,13 +110,45 @@ def test_no_room_is_told_with_what_is_missing_and_what_would_do(search: object) 
         search(problem(MemoryModel(), inventory=less, profiles=big))  # type: ignore[operator]
 
 
+@pytest.mark.parametrize(
+    ("limit_mib", "would"),
+    [
+        (101, ": 1/2 of the batch size"),
+        (81, ": 1/2 of the batch size and an optimizer without state together"),
+        (
+            51,
+            ": 1/4 of the batch size and an optimizer without state and weights that are not "
+            "stashed together",
+        ),
+        (30, None),
+    ],
+)
+def test_changes_are_joined_where_none_is_enough(limit_mib: int, would: str | None) -> None:
+    # Two layers with 20 MiB of parameters and as much of input on two devices: the first has two
+    # versions, a gradient, a momentum and two inputs, 120 MiB. One stage needs more.
+    layers = profile(1.0, 20 * MIB, 20 * MIB).layers[:2]
+    two = Profile(layers=layers, meta={"input_bytes": 20 * MIB})
+    device = {"name": "A", "count": 2, "memory_bytes": limit_mib * MIB}
+    host = {"name": "here", "devices": [device], "link": {"bytes_per_s": 1e9}}
+    given = problem(
+        MemoryModel(), inventory=Inventory.from_dict({"hosts": [host]}), profiles={"A": two}
+    )
+    missing = 120 - limit_mib  # which bisection finds to half a MiB
+    with pytest.raises(PlanError, match=f"lacks ({missing}|{missing + 1}) MiB") as caught:
+        hete_mp(given)
+    alone = "" if limit_mib > 100 else " (none of these alone)"
+    ending = "" if would is None else f"; what would fit{would}{alone}"
+    assert caught.value.remedy.endswith("smaller data.batch_size" + ending)
+
+
 def test_a_limit_moves_the_plan() -> None:
     profiles = {
         name: profile(s, MIB / 8, input_bytes=4 * MIB) for name, s in (("A", 1.0), ("B", 2.0))
     }
     assert hete_mp(problem(profiles=profiles)).config == "1-1-1"
-    # The first of three stages has three inputs of 4 MiB in flight, that of two devices two.
-    room = inventory(memory_bytes=11 * MIB)
+    # The first of three stages has three inputs of 4 MiB in flight, that of two devices two, and
+    # buffers for sums of its two layers' gradients.
+    room = inventory(memory_bytes=12 * MIB)
     tight = problem(MemoryModel(), inventory=room, profiles=profiles)
     held = hete_mp(tight)
     assert held.config == "2-1"
@@ -122,13 +157,52 @@ def test_a_limit_moves_the_plan() -> None:
         assert kept <= room
 
 
+def test_what_a_stage_keeps_is_that_of_its_rows_and_borders() -> None:
+    rng = random.Random(0)
+    names = ("saved_bytes", "begin_bytes", "end_bytes")
+    for _ in range(30):
+        rows = [
+            [{name: float(rng.randint(0, 30)) for name in names} for _ in range(7)]
+            for _ in range(2)
+        ]
+        spans = chain_spans([of_rows(device) for device in rows])
+        most = [{n: max(a[n], b[n]) for n in names} for a, b in zip(*rows, strict=True)]
+        for first in range(7):
+            for end in range(first + 1, 8):
+                # A begin further on that keeps more, less what lies between, counts instead.
+                begin = max(
+                    most[at]["begin_bytes"] - sum(row["saved_bytes"] for row in most[first:at])
+                    for at in range(first, 7)
+                )
+                saved = sum(row["saved_bytes"] for row in most[first:end])
+                kept = max(begin, most[first]["begin_bytes"]) + saved + most[end - 1]["end_bytes"]
+                assert spans.stored_bytes(first, end) == pytest.approx(kept)
+
+
+def of_rows(rows: list[dict[str, float]]) -> Profile:
+    layers = tuple(
+        LayerProfile(
+            index=index,
+            name=str(index),
+            kind="layer",
+            forward_s=1.0,
+            backward_s=1.0,
+            activation_bytes=1.0,
+            parameter_bytes=1.0,
+            **row,
+        )
+        for index, row in enumerate(rows)
+    )
+    return Profile(layers=layers, meta={"input_bytes": 5.0})
+
+
 def test_mp_does_not_promise_what_the_real_devices_cannot_hold() -> None:
     # What the first layer saves is counted on B only.
     big = {"A": profile(1.0, input_bytes=0.0), "B": profile(2.0, input_bytes=64 * MIB)}
     tight = problem(MemoryModel(), inventory=inventory(memory_bytes=60 * MIB), profiles=big)
     with pytest.raises(PlanError, match=r"stage 0 keeps \d+ MiB") as caught:
         mp(tight, device="A")
-    assert "hete_mp or exact" in caught.value.remedy
+    assert "hete_mp or exact; what would fit: 1/2 of the batch size" in caught.value.remedy
     roomy = problem(MemoryModel(), inventory=inventory(memory_bytes=999 * MIB), profiles=big)
     assert mp(roomy, device="A").config
 

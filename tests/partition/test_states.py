@@ -14,13 +14,12 @@ from sparsepipe.partition.evaluate import plan_times
 from sparsepipe.partition.exhaustive import _divisions
 from sparsepipe.partition.fleet import Counts, Fleet, Kind
 from sparsepipe.partition.levels import mp_by_levels
+from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.searches import exact, exhaustive, hete_mp
 from sparsepipe.partition.spans import state_spans
 from sparsepipe.partition.ties import Choice
 from sparsepipe.profiling import State, antichain_states, parse_graph
-
-DEVICES = 3
 
 
 def random_states(rng: random.Random, slower: float) -> list[State]:
@@ -64,6 +63,71 @@ def test_any_devices_for_each_stage(seed: int) -> None:
     found = bottleneck(problem, list(exact(problem).stages))
     groups = [list(division) for division in _divisions(fleet)]
     assert found == pytest.approx(min(bottleneck(problem, p) for p in all_plans(states[0], groups)))
+
+
+def test_limits_of_memory_and_a_second_host() -> None:
+    without = some = 0
+    for seed in range(40):
+        problem, states = limited_problem(seed)
+        every = [list(division) for division in _divisions(problem.fleet)]
+        for search, groups in ((hete_mp, SLICES), (exact, every)):
+            plans = all_plans(states, groups)
+            fitting = [plan for plan in plans if has_room(problem, plan)]
+            without += not fitting
+            some += 0 < len(fitting) < len(plans)
+            if fitting:
+                least_s = min(bottleneck(problem, plan) for plan in fitting)
+                found = list(search(problem).stages)
+                assert has_room(problem, found), seed
+                assert bottleneck(problem, found) == pytest.approx(least_s), seed
+            else:
+                with pytest.raises(PlanError, match="lacks"):
+                    search(problem)
+    assert without > 5
+    assert some > 20
+
+
+def limited_problem(seed: int) -> tuple[Problem, list[State]]:
+    """Two fast devices on a host, a slow one on another, mostly with limits of memory."""
+    rng = random.Random(f"hosts {seed}")
+    states = [random_states(random.Random(seed), slower) for slower in (1.0, 1.5)]
+    limits = [rng.uniform(10, 120) if rng.random() < 0.8 else None for _ in range(2)]
+    fleet = Fleet(
+        kinds=(
+            Kind(name="fast", host="a", count=2, memory_bytes=limits[0]),
+            Kind(name="slow", host="b", count=1, memory_bytes=limits[1]),
+        ),
+        inside={"a": 8000.0, "b": float("inf")},
+        between=rng.choice([500.0, 2000.0]),
+    )
+    problem = Problem(
+        fleet=fleet,
+        spans=state_spans(states),
+        model=cost_model(["eq4", "pipedream", "sparsepipe_hete"][seed % 3]),
+        memory=MemoryModel(stash=bool(seed % 2), optimizer=rng.choice([0.0, 1.0])),
+    )
+    return problem, states[0]
+
+
+def has_room(problem: Problem, plan: list[Choice]) -> bool:
+    """Each device of each stage, from the stage's layers one by one."""
+    memory = problem.memory
+    assert memory is not None
+    for number, stage in enumerate(plan):
+        replicas = sum(stage.counts)
+        left = sum(sum(later.counts) for later in plan[number:])
+        flying = (left - 1) // replicas + 1
+        sets = (flying if memory.stash else 1) + memory.gradients + memory.optimizer
+        sets += 2 if replicas > 1 else 0
+        parameters, stored = (
+            sums[stage.end] - sums[stage.first]
+            for sums in (problem.spans.parameter_bytes_I, problem.spans.stored_bytes_I)
+        )
+        kept = sets * parameters + flying * stored
+        for kind, count in zip(problem.fleet.kinds, stage.counts, strict=True):
+            if count and kind.memory_bytes is not None and kept > kind.memory_bytes:
+                return False
+    return True
 
 
 @pytest.mark.parametrize("seed", range(10))
