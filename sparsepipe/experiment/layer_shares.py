@@ -15,14 +15,15 @@ def draw_shares(profiles: Mapping[str, Profile], path: Path, *, cuts: Sequence[i
     Args:
         profiles: of one model, by device: a panel each.
         path: the picture.
-        cuts: first layers of a plan's stages behind the first.
+        cuts: first layers of a plan's stages behind the first. Those of a branching graph are
+            numbers of its states, and not drawn: the curves run over its nodes.
 
     Raises:
         DataError: the picture cannot be written.
     """
-    accumulated_shares(
-        {device: _costs(profile) for device, profile in profiles.items()}, path, cuts=cuts
-    )
+    branches = any(profile.states for profile in profiles.values())
+    costs = {device: _costs(profile) for device, profile in profiles.items()}
+    accumulated_shares(costs, path, cuts=() if branches else cuts)
 
 
 def _costs(profile: Profile) -> Costs:
