@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from itertools import islice
@@ -12,19 +13,29 @@ import pytorch_lightning as pl
 import torch
 from typing_extensions import override
 
+from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.build import build_data, build_module
 from sparsepipe.experiment.callbacks.metrics_csv import epoch_metrics, mean_over_ranks, write_rows
 from sparsepipe.experiment.callbacks.throughput import batch_size_of
 from sparsepipe.experiment.checkpoints import find_checkpoint, load_weights, read_checkpoint
+from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.figures import draw_test
 from sparsepipe.experiment.loaders import adapt_loaders
+from sparsepipe.experiment.outputs import writing
+from sparsepipe.experiment.placing import are_there
+from sparsepipe.experiment.planned import search_of
 from sparsepipe.experiment.report import class_accuracies, log_test
 from sparsepipe.experiment.result import plan_values, write_result
-from sparsepipe.experiment.run import Run
+from sparsepipe.experiment.run import Run, num_ranks
+from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.seeding import seed_epoch
+from sparsepipe.experiment.signature import locate
+from sparsepipe.results.files import write_text_atomic
 from sparsepipe.runtime import group
 from sparsepipe.runtime.throttle import Throttle
+
+log = logging.getLogger(__name__)
 
 
 class _Clock(pl.Callback):
@@ -114,6 +125,33 @@ def checkpoint_to_evaluate(config: Mapping[str, Any]) -> Path:
             remedy="set checkpoint= to a .ckpt file or to the directory of a training run",
         )
     return find_checkpoint(config["checkpoint"])
+
+
+def keep_plan_of_training(
+    config: Mapping[str, Any], inventory: Inventory, directory: RunDir
+) -> None:
+    """Lets an evaluation that would search for a plan split the network as its training did.
+
+    That is only where the checkpoint lies in a run that has a plan, for these very devices.
+
+    Args:
+        config: resolved and checked, of any task.
+        inventory: the hardware.
+        directory: of the run, to which the plan goes.
+    """
+    evaluates = locate(config["task"]["_target_"]) is evaluate
+    if not evaluates or search_of(config) is None or directory.plan.exists():
+        return
+    plan = RunDir(checkpoint_to_evaluate(config).parent.parent).plan
+    if not plan.exists():
+        return
+    division, ranks = division_of(config, kept=plan), num_ranks(config, inventory)
+    if not are_there(division, inventory) or division is None or division.num_ranks != ranks:
+        log.info("the plan of the training, %s, is for other devices", plan)
+        return
+    log.info("by the plan of the training: %s", plan)
+    with writing(directory.path):
+        write_text_atomic(directory.plan, plan.read_text(encoding="utf-8"))
 
 
 @torch.inference_mode()

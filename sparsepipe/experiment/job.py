@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
 import sys
 import tempfile
 import time
@@ -20,10 +19,11 @@ from typing import Any
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.errors import ConfigError, SparsePipeError, TransportError
+from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.experiment.build import build_inventory
 from sparsepipe.experiment.division import division_of
-from sparsepipe.experiment.joining import joined
+from sparsepipe.experiment.evaluate import keep_plan_of_training
+from sparsepipe.experiment.joining import joined, meet
 from sparsepipe.experiment.lock import locked
 from sparsepipe.experiment.logs import quiet
 from sparsepipe.experiment.outputs import writing
@@ -33,9 +33,9 @@ from sparsepipe.experiment.run import Run, num_ranks
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.seeding import seed_model
 from sparsepipe.experiment.settle import settle
-from sparsepipe.experiment.signals import SignalWatch, ignore
+from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.experiment.signature import locate
-from sparsepipe.experiment.stopping import kept_from_saving, tell_loss, tell_stop
+from sparsepipe.experiment.stopping import failing_as_rank, kept_from_saving, tell_loss, tell_stop
 from sparsepipe.machine import usable_cores
 from sparsepipe.results.files import read_json
 from sparsepipe.runtime import group
@@ -97,7 +97,7 @@ def _run_here(
         with writing(directory.path):
             directory.open(config)
         try:
-            settle(config, inventory, directory, measure=True)
+            _settle(config, inventory, directory, measure=True)
             if alone:
                 execute(directory, config, inventory, watch)
             else:
@@ -182,76 +182,62 @@ def _run_as_rank(
 ) -> RunDir:
     """Runs under an outer launcher: every rank is here, rank 0 decides.
 
-    Data is prepared before the group is joined, since its collectives have a time limit.
+    Data are prepared and the plan is settled before the group is joined, since its collectives
+    have a time limit.
     """
     group.assert_world_size(ranks)
     found: RunDir | None = None
     with group.local_rank_first():
         if group.local_rank() == 0:
             found = prepare(config, inventory)
-    with joined(config, inventory), contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as held:
         decided: tuple[Path, bool] | SparsePipeError | None = None
-        if group.rank() == 0:
-            assert found is not None
-            try:
-                held.enter_context(locked(found))
-                skip = _finished(found, config)
-                if not skip:
-                    with writing(found.path):
-                        found.open(config)
-                    settle(config, inventory, found, measure=False)
-                decided = (found.path, skip)
-            except SparsePipeError as error:
-                decided = error
+        with group.rank_0_first():
+            if group.rank() == 0:
+                assert found is not None
+                decided = _decide(config, inventory, found, held)
+        meet(config)
         decided = group.broadcast_object(decided)
         if isinstance(decided, SparsePipeError):
             raise decided
         assert decided is not None
         directory = RunDir(decided[0])
-        if not decided[1]:
-            with _failing_as_rank(directory, config):
-                renumber(config, inventory, directory)
-                execute(directory, config, inventory, watch)
-            if group.rank() == 0:
-                _finish(directory)
+        if decided[1]:
+            group.leave()
+            return directory
+        with failing_as_rank(directory, config):
+            renumber(config, inventory, directory)
+            execute(directory, config, inventory, watch)
+        if group.rank() == 0:
+            _finish(directory)
     return directory
 
 
-@contextlib.contextmanager
-def _failing_as_rank(directory: RunDir, config: Mapping[str, Any]) -> Iterator[None]:
-    """Lets the first rank that fails tell why, with its number as a note, and no other.
-
-    The others end at once, and with the first that ends the agent ends all: whoever asks
-    whether it is to tell must have stopped to heed that.
-    """
+def _decide(
+    config: Mapping[str, Any], inventory: Inventory, found: RunDir, held: contextlib.ExitStack
+) -> tuple[Path, bool] | SparsePipeError:
+    """The run's directory, locked and settled, and whether it is finished; or what is wrong."""
     try:
-        with _stopped_for_a_peer():
-            yield
-    except Stopped as stop:
-        if stop.signum == signal.SIGTERM and group.one_has_failed():
-            raise SystemExit(stop.exit_code) from stop  # for what that one tells
-        tell_stop(stop, directory, config)
-        raise
+        held.enter_context(locked(found))
+        if _finished(found, config):
+            return found.path, True
+        with writing(found.path):
+            found.open(config)
+        try:
+            _settle(config, inventory, found, measure=False)
+        except BaseException:
+            found.remove_if_unused()
+            raise
     except SparsePipeError as error:
-        ignore(signal.SIGTERM)
-        if not group.first_to_fail():
-            raise SystemExit(error.exit_code) from error
-        error.add_note(f"rank {group.rank()}")
-        raise
+        return error
+    return found.path, False
 
 
-@contextlib.contextmanager
-def _stopped_for_a_peer() -> Iterator[None]:
-    """Turns the agent's SIGTERM into what this rank had noticed already: whom it misses.
-
-    The agent sends it to all when one rank is gone, often before they have said so.
-    """
-    try:
-        yield
-    except Stopped as stop:
-        if stop.signum == signal.SIGTERM and isinstance(stop.__cause__, TransportError):
-            raise stop.__cause__ from None
-        raise
+def _settle(
+    config: Mapping[str, Any], inventory: Inventory, directory: RunDir, *, measure: bool
+) -> None:
+    keep_plan_of_training(config, inventory, directory)
+    settle(config, inventory, directory, measure=measure)
 
 
 @contextlib.contextmanager

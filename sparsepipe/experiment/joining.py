@@ -24,16 +24,35 @@ def joined(
         inventory: the hardware.
         kept: the plan with which the run has begun, if it has.
     """
-    strategy = config["parallel"]["strategy"] or {}
+    strategy = _strategy(config)
     cuda = inventory.accelerator == "cuda"
     backend = strategy.get("process_group_backend") or ("nccl" if cuda else "gloo")
     group.join(
         backend,
-        timeout_s=float(strategy.get("timeout_s", 300.0)),
+        timeout_s=_timeout_s(config),
         device=_cuda_device(config, inventory, kept) if cuda and "nccl" in backend else None,
     )
     yield
     group.leave()  # not after an error: it could wait for ranks that are gone
+
+
+def meet(config: Mapping[str, Any]) -> None:
+    """Lets ranks agree on what is to be done, before they know which devices they will have.
+
+    Therefore over gloo; the group is left when they do know, see ``renumber``.
+
+    Args:
+        config: resolved and checked.
+    """
+    group.join("gloo", timeout_s=_timeout_s(config))
+
+
+def _strategy(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return config["parallel"]["strategy"] or {}
+
+
+def _timeout_s(config: Mapping[str, Any]) -> float:
+    return float(_strategy(config).get("timeout_s", 300.0))
 
 
 def _cuda_device(config: Mapping[str, Any], inventory: Inventory, kept: Path | None) -> Any:

@@ -40,7 +40,9 @@ class Process:
 
 
 def renumber(config: Mapping[str, Any], inventory: Inventory, directory: RunDir) -> None:
-    """Makes this process the rank whose device is on its node. Every rank must call it.
+    """Makes this process the rank whose device is on its node, and leaves the group.
+
+    Every rank must call it. Only as that rank does it know its device, with which it joins anew.
 
     Args:
         config: resolved and checked.
@@ -51,9 +53,20 @@ def renumber(config: Mapping[str, Any], inventory: Inventory, directory: RunDir)
         ConfigError: not every node sees the run's plan.
         PlanError: a node has another number of processes than devices are used there.
     """
+    before = list(range(group.world_size()))
+    numbers = before
+    if config["parallel"]["num_nodes"] > 1 and len(inventory.hosts) > 1:
+        numbers = _as_planned(config, inventory, directory) or before
+    group.renumber(numbers)
+    if numbers != before:
+        configure()  # another process tells now
+
+
+def _as_planned(
+    config: Mapping[str, Any], inventory: Inventory, directory: RunDir
+) -> list[int] | None:
+    """The rank that each process is to be; None: it does not matter."""
     nodes = config["parallel"]["num_nodes"]
-    if nodes == 1 or len(inventory.hosts) == 1:
-        return
     me = Process(
         node=int(os.environ.get("GROUP_RANK", "0")),
         host=socket.gethostname(),
@@ -68,14 +81,11 @@ def renumber(config: Mapping[str, Any], inventory: Inventory, directory: RunDir)
         )
     ranks = len(everyone)
     if division_of(config, kept=directory.plan) is None and ranks != inventory.num_devices:
-        return  # some devices of each host, whichever: no node has to be a certain host
+        return None  # some devices of each host, whichever: no node has to be a certain host
     places = places_of_ranks(config, inventory, ranks=ranks, kept=directory.plan)
     by_node = ranks_of_nodes(places, inventory, nodes=nodes)
     hosts = [places[of_node[0]].host for of_node in by_node]
-    numbers = new_ranks([process for process, _ in everyone], by_node, hosts)
-    if numbers != list(range(ranks)):
-        group.renumber(numbers)
-        configure()  # another process tells now
+    return new_ranks([process for process, _ in everyone], by_node, hosts)
 
 
 def new_ranks(

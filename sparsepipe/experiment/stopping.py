@@ -1,14 +1,17 @@
-"""What a person should know of a run that a signal has stopped."""
+"""What a person should know of a run that a signal or a rank has stopped, told by one rank."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
 from sparsepipe.errors import DataError, SparsePipeError, TransportError
 from sparsepipe.experiment.callbacks.metrics_csv import read_rows
 from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.experiment.signals import ignore
+from sparsepipe.runtime import group
 from sparsepipe.runtime.launch import Stopped
 
 
@@ -37,6 +40,43 @@ def tell_loss(error: SparsePipeError, signum: int, directory: RunDir) -> None:
     stop, why = signal.Signals(signum).name, error.message
     error.message = f"stopped by {stop} without a checkpoint: {why}; {_last_one(directory)}"
     error.remedy += "; then run the command again, without force=true, to go on"
+
+
+@contextlib.contextmanager
+def failing_as_rank(directory: RunDir, config: Mapping[str, Any]) -> Iterator[None]:
+    """Lets the first rank that fails tell why, with its number as a note, and no other.
+
+    The others end at once, and with the first that ends the agent ends all: whoever asks
+    whether it is to tell must have stopped to heed that.
+    """
+    try:
+        with _stopped_for_a_peer():
+            yield
+    except Stopped as stop:
+        if stop.signum == signal.SIGTERM and group.one_has_failed():
+            raise SystemExit(stop.exit_code) from stop  # for what that one tells
+        tell_stop(stop, directory, config)
+        raise
+    except SparsePipeError as error:
+        ignore(signal.SIGTERM)
+        if not group.first_to_fail():
+            raise SystemExit(error.exit_code) from error
+        error.add_note(f"rank {group.rank()}")
+        raise
+
+
+@contextlib.contextmanager
+def _stopped_for_a_peer() -> Iterator[None]:
+    """Turns the agent's SIGTERM into what this rank had noticed already: whom it misses.
+
+    The agent sends it to all when one rank is gone, often before they have said so.
+    """
+    try:
+        yield
+    except Stopped as stop:
+        if stop.signum == signal.SIGTERM and isinstance(stop.__cause__, TransportError):
+            raise stop.__cause__ from None
+        raise
 
 
 def _last_one(directory: RunDir) -> str:

@@ -61,10 +61,23 @@ def local_rank_first() -> Iterator[None]:
 
     However long that takes: no group is joined yet, whose collectives have a time limit.
     """
+    host = os.environ.get("GROUP_RANK", "0")
+    with _first(local_rank() == 0, key=f"sparsepipe/{host}/done"):
+        yield
+
+
+@contextmanager
+def rank_0_first() -> Iterator[None]:
+    """Lets rank 0 end the block before all others leave it, as :func:`local_rank_first` does."""
+    with _first(rank() == 0, key="sparsepipe/decided"):
+        yield
+
+
+@contextmanager
+def _first(mine: bool, *, key: str) -> Iterator[None]:
     store = _attempt_store(_FOREVER)
-    key = f"sparsepipe/{os.environ.get('GROUP_RANK', '0')}/done"
     yield
-    if local_rank() == 0:
+    if mine:
         store.set(key, "1")
     else:
         store.wait([key], _FOREVER)

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from experiment_harness import Shell, fault, rows, wait_for, weights
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.job import _failing_as_rank
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.signals import SignalWatch
+from sparsepipe.experiment.stopping import failing_as_rank
 from sparsepipe.results.files import read_json
 from sparsepipe.runtime import group
 
@@ -125,7 +125,7 @@ def test_a_rank_that_fails_under_torchrun_is_not_ended_before_it_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heeded: None
 ) -> None:
     monkeypatch.setattr(group, "_stores", {("here", "0"): EndedMeanwhile()})
-    with pytest.raises(ConfigError) as told, SignalWatch(), _failing_as_rank(RunDir(tmp_path), {}):
+    with pytest.raises(ConfigError) as told, SignalWatch(), failing_as_rank(RunDir(tmp_path), {}):
         raise ConfigError("a mistake", remedy="mend it")
     assert told.value.__notes__ == ["rank 0"]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN, "the command is yet to print it"
@@ -137,7 +137,7 @@ def test_a_rank_ended_since_another_has_failed_leaves_the_telling_to_that(
     monkeypatch.setattr(group, "_stores", {("here", "0"): dist.HashStore()})
     assert group.first_to_fail()  # as the other one
     # Not Stopped, of which the first rank would tell.
-    with pytest.raises(SystemExit) as end, SignalWatch(), _failing_as_rank(RunDir(tmp_path), {}):
+    with pytest.raises(SystemExit) as end, SignalWatch(), failing_as_rank(RunDir(tmp_path), {}):
         os.kill(os.getpid(), signal.SIGTERM)
     assert end.value.code == 143
 

@@ -222,7 +222,11 @@ def test_refused(
 def test_evaluating_by_a_search(job: Job) -> None:
     settings = (*MODEL, *TWO, *QUICKLY, SLOW, "parallel=hete_mp")
     run = job(*settings)
-    found = read_json(job(*settings, "task=evaluate", f"checkpoint={run}") / "result.json")
+    shutil.rmtree("outputs/profiles")
+    evaluated = job(*settings, "task=evaluate", f"checkpoint={run}")
+    found = read_json(evaluated / "result.json")
+    assert not profiles()
+    assert (evaluated / "plan.json").read_text() == (run / "plan.json").read_text()
     trained = read_json(run / "result.json")
     assert found["plan_strategy"] == "hete_mp"
     assert found["test/loss"] == pytest.approx(trained["test/loss"], rel=1e-6)

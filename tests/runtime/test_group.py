@@ -41,6 +41,21 @@ def test_a_rank_may_join_and_leave_again() -> None:
     assert run(joins_thrice, 3, join_group=False) == [[6, 6, 6]] * 3
 
 
+def leaves_after_rank_0(rank: int, mark: str) -> bool:
+    words = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
+    words.set(f"begun/{rank}", "1")
+    with group.rank_0_first():
+        if rank == 0:
+            words.wait(["begun/1", "begun/2"])
+            Path(mark).touch()
+    return Path(mark).exists()
+
+
+def test_rank_0_is_first_before_they_join(tmp_path: Path) -> None:
+    found = run(leaves_after_rank_0, 3, str(tmp_path / "mark"), join_group=False)
+    assert found == [True, True, True]
+
+
 def joins_if_it_comes(rank: int, comes: tuple[int, ...], keeps: int | None) -> None:
     words = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
     words.set(f"begun/{rank}", "1")
