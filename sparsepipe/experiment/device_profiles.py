@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.cluster import Inventory
+from sparsepipe.cluster import Device, Inventory
 from sparsepipe.errors import ProfileError
 from sparsepipe.experiment.compose import config_dir
 from sparsepipe.experiment.outputs import expanded
+from sparsepipe.machine import usable_cores
 from sparsepipe.profiling import Profile, graph_profile, read_graph
 
+log = logging.getLogger(__name__)
+
+_DTYPES = {"None": "float32", "32": "float32", "32-true": "float32", "64-true": "float64"}
 _WORKLOAD = ("batch_size", "resolution", "point_ratio")
 
 
@@ -106,6 +112,66 @@ def check_workload(profiles: Mapping[str, Profile], config: Mapping[str, Any]) -
             remedy="train with the data as they were measured, or measure the model with these "
             "(task=profile, or no profiles at all: they are made before a training)",
         )
+
+
+def check_devices(
+    profiles: Mapping[str, Profile], config: Mapping[str, Any], inventory: Inventory
+) -> None:
+    """Refuses to train by profiles of devices that compute otherwise.
+
+    What may well matter little is told. What a profile does not tell is taken to be right.
+
+    Raises:
+        ProfileError: a device was made slower than it is to be, or less so, or another backend
+            computed.
+    """
+    refused: list[str] = []
+    told: list[str] = []
+    for device in {d.name: d for host in inventory.hosts for d in host.devices}.values():
+        if (profile := profiles.get(device.name)) is None:
+            continue
+        meta = profile.meta
+        for name, asked, found in (
+            ("slowdown", f"{device.slowdown:g}", refused),
+            ("backend", backend_name(config), refused),
+            ("device", device.name, told),
+            ("dtype", _dtype(config), told),
+            ("threads", _threads(device, inventory), told),
+        ):
+            measured = meta.get(name)
+            if name == "slowdown" and isinstance(measured, (int, float)):
+                measured = f"{measured:g}"
+            if None not in (asked, measured) and str(measured) != asked:
+                found.append(
+                    f"that of {device.name} was measured with {name} {measured}, not {asked}"
+                )
+    for words in told:
+        log.warning("the profiles are of other circumstances: %s", words)
+    if refused:
+        raise ProfileError(
+            "the profiles are of other devices: " + "; ".join(refused),
+            remedy="measure the model on the devices as they are (task=profile, or no profiles at "
+            "all: they are made before a training), or set hardware and backend as they were",
+        )
+
+
+def backend_name(config: Mapping[str, Any]) -> str | None:
+    """What computes sparse layers; None where there are none."""
+    backend = config["backend"]
+    return str(backend["_target_"]).rpartition(".")[2] if backend else None
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    precision = str(config["trainer"]["precision"])
+    return _DTYPES.get(precision, precision)
+
+
+def _threads(device: Device, inventory: Inventory) -> str | None:
+    """Of a rank on a processor; None: of other machines nobody knows here."""
+    if device.accelerator != "cpu" or len(inventory.hosts) > 1:
+        return None
+    share = max(1, usable_cores() // inventory.num_devices)
+    return os.environ.get("OMP_NUM_THREADS", str(share))
 
 
 def fingerprint_of(inventory: Inventory, model: str, *, given: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.build import build_data
 from sparsepipe.experiment.checkpoints import find_checkpoint
 from sparsepipe.experiment.device_profiles import (
+    check_devices,
     check_workload,
     fingerprint_of_profiles,
     load_profiles,
@@ -84,6 +85,7 @@ def _given_profiles(config: Mapping[str, Any], inventory: Inventory) -> dict[str
         settings=model_settings(config),
     )
     check_workload(profiles, config)
+    check_devices(profiles, config, inventory)
     return profiles
 
 
