@@ -12,7 +12,7 @@ import torch
 from sparsepipe.cluster import Inventory, Place
 from sparsepipe.cluster.places import ranks_of_nodes
 from sparsepipe.errors import ConfigError, HardwareError
-from sparsepipe.experiment.links import Links, as_json, as_rows, as_text
+from sparsepipe.experiment.links import Links, as_json, as_rows, as_text, doubts
 from sparsepipe.experiment.placing import cuda_devices
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
@@ -146,6 +146,8 @@ def _write(run: Run, links: Links) -> None:
     if group.rank() == 0:
         path = run.directory.path
         log.info("%s", as_text(links))
+        for doubt in doubts(links):
+            log.warning("%s", doubt)
         write_json(path / "bandwidth.json", as_json(links))
         write_csv(path / "bandwidth.csv", as_rows(links))
         write_text_atomic(path / "hardware.yaml", links.put_into(run.inventory).to_yaml())

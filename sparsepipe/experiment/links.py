@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -10,8 +11,13 @@ from typing import Any
 import yaml
 
 from sparsepipe.cluster import Inventory, Link
+from sparsepipe.partition.cost import cost_model
+from sparsepipe.partition.fleet import Fleet, Kind
 from sparsepipe.results.tables import markdown_table
 from sparsepipe.runtime.bandwidth import Reduction, Sending
+
+_UNLIKE = 2.0
+"""Times as fast: pairs that differ by more are warned of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +46,13 @@ class Links:
         return self._link(None)
 
     def eq4_s(self, reduction: Reduction) -> float:
-        """What the paper's Eq. 4 takes for the sum: 2 (m - 1) P / (m BW) at the slowest link."""
-        inside, between = self.inside, self.between
+        """What the paper's Eq. 4 takes for the sum, as the partitioner counts it."""
+        fleet = self._fleet
         hosts = [self.host_of[rank] for rank in reduction.ranks]
-        used = [inside[host] for host in {*hosts} if hosts.count(host) > 1]
-        used += [between] if between is not None and len({*hosts}) > 1 else []
-        ranks = len(hosts)
-        slowest = min(link.bytes_per_s for link in used)
-        return 2 * (ranks - 1) * reduction.size_bytes / (ranks * slowest)
+        slowest = fleet.sync_bytes_per_s([hosts.count(kind.host) for kind in fleet.kinds])
+        return cost_model("eq4").sync_s(
+            reduction.size_bytes, replicas=len(hosts), bytes_per_s=slowest
+        )
 
     def put_into(self, inventory: Inventory) -> Inventory:
         """The inventory with these links; others stay. Hosts that it does not have come new."""
@@ -64,10 +69,35 @@ class Links:
             link=self.between or inventory.link,
         )
 
+    @property
+    def named(self) -> list[tuple[str, str | None, Link]]:
+        """All links: what each is called, the host that it is inside of, and its figures."""
+        found: list[tuple[str, str | None, Link]] = []
+        found += [(f"inside {host}", host, link) for host, link in self.inside.items()]
+        return found + ([] if self.between is None else [("between hosts", None, self.between)])
+
     def spread(self, host: str | None) -> tuple[float, float]:
         """The lowest and the highest bytes a second that a link's figure is the median of."""
         rates = [sending.bytes_per_s for sending in self._over({host} if host else None)]
         return min(rates), max(rates)
+
+    def unlike(self, host: str | None) -> float:
+        """How many times as fast a link's fastest pair is as its slowest, by medians over ways."""
+        of_pair: dict[frozenset[int], list[float]] = {}
+        for s in self._over({host} if host else None):
+            of_pair.setdefault(frozenset((s.source, s.target)), []).append(s.bytes_per_s)
+        rates = [statistics.median(found) for found in of_pair.values()]
+        return max(rates) / min(rates)
+
+    @property
+    def _fleet(self) -> Fleet:
+        inside, between = self.inside, self.between
+        names = dict.fromkeys(self.host_of)
+        return Fleet(
+            kinds=tuple(Kind(name=n, host=n, count=self.host_of.count(n)) for n in names),
+            inside={n: inside[n].bytes_per_s if n in inside else math.inf for n in names},
+            between=math.inf if between is None else between.bytes_per_s,
+        )
 
     def _link(self, hosts: set[str] | None) -> Link | None:
         found = self._over(hosts)
@@ -165,11 +195,7 @@ def as_text(links: Links) -> str:
     """All of it as tables, with the links as YAML for an inventory at the end."""
     parts = ["MB/s from rank to rank, by size of message", _pair_table(links)]
     parts += ["sums over ranks", _sum_table(links.reductions, links)]
-    inside, between = links.inside, links.between
-    named: list[tuple[str, str | None, Link]] = []
-    named += [(f"inside {host}", host, link) for host, link in inside.items()]
-    named += [] if between is None else [("between hosts", None, between)]
-    for what, host, link in named:
+    for what, host, link in links.named:
         lowest, highest = links.spread(host)
         parts.append(
             f"{what}: {link.bytes_per_s / 1e6:,.4g} MB/s (median of {lowest / 1e6:,.4g} to "
@@ -177,6 +203,16 @@ def as_text(links: Links) -> str:
         )
     parts.append("for an inventory in conf/hardware:\n" + snippet(links).rstrip())
     return "\n".join(parts)
+
+
+def doubts(links: Links) -> list[str]:
+    """Where one figure for a link hides pairs that are unlike."""
+    return [
+        f"{what} one pair of ranks is {ratio:.1f} times as fast as another: the link's one figure, "
+        "with which the partitioner counts, is their median (bandwidth.json has them all)"
+        for what, host, _ in links.named
+        if (ratio := links.unlike(host)) > _UNLIKE
+    ]
 
 
 def snippet(links: Links) -> str:
