@@ -189,6 +189,72 @@ def test_several_processes_are_refused(tmp_path: Path) -> None:
         assert "parallel=single" in caught.value.remedy
 
 
+GRAPH = """\
+in -- Input0 -- forward_compute_time=0.0, backward_compute_time=0.0, \
+activation_size=8.0, parameter_size=0.0
+a -- Conv2d(3, 8) -- forward_compute_time={0}.0, backward_compute_time=4.0, \
+activation_size=100.0, parameter_size=10.0
+b -- Conv2d(8, 8) -- forward_compute_time={0}.0, backward_compute_time=6.0, \
+activation_size=100.0, parameter_size=10.0
+c -- Add -- forward_compute_time=1.0, backward_compute_time=1.0, \
+activation_size=100.0, parameter_size=0.0
+\tin -- a
+\ta -- b
+\ta -- c
+\tb -- c
+"""
+
+
+def graphs(directory: Path, text: str = GRAPH) -> str:
+    """An override: a file of the graph for each of the paper's GPUs, of other times."""
+    files = {}
+    for place, name in enumerate(("TITAN V", "TITAN Xp", "RTX 2080 Ti")):
+        path = directory / f"graph{place}.txt"
+        path.write_text(text.replace("{0}", str(3 + place)))
+        files[name] = str(path)
+    return f"++task.profiles={{{', '.join(f'{name}: {path}' for name, path in files.items())}}}"
+
+
+@pytest.mark.parametrize("search", ["hete_mp", "exact", "mp"])
+def test_a_branching_graph(tmp_path: Path, search: str) -> None:
+    done = run(tmp_path, *PAPER, f"task.search={search}", graphs(tmp_path))
+    plan = Plan.from_json(done.plan.read_text())
+    held = [name for names in plan.details["stage_nodes"] for name in names]
+    assert plan.num_layers == 3
+    assert plan.details["states"] is True
+    assert sorted(held) == ["a -- Conv2d(3, 8)", "b -- Conv2d(8, 8)", "c -- Add"]
+    told = (done.path / "plan.txt").read_text()
+    assert "| states" in told
+    assert "hold these of its nodes\nstage 0: a" in told
+    with pytest.raises(PlanError, match="states of a branching graph"):
+        run(tmp_path, "parallel=pipeline", f"parallel.plan.file={done.plan}")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (GRAPH.replace("\ta -- b", "\ta -- z"), "graph0.txt: line 6 names 'z'"),
+        (GRAPH.replace("parameter_size=0.0", "parameter_size=much"), "line 1 has parameter_size"),
+        (GRAPH.replace("\tb -- c\n", "\tb -- c\n\tc -- a\n"), "a cycle through"),
+        ("", "no layers"),
+    ],
+)
+def test_a_malformed_graph_is_told_with_its_line(
+    tmp_path: Path, changed: str, message: str
+) -> None:
+    with pytest.raises(ProfileError, match=message) as caught:
+        run(tmp_path, *PAPER, graphs(tmp_path, changed))
+    assert "PipeDream" in caught.value.remedy
+
+
+def test_other_edges_on_another_device_are_refused(tmp_path: Path) -> None:
+    given = graphs(tmp_path)
+    other = tmp_path / "graph1.txt"
+    other.write_text(other.read_text().replace("\ta -- c\n", ""))
+    with pytest.raises(ProfileError, match="different layers or edges"):
+        run(tmp_path, *PAPER, given)
+
+
 def test_one_device_has_one_profile() -> None:
     hosts = [
         {"name": host, "devices": [{"name": "x", "count": 1, "profile": {"net": file}}]}
