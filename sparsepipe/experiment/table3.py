@@ -24,7 +24,7 @@ from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.table3_paper import CUT, PAPER, hete_mp_s
 from sparsepipe.partition.cost import cost_model
-from sparsepipe.partition.evaluate import plan_times
+from sparsepipe.partition.evaluate import bottleneck_s
 from sparsepipe.partition.problem import Problem, Solution
 from sparsepipe.partition.searches import alike_as, best_cuts, exact, hete_mp, mp
 from sparsepipe.partition.ties import EQUAL, devices_text
@@ -143,8 +143,7 @@ def _problem(gpus: int, model: str, bandwidth: float) -> Problem:
 
 
 def _bottleneck_s(problem: Problem, solution: Solution) -> float:
-    stages, cuts = plan_times(solution.stages, problem.spans, problem.fleet, problem.model)
-    return max(stages + cuts)
+    return bottleneck_s(solution.stages, problem.spans, problem.fleet, problem.model)
 
 
 def _mp_row(gpus: int, model: str, bandwidth: float) -> dict[str, Any]:
