@@ -1,8 +1,10 @@
-"""What this process may use of its machine; open to every room."""
+"""This process's machine and what it may use of it; open to every room."""
 
 from __future__ import annotations
 
 import os
+import platform
+from pathlib import Path
 
 
 def usable_cores() -> int:
@@ -10,3 +12,14 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    """The processor's model, as its vendor calls it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor() or platform.machine()

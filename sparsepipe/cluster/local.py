@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import platform
 import socket
-from pathlib import Path
 from typing import Literal
 
 from sparsepipe.cluster.inventory import Device, Host, Inventory
 from sparsepipe.errors import HardwareError
-from sparsepipe.machine import usable_cores
+from sparsepipe.machine import cpu_name, usable_cores
 
 
 def local(
@@ -69,21 +67,11 @@ def _cpu(devices: int | None) -> Device:
     count = devices or usable_cores()
     total_bytes = _memory_bytes()
     return Device(
-        name=_cpu_name(),
+        name=cpu_name(),
         count=count,
         accelerator="cpu",
         memory_bytes=None if total_bytes is None else total_bytes // count,
     )
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not Linux
-    return platform.processor() or platform.machine()
 
 
 def _memory_bytes() -> int | None:
