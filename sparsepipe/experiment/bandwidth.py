@@ -13,9 +13,11 @@ from sparsepipe.cluster import Inventory, Place
 from sparsepipe.cluster.places import ranks_of_nodes
 from sparsepipe.errors import ConfigError, HardwareError
 from sparsepipe.experiment.links import Links, as_json, as_rows, as_text, doubts
+from sparsepipe.experiment.measured_device import words_of_machine
 from sparsepipe.experiment.placing import cuda_devices
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
+from sparsepipe.machine import usable_cores
 from sparsepipe.results.files import write_json, write_text_atomic
 from sparsepipe.results.tables import write_csv
 from sparsepipe.runtime import group
@@ -156,13 +158,14 @@ def _write(run: Run, links: Links) -> None:
 
 
 def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
-    """Which hosts: links belong to them, and not to what they compute on.
+    """Which hosts: links belong to them and to what moves bytes, not to what is computed there.
 
     Raises:
         ConfigError: a setting of the task cannot be.
     """
     _check(config["task"])
-    return ", ".join(host.name for host in inventory.hosts)
+    hosts = [host.name for host in inventory.hosts]
+    return ", ".join([*hosts, *words_of_machine(), f"{usable_cores()} cores"])
 
 
 def parallel(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Any]:

@@ -76,6 +76,15 @@ def build_data(config: Mapping[str, Any]) -> pl.LightningDataModule:
     return data
 
 
+def ready_data(config: Mapping[str, Any]) -> str:
+    """Makes the data ready; what they hold."""
+    data = build_data(config)
+    data.prepare_data()
+    fingerprint = getattr(data, "fingerprint", None)
+    # The settings are in the identity anyway; where the data lie is all that is left.
+    return str(fingerprint() if fingerprint else config["data"].get("root"))
+
+
 def build_module(
     config: Mapping[str, Any], data: pl.LightningDataModule, *, plan: Path | None = None
 ) -> pl.LightningModule:

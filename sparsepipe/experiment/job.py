@@ -48,12 +48,15 @@ __all__ = ["Stopped", "execute", "first_to_tell", "run_job"]
 log = logging.getLogger(__name__)
 
 
-def run_job(config: Mapping[str, Any], *, fresh_processes: bool = False) -> RunDir:
+def run_job(
+    config: Mapping[str, Any], *, fresh_processes: bool = False, wait_s: float = 0.0
+) -> RunDir:
     """Runs a job, or skips it when it is finished, or goes on with it.
 
     Args:
         config: resolved and checked.
         fresh_processes: start a process even for a single rank, as sweeps must.
+        wait_s: how long to wait for another process that does the same job.
 
     Returns:
         The run's directory, finished.
@@ -71,7 +74,8 @@ def run_job(config: Mapping[str, Any], *, fresh_processes: bool = False) -> RunD
             return _run_as_rank(config, inventory, watch, ranks)
         # What may have to begin again needs processes that can be ended.
         processes = fresh_processes or config["parallel"].get("max_restarts", 0) > 0
-        return _run_here(config, inventory, watch, alone=ranks == 1 and not processes)
+        alone = ranks == 1 and not processes
+        return _run_here(config, inventory, watch, alone=alone, wait_s=wait_s)
 
 
 def _as_task_runs(config: Mapping[str, Any], inventory: Inventory) -> Mapping[str, Any]:
@@ -81,7 +85,12 @@ def _as_task_runs(config: Mapping[str, Any], inventory: Inventory) -> Mapping[st
 
 
 def _run_here(
-    config: Mapping[str, Any], inventory: Inventory, watch: SignalWatch, *, alone: bool
+    config: Mapping[str, Any],
+    inventory: Inventory,
+    watch: SignalWatch,
+    *,
+    alone: bool,
+    wait_s: float,
 ) -> RunDir:
     """Runs as the one process that the user started."""
     nodes = config["parallel"]["num_nodes"]
@@ -91,7 +100,7 @@ def _run_here(
             remedy="start the command on every node with torchrun",
         )
     directory = prepare(config, inventory)
-    with locked(directory):
+    with locked(directory, wait_s=wait_s):
         if _finished(directory, config):
             return directory
         with writing(directory.path):
@@ -101,7 +110,7 @@ def _run_here(
             if alone:
                 execute(directory, config, inventory, watch)
             else:
-                _launch(directory, config, ranks=num_ranks(config, inventory))
+                _launch(directory, config, inventory)
         except BaseException as error:
             if isinstance(error, Stopped):
                 tell_stop(error, directory, config)
@@ -113,7 +122,11 @@ def _run_here(
     return directory
 
 
-def _launch(directory: RunDir, config: Mapping[str, Any], *, ranks: int) -> None:
+def _launch(directory: RunDir, config: Mapping[str, Any], inventory: Inventory) -> None:
+    ranks = num_ranks(config, inventory)
+    # What is measured alone may have to be so as one process of several.
+    count = getattr(locate(config["task"]["_target_"]), "processes", None)
+    processes = ranks if count is None else count(config, inventory)
     division = division_of(config, kept=directory.plan)
     # Not beside the results: that their disk is full is one of the things to report.
     with tempfile.TemporaryDirectory(prefix="sparsepipe-", ignore_cleanup_errors=True) as reports:
@@ -122,7 +135,7 @@ def _launch(directory: RunDir, config: Mapping[str, Any], *, ranks: int) -> None
             launch(
                 [sys.executable, "-m", "sparsepipe.experiment.worker", str(directory.path)],
                 ranks=ranks,
-                threads_per_rank=max(1, usable_cores() // ranks),
+                threads_per_rank=max(1, usable_cores() // processes),
                 reports=Path(reports),
                 grace_s=float(config["parallel"]["grace_s"]),
                 name="rank {}".format if division is None else partial(division.name, ranks=ranks),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import torch
 
+from sparsepipe import __version__
 from sparsepipe.cluster import Inventory, Place
 from sparsepipe.cluster.places import places
 from sparsepipe.errors import ConfigError, HardwareError
 from sparsepipe.experiment.placing import cuda_devices
-from sparsepipe.machine import usable_cores
+from sparsepipe.machine import cpu_name, usable_cores
+
+_THREADS = "OMP_NUM_THREADS"
 
 
 def find_device(inventory: Inventory, name: str | None) -> Place:
@@ -46,18 +50,39 @@ def find_device(inventory: Inventory, name: str | None) -> Place:
 def prepare_device(place: Place, inventory: Inventory) -> torch.device:
     """The device as torch calls it.
 
-    A CPU's device is its share of the cores, as ranks get it when all devices of the host are in
-    use: this process computes with as many threads from now on, unless the environment says how
-    many. A GPU becomes the current one.
+    This process computes with as many threads from now on as a rank does when all devices of the
+    host are in use, unless the environment says how many: a CPU's device is its share of the
+    cores. A GPU becomes the current one.
 
     Raises:
         HardwareError: the GPU is not here.
     """
+    if _THREADS not in os.environ:
+        torch.set_num_threads(max(1, usable_cores() // devices_beside(place, inventory)))
     if place.accelerator == "cuda":
         (index,) = cuda_devices((place,), inventory, rank=0, nodes=1)
         torch.cuda.set_device(index)
         return torch.device("cuda", index)
-    if "OMP_NUM_THREADS" not in os.environ:
-        beside = sum(other.host == place.host for other in places(inventory))
-        torch.set_num_threads(max(1, usable_cores() // beside))
     return torch.device("cpu")
+
+
+def devices_beside(place: Place, inventory: Inventory) -> int:
+    """Devices of the same host, this one included."""
+    return sum(other.host == place.host for other in places(inventory))
+
+
+def words_of_device(place: Place, inventory: Inventory) -> list[str]:
+    """What the time of a layer depends on and an inventory need not name."""
+    share = max(1, usable_cores() // devices_beside(place, inventory))
+    return [*words_of_machine(), f"{os.environ.get(_THREADS, share)} threads"]
+
+
+def words_of_machine() -> list[str]:
+    """What any measurement here depends on and an inventory need not name."""
+    return [cpu_name(), f"torch {torch.__version__}", f"sparsepipe {__version__}"]
+
+
+def without_links(inventory: Inventory) -> Inventory:
+    """Its devices: what layers cost on them does not depend on how they are connected."""
+    hosts = tuple(replace(host, link=None) for host in inventory.hosts)
+    return replace(inventory, hosts=hosts, link=None)

@@ -7,7 +7,7 @@ model on the same hardware finds them finished, whatever its seed, optimizer or 
 from __future__ import annotations
 
 import logging
-import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,9 +16,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from sparsepipe.errors import SparsePipeError
 from sparsepipe.experiment.compose import config_dir
+from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.schema import Measuring
-from sparsepipe.machine import usable_cores
 from sparsepipe.profiling import Profile
 from sparsepipe.results.files import read_json
 
@@ -30,11 +31,17 @@ _MESSAGES = {"sizes_bytes": [2**20, 2**23], "repeats": 5, "warmups": 1, "most_s"
 _NOT_OF_LINKS = ("model", "data", "backend", "optim", "trainer")
 _PRECISION = "32-true"
 _SINGLE = (_PRECISION, "32", 32, None)
-_THREADS = "OMP_NUM_THREADS"
+_WAIT_S = 7200.0
+"""For another training that measures the same: as long as data caches wait for their builder."""
+_KEYS = {
+    r"\btask\.(num_warmup|num_measured|num_batches)\b": r"parallel.search.measure.\1",
+    r"\btask\.(layers|direct)\b": r"parallel.strategy.\1",
+}
+"""Of the runs that measure, and what a training calls them."""
 
 
 def measure_devices(
-    names: Sequence[str], config: Mapping[str, Any], how: Measuring, *, ranks: int
+    names: Sequence[str], config: Mapping[str, Any], how: Measuring
 ) -> dict[str, tuple[Profile, Path]]:
     """A profile of each of some devices of this machine, and its file.
 
@@ -42,22 +49,17 @@ def measure_devices(
         names: of the devices.
         config: of the training.
         how: long they are measured.
-        ranks: of the training, which share the cores.
 
     Raises:
         SparsePipeError: what ended the run that measures.
         Stopped: a signal did.
     """
-    from sparsepipe.experiment.job import run_job  # which settles plans
-
     found = {}
     if names and (precision := config["trainer"]["precision"]) not in _SINGLE:
         log.warning("layers are measured in float32, and trained in %s", precision)
     for name in names:
         log.info("no profile of %s is given: measuring it, or taking up what was measured", name)
-        with _threads_as_in_training(ranks):
-            directory = run_job(profile_config(config, name, how), fresh_processes=True)
-        path = directory.path / "profile.json"
+        path = _run(profile_config(config, name, how), what=name).path / "profile.json"
         log.info("profile of %s: %s", name, path)
         found[name] = (Profile.load(path), path)
     return found
@@ -65,14 +67,16 @@ def measure_devices(
 
 def profile_config(config: Mapping[str, Any], device: str, how: Measuring) -> dict[str, Any]:
     """A configuration that measures a device, of what matters to that only."""
-    strategy = config["parallel"]["strategy"] or {}
+    strategy, data = config["parallel"]["strategy"] or {}, config["data"]
     return {
         **_alone(config, name=_PROFILES),
+        "data": {**data, "seed": 0} if "seed" in data else data,
         "task": {
             **_group("task/profile"),
             **asdict(how),
             "layers": strategy.get("layers"),
             "device": device,
+            "for_plan": True,
         },
         "trainer": {**config["trainer"], "precision": _PRECISION},
     }
@@ -88,10 +92,8 @@ def measure_link(config: Mapping[str, Any]) -> tuple[float, Path]:
         SparsePipeError: what ended the run that measures.
         Stopped: a signal did.
     """
-    from sparsepipe.experiment.job import run_job  # which settles plans
-
     log.info("no bandwidth is given: measuring it, or taking up what was measured")
-    path = run_job(link_config(config), fresh_processes=True).path / "bandwidth.json"
+    path = _run(link_config(config), what="the link").path / "bandwidth.json"
     (link,) = read_json(path)["hosts"].values()
     log.info("bandwidth %.4g MB/s: %s", link["bytes_per_s"] / 1e6, path)
     return float(link["bytes_per_s"]), path
@@ -119,7 +121,6 @@ def _alone(config: Mapping[str, Any], *, name: str) -> dict[str, Any]:
         **config,
         "name": name,
         "seed": 0,
-        "force": False,
         "checkpoint": None,
         "callbacks": {},
         "logger": {},
@@ -133,14 +134,26 @@ def _group(name: str) -> dict[str, Any]:
     return {str(key): item for key, item in value.items()}
 
 
+def _run(config: Mapping[str, Any], *, what: str) -> RunDir:
+    """Runs what measures, or takes up what another process has measured meanwhile."""
+    from sparsepipe.experiment.job import run_job  # which settles plans
+
+    with _explained(what):
+        return run_job(config, fresh_processes=True, wait_s=_WAIT_S)
+
+
 @contextmanager
-def _threads_as_in_training(ranks: int) -> Iterator[None]:
-    """Lets a process that is alone have the threads that it would have beside the others."""
-    if _THREADS in os.environ:
-        yield
-        return
-    os.environ[_THREADS] = str(max(1, usable_cores() // ranks))
+def _explained(what: str) -> Iterator[None]:
+    """Tells an error in the words of the training, which is all that its user knows of."""
     try:
         yield
-    finally:
-        del os.environ[_THREADS]
+    except SparsePipeError as error:
+        for inner, outer in _KEYS.items():
+            error.message = re.sub(inner, outer, error.message)
+            error.remedy = re.sub(inner, outer, error.remedy)
+        # What is no error of the house begins with its traceback and ends with what it says.
+        trace, line, said = error.message.rpartition("\n")
+        if not trace.startswith("Traceback"):
+            trace, line, said = "", "", error.message
+        error.message = f"{trace}{line}while measuring {what}: {said}"
+        raise

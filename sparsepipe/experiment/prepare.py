@@ -8,7 +8,7 @@ from typing import Any
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.build import build_data
+from sparsepipe.experiment.build import ready_data
 from sparsepipe.experiment.checkpoints import find_checkpoint
 from sparsepipe.experiment.device_profiles import (
     check_devices,
@@ -90,12 +90,9 @@ def _given_profiles(config: Mapping[str, Any], inventory: Inventory) -> dict[str
 
 
 def _prepare_data(config: Mapping[str, Any], inventory: Inventory) -> str:
-    """Makes the data ready; what they hold. A task's own ``prepare`` takes its place."""
-    data = build_data(config)
-    data.prepare_data()
-    fingerprint = getattr(data, "fingerprint", None)
-    # The settings are in the identity anyway; where the data lie is all that is left.
-    return str(fingerprint() if fingerprint else config["data"].get("root"))
+    """What the data hold, made ready. A task's own ``prepare`` takes its place."""
+    del inventory
+    return ready_data(config)
 
 
 def _checkpoint(config: Mapping[str, Any]) -> Path | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from itertools import islice
 from typing import Any, cast
@@ -13,19 +13,27 @@ import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from sparsepipe.cluster import Place
+from sparsepipe.cluster import Inventory, Place
 from sparsepipe.errors import ConfigError, HardwareError, ProfileError
-from sparsepipe.experiment.build import build_data, build_module, num_classes_of
+from sparsepipe.experiment.build import build_data, build_module, num_classes_of, ready_data
 from sparsepipe.experiment.device_profiles import workload
 from sparsepipe.experiment.layer_shares import draw_shares
 from sparsepipe.experiment.loaders import adapt_loaders
-from sparsepipe.experiment.measured_device import find_device, prepare_device
+from sparsepipe.experiment.measured_device import (
+    devices_beside,
+    find_device,
+    prepare_device,
+    without_links,
+    words_of_device,
+)
 from sparsepipe.experiment.model_names import model_name, model_settings
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.seeding import seed_epoch
+from sparsepipe.experiment.training_length import batches_of_training
 from sparsepipe.profiling import Profile
 from sparsepipe.profiling.measure import measure, step_seconds
+from sparsepipe.results.files import write_text_atomic
 from sparsepipe.results.tables import markdown_table
 from sparsepipe.runtime.throttle import Throttle
 from sparsepipe.strategies.pipeline.capture import run_until_layers
@@ -42,8 +50,9 @@ def profile(
     num_batches: int = 8,
     layers: str | None = None,
     device: str | None = None,
+    for_plan: bool = False,
 ) -> None:
-    """Measures the layers on real batches; writes ``profile.json`` and the shares' picture.
+    """Measures the layers on real batches; writes ``profile.json``, a table and a picture.
 
     Args:
         run: configuration and directory.
@@ -52,17 +61,19 @@ def profile(
         num_batches: batches of the training split that take turns.
         layers: name of the ``nn.Sequential``; None: the one there is.
         device: name of the inventory's device to measure; None where it has one kind only.
+        for_plan: a training asked for it, which tells by itself what share of it this took, and
+            amid whose log a table would stand.
 
     Raises:
-        ProfileError: nothing is to be measured.
-        ConfigError: the model has no layers to measure, or is to be trained in several processes
-            or other numbers than float32; the inventory has no such device, or several kinds.
-        HardwareError: the inventory's devices are not here.
+        ProfileError: no pass is to be measured.
+        ConfigError: the model has no layers to measure, or is to be trained in several processes;
+            the inventory has no such device, or several kinds.
+        HardwareError: the device is not here.
         Stopped: a signal ended it.
     """
-    _check(run, num_batches)
+    run.assert_one_rank()
     place = find_device(run.inventory, device)
-    found, steps = _measured(
+    found, batches = _measured(
         run,
         place,
         num_warmup=num_warmup,
@@ -70,31 +81,60 @@ def profile(
         num_batches=num_batches,
         layers=layers,
     )
-    training_s = None if steps is None else steps * float(found.meta["step_s"])
     found.save(run.directory.path / "profile.json")
     draw_shares({found.meta["device"]: found}, run.directory.shares)
-    _tell(found, training_s)
+    table = _table(found)
+    write_text_atomic(run.directory.path / "profile.txt", table + "\n")
+    if for_plan:
+        log.info("%s", _told(found))
+        _write(run, found, None)
+        return
+    training_s = None if batches is None else batches * float(found.meta["step_s"])
+    log.info("\n%s", table)
+    log.info("%s, %s", _told(found), _share(found, training_s))
     _write(run, found, training_s)
 
 
+def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
+    """What the data hold, made ready, and what the times depend on beside the configuration.
+
+    Raises:
+        ProfileError: nothing is to be measured.
+        ConfigError: in other numbers than float32; or the inventory has no such device, or
+            several kinds.
+        HardwareError: it has no device at all, or none that is here.
+    """
+    _check(config, inventory)
+    place = find_device(inventory, config["task"].get("device"))
+    return ", ".join([ready_data(config), *words_of_device(place, inventory)])
+
+
+def processes(config: Mapping[str, Any], inventory: Inventory) -> int:
+    """Among how many processes the cores are divided: in a training, all devices of a host."""
+    return devices_beside(find_device(inventory, config["task"].get("device")), inventory)
+
+
 # Whatever training it serves; precision but float32 is refused.
-profile.not_identity = ("optim", "trainer")  # type: ignore[attr-defined]
+profile.not_identity = ("optim", "trainer", "task.for_plan")  # type: ignore[attr-defined]
+profile.prepare = fingerprint  # type: ignore[attr-defined]
+profile.hardware = without_links  # type: ignore[attr-defined]
+profile.processes = processes  # type: ignore[attr-defined]
 
 
-def _check(run: Run, num_batches: int) -> None:
-    if num_batches < 1:
+def _check(config: Mapping[str, Any], inventory: Inventory) -> None:
+    batches = config["task"].get("num_batches", 1)
+    if batches < 1:
         raise ProfileError(
-            f"task.num_batches={num_batches}: there is nothing to measure",
+            f"task.num_batches={batches}: there is nothing to measure",
             remedy="give one batch or more",
         )
-    run.assert_one_rank()
-    precision = run.config["trainer"]["precision"]
+    precision = config["trainer"]["precision"]
     if str(precision) not in ("32", "32-true", "None"):
         raise ConfigError(
             f"profiles are measured in float32 so far, not with trainer.precision={precision}",
             remedy="set trainer.precision=32-true",
         )
-    if run.inventory.accelerator == "cuda" and not torch.cuda.is_available():
+    if inventory.accelerator == "cuda" and not torch.cuda.is_available():
         raise HardwareError(
             "the inventory has CUDA devices, and torch finds none on this machine",
             remedy="choose the hardware at hand (hardware=local), or profile where the GPUs are",
@@ -110,7 +150,7 @@ def _measured(
     num_batches: int,
     layers: str | None,
 ) -> tuple[Profile, int | None]:
-    """The profile, and how many steps the training takes; None where its end is not given."""
+    """The profile, and how many batches the training takes; None where its end is not given."""
     started_s = time.perf_counter()
     data = build_data(run.config)
     data.setup("fit")
@@ -135,25 +175,23 @@ def _measured(
     steps_measured = max(1, num_measured // 5)
     step_s = step_seconds(net, batches, device=device, num_measured=steps_measured, slowed=slowed)
     told = {"step_s": step_s, "cost_s": time.perf_counter() - started_s}
-    epochs = run.config["trainer"]["max_epochs"] or 0
-    steps = len(loader) * epochs if epochs > 0 else None
-    return Profile(layers=found.layers, meta={**found.meta, **told}), steps
+    length = batches_of_training(run.config["trainer"], len(loader))
+    return Profile(layers=found.layers, meta={**found.meta, **told}), length
 
 
-def _tell(found: Profile, training_s: float | None) -> None:
+def _told(found: Profile) -> str:
     step_s, cost_s = found.meta["step_s"], found.meta["cost_s"]
-    log.info("%s", _table(found))
-    log.info(
-        "the layers take %.1f ms one by one, a step of all %.1f ms (%.1f %%); %.0f s of measuring, "
-        "%s",
-        1e3 * found.compute_s,
-        1e3 * step_s,
-        100 * found.compute_s / step_s,
-        cost_s,
-        "and the training that it serves has no given end (trainer.max_epochs)"
-        if training_s is None
-        else f"{cost_s / training_s:.1%} of the training that it serves, on this device",
+    return (
+        f"the layers take {1e3 * found.compute_s:.1f} ms one by one, a step of all "
+        f"{1e3 * step_s:.1f} ms ({found.compute_s / step_s:.1%}); {cost_s:.0f} s of measuring"
     )
+
+
+def _share(found: Profile, training_s: float | None) -> str:
+    if training_s is None:
+        return "and the training that it serves has no given end (trainer.max_epochs, max_steps)"
+    share = found.meta["cost_s"] / training_s
+    return f"{share:.1%} of the training that it serves, on this device"
 
 
 def _write(run: Run, found: Profile, training_s: float | None) -> None:
@@ -211,17 +249,23 @@ def _meta(
 
 
 def _table(found: Profile) -> str:
-    head = ("layer", "kind", "forward ms", "backward ms", "kernel maps ms", "out KiB", "params KiB")
+    head = (
+        *("layer", "kind", "forward ms", "spread", "backward ms", "spread", "kernel maps ms"),
+        *("out KiB", "params KiB", "peak MiB"),
+    )
     rows = [
         (
             str(layer.index),
             layer.kind,
             f"{1e3 * layer.forward_s:.2f}",
+            f"{1e3 * (layer.forward_spread_s or 0.0):.2f}",
             f"{1e3 * layer.backward_s:.2f}",
+            f"{1e3 * (layer.backward_spread_s or 0.0):.2f}",
             f"{1e3 * layer.kernel_map_s:.2f}" if layer.kernel_map_s else "",
             f"{layer.activation_bytes / 1024:,.0f}",
             f"{layer.parameter_bytes / 1024:,.0f}",
+            f"{(layer.peak_bytes or 0.0) / 2**20:,.1f}",
         )
         for layer in found.layers
     ]
-    return "\n" + markdown_table(head, rows)
+    return markdown_table(head, rows)

@@ -196,7 +196,7 @@ def run_dir(
     identity["ranks"] = ranks
     identity["data fingerprint"] = data_fingerprint
     identity["checkpoint"] = checkpoint_fingerprint
-    identity["hardware fingerprint"] = inventory.fingerprint()
+    identity["hardware fingerprint"] = _of_hardware(config, inventory)
     division = division_of(config)
     if division is not None:
         identity["plan"] = division.arguments()  # what its file holds, where it is in one
@@ -209,6 +209,12 @@ def run_dir(
     run_id = hashlib.sha256(text.encode()).hexdigest()[:12]
     outputs = expanded(config["paths"]["outputs"])
     return RunDir((outputs / str(config["name"]) / run_id).absolute())
+
+
+def _of_hardware(config: Mapping[str, Any], inventory: Inventory) -> str:
+    """Of what matters of it to the task, which that chooses by ``hardware``."""
+    choose = getattr(locate(config["task"]["_target_"]), "hardware", None)
+    return (inventory if choose is None else choose(inventory)).fingerprint()
 
 
 def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:

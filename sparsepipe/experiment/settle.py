@@ -48,7 +48,7 @@ def settle(
     missing = [name for name in _names(inventory) if name not in profiles]
     if missing and not measure:
         raise _missing(missing, model_name(config), inventory)
-    measured = measure_devices(missing, config, choice.measure, ranks=inventory.num_devices)
+    measured = measure_devices(missing, config, choice.measure)
     profiles |= {name: profile for name, (profile, _) in measured.items()}
     origin: dict[str, Any] = {
         "measured": {name: str(path) for name, (_, path) in measured.items()},
@@ -107,11 +107,12 @@ def _missing(names: list[str], model: str, inventory: Inventory) -> ProfileError
         for device in host.devices
         if device.count and device.name in names
     )
+    chosen = ", then with ".join(f"task.device='{name}'" for name in names)
     return ProfileError(
         f"there is no profile of {model} on {hosts}, and under torchrun none is measured",
-        remedy="run `sparsepipe task=profile` there, with the same model, data and backend, and "
-        f"name its profile.json as profile: {{{model}: ...}} of the device in the hardware "
-        "inventory, or in parallel.search.profiles",
+        remedy=f"run `sparsepipe task=profile` there with {chosen}, and with the same model, "
+        f"data, backend and hardware, and name each profile.json as profile: {{{model}: ...}} of "
+        "its device in the hardware inventory, or in parallel.search.profiles",
     )
 
 

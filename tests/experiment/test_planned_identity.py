@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from experiment_harness import SUPPORT, composed
 from planned_cases import MODEL, SLOW, TWO, given, profile
 
+from sparsepipe import __version__
+from sparsepipe.cluster import Link
+from sparsepipe.experiment.bandwidth import fingerprint as fingerprint_of_links
+from sparsepipe.experiment.bandwidth import parallel
 from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.measuring import profile_config
+from sparsepipe.experiment.measuring import link_config, profile_config
 from sparsepipe.experiment.planned import search_of
 from sparsepipe.experiment.prepare import prepare
+from sparsepipe.experiment.profile import fingerprint as fingerprint_of_profile
+from sparsepipe.experiment.rundir import identity_of
 from sparsepipe.experiment.schema import Measuring
 from sparsepipe.experiment.search import memory_model
+from sparsepipe.machine import cpu_name, usable_cores
+from sparsepipe.partition.memory import MemoryModel
 
 
 @pytest.fixture(autouse=True)
@@ -23,10 +34,16 @@ def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def measuring(*settings: str, how: Measuring | None = None) -> dict[str, Any]:
+    """A configuration that measures the first device that there is."""
+    config = composed(*MODEL, *settings)
+    device = build_inventory(config).hosts[0].devices[0].name
+    return profile_config(config, device, how or Measuring())
+
+
 def test_what_matters_to_a_profile_is_its_identity() -> None:
     def identity(*settings: str, how: Measuring | None = None) -> str:
-        config = composed(*MODEL, *TWO, *settings)
-        wanted = profile_config(config, "core", how or Measuring())
+        wanted = measuring(*TWO, *settings, how=how)
         return prepare(wanted, build_inventory(wanted)).run_id
 
     base = identity("parallel=hete_mp")
@@ -36,6 +53,66 @@ def test_what_matters_to_a_profile_is_its_identity() -> None:
     assert identity("parallel=hete_mp", "model.width=32") != base
     assert identity("parallel=hete_mp", "hardware.cpu_devices=3") != base
     assert identity("parallel=hete_mp", how=Measuring(num_measured=7)) != base
+
+
+def test_a_seed_is_none_of_a_profile() -> None:
+    """Nor is that of the house's own data, which is the run's."""
+
+    def identity(*settings: str) -> dict[str, Any]:
+        config = composed("data=shapes", "parallel=hete_mp", *settings)
+        return identity_of(profile_config(config, "core", Measuring()))
+
+    assert composed("data=shapes", "seed=3")["data"]["seed"] == 3
+    assert identity("seed=3") == identity()
+    assert identity("data.seed=3") == identity()
+    assert identity("data.source.seed=3") != identity()
+
+
+def test_a_profile_belongs_to_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the inventory calls its devices by other names than the vendor."""
+    wanted = measuring("hardware=two_speeds")
+    inventory = build_inventory(wanted)
+    told = fingerprint_of_profile(wanted, inventory)
+    versions = f"torch {torch.__version__}", f"sparsepipe {__version__}"
+    assert all(word in told for word in (cpu_name(), *versions))
+    cores = max(1, usable_cores() // 2)
+    ids = {}
+    for threads in (str(cores), str(cores + 1), None):
+        if threads is None:
+            monkeypatch.delenv("OMP_NUM_THREADS")
+        else:
+            monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        ids[threads] = prepare(wanted, inventory).run_id
+    assert ids[None] == ids[str(cores)] != ids[str(cores + 1)]
+
+
+def test_links_are_none_of_a_profile() -> None:
+    wanted = measuring("hardware=two_speeds")
+    without = build_inventory(wanted)
+    fast = Link(bytes_per_s=1e9)
+    linked = replace(without, hosts=(replace(without.hosts[0], link=fast),), link=fast)
+    assert prepare(wanted, linked).run_id == prepare(wanted, without).run_id
+    training = composed(*MODEL, "hardware=two_speeds")
+    assert prepare(training, linked).run_id != prepare(training, without).run_id
+
+
+def test_a_link_belongs_to_the_machine_and_not_to_what_is_trained() -> None:
+    def identity(*settings: str) -> str:
+        config = link_config(composed(*MODEL, *TWO, "parallel=hete_mp", *settings))
+        inventory = build_inventory(config)
+        config["parallel"] = parallel(config, inventory)
+        return prepare(config, inventory).run_id
+
+    base = identity()
+    other = ("model.width=32", "data.batch_size=4", "optim=adamw", "seed=1", "parallel=exact")
+    assert identity(*other, "trainer.max_epochs=9", "name=other", "force=true") == base
+    assert identity("hardware.cpu_devices=3") != base
+    assert identity("parallel.strategy.direct=true") != base
+    config = link_config(composed(*MODEL, *TWO, "parallel=hete_mp"))
+    inventory = build_inventory(config)
+    told = fingerprint_of_links(config, inventory)
+    words = (inventory.hosts[0].name, cpu_name(), f"torch {torch.__version__}")
+    assert all(word in told for word in words)
 
 
 def test_profiles_that_are_given_count_by_what_they_hold(tmp_path: Path) -> None:
@@ -63,14 +140,19 @@ def test_a_plan_by_hand_takes_the_place_of_the_search() -> None:
 
 def test_memory_follows_the_training() -> None:
     def room(*settings: str) -> tuple[bool, float] | None:
+        model = model_of(*settings)
+        return None if model is None else (model.stash, model.optimizer)
+
+    def model_of(*settings: str) -> MemoryModel | None:
         config = composed(*MODEL, "parallel=hete_mp", *settings)
         choice = search_of(config)
         assert choice is not None
-        model = memory_model(choice, config)
-        return None if model is None else (model.stash, model.optimizer)
+        return memory_model(choice, config)
 
     assert room() == (True, 1.0)
     assert room("parallel.strategy.mode=none", "optim=adamw") == (False, 2.0)
     assert room("optim.optimizer.momentum=0") == (True, 0.0)
     assert room("parallel.search.stash=false", "parallel.search.optimizer_bytes=5") == (False, 5.0)
     assert room("parallel.search.memory=false") is None
+    predicted = [model_of(), model_of("parallel.strategy.mode=spectrain")]
+    assert [None if model is None else model.predicted for model in predicted] == [False, True]

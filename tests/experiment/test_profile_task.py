@@ -42,6 +42,9 @@ def test_a_profile_and_the_plan_that_it_leads_to(tmp_path: Path) -> None:
     assert all(layer.forward_s > 0 for layer in found.layers)
     assert found.meta["num_measured"] == 4
     assert found.meta["model"] == "mlp"
+    rows = (done.path / "profile.txt").read_text().splitlines()
+    assert rows[0].startswith("| layer ")
+    assert len(rows) == 2 + found.num_layers
     assert (done.path / "shares.png").read_bytes().startswith(b"\x89PNG")
     result = json.loads(done.result.read_text())
     assert result["kind"] == "measured"
@@ -71,10 +74,14 @@ def _threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_threads")
-def test_a_named_device_is_measured_as_it_is_used() -> None:
-    found = Profile.load(
-        run(*PROFILE, "hardware=two_speeds", "task.device=half-speed").path / "profile.json"
-    )
+@pytest.mark.parametrize("in_sweep", [False, True])
+def test_a_named_device_is_measured_as_it_is_used(
+    in_sweep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    config = composed(*PROFILE, "hardware=two_speeds", "task.device=half-speed")
+    done = run_job(config, fresh_processes=in_sweep)
+    found = Profile.load(done.path / "profile.json")
     assert (found.meta["device"], found.meta["slowdown"]) == ("half-speed", 2.0)
     assert found.meta["threads"] == max(1, usable_cores() // 2)
     assert found.meta["model_settings"] == {"width": 8, "dropout": 0.0, "norm": False}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 
 import pytorch_lightning as pl
+from tinyhouse import LONG_S, mlp
+from torch import nn
 
 MARK = Path("injected")
 CUT_OFF = -1
@@ -74,3 +77,29 @@ class Injection(pl.Callback):
 
     def on_save_checkpoint(self, trainer, pl_module, checkpoint):
         self.act(trainer, "checkpoint", self.count)
+
+
+class Mistake(nn.Module):
+    """A layer that cannot compute."""
+
+    def forward(self, x):
+        raise ValueError("somebody's own mistake")
+
+
+class Patience(nn.Module):
+    """A layer that takes minutes and says when it has begun."""
+
+    def forward(self, x):
+        Path("in-layer").touch()
+        time.sleep(LONG_S)
+        return x
+
+
+def mistaken(*, num_classes: int, width: int, dropout: float, norm: bool):
+    layers = mlp(num_classes=num_classes, width=width, dropout=dropout, norm=norm)
+    return nn.Sequential(*layers, Mistake())
+
+
+def patient(*, num_classes: int, width: int, dropout: float, norm: bool):
+    layers = mlp(num_classes=num_classes, width=width, dropout=dropout, norm=norm)
+    return nn.Sequential(*layers, Patience())
