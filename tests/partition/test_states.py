@@ -67,7 +67,7 @@ def test_any_devices_for_each_stage(seed: int) -> None:
 
 def test_limits_of_memory_and_a_second_host() -> None:
     without = some = 0
-    for seed in range(40):
+    for seed in range(25):
         problem, states = limited_problem(seed)
         every = [list(division) for division in _divisions(problem.fleet)]
         for search, groups in ((hete_mp, SLICES), (exact, every)):
@@ -83,8 +83,8 @@ def test_limits_of_memory_and_a_second_host() -> None:
             else:
                 with pytest.raises(PlanError, match="lacks"):
                     search(problem)
-    assert without > 5
-    assert some > 20
+    assert without > 3
+    assert some > 12
 
 
 def limited_problem(seed: int) -> tuple[Problem, list[State]]:
