@@ -135,7 +135,7 @@ def check_devices(
             ("slowdown", f"{device.slowdown:g}", refused),
             ("backend", backend_name(config), refused),
             ("device", device.name, told),
-            ("dtype", _dtype(config), told),
+            ("dtype", dtype_of(config), told),
             ("threads", _threads(device, inventory), told),
         ):
             measured = meta.get(name)
@@ -161,7 +161,8 @@ def backend_name(config: Mapping[str, Any]) -> str | None:
     return str(backend["_target_"]).rpartition(".")[2] if backend else None
 
 
-def _dtype(config: Mapping[str, Any]) -> str:
+def dtype_of(config: Mapping[str, Any]) -> str:
+    """What numbers a configuration computes with, as torch calls it; else its precision."""
     precision = str(config["trainer"]["precision"])
     return _DTYPES.get(precision, precision)
 

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.experiment.compose import config_dir
+from sparsepipe.experiment.device_profiles import dtype_of
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.schema import Measuring
 from sparsepipe.profiling import Profile
@@ -30,7 +31,6 @@ _MESSAGES = {"sizes_bytes": [2**20, 2**23], "repeats": 5, "warmups": 1, "most_s"
 """As large as activations are, and not for long."""
 _NOT_OF_LINKS = ("model", "data", "backend", "optim", "trainer")
 _PRECISION = "32-true"
-_SINGLE = (_PRECISION, "32", 32, None)
 _WAIT_S = 7200.0
 """For another training that measures the same: as long as data caches wait for their builder."""
 _KEYS = {
@@ -55,8 +55,8 @@ def measure_devices(
         Stopped: a signal did.
     """
     found = {}
-    if names and (precision := config["trainer"]["precision"]) not in _SINGLE:
-        log.warning("layers are measured in float32, and trained in %s", precision)
+    if names and (dtype := dtype_of(config)) != "float32":
+        log.warning("layers are measured in float32, and trained in %s", dtype)
     for name in names:
         log.info("no profile of %s is given: measuring it, or taking up what was measured", name)
         path = _run(profile_config(config, name, how), what=name).path / "profile.json"

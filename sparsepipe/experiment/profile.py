@@ -16,7 +16,7 @@ from torch import nn
 from sparsepipe.cluster import Inventory, Place
 from sparsepipe.errors import ConfigError, HardwareError, ProfileError
 from sparsepipe.experiment.build import build_data, build_module, num_classes_of, ready_data
-from sparsepipe.experiment.device_profiles import workload
+from sparsepipe.experiment.device_profiles import dtype_of, workload
 from sparsepipe.experiment.layer_shares import draw_shares
 from sparsepipe.experiment.loaders import adapt_loaders
 from sparsepipe.experiment.measured_device import (
@@ -128,8 +128,8 @@ def _check(config: Mapping[str, Any], inventory: Inventory) -> None:
             f"task.num_batches={batches}: there is nothing to measure",
             remedy="give one batch or more",
         )
-    precision = config["trainer"]["precision"]
-    if str(precision) not in ("32", "32-true", "None"):
+    if dtype_of(config) != "float32":
+        precision = config["trainer"]["precision"]
         raise ConfigError(
             f"profiles are measured in float32 so far, not with trainer.precision={precision}",
             remedy="set trainer.precision=32-true",
