@@ -65,6 +65,7 @@ def marked_rows(cache: Path) -> int:
     return sum(int((np.load(state) != 0).sum()) for state in states)
 
 
+@pytest.mark.full
 def test_a_run_killed_and_interrupted_while_caching_goes_on(
     make_tree: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -112,6 +112,7 @@ def rank_process(parent: int, rank: int) -> int:
     raise AssertionError(f"no rank {rank}")
 
 
+@pytest.mark.full
 def test_a_killed_rank_ends_the_command(shell: Shell) -> None:
     endless = ("task.repeats=1000000", "task.most_s=1000")
     started = shell.start(*QUICK, *endless, "hardware.accelerator=cpu", "hardware.cpu_devices=2")

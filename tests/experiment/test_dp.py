@@ -89,6 +89,7 @@ def torchrun(shell: Shell, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.full
 def test_errors_under_torchrun_are_told_once(shell: Shell) -> None:
     refused = torchrun(shell, "trainer.precision=foo")
     assert refused.returncode

@@ -225,6 +225,7 @@ def test_a_run_whose_rank_is_killed_ends_by_itself(shell: Shell) -> None:
     assert not orphans(shell.cwd)
 
 
+@pytest.mark.full
 def test_mistakes_are_not_made_again(shell: Shell) -> None:
     refused = shell(*PIPELINE, "parallel.max_restarts=3", "parallel.plan.cuts=[9]")
     assert refused.code == 2

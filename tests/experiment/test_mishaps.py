@@ -109,6 +109,7 @@ def test_no_space_for_the_checkpoint_of_a_stop(job: Job) -> None:
     assert "run the command again, without force=true" in error.value.remedy
 
 
+@pytest.mark.full
 def test_no_space_for_the_checkpoint_when_ranks_stop(shell: Shell) -> None:
     """One of them writes, the other waits for it; a stop and a full disk are no reason to retry."""
     ranks = ("parallel=dp", "parallel.devices=2", "hardware.accelerator=cpu")

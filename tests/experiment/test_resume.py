@@ -80,6 +80,7 @@ def test_terminated_with_loader_processes(shell: Shell) -> None:
     assert (place["epoch"], place["batches"]) == (1, 4)
 
 
+@pytest.mark.full
 def test_second_interrupt_ends_at_once(shell: Shell) -> None:
     """The first asks for an end after a step, which here takes longer than anybody waits."""
     sleep = "callbacks={sleep: {_target_: tinyhouse.LongStep, step: 3}}"
@@ -94,6 +95,7 @@ def test_second_interrupt_ends_at_once(shell: Shell) -> None:
     assert "writing a checkpoint after this step" in ended.err
 
 
+@pytest.mark.full
 def test_interrupted_while_it_tests(shell: Shell) -> None:
     long = ("trainer.max_epochs=1", "callbacks={long: {_target_: tinyhouse.LongTest}}")
     process = shell.start(*long)

@@ -26,6 +26,7 @@ def read(table: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
+@pytest.mark.full
 def test_a_failed_job_beside_one_that_is_done(shell: Shell) -> None:
     swept = shell.sweep(*PLANS, "seed=-1,0")
     assert swept.code == 2

@@ -38,6 +38,7 @@ def slowdowns(directory: Path) -> list[str]:
     return [(directory / f"speed{rank}").read_text() for rank in range(2)]
 
 
+@pytest.mark.full
 def test_the_plan_says_who_is_slow(shell: Shell) -> None:
     """It gives its first stage to the inventory's second device, and was searched for."""
     told = {"strategy": "exact", "bottleneck_s": 0.5}
