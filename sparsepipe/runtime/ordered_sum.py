@@ -44,7 +44,7 @@ class OrderedSum:
         first, *others = self._parts.chunk(dist.get_world_size(self._group))
         for other in others:
             first += other
-        # Not by an all_gather: gloo takes several times as long over it for the same bytes.
+        # Not by an all_gather, over which gloo took longer for the same bytes (2 ranks, loopback).
         for other in others:
             other.copy_(first)
         dist.all_to_all_single(self._wire, self._parts, group=self._group)
