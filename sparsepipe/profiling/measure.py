@@ -7,12 +7,16 @@ last one random. The layers of a pass run one right after another, and a GPU is 
 when all have been launched, so that what it does while the host prepares the next layer is
 counted as in a training step. What is derived from coordinates, such as kernel maps, is kept
 from layer to layer, as in a forward pass, and counts for the layer that first asks for it.
+
+A device that is made slower pauses once behind each pass, as it does in training: pauses between
+layers would cool the caches that the next layer finds warm there. The layers share the pause in
+proportion to their times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +78,7 @@ def measure(
         num_measured: passes that count; medians and quartiles are taken over them.
         meta: what else is known, see :class:`~sparsepipe.profiling.profile.Profile`.
         between: is called after each pass with its number, to report or to stop.
-        slowed: of a device that is made slower than it is; contexts may lie in one another.
+        slowed: of a device that is made slower than it is.
 
     Raises:
         ProfileError: there are no batches, or no passes.
@@ -138,6 +142,7 @@ def step_seconds(
             clock.mark()
             with slowed():
                 roots = differentiable(layers(value))
+            with slowed():
                 if roots:
                     torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
             clock.mark()
@@ -174,7 +179,7 @@ def _forward(
     layers: nn.Sequential, batch: Any, device: torch.device, slowed: Slowed
 ) -> tuple[list[tuple[Any, Any]], _Pass]:
     """What each layer got, as leaves, and gave, each in a graph of its own; and the figures."""
-    clock, builds = Clock(device), [Clock(device) for _ in layers]
+    whole, clock, builds = Clock(device), Clock(device), [Clock(device) for _ in layers]
     ends: list[tuple[Any, Any]] = []
     found = _Pass(
         forward_s=[],
@@ -186,58 +191,57 @@ def _forward(
     )
     output = batch
     clock.synchronise()
-    for layer, build in zip(layers, builds, strict=True):
-        value = detached(output)
-        given = copied(value)  # a layer that works in place may overwrite no leaf
-        before = _begin_peak(device)
-        clock.mark()
-        with slowed(), watching_kernel_maps(_marking(build, slowed)):
-            output = layer(given)
-        clock.mark()
-        found.peak_bytes.append(_peak(device, before))
-        found.held_bytes.append(_in_use(device) - before)
-        found.activation_bytes.append(crossing_bytes(output))
-        ends.append((value, output))
-    found.forward_s.extend(clock.seconds()[::2])
-    found.kernel_map_s.extend(sum(build.seconds()[::2]) for build in builds)
+    whole.mark()
+    with slowed():
+        for layer, build in zip(layers, builds, strict=True):
+            value = detached(output)
+            given = copied(value)  # a layer that works in place may overwrite no leaf
+            before = _begin_peak(device)
+            clock.mark()
+            with watching_kernel_maps(build.mark):
+                output = layer(given)
+            clock.mark()
+            found.peak_bytes.append(_peak(device, before))
+            found.held_bytes.append(_in_use(device) - before)
+            found.activation_bytes.append(crossing_bytes(output))
+            ends.append((value, output))
+        whole.mark()
+    whole.mark()
+    stretch = _stretch(whole)
+    found.forward_s.extend(stretch * seconds for seconds in clock.seconds()[::2])
+    found.kernel_map_s.extend(stretch * sum(build.seconds()[::2]) for build in builds)
     return ends, found
-
-
-def _marking(clock: Clock, slowed: Slowed) -> Callable[[], None]:
-    """Marks begin and end of what is built within a layer; its own pause belongs to it."""
-    pause = ExitStack()
-    within = False
-
-    def mark() -> None:
-        nonlocal within
-        pause.close()
-        clock.mark()
-        within = not within
-        if within:
-            pause.enter_context(slowed())
-
-    return mark
 
 
 def _backward(
     ends: Sequence[tuple[Any, Any]], found: _Pass, device: torch.device, slowed: Slowed
 ) -> None:
     """Each layer's way back: adds its seconds, and the memory that it takes, to the figures."""
-    clock = Clock(device)
+    whole, clock = Clock(device), Clock(device)
     gradients = [torch.randn_like(root) for root in differentiable(ends[-1][1])]
     clock.synchronise()
-    for index, (value, output) in reversed(list(enumerate(ends))):
-        roots = differentiable(output)
-        before = _begin_peak(device)
-        clock.mark()
-        if roots:  # a layer without parameters behind the data has no way back
-            with slowed():
+    whole.mark()
+    with slowed():
+        for index, (value, output) in reversed(list(enumerate(ends))):
+            roots = differentiable(output)
+            before = _begin_peak(device)
+            clock.mark()
+            if roots:  # a layer without parameters behind the data has no way back
                 torch.autograd.backward(roots, gradients)
-        clock.mark()
-        peak = found.held_bytes[index] + _peak(device, before)
-        found.peak_bytes[index] = max(found.peak_bytes[index], peak)
-        gradients = [_gradient(leaf) for leaf in differentiable(value)]
-    found.backward_s.extend(clock.seconds()[::2][::-1])
+            clock.mark()
+            peak = found.held_bytes[index] + _peak(device, before)
+            found.peak_bytes[index] = max(found.peak_bytes[index], peak)
+            gradients = [_gradient(leaf) for leaf in differentiable(value)]
+        whole.mark()
+    whole.mark()
+    stretch = _stretch(whole)
+    found.backward_s.extend(stretch * seconds for seconds in clock.seconds()[::2][::-1])
+
+
+def _stretch(whole: Clock) -> float:
+    """How many times as long a pass takes with the pause behind it; marked before and after."""
+    computing_s, pausing_s = whole.seconds()
+    return 1 + pausing_s / computing_s if computing_s > 0 else 1.0
 
 
 def _gradient(leaf: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
-"""Profiles of a device that is made slower, against the processor time that its layers use."""
+"""Profiles of a device that is made slower: of what it pauses for, and of what its layers say."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from test_measure import CPU, sparse_batch
 from torch import Tensor, nn
 
 from sparsepipe.models.vgg_sparse import sparse_vgg
+from sparsepipe.profiling import clock
 from sparsepipe.profiling.measure import measure, step_seconds
 from sparsepipe.runtime.throttle import Throttle
 from sparsepipe.sparse import watching_kernel_maps
@@ -20,88 +22,123 @@ from sparsepipe.sparse import watching_kernel_maps
 SLOWDOWN = 4.0
 
 
-def compute(seconds: float) -> None:
-    """Uses as much of this thread's processor time."""
-    end_s = time.thread_time() + seconds
-    while time.thread_time() < end_s:
-        pass
+class Hand:
+    """Of a clock that stands still but for what layers say that they take."""
+
+    now_s = 0.0
+
+    @contextmanager
+    def slowed(self) -> Iterator[None]:
+        begin_s = self.now_s
+        yield
+        self.now_s += (SLOWDOWN - 1) * (self.now_s - begin_s)
 
 
-class _Busy(torch.autograd.Function):
+@pytest.fixture
+def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
+    hand = Hand()
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: hand.now_s))
+    return hand
+
+
+class _Taking(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, forward_s: float, backward_s: float) -> Tensor:
-        ctx.backward_s = backward_s
-        compute(forward_s)
+    def forward(ctx: Any, x: Tensor, hand: Hand, forward_s: float, backward_s: float) -> Tensor:
+        ctx.hand, ctx.backward_s = hand, backward_s
+        hand.now_s += forward_s
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        compute(ctx.backward_s)
-        return gradient, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        ctx.hand.now_s += ctx.backward_s
+        return gradient, None, None, None
 
 
-class Busy(nn.Module):
-    def __init__(self, forward_s: float, backward_s: float) -> None:
+class Taking(nn.Module):
+    """A layer that takes so long on a clock of its own."""
+
+    def __init__(self, hand: Hand, forward_s: float, backward_s: float) -> None:
         super().__init__()
-        self.times = forward_s, backward_s
+        self.hand, self.times_s = hand, (forward_s, backward_s)
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Busy.apply(x, *self.times)  # type: ignore[no-untyped-call, no-any-return]
+        return _Taking.apply(x, self.hand, *self.times_s)  # type: ignore[no-untyped-call, no-any-return]
 
 
-def test_layers_and_steps_take_as_many_times_as_long() -> None:
-    net = nn.Sequential(nn.Linear(4, 4), Busy(0.01, 0.02), Busy(0.0004, 0.0003))
-    batches = [torch.randn(3, 4)]
-    slowed = Throttle(SLOWDOWN).slowed
-    found = measure(net, batches, device=CPU, num_warmup=1, num_measured=3, slowed=slowed)
-    for layer, (forward_s, backward_s) in zip(
-        found.layers[1:], [(0.01, 0.02), (0.0004, 0.0003)], strict=True
-    ):
-        assert layer.forward_s >= SLOWDOWN * forward_s
-        assert layer.backward_s >= SLOWDOWN * backward_s
-    step_s = step_seconds(net, batches, device=CPU, num_measured=3, slowed=slowed)
-    assert step_s >= SLOWDOWN * (0.01 + 0.02 + 0.0004 + 0.0003)
+TIMES_S = [(0.01, 0.02), (0.0, 0.0), (0.0004, 0.0003)]
+BATCHES = [torch.zeros(3, 4)]
 
 
-def test_kernel_maps_are_slowed_within_their_layer() -> None:
-    throttle = Throttle(SLOWDOWN)
-    blocks_s: list[tuple[int, float]] = []  # depth, and what was computed in it
-    open_blocks, marks, passed = 0, 0, 0
+def network(hand: Hand) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), *(Taking(hand, *times_s) for times_s in TIMES_S))
+
+
+def test_layers_and_steps_take_as_many_times_as_long(hand: Hand) -> None:
+    net = network(hand)
+    found = measure(net, BATCHES, device=CPU, num_warmup=1, num_measured=3, slowed=hand.slowed)
+    for layer, (forward_s, backward_s) in zip(found.layers[1:], TIMES_S, strict=True):
+        assert layer.forward_s == pytest.approx(SLOWDOWN * forward_s)
+        assert layer.backward_s == pytest.approx(SLOWDOWN * backward_s)
+    step_s = step_seconds(net, BATCHES, device=CPU, num_measured=3, slowed=hand.slowed)
+    assert step_s == pytest.approx(SLOWDOWN * sum(map(sum, TIMES_S)))
+
+
+def test_it_pauses_once_behind_each_pass(hand: Hand) -> None:
+    net = network(hand)
+    paused_s: list[float] = []
 
     @contextmanager
     def slowed() -> Iterator[None]:
-        nonlocal open_blocks
-        open_blocks += 1
-        with throttle.slowed():
-            begin_s = time.thread_time()
-            yield
-            blocks_s.append((open_blocks, time.thread_time() - begin_s))
-        open_blocks -= 1
+        begin_s = hand.now_s
+        yield
+        paused_s.append(hand.now_s - begin_s)
 
-    def watch() -> None:
+    measure(net, BATCHES, device=CPU, num_warmup=1, num_measured=2, slowed=slowed)
+    forward_s, backward_s = map(sum, zip(*TIMES_S, strict=True))
+    assert paused_s == pytest.approx(3 * [forward_s, backward_s])
+
+
+def test_kernel_maps_are_slowed_like_their_layer(hand: Hand) -> None:
+    net = sparse_vgg(11, 10, width=1 / 16)
+    marks = 0
+
+    def build() -> None:
         nonlocal marks
         marks += 1
+        if marks % 2 == 0:  # watched last, so it is the first to hear that one is built
+            hand.now_s += 0.001
 
-    def between(number: int) -> None:
-        nonlocal passed
-        passed = marks  # counting memory afterwards builds them again
-
-    net = sparse_vgg(11, 10, width=1 / 16)
-    with watching_kernel_maps(watch):
+    counted: list[int] = []
+    with watching_kernel_maps(build):
         found = measure(
             net,
             [sparse_batch(0)],
             device=CPU,
             num_warmup=0,
             num_measured=1,
-            between=between,
-            slowed=slowed,
+            between=lambda _: counted.append(marks),  # counting memory builds them once more
+            slowed=hand.slowed,
         )
-    builds_s = [seconds for depth, seconds in blocks_s if depth == 2]
-    assert 0 < 2 * len(builds_s) == passed, "each map is a block within its layer's"
-    told_s = sum(layer.kernel_map_s or 0.0 for layer in found.layers)
-    assert told_s >= SLOWDOWN * sum(builds_s)
-    assert all((layer.kernel_map_s or 0.0) <= layer.forward_s for layer in found.layers)
+    told_s = [layer.kernel_map_s or 0.0 for layer in found.layers]
+    assert counted[0] > 0
+    assert sum(told_s) == pytest.approx(SLOWDOWN * 0.001 * counted[0] / 2)
+    assert [layer.forward_s for layer in found.layers] == pytest.approx(told_s)
+
+
+def test_a_step_takes_as_many_times_as_long_as_the_processor_worked() -> None:
+    computed_s: list[float] = []
+    throttle = Throttle(SLOWDOWN)
+
+    @contextmanager
+    def slowed() -> Iterator[None]:
+        with throttle.slowed():
+            begin_s = time.thread_time()
+            yield
+            computed_s.append(time.thread_time() - begin_s)
+
+    net = sparse_vgg(11, 10, width=1 / 16)
+    step_s = step_seconds(net, [sparse_batch(0)], device=CPU, num_measured=1, slowed=slowed)
+    assert step_s >= SLOWDOWN * sum(computed_s[-2:])  # a machine that is busy only adds to that
 
 
 @pytest.mark.parametrize("slowdown", [1.0, 2.0])
