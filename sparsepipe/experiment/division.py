@@ -121,7 +121,7 @@ def division_of(config: Mapping[str, Any], *, kept: Path | None = None) -> Divis
         )
     chosen = PlanChoice(**plan)
     if kept is not None and kept.exists():
-        return _from_file(kept, balance=chosen.balance)
+        return read_plan_file(kept, balance=chosen.balance)
     if chosen.file is not None:
         for name in ("config", "cuts"):
             if getattr(chosen, name) is not None:
@@ -129,7 +129,7 @@ def division_of(config: Mapping[str, Any], *, kept: Path | None = None) -> Divis
                     f"parallel.plan has both file and {name}",
                     remedy="set one of them and the other to null",
                 )
-        return _from_file(expanded(chosen.file), balance=chosen.balance)
+        return read_plan_file(expanded(chosen.file), balance=chosen.balance)
     return Division(
         config=None if chosen.config is None else str(chosen.config),
         cuts=None if chosen.cuts is None else tuple(chosen.cuts),
@@ -137,13 +137,25 @@ def division_of(config: Mapping[str, Any], *, kept: Path | None = None) -> Divis
     )
 
 
-def _from_file(path: Path, *, balance: str) -> Division:
+def read_plan_file(
+    path: Path, *, balance: str = "flops", key: str = "parallel.plan.file"
+) -> Division:
+    """What a plan file says.
+
+    Args:
+        path: of the file.
+        balance: as of :class:`Division`; a plan has its cuts.
+        key: that names the file, for messages.
+
+    Raises:
+        PlanError: the file is missing or holds no plan, or one of no chain of layers.
+    """
     try:
         read = Plan.from_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise PlanError(
             f"the plan file {path} cannot be read: {error.strerror}",
-            remedy="correct parallel.plan.file",
+            remedy=f"correct {key}",
         ) from error
     except PlanError as error:
         raise PlanError(f"{path}: {error.message}", remedy=error.remedy) from error

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from sparsepipe.cluster import Inventory
+from sparsepipe.experiment.device_profiles import fingerprint_of_profiles, load_profiles
+from sparsepipe.experiment.division import Division, read_plan_file
+from sparsepipe.experiment.model_names import model_name, model_settings
+from sparsepipe.experiment.outputs import expanded
 from sparsepipe.profiling import Profile
 from sparsepipe.results.shares import Costs, accumulated_shares
 
@@ -24,6 +31,64 @@ def draw_shares(profiles: Mapping[str, Profile], path: Path, *, cuts: Sequence[i
     branches = any(profile.states for profile in profiles.values())
     costs = {device: _costs(profile) for device, profile in profiles.items()}
     accumulated_shares(costs, path, cuts=() if branches else cuts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """What the picture of a device's profile shows beside it.
+
+    Attributes:
+        plan: whose cuts are marked; None: no plan is asked for, and nothing is shown.
+        profiles: of the inventory's devices, by their names, as far as it names files.
+    """
+
+    plan: Division | None = None
+    profiles: Mapping[str, Profile] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, file: str | None, config: Mapping[str, Any], inventory: Inventory) -> Beside:
+        """As ``task.plan`` says.
+
+        Args:
+            file: of the plan; None: there is none.
+            config: resolved and checked.
+            inventory: the hardware.
+
+        Raises:
+            PlanError: the plan file is missing or is none.
+            ProfileError: a profile of the inventory is missing, broken or of another model.
+        """
+        if file is None:
+            return cls()
+        plan = read_plan_file(expanded(file), key="task.plan")
+        settings = model_settings(config)
+        profiles = load_profiles(inventory, model_name(config), given={}, settings=settings)
+        return cls(plan=plan, profiles=profiles)
+
+    @property
+    def words(self) -> list[str]:
+        """For a fingerprint of the picture."""
+        if self.plan is None:
+            return []
+        return [f"cuts {self.plan.cuts}", fingerprint_of_profiles(self.profiles)]
+
+    def check(self, *, num_layers: int) -> None:
+        """Refuses a plan for another number of layers.
+
+        Raises:
+            PlanError: it is that.
+        """
+        if self.plan is not None:
+            self.plan.check(num_layers=num_layers)
+
+    def draw(self, device: str, profile: Profile, path: Path) -> None:
+        """Draws a device's shares amid those of the others.
+
+        Raises:
+            DataError: the picture cannot be written.
+        """
+        cuts = () if self.plan is None else self.plan.cuts or ()
+        draw_shares({**self.profiles, device: profile}, path, cuts=cuts)
 
 
 def _costs(profile: Profile) -> Costs:

@@ -17,7 +17,7 @@ from sparsepipe.cluster import Inventory, Place
 from sparsepipe.errors import ConfigError, HardwareError, ProfileError
 from sparsepipe.experiment.build import build_data, build_module, num_classes_of, ready_data
 from sparsepipe.experiment.device_profiles import dtype_of, workload
-from sparsepipe.experiment.layer_shares import draw_shares
+from sparsepipe.experiment.layer_shares import Beside
 from sparsepipe.experiment.loaders import adapt_loaders
 from sparsepipe.experiment.measured_device import (
     devices_beside,
@@ -32,7 +32,7 @@ from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.seeding import seed_epoch
 from sparsepipe.experiment.training_length import batches_of_training
 from sparsepipe.profiling import Profile
-from sparsepipe.profiling.measure import measure, step_seconds
+from sparsepipe.profiling.measure import measure
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.results.tables import markdown_table
 from sparsepipe.runtime.throttle import Throttle
@@ -50,6 +50,7 @@ def profile(
     num_batches: int = 8,
     layers: str | None = None,
     device: str | None = None,
+    plan: str | None = None,
     for_plan: bool = False,
 ) -> None:
     """Measures the layers on real batches; writes ``profile.json``, a table and a picture.
@@ -61,11 +62,14 @@ def profile(
         num_batches: batches of the training split that take turns.
         layers: name of the ``nn.Sequential``; None: the one there is.
         device: name of the inventory's device to measure; None where it has one kind only.
+        plan: file of a plan whose cuts are marked in the picture, which then shows the profiles
+            that the inventory names of other devices as well; None: this device alone.
         for_plan: a training asked for it, which tells by itself what share of it this took, and
             amid whose log a table would stand.
 
     Raises:
         ProfileError: no pass is to be measured.
+        PlanError: ``plan`` is no plan, or for another number of layers.
         ConfigError: the model has no layers to measure, or is to be trained in several processes;
             the inventory has no such device, or several kinds.
         HardwareError: the device is not here.
@@ -73,16 +77,18 @@ def profile(
     """
     run.assert_one_rank()
     place = find_device(run.inventory, device)
+    beside = Beside.of(plan, run.config, run.inventory)
     found, batches = _measured(
         run,
         place,
+        beside,
         num_warmup=num_warmup,
         num_measured=num_measured,
         num_batches=num_batches,
         layers=layers,
     )
     found.save(run.directory.path / "profile.json")
-    draw_shares({found.meta["device"]: found}, run.directory.shares)
+    beside.draw(place.name, found, run.directory.shares)
     table = _table(found)
     write_text_atomic(run.directory.path / "profile.txt", table + "\n")
     if for_plan:
@@ -106,7 +112,8 @@ def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
     """
     _check(config, inventory)
     place = find_device(inventory, config["task"].get("device"))
-    return ", ".join([ready_data(config), *words_of_device(place, inventory)])
+    beside = Beside.of(config["task"].get("plan"), config, inventory)
+    return ", ".join([ready_data(config), *words_of_device(place, inventory), *beside.words])
 
 
 def processes(config: Mapping[str, Any], inventory: Inventory) -> int:
@@ -114,8 +121,8 @@ def processes(config: Mapping[str, Any], inventory: Inventory) -> int:
     return devices_beside(find_device(inventory, config["task"].get("device")), inventory)
 
 
-# Whatever training it serves; precision but float32 is refused.
-profile.not_identity = ("optim", "trainer", "task.for_plan")  # type: ignore[attr-defined]
+# Whatever training it serves; precision but float32 is refused. The fingerprint holds the plan.
+profile.not_identity = ("optim", "trainer", "task.for_plan", "task.plan")  # type: ignore[attr-defined]
 profile.prepare = fingerprint  # type: ignore[attr-defined]
 profile.hardware = without_links  # type: ignore[attr-defined]
 profile.processes = processes  # type: ignore[attr-defined]
@@ -144,6 +151,7 @@ def _check(config: Mapping[str, Any], inventory: Inventory) -> None:
 def _measured(
     run: Run,
     place: Place,
+    beside: Beside,
     *,
     num_warmup: int,
     num_measured: int,
@@ -158,6 +166,7 @@ def _measured(
     module = build_module(run.config, data).to(device)
     net = cast(nn.Sequential, module.get_submodule(find_layers(module, layers)))
     seed = int(run.config["seed"])
+    beside.check(num_layers=len(net))
     adapt_loaders(data, seed=seed)
     seed_epoch(seed, 0)
     loader = data.train_dataloader()
@@ -172,11 +181,9 @@ def _measured(
         between=_progress(run, num_warmup + num_measured),
         slowed=slowed,
     )
-    steps_measured = max(1, num_measured // 5)
-    step_s = step_seconds(net, batches, device=device, num_measured=steps_measured, slowed=slowed)
-    told = {"step_s": step_s, "cost_s": time.perf_counter() - started_s}
+    cost_s = time.perf_counter() - started_s
     length = batches_of_training(run.config["trainer"], len(loader))
-    return Profile(layers=found.layers, meta={**found.meta, **told}), length
+    return Profile(layers=found.layers, meta={**found.meta, "cost_s": cost_s}), length
 
 
 def _told(found: Profile) -> str:

@@ -16,7 +16,7 @@ proportion to their times.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,12 @@ from sparsepipe.profiling.alive import layer_peaks
 from sparsepipe.profiling.clock import Clock, median_and_spread
 from sparsepipe.profiling.profile import LayerProfile, Profile
 from sparsepipe.profiling.saved import border_bytes, heaviest, saved_bytes
+from sparsepipe.profiling.step import Slowed, step_seconds
 from sparsepipe.sparse import watching_kernel_maps
 
-Slowed = Callable[[], AbstractContextManager[None]]
-"""Makes the context of a piece of computation, which then takes longer."""
+_PASSES_A_STEP = 4
+"""Measured passes for each step of the whole network: amid them, so that a machine whose speed
+changes with the minutes shows the same to both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,8 @@ def measure(
         device: where it runs.
         num_warmup: passes before those that count.
         num_measured: passes that count; medians and quartiles are taken over them.
-        meta: what else is known, see :class:`~sparsepipe.profiling.profile.Profile`.
+        meta: what else is known beside ``step_s``, the median time of the whole network in one
+            piece, see :class:`~sparsepipe.profiling.profile.Profile`.
         between: is called after each pass with its number, to report or to stop.
         slowed: of a device that is made slower than it is.
 
@@ -88,11 +91,15 @@ def measure(
             f"{len(batches)} batches, {num_warmup} warm-up and {num_measured} measured passes",
             remedy="give one batch or more, and one measured pass or more",
         )
-    passes = []
+    passes: list[_Pass] = []
+    steps_s: list[float] = []
     with _training(layers):
         for number in range(num_warmup + num_measured):
             found = _one_pass(layers, fresh(batches[number % len(batches)]), device, slowed)
             if number >= num_warmup:
+                if len(passes) % _PASSES_A_STEP == 0:
+                    value = fresh(batches[len(steps_s) % len(batches)])
+                    steps_s.append(step_seconds(layers, value, device=device, slowed=slowed))
                 passes.append(found)
             if between is not None:
                 between(number)
@@ -111,44 +118,14 @@ def measure(
         _row(index, name, layer, passes, {key: float(of[index]) for key, of in sizes.items()})
         for index, (name, layer) in enumerate(zip(layers._modules, layers, strict=True))
     ]
-    told = {"num_warmup": num_warmup, "num_measured": num_measured, "kind": "measured"}
+    told = {
+        "num_warmup": num_warmup,
+        "num_measured": num_measured,
+        "step_s": median_and_spread(steps_s)[0],
+        "kind": "measured",
+    }
     entry = {"input_bytes": sum(map(crossing_bytes, batches)) / len(batches)}
     return Profile(layers=tuple(rows), meta={**told, **entry, **(meta or {})})
-
-
-def step_seconds(
-    layers: nn.Sequential,
-    batches: Sequence[Any],
-    *,
-    device: torch.device,
-    num_measured: int,
-    slowed: Slowed = nullcontext,
-) -> float:
-    """Forward and backward of the whole network in one piece, median.
-
-    Args:
-        layers: the network, on ``device``.
-        batches: its inputs, which take turns.
-        device: where it runs.
-        num_measured: steps that count; two more come before.
-        slowed: as for :func:`measure`.
-    """
-    times_s = []
-    clock = Clock(device)
-    with _training(layers):
-        for number in range(2 + num_measured):
-            value = fresh(batches[number % len(batches)])
-            clock.synchronise()
-            clock.mark()
-            with slowed():
-                roots = differentiable(layers(value))
-            with slowed():
-                if roots:
-                    torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
-            clock.mark()
-            times_s.append(clock.seconds()[0])
-            layers.zero_grad(set_to_none=True)
-    return median_and_spread(times_s[2:])[0]
 
 
 @contextmanager

@@ -11,7 +11,13 @@ import pytest
 import torch
 from experiment_harness import SUPPORT, composed
 
-from sparsepipe.errors import ConfigError, HardwareError, ProfileError, SparsePipeError
+from sparsepipe.errors import (
+    ConfigError,
+    HardwareError,
+    PlanError,
+    ProfileError,
+    SparsePipeError,
+)
 from sparsepipe.experiment.build import build_inventory
 from sparsepipe.experiment.job import run_job
 from sparsepipe.experiment.profile import profile
@@ -20,6 +26,7 @@ from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.machine import usable_cores
 from sparsepipe.profiling import Profile
+from sparsepipe.results.shares import Costs, accumulated_shares
 from sparsepipe.schedule import Plan
 
 PROFILE = ("experiment=tiny", "task=profile", "task.num_warmup=1", "task.num_measured=4")
@@ -62,6 +69,55 @@ def test_a_profile_and_the_plan_that_it_leads_to(tmp_path: Path) -> None:
     plan = Plan.from_json(planned.plan.read_text())
     assert plan.num_ranks == 3
     assert plan.num_layers == found.num_layers
+
+
+def hardware_with_a_profile(tmp_path: Path, kept: Path) -> Path:
+    """An inventory of two devices, of which one has been measured."""
+    path = tmp_path / "two.yaml"
+    devices = [
+        {"name": "measured", "count": 1, "accelerator": "cpu", "profile": {"mlp": str(kept)}},
+        {"name": "core", "count": 1, "accelerator": "cpu"},
+    ]
+    path.write_text(json.dumps({"hosts": [{"name": "here", "devices": devices}]}))
+    return path
+
+
+def test_the_picture_marks_the_cuts_of_a_plan_amid_all_devices(tmp_path: Path) -> None:
+    first = run(*PROFILE).path / "profile.json"
+    layers = Profile.load(first).num_layers
+    plan = tmp_path / "plan.json"
+    plan.write_text(Plan.of(config="1-1", cuts=[2], num_layers=layers).to_json())
+    inventory = hardware_with_a_profile(tmp_path, first)
+    beside = (*PROFILE, "hardware=file", f"hardware.source={inventory}", "task.device=core")
+    done = run(*beside, f"task.plan={plan}")
+    second = Profile.load(done.path / "profile.json")
+    costs = {
+        name: Costs(
+            compute_s=[layer.compute_s for layer in profile.layers],
+            activation_bytes=[layer.activation_bytes for layer in profile.layers],
+            parameter_bytes=[layer.parameter_bytes for layer in profile.layers],
+        )
+        for name, profile in (("measured", Profile.load(first)), ("core", second))
+    }
+    accumulated_shares(costs, tmp_path / "expected.png", cuts=[2])
+    assert (done.path / "shares.png").read_bytes() == (tmp_path / "expected.png").read_bytes()
+    plan.write_text(Plan.of(config="1-1", cuts=[3], num_layers=layers).to_json())
+    assert run(*beside, f"task.plan={plan}").path != done.path, "another plan is another picture"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "cannot be read"), ("{}", "plan"), ("long", "covers 9 layers")]
+)
+def test_a_plan_that_does_not_fit_is_refused_before_anything_is_measured(
+    text: str | None, message: str, tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.json"
+    if text is not None:
+        long = Plan.of(config="1-1", cuts=[2], num_layers=9).to_json()
+        plan.write_text(long if text == "long" else text)
+    with pytest.raises(PlanError, match=message):
+        run(*PROFILE, f"task.plan={plan}")
+    assert not list(tmp_path.rglob("profile.json"))
 
 
 @pytest.fixture
