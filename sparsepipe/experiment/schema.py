@@ -78,8 +78,8 @@ class PlanChoice:
 class Measuring:
     """How long a device is measured whose profile is missing; see ``task=profile``."""
 
-    num_warmup: Annotated[int, Limits(0, 1_000_000)] = 10
-    num_measured: Annotated[int, Limits(1, 1_000_000)] = 30
+    num_warmup: Annotated[int, Limits(0, 1_000_000)] = 5
+    num_measured: Annotated[int, Limits(1, 1_000_000)] = 20
     num_batches: Annotated[int, Limits(1, 1_000_000)] = 8
 
 
