@@ -27,7 +27,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "SparsePipe needs Python 3.11 or newer; name one: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	@# Bytecode is made of what is imported, when that is first done: of all it takes a minute.
+	@# Bytecode is made of what is imported, when that is first done.
 	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --no-compile \
 		--disable-pip-version-check $(PIP_ARGS) --editable ".[dev]"
 	@touch $@
