@@ -136,6 +136,7 @@ def check_devices(
             ("backend", backend_name(config), refused),
             ("device", device.name, told),
             ("dtype", dtype_of(config), told),
+            ("optimizer", optimizer_words(config), told),
             ("threads", _threads(device, inventory), told),
         ):
             measured = meta.get(name)
@@ -159,6 +160,13 @@ def backend_name(config: Mapping[str, Any]) -> str | None:
     """What computes sparse layers; None where there are none."""
     backend = config["backend"]
     return str(backend["_target_"]).rpartition(".")[2] if backend else None
+
+
+def optimizer_words(config: Mapping[str, Any]) -> str:
+    """An optimizer and what it is set to do, by which an update takes longer or shorter."""
+    settings = config["optim"]["optimizer"]
+    used = [k for k, v in settings.items() if v and k not in ("_target_", "_partial_", "lr")]
+    return " ".join([str(settings["_target_"]).rpartition(".")[2], *sorted(used)])
 
 
 def dtype_of(config: Mapping[str, Any]) -> str:

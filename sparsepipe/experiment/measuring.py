@@ -1,7 +1,7 @@
 """Profiles and bandwidths that a training lacks: runs of their own, before it begins.
 
 Their identity holds only what matters to what they measure, so that a later training of the same
-model on the same hardware finds them finished, whatever its seed, optimizer or search.
+model on the same hardware finds them finished, whatever its seed, learning rate or search.
 """
 
 from __future__ import annotations

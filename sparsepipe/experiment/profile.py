@@ -15,8 +15,14 @@ from torch import nn
 
 from sparsepipe.cluster import Inventory, Place
 from sparsepipe.errors import ConfigError, HardwareError, ProfileError
-from sparsepipe.experiment.build import build_data, build_module, num_classes_of, ready_data
-from sparsepipe.experiment.device_profiles import dtype_of, workload
+from sparsepipe.experiment.build import (
+    build,
+    build_data,
+    build_module,
+    num_classes_of,
+    ready_data,
+)
+from sparsepipe.experiment.device_profiles import dtype_of, optimizer_words, workload
 from sparsepipe.experiment.layer_shares import Beside
 from sparsepipe.experiment.loaders import adapt_loaders
 from sparsepipe.experiment.measured_device import (
@@ -113,7 +119,8 @@ def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
     _check(config, inventory)
     place = find_device(inventory, config["task"].get("device"))
     beside = Beside.of(config["task"].get("plan"), config, inventory)
-    return ", ".join([ready_data(config), *words_of_device(place, inventory), *beside.words])
+    words = [*words_of_device(place, inventory), optimizer_words(config), *beside.words]
+    return ", ".join([ready_data(config), *words])
 
 
 def processes(config: Mapping[str, Any], inventory: Inventory) -> int:
@@ -121,7 +128,8 @@ def processes(config: Mapping[str, Any], inventory: Inventory) -> int:
     return devices_beside(find_device(inventory, config["task"].get("device")), inventory)
 
 
-# Whatever training it serves; precision but float32 is refused. The fingerprint holds the plan.
+# Whatever training it serves; precision but float32 is refused. The fingerprint tells of the plan,
+# and of the optimizer what matters.
 profile.not_identity = ("optim", "trainer", "task.for_plan", "task.plan")  # type: ignore[attr-defined]
 profile.prepare = fingerprint  # type: ignore[attr-defined]
 profile.hardware = without_links  # type: ignore[attr-defined]
@@ -178,6 +186,7 @@ def _measured(
         num_warmup=num_warmup,
         num_measured=num_measured,
         meta=_meta(run, module, data, place),
+        optimizer=build(run.config["optim"]["optimizer"]),
         between=_progress(run, num_warmup + num_measured),
         slowed=slowed,
     )
@@ -190,8 +199,13 @@ def _told(found: Profile) -> str:
     step_s, cost_s = found.meta["step_s"], found.meta["cost_s"]
     return (
         f"the layers take {1e3 * found.compute_s:.1f} ms one by one, a step of all "
-        f"{1e3 * step_s:.1f} ms ({found.compute_s / step_s:.1%}); {cost_s:.0f} s of measuring"
+        f"{1e3 * step_s:.1f} ms ({found.compute_s / step_s:.1%}), an update "
+        f"{1e3 * _update_s(found):.1f} ms; {cost_s:.0f} s of measuring"
     )
+
+
+def _update_s(found: Profile) -> float:
+    return sum(layer.update_s or 0.0 for layer in found.layers)
 
 
 def _share(found: Profile, training_s: float | None) -> str:
@@ -208,6 +222,7 @@ def _write(run: Run, found: Profile, training_s: float | None) -> None:
         "step_s": step_s,
         "layers_share_of_step": found.compute_s / step_s,
         "profile_s": cost_s,
+        "update_s": _update_s(found),
         "kernel_maps_s": sum(layer.kernel_map_s or 0.0 for layer in found.layers),
     }
     if training_s is not None:
@@ -250,6 +265,7 @@ def _meta(
         "dtype": str(next(module.parameters()).dtype).removeprefix("torch."),
         "backend": str(backend["_target_"]).rpartition(".")[2] if backend else None,
         "threads": torch.get_num_threads(),
+        "optimizer": optimizer_words(run.config),
         "versions": {name: metadata.version(name) for name in ("torch", "numpy")},
         "source": "task=profile",
     }
@@ -258,7 +274,7 @@ def _meta(
 def _table(found: Profile) -> str:
     head = (
         *("layer", "kind", "forward ms", "spread", "backward ms", "spread", "kernel maps ms"),
-        *("out KiB", "params KiB", "peak MiB"),
+        *("update ms", "out KiB", "params KiB", "peak MiB"),
     )
     rows = [
         (
@@ -269,6 +285,7 @@ def _table(found: Profile) -> str:
             f"{1e3 * layer.backward_s:.2f}",
             f"{1e3 * (layer.backward_spread_s or 0.0):.2f}",
             f"{1e3 * layer.kernel_map_s:.2f}" if layer.kernel_map_s else "",
+            f"{1e3 * layer.update_s:.2f}" if layer.update_s else "",
             f"{layer.activation_bytes / 1024:,.0f}",
             f"{layer.parameter_bytes / 1024:,.0f}",
             f"{(layer.peak_bytes or 0.0) / 2**20:,.1f}",

@@ -27,7 +27,7 @@ class StageRow:
         first: its first layer.
         last: its last layer.
         devices: in words.
-        compute_s: forward and backward on its slowest device, shared by its replicas.
+        compute_s: forward, backward and update on its slowest device, shared by its replicas.
         sync_s: all-reduce between the replicas.
         transfer_s: of the activation and its gradient across the cut behind it.
         memory_bytes: that each of its devices keeps; None where nobody asked.

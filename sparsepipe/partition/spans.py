@@ -23,7 +23,7 @@ class Spans:
     """Sums over all layers before each place.
 
     Attributes:
-        compute_s_KI: forward and backward on each kind of device.
+        compute_s_KI: forward, backward and update on each kind of device.
         parameter_bytes_I: of parameters.
         stored_bytes_I: what a minibatch in flight keeps for its backward.
         begin_bytes_I: what it keeps beside that if a stage begins here; not a sum.
@@ -107,7 +107,7 @@ def chain_spans(profiles: Sequence[Profile]) -> Spans:
     parameters_L = _most([[layer.parameter_bytes for layer in p.layers] for p in profiles])
     activations_L = _most([[layer.activation_bytes for layer in p.layers] for p in profiles])
     return Spans(
-        compute_s_KI=_sums(np.array([[layer.compute_s for layer in p.layers] for p in profiles])),
+        compute_s_KI=_sums(np.array([[layer.minibatch_s for layer in p.layers] for p in profiles])),
         parameter_bytes_I=_sums(parameters_L),
         stored_bytes_I=_sums(_most([_stored(p) for p in profiles])),
         cut_bytes_I=np.array([0.0, *activations_L[:-1], 0.0]),

@@ -30,6 +30,7 @@ from sparsepipe.profiling.clock import Clock, median_and_spread
 from sparsepipe.profiling.profile import LayerProfile, Profile
 from sparsepipe.profiling.saved import border_bytes, heaviest, saved_bytes
 from sparsepipe.profiling.step import Slowed, step_seconds
+from sparsepipe.profiling.update import MakeOptimizer, update_seconds
 from sparsepipe.sparse import watching_kernel_maps
 
 _PASSES_A_STEP = 4
@@ -66,6 +67,7 @@ def measure(
     num_warmup: int = 50,
     num_measured: int = 100,
     meta: dict[str, Any] | None = None,
+    optimizer: MakeOptimizer | None = None,
     between: Callable[[int], None] | None = None,
     slowed: Slowed = nullcontext,
 ) -> Profile:
@@ -80,6 +82,8 @@ def measure(
         num_measured: passes that count; medians and quartiles are taken over them.
         meta: what else is known beside ``step_s``, the median time of the whole network in one
             piece, see :class:`~sparsepipe.profiling.profile.Profile`.
+        optimizer: whose update of the whole network is timed, and shared by its layers in
+            proportion to their parameters; None: layers have no time of an update.
         between: is called after each pass with its number, to report or to stop.
         slowed: of a device that is made slower than it is.
 
@@ -103,6 +107,9 @@ def measure(
                 passes.append(found)
             if between is not None:
                 between(number)
+        update_s = None
+        if optimizer is not None:
+            update_s = update_seconds(layers, optimizer, device=device, slowed=slowed)
         batch = heaviest(layers, batches)  # limits of memory are for the worst
         begins, ends = border_bytes(layers, batch)
         sizes = {
@@ -114,6 +121,9 @@ def measure(
             if device.type == "cuda"
             else [max(peaks) for peaks in zip(*layer_peaks(layers, batches), strict=True)],
         }
+    if update_s is not None:
+        all_bytes = sum(sizes["parameter_bytes"]) or 1.0
+        sizes["update_s"] = [update_s * own / all_bytes for own in sizes["parameter_bytes"]]
     rows = [  # not named_children(), which tells a layer that comes twice once
         _row(index, name, layer, passes, {key: float(of[index]) for key, of in sizes.items()})
         for index, (name, layer) in enumerate(zip(layers._modules, layers, strict=True))

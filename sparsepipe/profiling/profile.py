@@ -40,6 +40,8 @@ class LayerProfile:
         peak_bytes: most memory in use in the layer's forward or backward pass, beyond what was in
             use before its forward: by CUDA's allocator, elsewhere of tensors (see ``alive.py``).
             The gradient that the layer gets counts with the layer behind it.
+        update_s: the layer's share of the time in which the optimizer updates all parameters;
+            None where nobody measured it, as in the paper.
     """
 
     index: int
@@ -56,11 +58,17 @@ class LayerProfile:
     backward_spread_s: float | None = None
     kernel_map_s: float | None = None
     peak_bytes: float | None = None
+    update_s: float | None = None
 
     @property
     def compute_s(self) -> float:
         """Forward and backward."""
         return self.forward_s + self.backward_s
+
+    @property
+    def minibatch_s(self) -> float:
+        """Forward, backward and, where it is known, the update."""
+        return self.compute_s + (self.update_s or 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
