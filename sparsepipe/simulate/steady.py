@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from sparsepipe.schedule import Action, Plan
 from sparsepipe.simulate.record import Record
 from sparsepipe.simulate.run import Setting, asynchronous_actions, run_actions
 from sparsepipe.simulate.workload import Workload
@@ -13,6 +14,9 @@ from sparsepipe.simulate.workload import Workload
 _EQUAL = 1e-9
 _CYCLES = 3
 """That must look alike before a run counts as steady."""
+
+Actions = Callable[[Plan, int], Sequence[Iterable[Action]]]
+"""Each rank's actions in a run of a number of minibatches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +38,14 @@ class Pace:
     simulated: int
 
 
-def pace(workload: Workload, minibatches: int, setting: Setting) -> Pace:
-    """How fast the asynchronous pipeline, or data parallelism, goes in the long run.
+def pace(
+    workload: Workload,
+    minibatches: int,
+    setting: Setting,
+    *,
+    actions: Actions = asynchronous_actions,
+) -> Pace:
+    """How fast a schedule goes in the long run: by default the asynchronous pipeline's.
 
     The schedule repeats itself every P minibatches, the least common multiple of the stages'
     replicas, and once all queues have their lengths, times repeat every few P. So a shorter run
@@ -47,6 +57,7 @@ def pace(workload: Workload, minibatches: int, setting: Setting) -> Pace:
         workload: the plan, and what it costs.
         minibatches: of the whole run, at least 1.
         setting: how ranks talk.
+        actions: of the schedule; with one stage all are data parallelism.
 
     Raises:
         ScheduleError: ranks wait for one another for ever.
@@ -54,20 +65,23 @@ def pace(workload: Workload, minibatches: int, setting: Setting) -> Pace:
     plan = workload.plan
     period = math.lcm(*[stage.replicas for stage in plan.stages])
     ahead = (plan.warmup(0) + 1) * plan.replicas(0)
-    length = 2 * ahead + (_CYCLES + 2) * period
+    # Of whole periods: each replica has its share of the minibatches then.
+    length = -(-2 * ahead // period) * period + (_CYCLES + 2) * period
     while length < minibatches:
-        record = _run(workload, length, setting)
+        record = _run(workload, length, setting, actions)
         cycle = cycle_of(record.returns_s[: length - ahead], period)
         if cycle is None:
             length *= 2
             continue
+        each_s = _each_s(record)
         rest = (minibatches - length) % cycle
         if rest:
-            record = _run(workload, length + rest, setting)
+            record = _run(workload, length + rest, setting, actions)
         at = length - ahead
         cycle_s = record.returns_s[at - 1] - record.returns_s[at - 1 - cycle]
-        return _extended(record, minibatches, cycle, cycle_s)
-    return _exact(_run(workload, minibatches, setting))
+        end_s = record.end_s + (minibatches - record.minibatches) // cycle * cycle_s
+        return _pace(record, minibatches, end_s, cycle_s / cycle, each_s)
+    return _exact(_run(workload, minibatches, setting, actions))
 
 
 def cycle_of(ends_s: Sequence[float], period: int) -> int | None:
@@ -88,9 +102,8 @@ def cycle_of(ends_s: Sequence[float], period: int) -> int | None:
     return None
 
 
-def _run(workload: Workload, minibatches: int, setting: Setting) -> Record:
-    actions = asynchronous_actions(workload.plan, minibatches)
-    return run_actions(workload, actions, setting, keep=False)
+def _run(workload: Workload, minibatches: int, setting: Setting, actions: Actions) -> Record:
+    return run_actions(workload, actions(workload.plan, minibatches), setting, keep=False)
 
 
 def _exact(record: Record) -> Pace:
@@ -99,17 +112,17 @@ def _exact(record: Record) -> Pace:
     first = len(ends_s) // 2
     count = len(ends_s) - 1 - first
     minibatch_s = (ends_s[-1] - ends_s[first]) / count if count else record.end_s / len(ends_s)
-    return _pace(record, len(ends_s), record.end_s, minibatch_s)
+    return _pace(record, len(ends_s), record.end_s, minibatch_s, _each_s(record))
 
 
-def _extended(record: Record, minibatches: int, cycle: int, cycle_s: float) -> Pace:
-    more = minibatches - record.minibatches
-    return _pace(record, minibatches, record.end_s + more // cycle * cycle_s, cycle_s / cycle)
+def _each_s(record: Record) -> list[float]:
+    """How long each rank has computed for each minibatch of all, in the mean."""
+    return [busy_s / record.minibatches for busy_s in record.busy_s]
 
 
-def _pace(record: Record, minibatches: int, total_s: float, minibatch_s: float) -> Pace:
-    """Each rank computes as long for each minibatch as it did in the mean of the run."""
-    each_s = [busy_s / record.minibatches for busy_s in record.busy_s]
+def _pace(
+    record: Record, minibatches: int, total_s: float, minibatch_s: float, each_s: Sequence[float]
+) -> Pace:
     return Pace(
         minibatches=minibatches,
         total_s=total_s,
