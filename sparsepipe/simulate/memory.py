@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparsepipe.partition.memory import REPLICA_BUFFERS, MemoryModel
@@ -29,18 +30,27 @@ def memory_over_time(
     """What each rank keeps, from the beginning on, whenever that changes.
 
     Weights, gradients, optimizer state and the buffers of replicas stay; a minibatch's stored
-    bytes come with its forward and go with its backward; a version of the weights that is no
-    longer the newest stays, where weights are stashed, until the last backward that uses it.
+    bytes come when its forward begins and go when its backward ends. Where weights are stashed, a
+    version that is still in use is copied when an update begins, and goes with the last backward
+    that uses it; predicted weights come and go with their minibatch.
 
     Args:
         record: with its spans.
         workload: that was run.
         model: what counts.
+
+    Returns:
+        Of each rank, in the order of time.
     """
     by_rank: list[list[Span]] = [[] for _ in range(record.plan.num_ranks)]
     for span in record.spans:
         by_rank[span.rank].append(span)
     return [_levels(spans, record, workload, model) for spans in by_rank]
+
+
+def peak_bytes(levels: Sequence[Level]) -> float:
+    """The most at a time; 0 of a rank that did nothing."""
+    return max((level.num_bytes for level in levels), default=0.0)
 
 
 def _levels(
@@ -71,5 +81,5 @@ def _levels(
             del flying[key]
         else:
             updates += 1
-        levels.append(Level(span.start if span.action.kind == "F" else span.end, now_bytes()))
+        levels.append(Level(span.end if span.action.kind == "B" else span.start, now_bytes()))
     return tuple(levels)

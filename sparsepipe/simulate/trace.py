@@ -1,141 +1,167 @@
 """A simulated run as a trace file that Chrome's tracing page and Perfetto open.
 
-The Trace Event Format, JSON: a process for each rank with a thread for what it computes and one
-for what it sends, a process for each stage's sums, and an arrow from each message's sending to the
-action that takes it.
+The Trace Event Format, JSON: a process for each rank, with a thread for what it computes and one
+for each line on which it sends, a process for each stage's sums, and an arrow from each message to
+the action that takes it. No two slices of a thread overlap.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sparsepipe.schedule import Action, Span
 from sparsepipe.simulate.memory import Level
-from sparsepipe.simulate.record import Record, Transfer
+from sparsepipe.simulate.record import Cargo, Record, Transfer
 
 _MICRO = 1e6
-_COMPUTES, _SENDS = 0, 1
+_COMPUTES = 0  # number of a rank's first thread
 _NAMES = {"F": "forward", "B": "backward", "U": "update"}
 
+Event = dict[str, Any]
 
-def trace_text(record: Record, *, memory: Mapping[int, tuple[Level, ...]] | None = None) -> str:
+
+def trace_text(record: Record, *, memory: Sequence[Sequence[Level]] = ()) -> str:
     """The file's text.
 
     Args:
         record: with spans, transfers and reductions.
-        memory: of ranks, drawn as a counter.
+        memory: of each rank, drawn as a counter; none: it is left out.
     """
+    lines = _lines(record)
     events = [
-        *_names(record),
+        *_names(record, lines),
+        # Before messages: an arrow leads into the slice that the file has begun at its time.
         *(_computed(span) for span in record.spans),
-        *_sent(record),
+        *_sent(record, lines),
         *_summed(record),
-        *_kept(memory or {}),
+        *_kept(memory),
     ]
     told = {"kind": "simulated", "config": record.plan.config}
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": told})
 
 
-def _names(record: Record) -> Iterator[dict[str, Any]]:
+def _lines(record: Record) -> dict[tuple[int, Cargo, int], int]:
+    """Thread of each line, by source, cargo and target: numbered anew for each source."""
+    keys = sorted({(sent.source, sent.cargo, sent.target) for sent in record.transfers})
+    numbers: dict[tuple[int, Cargo, int], int] = {}
+    for key in keys:
+        numbers[key] = _COMPUTES + 1 + sum(other[0] == key[0] for other in numbers)
+    return numbers
+
+
+def _names(record: Record, lines: Mapping[tuple[int, Cargo, int], int]) -> Iterator[Event]:
     plan = record.plan
     for rank in range(plan.num_ranks):
         stage = plan.stage_of(rank)
         device = plan.stages[stage].devices[plan.replica_of(rank)]
-        yield _name("process_name", rank, 0, f"rank {rank}: stage {stage}, {device}")
-        yield _name("thread_name", rank, _COMPUTES, "computes")
-        yield _name("thread_name", rank, _SENDS, "sends")
+        yield _named("process_name", rank, 0, f"rank {rank}: stage {stage}, {device}")
+        yield _sorted("process_sort_index", rank, 0, rank)
+        yield _named("thread_name", rank, _COMPUTES, "computes")
+        yield _sorted("thread_sort_index", rank, _COMPUTES, _COMPUTES)
+    for (source, cargo, target), thread in lines.items():
+        yield _named("thread_name", source, thread, f"{cargo}s to rank {target}")
+        yield _sorted("thread_sort_index", source, thread, thread)
     for stage in sorted({reduction.stage for reduction in record.reductions}):
-        yield _name("process_name", plan.num_ranks + stage, 0, f"stage {stage}: sums")
+        process = _of_sums(record, stage)
+        yield _named("process_name", process, 0, f"stage {stage}: sums of gradients")
+        yield _sorted("process_sort_index", process, 0, process)
 
 
-def _name(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
+def _of_sums(record: Record, stage: int) -> int:
+    """Number of the process that shows a stage's sums: after all ranks."""
+    return record.plan.num_ranks + stage
+
+
+def _named(what: str, process: int, thread: int, name: str) -> Event:
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _computed(span: Span) -> dict[str, Any]:
-    return _complete(
+def _sorted(what: str, process: int, thread: int, place: int) -> Event:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"sort_index": place}}
+
+
+def _computed(span: Span) -> Event:
+    return _slice(
         str(span.action),
         _NAMES[span.action.kind],
-        process=span.rank,
-        thread=_COMPUTES,
-        start_s=span.start,
-        end_s=span.end,
+        place=(span.rank, _COMPUTES),
+        time_s=(span.start, span.end),
         told={"number": span.action.number},
     )
 
 
-def _complete(
+def _slice(
     name: str,
     category: str,
     *,
-    process: int,
-    thread: int,
-    start_s: float,
-    end_s: float,
+    place: tuple[int, int],
+    time_s: tuple[float, float],
     told: Mapping[str, Any],
-) -> dict[str, Any]:
+) -> Event:
+    """Something that lasts.
+
+    Args:
+        name: that is shown in it.
+        category: of its kind, by which it is coloured.
+        place: process and thread.
+        time_s: begin and end.
+        told: what else is shown of it when it is selected.
+    """
     return {
         "ph": "X",
         "name": name,
         "cat": category,
-        "pid": process,
-        "tid": thread,
-        "ts": start_s * _MICRO,
-        "dur": (end_s - start_s) * _MICRO,
+        "pid": place[0],
+        "tid": place[1],
+        "ts": time_s[0] * _MICRO,
+        "dur": (time_s[1] - time_s[0]) * _MICRO,
         "args": dict(told),
     }
 
 
-def _sent(record: Record) -> Iterator[dict[str, Any]]:
-    """Messages, which may overlap, as asynchronous slices; and arrows to what takes them."""
+def _sent(record: Record, lines: Mapping[tuple[int, Cargo, int], int]) -> Iterator[Event]:
+    """Messages, and arrows to what takes them."""
     begins_s = {(span.rank, span.action): span.start for span in record.spans}
     for number, sent in enumerate(record.transfers):
-        takes = Action(
-            "F" if sent.cargo == "activation" else "B", sent.number, sent.microbatch
+        place = sent.source, lines[sent.source, sent.cargo, sent.target]
+        takes = _takes(sent)
+        yield _slice(
+            f"{sent.cargo} {str(takes)[1:]}",
+            sent.cargo,
+            place=place,
+            time_s=(sent.start_s, sent.end_s),
+            told={"bytes": sent.num_bytes, "target": sent.target},
         )
-        name = f"{sent.cargo} {sent.number} to rank {sent.target}"
-        at = {"cat": sent.cargo, "id": number, "pid": sent.source, "tid": _SENDS}
-        told = {"bytes": sent.num_bytes, "target": sent.target}
-        yield {"ph": "b", "name": name, "ts": sent.start_s * _MICRO, "args": told, **at}
-        yield {"ph": "e", "name": name, "ts": sent.end_s * _MICRO, **at}
-        yield from _arrow(sent, number, begins_s[sent.target, takes])
+        arrow = {"name": sent.cargo, "cat": "message", "id": number}
+        yield _at(place, sent.start_s, {"ph": "s", **arrow})
+        taken = sent.target, _COMPUTES
+        yield _at(taken, begins_s[sent.target, takes], {"ph": "f", "bp": "e", **arrow})
 
 
-def _arrow(sent: Transfer, number: int, begins_s: float) -> Iterator[dict[str, Any]]:
-    flow = {"name": sent.cargo, "cat": "message", "id": number}
-    yield {"ph": "s", "pid": sent.source, "tid": _SENDS, "ts": sent.start_s * _MICRO, **flow}
-    yield {
-        "ph": "f",
-        "bp": "e",
-        "pid": sent.target,
-        "tid": _COMPUTES,
-        "ts": begins_s * _MICRO,
-        **flow,
-    }
+def _takes(sent: Transfer) -> Action:
+    """The action that a message is for."""
+    return Action("F" if sent.cargo == "activation" else "B", sent.number, sent.microbatch)
 
 
-def _summed(record: Record) -> Iterator[dict[str, Any]]:
+def _at(place: tuple[int, int], time_s: float, event: Event) -> Event:
+    return {"pid": place[0], "tid": place[1], "ts": time_s * _MICRO, **event}
+
+
+def _summed(record: Record) -> Iterator[Event]:
     for reduction in record.reductions:
-        yield _complete(
+        yield _slice(
             f"sum {reduction.round}.{reduction.part}",
             "all-reduce",
-            process=record.plan.num_ranks + reduction.stage,
-            thread=0,
-            start_s=reduction.start_s,
-            end_s=reduction.end_s,
+            place=(_of_sums(record, reduction.stage), 0),
+            time_s=(reduction.start_s, reduction.end_s),
             told={"bytes": reduction.num_bytes},
         )
 
 
-def _kept(memory: Mapping[int, tuple[Level, ...]]) -> Iterator[dict[str, Any]]:
-    for rank, levels in memory.items():
+def _kept(memory: Sequence[Sequence[Level]]) -> Iterator[Event]:
+    for rank, levels in enumerate(memory):
         for level in levels:
-            yield {
-                "ph": "C",
-                "name": "memory",
-                "pid": rank,
-                "ts": level.time_s * _MICRO,
-                "args": {"MiB": level.num_bytes / 2**20},
-            }
+            counted = {"ph": "C", "name": "memory", "args": {"MiB": level.num_bytes / 2**20}}
+            yield _at((rank, _COMPUTES), level.time_s, counted)

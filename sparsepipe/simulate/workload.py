@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sparsepipe.errors import PlanError, ProfileError
+from sparsepipe.partition.spans import Spans, chain_spans
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 
@@ -17,7 +18,7 @@ class StageCosts:
     Args:
         forward_s: seconds of a forward, on each of its ranks.
         backward_s: seconds of a backward, on each of its ranks.
-        update_s: of an update.
+        update_s: of an update; of ranks that are unlike, the slowest one's.
         output_bytes: of the activation that goes to the next stage.
         gradient_bytes: of the gradient that comes back from there.
         parameter_bytes: of its parameters, whose gradients its replicas sum.
@@ -98,33 +99,35 @@ class Workload:
         return cls(plan=plan, stages=stages)
 
     @classmethod
-    def of(cls, plan: Plan, profiles: Mapping[str, Profile], *, update_s: float = 0.0) -> Workload:
+    def of(cls, plan: Plan, profiles: Mapping[str, Profile]) -> Workload:
         """What profiles say of a plan.
+
+        Seconds are those of each rank's own device; bytes of layers are the most of any device of
+        the plan, as for partitioners.
 
         The gradient that comes back across a cut is taken to be as large as the activation. A
         sparse activation's coordinates do not come back, so that is too much by their share,
         a quarter at most of what has 12 channels or more.
 
         Args:
-            plan: whose devices are named ``host/model/number``.
+            plan: whose devices are named ``host/model/number``; a chain of layers.
             profiles: of each model of device.
-            update_s: of an update; profiles hold none.
 
         Raises:
             ProfileError: a device has no profile.
             PlanError: the profiles have other layers than the plan.
         """
+        held = [[_profile(device, profiles) for device in stage.devices] for stage in plan.stages]
+        spans = chain_spans([profile for each in held for profile in each])
+        if plan.num_layers != spans.num_layers:
+            raise PlanError(
+                f"the plan covers {plan.num_layers} layers, the profiles have {spans.num_layers}",
+                remedy="choose the model that the plan was made for, or search for a new plan",
+            )
+        stages = zip(plan.stages, held, strict=True)
         return cls(
-            plan=plan,
-            stages=tuple(
-                _stage_costs(stage.layers, [_profile(device, profiles) for device in stage.devices])
-                for stage in plan.stages
-            ),
-        ).with_update(update_s)
-
-    def with_update(self, update_s: float) -> Workload:
-        """The same with updates that take so long."""
-        return replace(self, stages=tuple(replace(s, update_s=update_s) for s in self.stages))
+            plan=plan, stages=tuple(_costs(stage.layers, own, spans) for stage, own in stages)
+        )
 
     def split(self, microbatches: int) -> Workload:
         """The same for microbatches: each takes and sends its share of the minibatch.
@@ -158,26 +161,27 @@ def _profile(device: str, profiles: Mapping[str, Profile]) -> Profile:
     return profiles[name]
 
 
-def _stage_costs(layers: tuple[int, int], profiles: Sequence[Profile]) -> StageCosts:
-    first, last = layers
-    for profile in profiles:
-        if last >= profile.num_layers:
-            raise PlanError(
-                f"the plan has a stage of layers {first} to {last}, the profile has "
-                f"{profile.num_layers}",
-                remedy="choose the model that the plan was made for, or search for a new one",
-            )
-    held = [profile.layers[first : last + 1] for profile in profiles]
-    own = held[0]
-    kept = [layer.saved_bytes or 0.0 for layer in own]
-    ends = (own[0].begin_bytes or 0.0) + (own[-1].end_bytes or 0.0)
+def _costs(layers: tuple[int, int], profiles: Sequence[Profile], spans: Spans) -> StageCosts:
+    """Of a stage.
+
+    Args:
+        layers: its first and its last one.
+        profiles: of its ranks.
+        spans: bytes of all layers.
+    """
+    first, end = layers[0], layers[1] + 1
+    held = [profile.layers[first:end] for profile in profiles]
+    cut_bytes = float(spans.cut_bytes_I[end])
     return StageCosts(
         forward_s=tuple(sum(layer.forward_s for layer in each) for each in held),
         backward_s=tuple(sum(layer.backward_s for layer in each) for each in held),
-        output_bytes=own[-1].activation_bytes,
-        gradient_bytes=own[-1].activation_bytes,
-        parameter_bytes=sum(layer.parameter_bytes for layer in own),
+        update_s=max(sum(layer.update_s or 0.0 for layer in each) for each in held),
+        output_bytes=cut_bytes,
+        gradient_bytes=cut_bytes,
+        parameter_bytes=spans.parameter_bytes(first, end),
         layers_backward_s=tuple(tuple(layer.backward_s for layer in each[::-1]) for each in held),
-        layers_parameter_bytes=tuple(layer.parameter_bytes for layer in own[::-1]),
-        stored_bytes=sum(kept) + ends,
+        layers_parameter_bytes=tuple(
+            spans.parameter_bytes(layer, layer + 1) for layer in range(end - 1, first - 1, -1)
+        ),
+        stored_bytes=spans.stored_bytes(first, end),
     )
