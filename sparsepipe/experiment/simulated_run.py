@@ -23,6 +23,7 @@ from sparsepipe.simulate.trace import trace_text
 log = logging.getLogger(__name__)
 
 _PICTURE_IN = 24.0  # of the bars
+_SEEN = 1000  # what takes a smaller part of the time is no more than a line in the picture
 _SECONDS_FROM_S = 2.0  # a picture of so long tells seconds, a shorter one milliseconds
 
 
@@ -127,6 +128,7 @@ class Outcome:
                         "bubble_share": 1 - self.pace.busy[rank],
                         "peak_bytes": self.peaks_bytes[rank],
                         "memory_bytes": self.rooms[rank],
+                        "kind": "simulated",
                     }
                 )
         return found
@@ -196,6 +198,7 @@ def _draw(outcome: Outcome, directory: RunDir, title: str) -> None:
             outcome.record,
             names=[f"stage {row['stage']}: {row['device']}" for row in outcome.rows()],
             unit_s=1.0 if in_seconds else 1e-3,
+            least_s=outcome.record.end_s / _SEEN,
         ),
         directory.path / "timeline.png",
         title=title,

@@ -13,7 +13,11 @@ activation and g for a gradient that it sends, S for a sum of gradients that it 
 
 
 def lanes(
-    record: Record, *, names: Sequence[str] | None = None, unit_s: float = 1.0
+    record: Record,
+    *,
+    names: Sequence[str] | None = None,
+    unit_s: float = 1.0,
+    least_s: float = 0.0,
 ) -> list[tuple[str, list[Row]]]:
     """What each rank computes, and under it what it has on its way.
 
@@ -21,10 +25,11 @@ def lanes(
         record: with spans, transfers and reductions.
         names: of the ranks; None: their stages and replicas.
         unit_s: seconds of the unit in which rows tell the time.
+        least_s: messages and sums that take no longer are left out.
 
     Returns:
-        For each rank the lane of what it computes under its name; then, where it sends anything
-        that takes time, lanes in which no two messages are under way at once.
+        For each rank the lane of what it computes under its name; then, where it sends anything,
+        lanes in which no two messages are under way at once, and one of the sums.
     """
     plan = record.plan
     computed: list[list[Row]] = [[] for _ in range(plan.num_ranks)]
@@ -34,9 +39,12 @@ def lanes(
     found: list[tuple[str, list[Row]]] = []
     for rank, rows in enumerate(computed):
         found.append((_name(plan, rank) if names is None else names[rank], rows))
-        sums = _apart(_sums(record, plan.stage_of(rank), unit_s))
-        found += [("sends", lane) for lane in _apart(_sent(record, rank, unit_s))]
-        found += [("sums", lane) for lane in sums]
+        for name, moved in (
+            ("sends", _sent(record, rank, unit_s)),
+            ("sums", _sums(record, plan.stage_of(rank), unit_s)),
+        ):
+            seen = [row for row in moved if row[4] - row[3] > least_s / unit_s]
+            found += [(name, lane) for lane in _apart(seen)]
     return found
 
 
@@ -57,7 +65,7 @@ def _sent(record: Record, rank: int, unit_s: float) -> list[Row]:
             sent.end_s / unit_s,
         )
         for sent in record.transfers
-        if sent.source == rank and sent.end_s > sent.start_s
+        if sent.source == rank
     ]
 
 
@@ -72,7 +80,7 @@ def _sums(record: Record, stage: int, unit_s: float) -> list[Row]:
             reduction.end_s / unit_s,
         )
         for reduction in record.reductions
-        if reduction.stage == stage and reduction.end_s > reduction.start_s
+        if reduction.stage == stage
     ]
 
 

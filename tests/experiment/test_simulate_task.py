@@ -56,6 +56,7 @@ def test_a_searched_plan_with_all_its_files(tmp_path: Path) -> None:
     assert [row["device"] for row in rows] == [d for s in plan.stages for d in s.devices]
     assert [row["last_layer"] for row in rows] == ["23"] * 4 + ["51"]
     for row in rows:
+        assert row["kind"] == "simulated"
         assert float(row["busy_share"]) + float(row["bubble_share"]) == pytest.approx(1)
         assert 0 < float(row["busy_share"]) <= 1
         assert float(row["peak_bytes"]) > 0
@@ -124,7 +125,7 @@ def test_a_plan_file_runs_on_the_devices_that_it_names(tmp_path: Path) -> None:
     assert result(again)["plan_devices"] == result(first)["plan_devices"]
     elsewhere = tmp_path / "elsewhere.json"
     elsewhere.write_text(first.plan.read_text().replace("TITAN V/0", "TITAN Z/0"))
-    with pytest.raises(PlanError, match="the plan is for .*server1/TITAN Z/0") as caught:
+    with pytest.raises(PlanError, match=r"the plan is for .*server1/TITAN Z/0") as caught:
         run(tmp_path, *PAPER, "parallel=pipeline", f"parallel.plan.file={elsewhere}")
     assert "choose the hardware" in caught.value.remedy
 

@@ -40,6 +40,15 @@ def test_messages_and_sums_lie_under_the_rank_that_has_them_on_its_way() -> None
     ]
 
 
+def test_what_is_too_short_to_be_seen_may_be_left_out() -> None:
+    plan = plan_of("1-1")
+    network = Network.flat(2, Link(bytes_per_s=100.0))
+    workload = Workload.uniform(plan, output_bytes=1.0)  # a hundredth of a second
+    record = simulate(naive(plan, 1), workload, Setting(network=network))
+    assert [name for name, _ in lanes(record)] == ["stage 0", "sends", "stage 1", "sends"]
+    assert [name for name, _ in lanes(record, least_s=0.02)] == ["stage 0", "stage 1"]
+
+
 def test_a_lane_holds_one_thing_at_a_time() -> None:
     plan = plan_of("1-3-1")
     network = Network.flat(5, Link(bytes_per_s=20.0, latency_s=0.1))
