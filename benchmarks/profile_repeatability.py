@@ -1,10 +1,10 @@
 """Do two profiles of one device say the same? Run it on a machine that does nothing else.
 
 Takes profiles by the command line, one process after the other, and prints of each the sum of
-its layers beside the measured step, and which plan HETE-MP makes of it for two such devices;
-then how far the totals lie apart, and what the worst of these plans costs by another profile,
-compared with that profile's own plan. Goals: totals within 10 %, plans within 3 %, the sum of
-layers within 10 % of the step.
+its layers beside the measured step, the optimizer's update, and which plan HETE-MP makes of it
+for two such devices; then how far the totals (layers and update) lie apart, and what the worst of
+these plans costs by another profile, compared with that profile's own plan. Goals: totals within
+10 %, plans within 3 %, the sum of layers within 10 % of the step.
 
     python benchmarks/profile_repeatability.py model=sparse_vgg16_bn data.resolution=32
 """
@@ -89,15 +89,24 @@ def report(taken: Sequence[Taken]) -> bool:
             str(number),
             f"{1e3 * one.profile.compute_s:.1f}",
             f"{1e3 * one.step_s:.1f}",
+            f"{1e3 * (one.profile.update_s or 0.0):.1f}",
             f"{one.profile.compute_s / one.step_s:.1%}",
             one.plan,
             f"{1e3 * one.cost_s(one.solution):.1f}",
         )
         for number, one in enumerate(taken, start=1)
     ]
-    head = ("profile", "layers ms", "step ms", "layers / step", "plan", "bottleneck ms")
+    head = (
+        "profile",
+        "layers ms",
+        "step ms",
+        "update ms",
+        "layers / step",
+        "plan",
+        "bottleneck ms",
+    )
     print(markdown_table(head, rows))
-    totals_s = [one.profile.compute_s for one in taken]
+    totals_s = [one.profile.compute_s + (one.profile.update_s or 0.0) for one in taken]
     apart = max(totals_s) / min(totals_s) - 1
     dearer = max(
         one.cost_s(other.solution) / one.cost_s(one.solution) - 1

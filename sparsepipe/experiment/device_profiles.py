@@ -163,10 +163,10 @@ def backend_name(config: Mapping[str, Any]) -> str | None:
 
 
 def optimizer_words(config: Mapping[str, Any]) -> str:
-    """An optimizer and what it is set to do, by which an update takes longer or shorter."""
+    """An optimizer and what it is set to use, by which an update takes longer or shorter."""
     settings = config["optim"]["optimizer"]
     used = [k for k, v in settings.items() if v and k not in ("_target_", "_partial_", "lr")]
-    return " ".join([str(settings["_target_"]).rpartition(".")[2], *sorted(used)])
+    return " ".join([str(settings["_target_"]), *sorted(used)])
 
 
 def dtype_of(config: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from sparsepipe.experiment.device_profiles import fingerprint_of_profiles, load_
 from sparsepipe.experiment.division import Division, read_plan_file
 from sparsepipe.experiment.model_names import model_name, model_settings
 from sparsepipe.experiment.outputs import expanded
-from sparsepipe.profiling import Profile
+from sparsepipe.profiling import Profile, check_agreement
 from sparsepipe.results.shares import Costs, accumulated_shares
 
 
@@ -85,8 +85,10 @@ class Beside:
         """Draws a device's shares amid those of the others.
 
         Raises:
+            ProfileError: the others are of other layers.
             DataError: the picture cannot be written.
         """
+        check_agreement({**self.profiles, device: profile})
         cuts = () if self.plan is None else self.plan.cuts or ()
         draw_shares({**self.profiles, device: profile}, path, cuts=cuts)
 

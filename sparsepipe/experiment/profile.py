@@ -16,7 +16,6 @@ from torch import nn
 from sparsepipe.cluster import Inventory, Place
 from sparsepipe.errors import ConfigError, HardwareError, ProfileError
 from sparsepipe.experiment.build import (
-    build,
     build_data,
     build_module,
     num_classes_of,
@@ -101,7 +100,8 @@ def profile(
         log.info("%s", _told(found))
         _write(run, found, None)
         return
-    training_s = None if batches is None else batches * float(found.meta["step_s"])
+    minibatch_s = float(found.meta["step_s"]) + (found.update_s or 0.0)
+    training_s = None if batches is None else batches * minibatch_s
     log.info("\n%s", table)
     log.info("%s, %s", _told(found), _share(found, training_s))
     _write(run, found, training_s)
@@ -186,7 +186,7 @@ def _measured(
         num_warmup=num_warmup,
         num_measured=num_measured,
         meta=_meta(run, module, data, place),
-        optimizer=build(run.config["optim"]["optimizer"]),
+        optimizer=getattr(module, "make_optimizer", None),
         between=_progress(run, num_warmup + num_measured),
         slowed=slowed,
     )
@@ -197,15 +197,12 @@ def _measured(
 
 def _told(found: Profile) -> str:
     step_s, cost_s = found.meta["step_s"], found.meta["cost_s"]
+    update = "" if found.update_s is None else f", an update {1e3 * found.update_s:.1f} ms"
     return (
         f"the layers take {1e3 * found.compute_s:.1f} ms one by one, a step of all "
-        f"{1e3 * step_s:.1f} ms ({found.compute_s / step_s:.1%}), an update "
-        f"{1e3 * _update_s(found):.1f} ms; {cost_s:.0f} s of measuring"
+        f"{1e3 * step_s:.1f} ms ({found.compute_s / step_s:.1%}){update}; "
+        f"{cost_s:.0f} s of measuring"
     )
-
-
-def _update_s(found: Profile) -> float:
-    return sum(layer.update_s or 0.0 for layer in found.layers)
 
 
 def _share(found: Profile, training_s: float | None) -> str:
@@ -222,9 +219,10 @@ def _write(run: Run, found: Profile, training_s: float | None) -> None:
         "step_s": step_s,
         "layers_share_of_step": found.compute_s / step_s,
         "profile_s": cost_s,
-        "update_s": _update_s(found),
         "kernel_maps_s": sum(layer.kernel_map_s or 0.0 for layer in found.layers),
     }
+    if found.update_s is not None:
+        values["update_s"] = found.update_s
     if training_s is not None:
         values["profile_share_of_training"] = cost_s / training_s
     write_result(run, values)
@@ -265,10 +263,15 @@ def _meta(
         "dtype": str(next(module.parameters()).dtype).removeprefix("torch."),
         "backend": str(backend["_target_"]).rpartition(".")[2] if backend else None,
         "threads": torch.get_num_threads(),
-        "optimizer": optimizer_words(run.config),
         "versions": {name: metadata.version(name) for name in ("torch", "numpy")},
         "source": "task=profile",
+        # Of somebody's own module nobody knows which optimizer it will make.
+        **({"optimizer": optimizer_words(run.config)} if _makes_optimizer(module) else {}),
     }
+
+
+def _makes_optimizer(module: pl.LightningModule) -> bool:
+    return hasattr(module, "make_optimizer")
 
 
 def _table(found: Profile) -> str:

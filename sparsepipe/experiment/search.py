@@ -78,6 +78,12 @@ def find_plan(
         HardwareError: a link has no bandwidth.
         PlanError: no plan fits the memory.
     """
+    unknown = [name for name, profile in profiles.items() if profile.update_s is None]
+    if 0 < len(unknown) < len(profiles):
+        log.warning(
+            "the profile of %s has no time of the optimizer's update: none is counted",
+            ", ".join(unknown),
+        )
     room = memory_model(choice, config)
     problem = Problem.of(
         inventory,

@@ -118,7 +118,7 @@ def _missing(names: list[str], model: str, inventory: Inventory) -> ProfileError
 
 def _origin(choice: SearchChoice, profiles: Mapping[str, Profile]) -> str:
     told = ", ".join(
-        f"{name}: {1e3 * profiles[name].compute_s:.1f} ms for all layers"
+        f"{name}: {1e3 * profiles[name].compute_s:.1f} ms forward and backward"
         for name in sorted(profiles)
     )
     speed = choice.bandwidth_bytes_per_s

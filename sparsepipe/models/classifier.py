@@ -161,14 +161,22 @@ class Classifier(pl.LightningModule):
         self.log("test/accuracy", hits_K.sum() / shapes_K.sum(), prog_bar=True)
         self.log("test/class_accuracy", class_accuracy_K.mean())
 
-    def configure_optimizers(self) -> Any:
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        """The optimizer of some parameters.
+
+        Raises:
+            ConfigError: it refuses its settings.
+        """
         try:
-            optimizer = self._optimizer(self.parameters())
+            return self._optimizer(parameters)
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"the optimizer refuses its settings: {error}",
                 remedy="correct the keys of optim.optimizer",
             ) from error
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make_optimizer(self.parameters())
         if self._schedule is None:
             return optimizer
         entry = self._schedule.build(

@@ -64,7 +64,7 @@ class CostModel:
         """Q, the time between two minibatches of a stage.
 
         Args:
-            compute_s: forward and backward on the slowest of its devices.
+            compute_s: forward, backward and update on the slowest of its devices.
             parameter_bytes: of the stage.
             replicas: m, its devices.
             bytes_per_s: BW, between them.

@@ -23,7 +23,8 @@ class Spans:
     """Sums over all layers before each place.
 
     Attributes:
-        compute_s_KI: forward, backward and update on each kind of device.
+        compute_s_KI: forward and backward on each kind of device; and the update of layers, where
+            the profiles of all kinds have it.
         parameter_bytes_I: of parameters.
         stored_bytes_I: what a minibatch in flight keeps for its backward.
         begin_bytes_I: what it keeps beside that if a stage begins here; not a sum.
@@ -104,10 +105,15 @@ def chain_spans(profiles: Sequence[Profile]) -> Spans:
             f"the profiles have {sorted({p.num_layers for p in profiles})} layers",
             remedy="measure one model on all devices, with task=profile",
         )
+    updates = all(profile.update_s is not None for profile in profiles)
+    compute_s_KL = [
+        [layer.compute_s + (layer.update_s or 0.0) * updates for layer in p.layers]
+        for p in profiles
+    ]
     parameters_L = _most([[layer.parameter_bytes for layer in p.layers] for p in profiles])
     activations_L = _most([[layer.activation_bytes for layer in p.layers] for p in profiles])
     return Spans(
-        compute_s_KI=_sums(np.array([[layer.minibatch_s for layer in p.layers] for p in profiles])),
+        compute_s_KI=_sums(np.array(compute_s_KL)),
         parameter_bytes_I=_sums(parameters_L),
         stored_bytes_I=_sums(_most([_stored(p) for p in profiles])),
         cut_bytes_I=np.array([0.0, *activations_L[:-1], 0.0]),

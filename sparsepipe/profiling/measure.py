@@ -16,7 +16,7 @@ proportion to their times.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +30,12 @@ from sparsepipe.profiling.clock import Clock, median_and_spread
 from sparsepipe.profiling.profile import LayerProfile, Profile
 from sparsepipe.profiling.saved import border_bytes, heaviest, saved_bytes
 from sparsepipe.profiling.step import Slowed, step_seconds
-from sparsepipe.profiling.update import MakeOptimizer, update_seconds
+from sparsepipe.profiling.update import MakeOptimizer, Updates
 from sparsepipe.sparse import watching_kernel_maps
 
 _PASSES_A_STEP = 4
-"""Measured passes for each step of the whole network: amid them, so that a machine whose speed
-changes with the minutes shows the same to both."""
+"""Measured passes for each step of the whole network and each update: amid them, so that a machine
+whose speed changes with the minutes shows the same to all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,19 +97,24 @@ def measure(
         )
     passes: list[_Pass] = []
     steps_s: list[float] = []
-    with _training(layers):
+    updates = None
+    if optimizer is not None:
+        updates = Updates(layers, optimizer, device=device, slowed=slowed)
+    with _training(layers), ExitStack() as afterwards:
+        if updates is not None:
+            afterwards.callback(updates.put_back)
+            updates.take(counts=False)
         for number in range(num_warmup + num_measured):
             found = _one_pass(layers, fresh(batches[number % len(batches)]), device, slowed)
             if number >= num_warmup:
                 if len(passes) % _PASSES_A_STEP == 0:
                     value = fresh(batches[len(steps_s) % len(batches)])
                     steps_s.append(step_seconds(layers, value, device=device, slowed=slowed))
+                    if updates is not None:
+                        updates.take()
                 passes.append(found)
             if between is not None:
                 between(number)
-        update_s = None
-        if optimizer is not None:
-            update_s = update_seconds(layers, optimizer, device=device, slowed=slowed)
         batch = heaviest(layers, batches)  # limits of memory are for the worst
         begins, ends = border_bytes(layers, batch)
         sizes = {
@@ -121,9 +126,8 @@ def measure(
             if device.type == "cuda"
             else [max(peaks) for peaks in zip(*layer_peaks(layers, batches), strict=True)],
         }
-    if update_s is not None:
-        all_bytes = sum(sizes["parameter_bytes"]) or 1.0
-        sizes["update_s"] = [update_s * own / all_bytes for own in sizes["parameter_bytes"]]
+    if updates is not None:
+        sizes["update_s"] = updates.shares_s(layers)
     rows = [  # not named_children(), which tells a layer that comes twice once
         _row(index, name, layer, passes, {key: float(of[index]) for key, of in sizes.items()})
         for index, (name, layer) in enumerate(zip(layers._modules, layers, strict=True))

@@ -65,11 +65,6 @@ class LayerProfile:
         """Forward and backward."""
         return self.forward_s + self.backward_s
 
-    @property
-    def minibatch_s(self) -> float:
-        """Forward, backward and, where it is known, the update."""
-        return self.compute_s + (self.update_s or 0.0)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
@@ -153,6 +148,12 @@ class Profile:
     def compute_s(self) -> float:
         """Forward and backward of all layers."""
         return sum(layer.compute_s for layer in self.layers)
+
+    @property
+    def update_s(self) -> float | None:
+        """Of all layers; None where not all have been measured."""
+        times_s = [layer.update_s for layer in self.layers if layer.update_s is not None]
+        return sum(times_s) if len(times_s) == self.num_layers else None
 
     @property
     def parameter_bytes(self) -> float:

@@ -1,4 +1,4 @@
-"""A training step of a whole network in one piece, for comparison with its layers' times."""
+"""Forward and backward of a network in one piece, for comparison with its layers' times."""
 
 from __future__ import annotations
 

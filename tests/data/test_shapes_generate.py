@@ -170,7 +170,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "kill", [pytest.param(signal.SIGINT, marks=pytest.mark.full), signal.SIGKILL]
+)
 def test_an_interrupted_run_ends_and_leaves_whole_files(
     tmp_path: Path, kill: signal.Signals
 ) -> None:
@@ -215,6 +217,7 @@ def _group_alive(group: int) -> bool:
     return True
 
 
+@pytest.mark.full
 def test_gross_form_alone_does_not_tell_the_classes_apart(tmp_path: Path) -> None:
     generate_shapes(tmp_path, train_per_class=30, test_per_class=12, seed=0, workers=1)
     ran = subprocess.run(

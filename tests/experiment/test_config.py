@@ -45,6 +45,7 @@ def test_help_lists_the_options_that_compose(tmp_path: Path) -> None:
         *OPTIONS,
         ("data", "vectors"),
         ("model", "mlp"),
+        ("model", "own"),
         ("experiment", "tiny"),
         ("hardware", "cores"),
     }

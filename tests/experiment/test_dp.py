@@ -66,6 +66,7 @@ def test_sweep_of_world_sizes(shell: Shell) -> None:
     assert not (shell.cwd / "multirun").exists()
 
 
+@pytest.mark.full
 def test_under_torchrun(shell: Shell) -> None:
     process = torchrun(shell, SAVE, "model.norm=true", "trainer.max_epochs=1")
     assert process.returncode == 0, process.stderr

@@ -21,6 +21,7 @@ AS_IT_WILL_BE = {
     "device": "half-speed",
     "dtype": "float32",
     "threads": 3,
+    "optimizer": "torch.optim.SGD momentum",
 }
 
 
@@ -62,6 +63,7 @@ def test_what_was_measured_otherwise_is_refused(name: str, value: object, words:
         ("device", "full-speed", "device full-speed, not half-speed"),
         ("dtype", "float64", "dtype float64, not float32"),
         ("threads", 4, "threads 4, not 3"),
+        ("optimizer", "torch.optim.AdamW", "optimizer torch.optim.AdamW, not torch.optim.SGD"),
     ],
 )
 def test_what_may_matter_little_is_told(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.searches import exact
 from sparsepipe.profiling import LayerProfile, Profile, clock
 from sparsepipe.profiling.measure import measure
-from sparsepipe.profiling.update import update_seconds
+from sparsepipe.profiling.update import Updates
 
 CPU = torch.device("cpu")
 
@@ -62,9 +62,38 @@ def test_the_update_of_a_slowed_device_takes_as_many_times_as_long() -> None:
         yield
         Taking.now_s += 2 * (Taking.now_s - begin_s)
 
+    net = network()
+    updates = Updates(net, partial(Taking, lr=0.1), device=CPU, slowed=slowed)
+    updates.take()
+    assert sum(updates.shares_s(net)) == pytest.approx(3 * 0.037)
+
+
+@pytest.mark.usefixtures("_clock")
+def test_what_is_frozen_or_comes_twice_has_one_update_or_none() -> None:
+    tied, frozen = nn.Linear(4, 4), nn.Linear(4, 4).requires_grad_(False)
+    net = nn.Sequential(tied, frozen, tied)
     make = partial(Taking, lr=0.1)
-    found_s = update_seconds(network(), make, device=CPU, slowed=slowed)
-    assert found_s == pytest.approx(3 * 0.037)
+    found = measure(net, [torch.randn(3, 4)], device=CPU, num_warmup=0, num_measured=5,
+                    optimizer=make)  # fmt: skip
+    assert [layer.update_s for layer in found.layers] == pytest.approx([0.020, 0.0, 0.0])
+    assert frozen.weight.grad is None
+
+
+def test_an_optimizer_that_wants_a_closure_gets_one() -> None:
+    class Asking(torch.optim.SGD):
+        def step(self, closure: Any) -> Any:  # type: ignore[override]
+            return super().step(closure)
+
+    net = network()
+    updates = Updates(net, partial(Asking, lr=0.1), device=CPU, slowed=nullcontext)
+    updates.take()
+    assert sum(updates.shares_s(net)) > 0
+
+
+def test_a_network_without_parameters_has_no_update() -> None:
+    found = measure(nn.Sequential(nn.ReLU()), [torch.randn(3, 4)], device=CPU, num_warmup=0,
+                    num_measured=1, optimizer=partial(Taking, lr=0.1))  # fmt: skip
+    assert found.update_s == 0.0
 
 
 def test_parameters_stay_as_they_are() -> None:
@@ -73,10 +102,10 @@ def test_parameters_stay_as_they_are() -> None:
 
     def failing(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD(parameters, lr=0.1, weight_decay=0.5)
-        steps = iter(range(3))
+        calls = iter(range(3))
 
         def step(*_: Any) -> None:
-            if next(steps) == 2:
+            if next(calls) == 2:
                 raise RuntimeError("no more")
             torch.optim.SGD.step(optimizer)
 
@@ -86,31 +115,51 @@ def test_parameters_stay_as_they_are() -> None:
     make = partial(torch.optim.SGD, lr=0.1, weight_decay=0.5)
     measure(net, [torch.randn(3, 4)], device=CPU, num_warmup=0, num_measured=1, optimizer=make)
     with pytest.raises(RuntimeError, match="no more"):
-        measure(net, [torch.randn(3, 4)], device=CPU, num_measured=1, optimizer=failing)
+        measure(net, [torch.randn(3, 4)], device=CPU, num_measured=9, optimizer=failing)
     assert all(value.equal(before[name]) for name, value in net.state_dict().items())
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
-@pytest.mark.parametrize(("update_s", "cut"), [(None, 2), (0.0, 2), (4.0, 3)])
-def test_a_plan_counts_the_update_where_it_is_known(update_s: float | None, cut: int) -> None:
-    """Four layers of a second; the last one's update takes as long as all of them."""
-    layers = tuple(
-        LayerProfile(
-            index=index,
-            name=str(index),
-            kind="Linear",
-            forward_s=0.5,
-            backward_s=0.5,
-            activation_bytes=0.0,
-            parameter_bytes=1.0,
-            update_s=update_s if index == 3 else None,
+def profile(updates_s: Sequence[float | None]) -> Profile:
+    """Layers of a second each."""
+    return Profile(
+        layers=tuple(
+            LayerProfile(
+                index=index,
+                name=str(index),
+                kind="Linear",
+                forward_s=0.5,
+                backward_s=0.5,
+                activation_bytes=0.0,
+                parameter_bytes=1.0,
+                update_s=update_s,
+            )
+            for index, update_s in enumerate(updates_s)
         )
-        for index in range(4)
     )
-    host = {"name": "here", "devices": [{"name": "device", "count": 2}]}
+
+
+NONE = (None, None, None, None)
+LAST = (0.0, 0.0, 0.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "cut"),
+    [
+        (NONE, NONE, 2),
+        (LAST, LAST, 3),
+        (NONE, LAST, 2),  # or the device whose update nobody knows would look faster than it is
+        ((None, 0.0, 0.0, 4.0), LAST, 2),
+    ],
+)
+def test_a_plan_counts_updates_where_all_are_known(
+    first: Sequence[float | None], second: Sequence[float | None], cut: int
+) -> None:
+    """The last layer's update takes as long as all layers."""
+    devices = [{"name": "first", "count": 1}, {"name": "second", "count": 1}]
     problem = Problem.of(
-        Inventory.from_dict({"hosts": [host]}),
-        {"device": Profile(layers=layers)},
+        Inventory.from_dict({"hosts": [{"name": "here", "devices": devices}]}),
+        {"first": profile(first), "second": profile(second)},
         model=cost_model("sparsepipe_hete"),
         bandwidth_bytes_per_s=0.2,  # so slow that the layers are split and not replicated
     )

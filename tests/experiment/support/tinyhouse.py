@@ -215,3 +215,17 @@ class Speeds(pl.Callback):
         throttle = getattr(trainer.strategy, "throttle", None)
         slowdown = 1.0 if throttle is None else throttle.slowdown
         Path(f"speed{trainer.global_rank}").write_text(str(slowdown))
+
+
+class OwnModule(pl.LightningModule):
+    """With an optimizer that no configuration tells of."""
+
+    def __init__(self, *, num_classes: int = 2) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, num_classes))
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.net(batch["input"]), batch["label"])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adagrad(self.parameters())
