@@ -103,7 +103,7 @@ class Workload:
         """What profiles say of a plan.
 
         Seconds are those of each rank's own device; bytes of layers are the most of any device of
-        the plan, as for partitioners.
+        the plan, as for partitioners, and updates count where all profiles have them.
 
         The gradient that comes back across a cut is taken to be as large as the activation. A
         sparse activation's coordinates do not come back, so that is too much by their share,
@@ -124,9 +124,13 @@ class Workload:
                 f"the plan covers {plan.num_layers} layers, the profiles have {spans.num_layers}",
                 remedy="choose the model that the plan was made for, or search for a new plan",
             )
+        updates = all(profile.update_s is not None for each in held for profile in each)
         stages = zip(plan.stages, held, strict=True)
         return cls(
-            plan=plan, stages=tuple(_costs(stage.layers, own, spans) for stage, own in stages)
+            plan=plan,
+            stages=tuple(
+                _costs(stage.layers, own, spans, updates=updates) for stage, own in stages
+            ),
         )
 
     def split(self, microbatches: int) -> Workload:
@@ -161,13 +165,16 @@ def _profile(device: str, profiles: Mapping[str, Profile]) -> Profile:
     return profiles[name]
 
 
-def _costs(layers: tuple[int, int], profiles: Sequence[Profile], spans: Spans) -> StageCosts:
+def _costs(
+    layers: tuple[int, int], profiles: Sequence[Profile], spans: Spans, *, updates: bool
+) -> StageCosts:
     """Of a stage.
 
     Args:
         layers: its first and its last one.
         profiles: of its ranks.
         spans: bytes of all layers.
+        updates: whether they count.
     """
     first, end = layers[0], layers[1] + 1
     held = [profile.layers[first:end] for profile in profiles]
@@ -175,7 +182,7 @@ def _costs(layers: tuple[int, int], profiles: Sequence[Profile], spans: Spans) -
     return StageCosts(
         forward_s=tuple(sum(layer.forward_s for layer in each) for each in held),
         backward_s=tuple(sum(layer.backward_s for layer in each) for each in held),
-        update_s=max(sum(layer.update_s or 0.0 for layer in each) for each in held),
+        update_s=max(sum(layer.update_s or 0.0 for layer in each) for each in held) * updates,
         output_bytes=cut_bytes,
         gradient_bytes=cut_bytes,
         parameter_bytes=spans.parameter_bytes(first, end),

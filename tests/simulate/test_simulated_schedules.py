@@ -118,7 +118,9 @@ def test_a_plan_costs_what_the_profiles_of_its_devices_say() -> None:
     first, second = Workload.of(MIXED, {"fast": FAST, "slow": SLOW}).stages
     assert first.forward_s == (4.0, 40.0)
     assert first.backward_s == (6.0, 60.0)
-    assert first.update_s == 0.75, "of the one that tells; replicas update together"
+    assert first.update_s == 0.0, "the slow device's profile does not tell"
+    told = Workload.of(MIXED, {"fast": FAST, "slow": FAST}).stages
+    assert [stage.update_s for stage in told] == [0.75, 0.75]
     assert (first.output_bytes, first.gradient_bytes) == (20.0, 20.0)
     assert first.parameter_bytes == 300.0
     assert first.layers_backward_s == ((4.0, 2.0), (40.0, 20.0))
