@@ -41,14 +41,17 @@ def _rate(value: float) -> str:
     return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
 
-_RATE, _RATIO = "train_shapes_per_s", "ratio_to_first"
+_RATES, _RATIO = ("train_shapes_per_s", "simulated_shapes_per_s"), "ratio_to_first"
 
 _FIGURES = (
     _Figure("kind", "kind", str),
     _Figure("ranks", "ranks", str),
     _Figure("plan", "plan", str),
-    _Figure("train shapes/s", _RATE, _rate),
+    _Figure("train shapes/s", _RATES[0], _rate),
+    _Figure("simulated shapes/s", _RATES[1], _rate),
     _Figure("ratio", _RATIO, lambda value: f"{value:.2f}x"),
+    _Figure("over DP", "speedup_over_dp", lambda value: f"{value:.2f}x"),
+    _Figure("epoch s", "epoch_s", lambda value: f"{value:,.1f}"),
     _Figure("planned shapes/s", "plan_shapes_per_s", _rate),
     _Figure("test shapes/s", "test_shapes_per_s", _rate),
     _Figure("inference shapes/s", "inference_shapes_per_s", _rate),
@@ -65,16 +68,17 @@ def sweep_rows(jobs: Sequence[SweepJob]) -> list[dict[str, Any]]:
     """A row for each job, with the same keys in all: overrides, figures, status and directory.
 
     Overrides that are the same in all jobs are left out, as are figures that no job has, equal
-    numbers of ranks, and that figures are measured where all are. A ratio is of training shapes
-    a second to those of the first job that has any.
+    numbers of ranks, and that figures are measured where all are. A ratio is of shapes a second,
+    of a training or simulated, to those of the first job that has any of the same kind.
     """
     names = list(dict.fromkeys(name for job in jobs for name in job.overrides))
     differing = [name for name in names if len({job.overrides.get(name) for job in jobs}) > 1]
     found = [_figures(job) for job in jobs]
-    first = next((row[_RATE] for row in found if row.get(_RATE)), None)
-    for row in found:
-        if first and row.get(_RATE) is not None:
-            row[_RATIO] = row[_RATE] / first
+    for rate in _RATES:
+        first = next((row[rate] for row in found if row.get(rate)), None)
+        for row in found:
+            if first and row.get(rate) is not None:
+                row[_RATIO] = row[rate] / first
     keys = [figure.key for figure in _FIGURES if _is_telling(figure.key, found)]
     return [
         {

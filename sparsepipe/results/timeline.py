@@ -6,12 +6,18 @@ import math
 from collections.abc import Iterable, Sequence
 
 Row = tuple[str, int, int | None, float, float]
-"""(kind, number, microbatch, start, end): kind is F forward, B backward or U update."""
+"""(kind, number, microbatch, start, end): kind is F forward, B backward or U update; or, in a lane
+of messages, a activation, g gradient or S sum of gradients."""
 
 Lane = tuple[str, Sequence[Row]]
 """A worker's name and its rows."""
 
-_FILL = {"F": " ", "B": "-", "U": "="}
+_FILL = {"F": " ", "B": "-", "U": "=", "a": ">", "g": "<", "S": "+"}
+
+
+def is_of_messages(rows: Sequence[Row]) -> bool:
+    """Whether a lane shows what is on its way; what is computed is in lanes of its own."""
+    return bool(rows) and all(row[0] in "agS" for row in rows)
 
 
 def label(row: Row) -> str:

@@ -1,9 +1,12 @@
-"""What several workers do over time, as a picture: a lane for each, a bar for each action."""
+"""What several workers do over time, as a picture: a lane for each, a bar for each action.
+
+What they have on its way, if lanes of that are given, lies in thinner lanes.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -13,13 +16,22 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from sparsepipe.results import style
-from sparsepipe.results.timeline import Lane, Row, label, rows_until
+from sparsepipe.results.timeline import Lane, Row, is_of_messages, label, rows_until
 
 _FORWARD = "#9CCBE8"  # tints of the house's blue and orange: dark text stays legible on both
 _BACKWARD = "#F3C266"
 _IDLE = "#EFEFEF"
-_FACES = {"F": _FORWARD, "B": _BACKWARD, "U": style.VERMILION}
-_TEXTS = {"F": style.INK, "B": style.INK, "U": "white"}
+_MESSAGES = {
+    "a": ("#8FD0BB", "activation on its way"),  # tints of its green and purple, and a grey
+    "g": ("#E5BFD4", "gradient on its way"),
+    "S": ("#C4C4C4", "sum over replicas"),
+}
+_FACES = {
+    "F": _FORWARD,
+    "B": _BACKWARD,
+    "U": style.VERMILION,
+    **{kind: colour for kind, (colour, _) in _MESSAGES.items()},
+}
 
 _BAR: dict[str, Any] = {"edgecolor": "white", "linewidth": 1.0, "zorder": 2}
 _NAME: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 8.5, "zorder": 3}
@@ -35,6 +47,7 @@ _MARK: dict[str, Any] = {
 
 _CHARACTER_IN = 0.078  # of a bar's text
 _LANE_IN = 0.44
+_THIN = 0.5  # of a lane: one of messages
 _BAR_HEIGHT = 0.78  # of a lane
 _MAX_WIDTH_IN = 40.0
 
@@ -46,6 +59,7 @@ def timeline_picture(
     title: str,
     unit_name: str = "time",
     until: float | None = None,
+    max_width_in: float = _MAX_WIDTH_IN,
 ) -> None:
     """Writes lanes of bars over time as a PNG.
 
@@ -56,40 +70,64 @@ def timeline_picture(
         title: what is shown.
         unit_name: what the time axis counts.
         until: where the picture ends, if earlier than the last row.
+        max_width_in: of the bars in inches, also where some have no room for their names then.
 
     Raises:
         DataError: the picture cannot be written.
     """
-    style.save_png(timeline_figure(lanes, title=title, unit_name=unit_name, until=until), path)
+    figure = timeline_figure(
+        lanes, title=title, unit_name=unit_name, until=until, max_width_in=max_width_in
+    )
+    style.save_png(figure, path)
 
 
 def timeline_figure(
-    lanes: Sequence[Lane], *, title: str, unit_name: str = "time", until: float | None = None
+    lanes: Sequence[Lane],
+    *,
+    title: str,
+    unit_name: str = "time",
+    until: float | None = None,
+    max_width_in: float = _MAX_WIDTH_IN,
 ) -> Figure:
     """The figure that :func:`timeline_picture` writes."""
+    thin = [is_of_messages(rows) for _, rows in lanes]
     drawn = rows_until(lanes, until)
     rows = [row for _, found in drawn for row in found]
     end = until if until is not None else max((row[4] for row in rows), default=1.0)
-    inches_per_time = _scale(rows, end)
+    computed = [row for row in rows if row[0] not in _MESSAGES]
+    inches_per_time = min(_scale(computed), max_width_in / (end or 1.0))
+    places = _places(thin)
     figure = style.new_figure(
-        width_in=max(end * inches_per_time, 4.5)
+        width_in=max(end * inches_per_time, 8.5 if any(thin) else 4.5)  # the legend needs as much
         + 0.085 * max((len(name) for name, _ in drawn), default=0)
         + 0.5,
-        height_in=_LANE_IN * len(drawn) + 1.35,
+        height_in=_LANE_IN * sum(_height(each) for each in thin) + 1.35,
     )
     axes = figure.subplots()
-    for place, (_, found) in enumerate(drawn):
-        _draw_lane(axes, place, found, end=end, inches_per_time=inches_per_time)
-    _finish(axes, [name for name, _ in drawn], end=end, unit_name=unit_name)
+    for place, each, (_, found) in zip(places, thin, drawn, strict=True):
+        _draw_lane(axes, place, found, end=end, inches_per_time=inches_per_time, thin=each)
+    _finish(axes, [name for name, _ in drawn], places, thin, end=end, unit_name=unit_name)
     axes.set_title(title, loc="left", fontsize=style.TITLE_PT, color=style.INK, pad=26)
-    _legend(axes)
+    _legend(axes, {row[0] for row in rows})
     return figure
 
 
-def _scale(rows: Sequence[Row], end: float) -> float:
-    """Inches for a unit of time, so that every bar has room for its name, if that can be."""
-    wanted = max((_text_in(row) / (row[4] - row[3]) for row in rows if row[4] > row[3]), default=1)
-    return min(wanted, _MAX_WIDTH_IN / end)
+def _height(thin: bool) -> float:
+    return _THIN if thin else 1.0
+
+
+def _places(thin: Sequence[bool]) -> list[float]:
+    """The middle of each lane, from the top, where the first one's is 0 if it is not thin."""
+    found, above = [], -0.5
+    for each in thin:
+        found.append(above + _height(each) / 2)
+        above += _height(each)
+    return found
+
+
+def _scale(rows: Sequence[Row]) -> float:
+    """Inches for a unit of time, so that every bar has room for its name."""
+    return max((_text_in(row) / (row[4] - row[3]) for row in rows if row[4] > row[3]), default=1.0)
 
 
 def _text_in(row: Row) -> float:
@@ -97,48 +135,75 @@ def _text_in(row: Row) -> float:
 
 
 def _draw_lane(
-    axes: Axes, place: int, rows: Sequence[Row], *, end: float, inches_per_time: float
+    axes: Axes,
+    place: float,
+    rows: Sequence[Row],
+    *,
+    end: float,
+    inches_per_time: float,
+    thin: bool,
 ) -> None:
-    low = place - _BAR_HEIGHT / 2
-    axes.add_patch(Rectangle((0, low), end, _BAR_HEIGHT, facecolor=_IDLE, edgecolor="none"))
+    height = _BAR_HEIGHT * _height(thin)
+    low = place - height / 2
+    if not thin:
+        axes.add_patch(Rectangle((0, low), end, height, facecolor=_IDLE, edgecolor="none"))
     for row in rows:
         kind, start, stop = row[0], row[3], row[4]
         if stop == start:
             axes.plot([start], [low], **_MARK)  # on the bar's upper edge: it hides no name
             continue
         corner, width = (start, low), stop - start
-        axes.add_patch(Rectangle(corner, width, _BAR_HEIGHT, facecolor=_FACES[kind], **_BAR))
+        axes.add_patch(Rectangle(corner, width, height, facecolor=_FACES[kind], **_BAR))
         seen = min(stop, end) - start
         if seen * inches_per_time >= _text_in(row) - 0.1:
-            axes.text(start + seen / 2, place, label(row), color=_TEXTS[kind], **_NAME)
+            name = {**_NAME, "fontsize": 7.0} if thin else _NAME
+            colour = "white" if kind == "U" else style.INK
+            axes.text(start + seen / 2, place, label(row), color=colour, **name)
 
 
-def _finish(axes: Axes, names: Sequence[str], *, end: float, unit_name: str) -> None:
+def _finish(
+    axes: Axes,
+    names: Sequence[str],
+    places: Sequence[float],
+    thin: Sequence[bool],
+    *,
+    end: float,
+    unit_name: str,
+) -> None:
     axes.set_facecolor("white")
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(style.GREY)
     axes.set_xlim(0, end)
-    axes.set_ylim(len(names) - 0.45, -0.55)  # the first lane on top
-    axes.set_yticks(range(len(names)), names, fontsize=style.LABEL_PT, color=style.INK)
+    axes.set_ylim(sum(map(_height, thin)) - 0.45, -0.55)  # the first lane on top
+    axes.set_yticks(places, names, fontsize=style.LABEL_PT, color=style.INK)
+    for tick, each in zip(axes.get_yticklabels(), thin, strict=True):
+        if each:
+            tick.set(fontsize=7.0, color=style.GREY)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=style.TICK_PT, color=style.GREY, labelcolor=style.INK)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=16, steps=[1, 2, 5, 10], integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=16, steps=[1, 2, 5, 10], integer=end >= 4))
     axes.set_xlabel(unit_name, fontsize=style.LABEL_PT, color=style.INK)
 
 
-def _legend(axes: Axes) -> None:
+def _legend(axes: Axes, kinds: Set[str]) -> None:
+    """Names the colours; those of messages where there are any."""
     handles = [
         Patch(facecolor=_FORWARD, label="forward"),
         Patch(facecolor=_BACKWARD, label="backward"),
         Line2D([], [], **_POINT, label="update"),
         Patch(facecolor=_IDLE, label="waiting"),
+        *(
+            Patch(facecolor=colour, label=name)
+            for kind, (colour, name) in _MESSAGES.items()
+            if kind in kinds
+        ),
     ]
     axes.legend(
         handles=handles,
         loc="lower left",
         bbox_to_anchor=(0.0, 1.0),
-        ncols=4,
+        ncols=len(handles),
         frameon=False,
         fontsize=style.TICK_PT,
         labelcolor=style.INK,

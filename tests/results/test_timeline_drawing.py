@@ -113,3 +113,42 @@ def test_the_file_is_written(tmp_path):
     timeline_picture.timeline_picture(LANES, path, title="two stages")
     with Image.open(path) as image:
         assert image.width > 600
+
+
+WITH_MESSAGES = [
+    LANES[0],
+    ("sends", [("a", 0, None, 1, 2), ("g", 0, None, 2.5, 2.6)]),
+    LANES[1],
+    ("sums", [("S", 0, 1, 3, 5)]),
+]
+
+
+def test_what_is_on_its_way_lies_in_thinner_lanes_below():
+    figure = timeline_figure(WITH_MESSAGES, title="two stages")
+    found = texts(figure)
+    assert found["a0"] == (1.5, 0.75)
+    assert found["B0"] == (3, 1.5)  # of the second stage, half a lane lower than without
+    assert found["S0.1"] == (4, 2.25)
+    assert "g0" not in found, "too short for its name"
+    (sent,) = [p for p in figure.axes[0].patches if (p.get_x(), p.get_width()) == (1, 1)
+               and p.get_y() > 0.5 and p.get_y() < 1]  # fmt: skip
+    (made,) = [p for p in figure.axes[0].patches if (p.get_x(), p.get_width()) == (4, 2)]
+    assert sent.get_height() == pytest.approx(made.get_height() / 2)
+    assert texts_outside(figure) == []
+    names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert names[-3:] == ["activation on its way", "gradient on its way", "sum over replicas"]
+    plain = timeline_figure(LANES, title="").axes[0].get_legend().get_texts()
+    assert [text.get_text() for text in plain] == names[:4]
+
+
+def test_a_picture_may_be_kept_narrow():
+    lanes = [("many", [("F", number, None, number, number + 1) for number in range(40)])]
+    wide, narrow = (timeline_figure(lanes, title="", max_width_in=most) for most in (40.0, 6.0))
+    assert wide.get_figwidth() > 12 > 7 > narrow.get_figwidth()
+    assert "F30" in texts(wide)
+    assert "F30" not in texts(narrow), "no room for it"
+    assert texts_outside(narrow) == []
+
+
+def test_messages_in_text():
+    assert timeline_text([("sends", [("a", 0, None, 0, 2)])]) == "time  0 1 2\nsends |a0>|\n"

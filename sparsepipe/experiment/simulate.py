@@ -1,0 +1,249 @@
+"""The task ``simulate``: how fast a plan would train, without training it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.errors import ConfigError
+from sparsepipe.experiment.device_profiles import fingerprint_of, load_profiles, other_workloads
+from sparsepipe.experiment.division import division_of
+from sparsepipe.experiment.model_names import model_name, model_settings
+from sparsepipe.experiment.planned import search_of
+from sparsepipe.experiment.result import write_result
+from sparsepipe.experiment.run import Run
+from sparsepipe.experiment.schema import SearchChoice
+from sparsepipe.experiment.search import memory_model
+from sparsepipe.experiment.simulated_plan import data_parallel, is_data_parallel, plan_to_simulate
+from sparsepipe.experiment.simulated_run import Outcome, write_outcome
+from sparsepipe.profiling import Profile
+from sparsepipe.schedule import Plan
+from sparsepipe.simulate.links import Algorithm, Sends
+from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.run import Setting
+from sparsepipe.simulate.schedules import Simulation
+from sparsepipe.simulate.workload import Workload
+
+log = logging.getLogger(__name__)
+
+_BUCKET_MIB = 25  # DDP's, where the strategy names none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ways:
+    """How ranks talk: what is said of it; where nothing is, as the runtime lets them."""
+
+    overlap: bool | None
+    all_reduce: Algorithm | None
+    sends: Sends
+    link_bytes_per_s: float | None
+    bucket_mib: float
+
+    def setting(self, plan: Plan, inventory: Inventory, *, is_dp: bool) -> Setting:
+        """Of a plan.
+
+        Raises:
+            HardwareError: a link that is needed has no bandwidth.
+        """
+        devices = [device for stage in plan.stages for device in stage.devices]
+        overlaps = is_dp if self.overlap is None else self.overlap
+        return Setting(
+            network=Network.of(inventory, devices, between_bytes_per_s=self.link_bytes_per_s),
+            sends=self.sends,
+            algorithm=self.all_reduce or ("ring" if is_dp else "direct"),
+            bucket_bytes=self.bucket_mib * 2.0**20 if overlaps else None,
+        )
+
+
+def simulate(
+    run: Run,
+    *,
+    parallel: dict[str, Any],
+    minibatches: int = 154,
+    schedule: str = "asynchronous",
+    microbatches: int | None = None,
+    overlap: bool | None = None,
+    all_reduce: Literal["ring", "direct"] | None = None,
+    outbox: int | None = None,
+    inbox: int | None = None,
+    link_bytes_per_s: float | None = None,
+    profiles: dict[str, str] | None = None,
+    timeline_minibatches: int = 12,
+) -> None:
+    """Simulates an epoch; prints and writes throughput, shares of time and memory, and draws it.
+
+    Args:
+        run: configuration and directory.
+        parallel: what is simulated, as a training would have it.
+        minibatches: of an epoch, over all devices.
+        schedule: see :data:`sparsepipe.simulate.schedules.SCHEDULES`.
+        microbatches: parts of a minibatch, where the schedule has some; None: 4.
+        overlap: sums over replicas overlap with the backward; None: in data parallelism only.
+        all_reduce: how replicas sum; None: as the runtime does.
+        outbox: see :class:`sparsepipe.simulate.links.Sends`.
+        inbox: the same.
+        link_bytes_per_s: between hosts; None: the inventory's.
+        profiles: files by the names of devices, in place of those that the inventory names.
+        timeline_minibatches: that the picture and the trace show.
+
+    Raises:
+        ConfigError: a setting cannot be, or does not suit the others.
+        ProfileError: a profile is missing, broken or of another model.
+        HardwareError: a link has no bandwidth.
+        PlanError: the plan does not fit the model or the devices.
+        ScheduleError: ranks would wait for one another for ever.
+    """
+    run.assert_one_rank()
+    _check(minibatches, timeline_minibatches)
+    config = {**run.config, "parallel": parallel}
+    measured = load_profiles(
+        run.inventory,
+        model_name(config),
+        given=_given(config),
+        settings=model_settings(config),
+    )
+    for told in other_workloads(measured, config):
+        log.info("%s: the simulation is of what was measured", told)
+    plan = plan_to_simulate(config, run.inventory, measured)
+    is_dp = is_data_parallel(parallel)
+    if is_dp and schedule != "asynchronous":
+        raise ConfigError(
+            f"task.schedule={schedule} is of pipelines, and data parallelism has none",
+            remedy="leave task.schedule out, or choose parallel=hete_mp, mp, exact or pipeline",
+        )
+    ways = _Ways(
+        overlap=overlap,
+        all_reduce=all_reduce,
+        sends=Sends(outbox=outbox, inbox=inbox),
+        link_bytes_per_s=link_bytes_per_s,
+        bucket_mib=(parallel["strategy"] or {}).get("bucket_cap_mb") or _BUCKET_MIB,
+    )
+    simulation = Simulation.of(
+        Workload.of(plan, measured),
+        ways.setting(plan, run.inventory, is_dp=is_dp),
+        schedule=schedule,
+        microbatches=microbatches,
+    )
+    beside = data_parallel(run.inventory, plan.num_layers)
+    dp = Simulation.of(
+        Workload.of(beside, measured),
+        ways.setting(beside, run.inventory, is_dp=True),
+    )
+    outcome = Outcome.of(
+        simulation,
+        dp,
+        minibatches=minibatches,
+        shown=timeline_minibatches,
+        memory=_memory(config),
+        batch_size=_batch_size(measured, config),
+        rooms=_rooms(run.inventory, plan),
+    )
+    write_outcome(outcome, run.directory, title=_title(parallel, schedule, plan))
+    write_result(
+        run,
+        {
+            **outcome.values(),
+            "schedule": schedule,
+            "microbatches": simulation.microbatches,
+            "plan_config": plan.config,
+            "plan_cuts": list(plan.cuts),
+            "plan_devices": [device for stage in plan.stages for device in stage.devices],
+        },
+    )
+
+
+def _check(minibatches: int, shown: int) -> None:
+    for name, value in (("minibatches", minibatches), ("timeline_minibatches", shown)):
+        if value < 1:
+            raise ConfigError(f"task.{name}={value} is too little", remedy="set it to 1 or more")
+
+
+def _given(config: Mapping[str, Any]) -> dict[str, str]:
+    """Files of profiles that the configuration names: the task's count before the search's."""
+    search = search_of(config)
+    searched = (search.profiles if search is not None else None) or {}
+    return {**searched, **(config["task"].get("profiles") or {})}
+
+
+def _memory(config: Mapping[str, Any]) -> Any:
+    """What counts: as for the search, also where that leaves memory out of account."""
+    model = memory_model(replace(search_of(config) or SearchChoice(), memory=True), config)
+    assert model is not None
+    return model
+
+
+def _batch_size(profiles: Mapping[str, Profile], config: Mapping[str, Any]) -> int:
+    """Shapes of a minibatch: as they were measured, where profiles tell."""
+    told = [profile.meta.get("batch_size") for profile in profiles.values()]
+    return int(next((size for size in told if size), config["data"]["batch_size"]))
+
+
+def _rooms(inventory: Inventory, plan: Plan) -> tuple[float | None, ...]:
+    """Memory of each rank's device, where it is known."""
+    rooms = {
+        (host.name, device.name): device.memory_bytes
+        for host in inventory.hosts
+        for device in host.devices
+    }
+    devices = [device.split("/") for stage in plan.stages for device in stage.devices]
+    return tuple(rooms[host, name] for host, name, _ in devices)
+
+
+def _title(parallel: Mapping[str, Any], schedule: str, plan: Plan) -> str:
+    if is_data_parallel(parallel):
+        return f"Data parallelism on {plan.num_ranks} devices, simulated"
+    strategy = plan.details.get("strategy")
+    by = f"{strategy}, " if strategy else ""
+    return f"{by}{plan.config}: {schedule} schedule, simulated"
+
+
+def one_process(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Any]:
+    """What the task itself runs on, whatever it simulates."""
+    del inventory
+    given = config["parallel"]
+    return {
+        "devices": 1,
+        "num_nodes": 1,
+        "grace_s": given["grace_s"],
+        "max_restarts": 0,
+        "strategy": None,
+        "plan": None,
+        "search": None,
+    }
+
+
+def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
+    """Of the plan or the search that is chosen, and of the profiles.
+
+    Raises:
+        PlanError: the plan file is missing or is none.
+        ProfileError: a profile is missing, broken or of another model.
+    """
+    chosen = {**config, "parallel": config["task"]["parallel"]}
+    division, search = division_of(chosen), search_of(chosen)
+    told = {
+        "profiles": fingerprint_of(inventory, model_name(config), given=_given(chosen)),
+        "plan": None if division is None else [division.arguments(), division.devices],
+        "search": None if search is None else {**asdict(search), "profiles": None},
+    }
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+simulate.parallel = one_process  # type: ignore[attr-defined]
+simulate.prepare = fingerprint  # type: ignore[attr-defined]
+simulate.not_identity = (  # type: ignore[attr-defined]
+    "parallel",
+    "task.parallel.devices",
+    "task.parallel.grace_s",
+    "task.parallel.max_restarts",
+    "task.parallel.num_nodes",
+    "task.parallel.plan",
+    "task.parallel.search",
+    "task.parallel.strategy.timeout_s",
+    "task.profiles",
+)

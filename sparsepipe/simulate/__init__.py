@@ -1,0 +1,1 @@
+"""Runs schedules against costs instead of tensors: timelines, predictions, traces."""

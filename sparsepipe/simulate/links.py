@@ -1,0 +1,114 @@
+"""How messages and sums go over the network: waiting lines, and which bytes a sum moves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.simulate.network import Network
+
+Algorithm = Literal["ring", "direct"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sends:
+    """How a rank hands messages over. Every pair of ranks has a line for each direction's cargo.
+
+    Args:
+        outbox: messages that wait in a line beside the one on its way before the sender waits;
+            None: as many as there are. 0: the sender waits until its message has come.
+        inbox: messages that lie at the receiver before it asks for them; None: as many as come.
+            0: a message begins its way when the receiver waits for it. With both 0, sending is a
+            rendezvous.
+
+    Raises:
+        ConfigError: a negative number.
+    """
+
+    outbox: int | None = None
+    inbox: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("outbox", "inbox"):
+            if (value := getattr(self, name)) is not None and value < 0:
+                raise ConfigError(
+                    f"{name}={value} messages",
+                    remedy="give a number from 0 on, or null for no limit",
+                )
+
+
+FREELY = Sends()
+"""Nobody waits for anybody but for what he needs."""
+
+RENDEZVOUS = Sends(outbox=0, inbox=0)
+"""Both ends wait until a message has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """A part of a sum that moves at the same time as others.
+
+    Args:
+        ports: that it runs through.
+        num_bytes: that it moves.
+    """
+
+    ports: tuple[int, ...]
+    num_bytes: float
+
+
+def reduction_legs(
+    network: Network, ranks: Sequence[int], num_bytes: float, algorithm: Algorithm
+) -> tuple[list[list[Leg]], float]:
+    """What a sum over ranks moves: phases one after another, and the seconds of latency in all.
+
+    ``ring`` (Patarasuk and Yuan, 2009; gloo's and NCCL's for large vectors): every rank sends
+    2 (m - 1) / m of the vector to the next, in parts of an m-th. ``direct``: every rank sends an
+    m-th to each other one, adds what it got, and sends the sum to each other one, as the
+    replicas of the pipeline do.
+
+    Args:
+        network: that they talk over.
+        ranks: who sums, in the order of the ring.
+        num_bytes: of the vector.
+        algorithm: which of the two.
+
+    Raises:
+        ConfigError: there is no such algorithm.
+    """
+    m = len(ranks)
+    if m == 1 or not num_bytes:
+        return [], 0.0
+    if algorithm == "ring":
+        pairs = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
+        latency_s = 2 * (m - 1) * max(network.latency_s(*pair) for pair in pairs)
+        share = 2 * (m - 1) / m * num_bytes
+        return [[Leg(network.ports(*pair), share) for pair in pairs]], latency_s
+    if algorithm == "direct":
+        pairs = [(a, b) for a in ranks for b in ranks if a != b]
+        latency_s = 2 * max(network.latency_s(*pair) for pair in pairs)
+        phase = _direct_phase(network, ranks, num_bytes / m)
+        return [phase, phase], latency_s
+    raise ConfigError(f"there is no all-reduce called {algorithm!r}", remedy="use ring or direct")
+
+
+def _direct_phase(network: Network, ranks: Sequence[int], part_bytes: float) -> list[Leg]:
+    """A part from each rank to each other one; pairs that share all their ports are one leg."""
+    legs: Counter[tuple[int, ...]] = Counter()
+    by_host: dict[int, list[int]] = {}
+    for rank in ranks:
+        by_host.setdefault(network.hosts[rank], []).append(rank)
+    for here, mine in by_host.items():
+        for a, b in _ring(mine) if len(mine) > 1 else ():
+            legs[network.ports(a, b)] += len(mine) - 1  # all that a sends here, and b gets
+        for there, others in by_host.items():
+            if here != there:
+                legs[network.ports(mine[0], others[0])] += len(mine) * len(others)
+    return [Leg(ports, number * part_bytes) for ports, number in legs.items()]
+
+
+def _ring(ranks: Sequence[int]) -> list[tuple[int, int]]:
+    return list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))

@@ -1,0 +1,149 @@
+"""When the replicas of a stage have summed their gradients: whole, or in buckets meanwhile."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from sparsepipe.simulate.events import Events
+from sparsepipe.simulate.flows import Flows
+from sparsepipe.simulate.links import Algorithm, Leg, reduction_legs
+from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.workload import StageCosts
+
+FIRST_BUCKET_BYTES = 2.0**20
+"""DDP's first bucket, which is small so that the sums begin early."""
+
+Summed = Callable[[int, int, float, float], None]
+"""Told of each sum: its round, its part, when it began, and bytes of each replica's part."""
+
+
+def buckets(parameter_bytes: Sequence[float], bucket_bytes: float) -> list[tuple[int, float]]:
+    """How gradients are put together for sums while the backward runs, as DDP does it.
+
+    A bucket takes layers in the order of the backward until it holds so many bytes; the first
+    one takes a MiB at most.
+
+    Args:
+        parameter_bytes: of each layer, in the order of the backward.
+        bucket_bytes: that fill a bucket.
+
+    Returns:
+        Of each bucket the number of its last layer, and its bytes.
+    """
+    found: list[tuple[int, float]] = []
+    held = 0.0
+    for number, size in enumerate(parameter_bytes):
+        held += size
+        if held >= (bucket_bytes if found else min(bucket_bytes, FIRST_BUCKET_BYTES)):
+            found.append((number, held))
+            held = 0.0
+    if held:
+        found.append((len(parameter_bytes) - 1, held))
+    return found
+
+
+class Sums:
+    """Sums of one stage, one after another: a part begins when all replicas have come to it.
+
+    Args:
+        events: in which they end.
+        flows: that carry them.
+        network: that replicas talk over.
+        costs: of the stage.
+        ranks: that hold it.
+        algorithm: of each sum.
+        bucket_bytes: see :func:`buckets`; None: all in one part, with the update.
+        summed: see :data:`Summed`.
+        wake: called with a rank whose update may begin.
+    """
+
+    def __init__(
+        self,
+        events: Events,
+        flows: Flows,
+        network: Network,
+        costs: StageCosts,
+        ranks: range,
+        *,
+        algorithm: Algorithm,
+        bucket_bytes: float | None,
+        summed: Summed,
+        wake: Callable[[int], None],
+    ) -> None:
+        self._events, self._flows, self._ranks = events, flows, ranks
+        self._summed, self._wake = summed, wake
+        self._early: list[list[float]] | None = None  # seconds into the backward, by rank
+        sizes = [costs.parameter_bytes]
+        if bucket_bytes is not None and len(ranks) > 1:
+            parts = buckets(costs.layers_parameter_bytes, bucket_bytes)
+            sizes = [size for _, size in parts]
+            self._early = [
+                [sum(times_s[: last + 1]) for last, _ in parts]
+                for times_s in costs.layers_backward_s
+            ]
+        if len(ranks) == 1:
+            sizes = []
+        self._sizes = sizes
+        self._plans = [reduction_legs(network, ranks, size, algorithm) for size in sizes]
+        self._came: dict[tuple[int, int], set[int]] = defaultdict(set)
+        self._round = 0  # under way
+        self._part = 0  # the same
+        self._moving = False
+
+    def backward_begins(self, rank: int, minibatch: int) -> None:
+        """A replica begins a backward: its gradients come one after another."""
+        if self._early is None:
+            return
+        number = minibatch // len(self._ranks)
+        for part, after_s in enumerate(self._early[rank - self._ranks.start]):
+            self._events.at(self._events.now_s + after_s, self._has, (rank, number, part))
+
+    def reached(self, rank: int, number: int) -> bool:
+        """A replica has come to an update; whether the sum is there. If not, it is woken later."""
+        if not self._sizes or number < self._round:
+            return True
+        for part in range(len(self._sizes)):
+            self._came[number, part].add(rank)  # also without a minibatch in the last round
+        self._begin()
+        return number < self._round
+
+    def _has(self, what: tuple[int, int, int]) -> None:
+        rank, number, part = what
+        self._came[number, part].add(rank)
+        self._begin()
+
+    def _begin(self) -> None:
+        key = self._round, self._part
+        if self._moving or len(self._came[key]) < len(self._ranks):
+            return
+        del self._came[key]
+        self._moving = True
+        phases, latency_s = self._plans[self._part]
+        start_s = self._events.now_s
+        self._move(phases, latency_s, start_s)
+
+    def _move(self, phases: list[list[Leg]], latency_s: float, start_s: float) -> None:
+        if not phases:
+            self._events.at(self._events.now_s + latency_s, self._done, start_s)
+            return
+        legs, left = phases[0], len(phases[0])
+
+        def moved() -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                self._move(phases[1:], latency_s, start_s)
+
+        for leg in legs:
+            self._flows.start(leg.ports, leg.num_bytes, moved)
+
+    def _done(self, start_s: float) -> None:
+        self._moving = False
+        self._summed(self._round, self._part, start_s, self._sizes[self._part])
+        self._part += 1
+        if self._part == len(self._sizes):
+            self._round, self._part = self._round + 1, 0
+            for rank in self._ranks:
+                self._wake(rank)
+        self._begin()

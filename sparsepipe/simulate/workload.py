@@ -1,0 +1,194 @@
+"""What a plan's ranks compute and send: seconds and bytes, for each minibatch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sparsepipe.errors import PlanError, ProfileError
+from sparsepipe.partition.spans import Spans, chain_spans
+from sparsepipe.profiling import Profile
+from sparsepipe.schedule import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCosts:
+    """Of one stage.
+
+    Args:
+        forward_s: seconds of a forward, on each of its ranks.
+        backward_s: seconds of a backward, on each of its ranks.
+        update_s: of an update; of ranks that are unlike, the slowest one's.
+        output_bytes: of the activation that goes to the next stage.
+        gradient_bytes: of the gradient that comes back from there.
+        parameter_bytes: of its parameters, whose gradients its replicas sum.
+        layers_backward_s: of each rank, seconds of each layer's backward, last layer first; for
+            sums that begin before the backward ends.
+        layers_parameter_bytes: of each layer, last layer first.
+        stored_bytes: that a minibatch keeps from its forward to its backward.
+    """
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    update_s: float = 0.0
+    output_bytes: float = 0.0
+    gradient_bytes: float = 0.0
+    parameter_bytes: float = 0.0
+    layers_backward_s: tuple[tuple[float, ...], ...] = ()
+    layers_parameter_bytes: tuple[float, ...] = ()
+    stored_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A plan and what it costs.
+
+    Args:
+        plan: the stages and their ranks.
+        stages: the costs of each.
+
+    Raises:
+        PlanError: there are other numbers of stages or ranks than the plan has.
+    """
+
+    plan: Plan
+    stages: tuple[StageCosts, ...]
+
+    def __post_init__(self) -> None:
+        ranks = [len(stage.forward_s) for stage in self.stages]
+        backward = [len(stage.backward_s) for stage in self.stages]
+        wanted = [stage.replicas for stage in self.plan.stages]
+        if not ranks == backward == wanted:
+            raise PlanError(
+                f"costs are given for stages of {ranks} ranks, the plan has {wanted}",
+                remedy="give seconds of a forward and a backward for each rank of each stage",
+            )
+
+    @classmethod
+    def uniform(
+        cls,
+        plan: Plan,
+        *,
+        forward_s: float = 1.0,
+        backward_s: float = 2.0,
+        scale: Sequence[float] | None = None,
+        output_bytes: float = 0.0,
+        parameter_bytes: float = 0.0,
+    ) -> Workload:
+        """Stages that are alike.
+
+        Args:
+            plan: the stages and their ranks.
+            forward_s: of each rank.
+            backward_s: of each rank.
+            scale: for each stage, how many times longer it takes; None: all the same.
+            output_bytes: that cross each cut, each way.
+            parameter_bytes: of each stage.
+        """
+        factors = [1.0] * plan.num_stages if scale is None else scale
+        stages = tuple(
+            StageCosts(
+                forward_s=(forward_s * factor,) * stage.replicas,
+                backward_s=(backward_s * factor,) * stage.replicas,
+                output_bytes=output_bytes,
+                gradient_bytes=output_bytes,
+                parameter_bytes=parameter_bytes,
+            )
+            for stage, factor in zip(plan.stages, factors, strict=True)
+        )
+        return cls(plan=plan, stages=stages)
+
+    @classmethod
+    def of(cls, plan: Plan, profiles: Mapping[str, Profile]) -> Workload:
+        """What profiles say of a plan.
+
+        Seconds are those of each rank's own device; bytes of layers are the most of any device of
+        the plan, as for partitioners, and updates count where all profiles have them.
+
+        The gradient that comes back across a cut is taken to be as large as the activation. A
+        sparse activation's coordinates do not come back, so that is too much by their share,
+        a quarter at most of what has 12 channels or more.
+
+        Args:
+            plan: whose devices are named ``host/model/number``; a chain of layers.
+            profiles: of each model of device.
+
+        Raises:
+            ProfileError: a device has no profile.
+            PlanError: the profiles have other layers than the plan.
+        """
+        held = [[_profile(device, profiles) for device in stage.devices] for stage in plan.stages]
+        spans = chain_spans([profile for each in held for profile in each])
+        if plan.num_layers != spans.num_layers:
+            raise PlanError(
+                f"the plan covers {plan.num_layers} layers, the profiles have {spans.num_layers}",
+                remedy="choose the model that the plan was made for, or search for a new plan",
+            )
+        updates = all(profile.update_s is not None for each in held for profile in each)
+        stages = zip(plan.stages, held, strict=True)
+        return cls(
+            plan=plan,
+            stages=tuple(
+                _costs(stage.layers, own, spans, updates=updates) for stage, own in stages
+            ),
+        )
+
+    def split(self, microbatches: int) -> Workload:
+        """The same for microbatches: each takes and sends its share of the minibatch.
+
+        Args:
+            microbatches: T, into which a minibatch is split evenly.
+        """
+
+        def share(stage: StageCosts) -> StageCosts:
+            return replace(
+                stage,
+                forward_s=tuple(seconds / microbatches for seconds in stage.forward_s),
+                backward_s=tuple(seconds / microbatches for seconds in stage.backward_s),
+                output_bytes=stage.output_bytes / microbatches,
+                gradient_bytes=stage.gradient_bytes / microbatches,
+                stored_bytes=stage.stored_bytes / microbatches,
+            )
+
+        return replace(self, stages=tuple(map(share, self.stages)))
+
+
+def _profile(device: str, profiles: Mapping[str, Profile]) -> Profile:
+    name = device.split("/")[1] if device.count("/") == 2 else device
+    if name not in profiles:
+        raise ProfileError(
+            f"there is no profile of {name}, which the plan names (there is: "
+            f"{', '.join(profiles) or 'none'})",
+            remedy="measure it with task=profile on that device, and name the file under "
+            "'profile' of the device in the hardware inventory",
+        )
+    return profiles[name]
+
+
+def _costs(
+    layers: tuple[int, int], profiles: Sequence[Profile], spans: Spans, *, updates: bool
+) -> StageCosts:
+    """Of a stage.
+
+    Args:
+        layers: its first and its last one.
+        profiles: of its ranks.
+        spans: bytes of all layers.
+        updates: whether they count.
+    """
+    first, end = layers[0], layers[1] + 1
+    held = [profile.layers[first:end] for profile in profiles]
+    cut_bytes = float(spans.cut_bytes_I[end])
+    return StageCosts(
+        forward_s=tuple(sum(layer.forward_s for layer in each) for each in held),
+        backward_s=tuple(sum(layer.backward_s for layer in each) for each in held),
+        update_s=max(sum(layer.update_s or 0.0 for layer in each) for each in held) * updates,
+        output_bytes=cut_bytes,
+        gradient_bytes=cut_bytes,
+        parameter_bytes=spans.parameter_bytes(first, end),
+        layers_backward_s=tuple(tuple(layer.backward_s for layer in each[::-1]) for each in held),
+        layers_parameter_bytes=tuple(
+            spans.parameter_bytes(layer, layer + 1) for layer in range(end - 1, first - 1, -1)
+        ),
+        stored_bytes=spans.stored_bytes(first, end),
+    )
