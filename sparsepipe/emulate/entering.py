@@ -27,7 +27,10 @@ def told_to_ranks(layout: Layout, hosts: Sequence[str]) -> AbstractContextManage
         layout: the cluster.
         hosts: of each rank, by the inventory's names.
     """
-    return set_within({_VARIABLE: json.dumps({"layout": asdict(layout), "hosts": list(hosts)})})
+    told = json.dumps({"layout": asdict(layout), "hosts": list(hosts)})
+    # Torch would warn on each rank that the launcher's address has no name.
+    quiet = {"TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
+    return set_within({_VARIABLE: told, **quiet})
 
 
 def emulated_layout() -> Layout | None:

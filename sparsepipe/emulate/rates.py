@@ -44,14 +44,7 @@ def rates(
         ConfigError: there are too few steps for a steady part.
     """
     steps = len(ends_s)
-    first, last = max(steps // 2, ahead + 1), steps - 2
-    if last <= first:
-        least = max(5, ahead + 4)
-        raise ConfigError(
-            f"an emulated epoch of {steps} steps has no steady part: a pipeline fills in the "
-            f"first {ahead + 1} of them and drains in the last",
-            remedy=f"set trainer.limit_train_batches to {least} or more, better to {4 * least}",
-        )
+    first, last = steady_part(steps, ahead=ahead)
     steady_s = (ends_s[last] - ends_s[first]) / time_scale
     epoch_s = (ends_s[-1] - begin_s) / time_scale
     return Rates(
@@ -61,3 +54,24 @@ def rates(
         epoch_s=epoch_s,
         minibatches=per_step * steps,
     )
+
+
+def steady_part(steps: int, *, ahead: int) -> tuple[int, int]:
+    """The steps after whose ends the steady part of an epoch begins and ends.
+
+    Args:
+        steps: of the epoch.
+        ahead: as of :func:`rates`.
+
+    Raises:
+        ConfigError: there are too few steps.
+    """
+    first, last = max(steps // 2, ahead + 1), steps - 2
+    if last <= first:
+        least = max(5, ahead + 4)
+        raise ConfigError(
+            f"an emulated epoch of {steps} steps has no steady part: a pipeline fills in the "
+            f"first {ahead + 1} of them and drains in the last",
+            remedy=f"set trainer.limit_train_batches to {least} or more, better to {4 * least}",
+        )
+    return first, last
