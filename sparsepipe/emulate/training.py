@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
@@ -19,12 +20,10 @@ from sparsepipe.profiling import Profile
 class ReplayModule(pl.LightningModule):
     """A network with the times and sizes of a profile.
 
-    Updates are those of plain SGD, whose time no profile has: they are as cheap as can be.
-
     Args:
         profile: of the network on this rank's device.
         pace: lets time pass.
-        momentum: of SGD, for modes that predict weights by it.
+        momentum: of SGD, for modes that predict weights by it, and compute updates therefore.
 
     Raises:
         ProfileError: no layer has parameters.
@@ -48,7 +47,23 @@ class ReplayModule(pl.LightningModule):
 
     @override
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=1e-3, momentum=self._momentum)
+        if self._momentum:
+            return torch.optim.SGD(self.parameters(), lr=1e-3, momentum=self._momentum)
+        return UnmovedSGD(self.parameters(), lr=1e-3)
+
+
+class UnmovedSGD(torch.optim.SGD):
+    """SGD by gradients that are all zeros: there is nothing to compute.
+
+    How long an update takes is in no profile, so that it is to take no time here.
+    """
+
+    @override
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
 
 
 class ReplayData(pl.LightningDataModule):

@@ -177,3 +177,17 @@ def test_a_plain_trainer_trains_on_as_many_minibatches(tmp_path: Path) -> None:
     trainer.fit(module, datamodule=data)
     assert trainer.global_step == 3
     assert sum(noted.taken) == pytest.approx(3 * measured.compute_s)
+
+
+def test_updates_are_those_of_sgd_on_zeros() -> None:
+    found = []
+    for momentum in (0.0, 0.9):
+        module = ReplayModule(profile(), Noted().pace(), momentum=momentum)
+        with torch.no_grad():
+            for number, parameter in enumerate(module.parameters()):
+                parameter.add_(number + 1)
+        optimizer = module.configure_optimizers()
+        module.training_step({"input": torch.zeros(3)}, 0).backward()
+        loss = optimizer.step(lambda: 7.0)
+        found.append((loss, [p.tolist() for p in module.parameters()]))
+    assert found[0] == found[1]
