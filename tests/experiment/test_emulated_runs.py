@@ -122,7 +122,8 @@ def test_twenty_runs_of_which_five_are_killed_leave_nothing(shell: Shell) -> Non
         overrides = (*hosts(shell.cwd), *PIPELINE, f"seed={number}")
         process = shell.start(*overrides)
         if number in killed_runs:
-            time.sleep(draw.uniform(0.0, 8.0))  # while it starts, trains, or ends
+            wait_for(lambda pid=process.pid: bool(left(pid)))  # made, or about to be
+            time.sleep(8 * draw.random() ** 2)  # while hosts are made, ranks start or train
             os.kill(process.pid, signal.SIGKILL)
             process.communicate(timeout=60)
             killed.append(process.pid)
