@@ -12,8 +12,10 @@ from hydra.utils import instantiate
 from torch import nn
 
 from sparsepipe.cluster import Inventory
+from sparsepipe.emulate.cluster import on_processors
 from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.experiment.division import check_division
+from sparsepipe.experiment.emulation import emulation_of, without_emulation
 from sparsepipe.experiment.signature import parameters_of
 from sparsepipe.models import Classifier
 
@@ -47,18 +49,18 @@ def build_with(node: Mapping[str, Any], **offered: Any) -> Any:
 
 
 def build_inventory(config: Mapping[str, Any]) -> Inventory:
-    """The hardware of a configuration.
+    """The hardware of a configuration; on processors where it is emulated.
 
     Raises:
         ConfigError: the node builds something else.
     """
-    inventory = build(config["hardware"])
+    inventory = build(without_emulation(config["hardware"]))
     if not isinstance(inventory, Inventory):
         raise ConfigError(
             f"hardware builds a {type(inventory).__name__}",
             remedy="name a function that returns a sparsepipe.cluster.Inventory",
         )
-    return inventory
+    return inventory if emulation_of(config) is None else on_processors(inventory)
 
 
 def build_data(config: Mapping[str, Any]) -> pl.LightningDataModule:

@@ -123,14 +123,22 @@ def _check_node(value: Mapping[str, Any], node: Node, path: str) -> Iterator[str
         yield f"'{path}._target_': {error.message}"
         return
     arguments = {key: item for key, item in value.items() if key not in _INSTRUCTIONS}
+    own = _types_of(node.own)
     if not target.open:
-        yield from _unknown(arguments, target.types, path)
+        yield from _unknown(arguments, [*target.types, *own], path)
     if not value.get("_partial_") and "_args_" not in value:
         for name in target.required:
             if name not in arguments and name not in node.given:
                 yield f"'{path}.{name}' is missing"
     for name, item in arguments.items():
-        yield from _check_argument(item, name, target, _join(path, name))
+        if name in own:
+            yield from _check_value(item, own[name], _join(path, name))
+        else:
+            yield from _check_argument(item, name, target, _join(path, name))
+
+
+def _types_of(schema: type | None) -> dict[str, Any]:
+    return {} if schema is None else typing.get_type_hints(schema, include_extras=True)
 
 
 def _check_argument(item: Any, name: str, target: Parameters, path: str) -> Iterator[str]:

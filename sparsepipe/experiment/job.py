@@ -22,6 +22,9 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.experiment.build import build_inventory
 from sparsepipe.experiment.division import division_of
+from sparsepipe.experiment.emulated import as_emulated
+from sparsepipe.experiment.emulated_hosts import hosts_emulated
+from sparsepipe.experiment.emulation import emulation_of
 from sparsepipe.experiment.evaluate import keep_plan_of_training
 from sparsepipe.experiment.joining import joined, meet
 from sparsepipe.experiment.lock import locked
@@ -65,6 +68,7 @@ def run_job(
         SparsePipeError: something a user can mend.
         Stopped: a signal ended the run.
     """
+    config = as_emulated(config)
     refuse_search(config)
     inventory = build_inventory(config)
     config = _as_task_runs(config, inventory)
@@ -74,7 +78,7 @@ def run_job(
             return _run_as_rank(config, inventory, watch, ranks)
         # What may have to begin again needs processes that can be ended.
         processes = fresh_processes or config["parallel"].get("max_restarts", 0) > 0
-        alone = ranks == 1 and not processes
+        alone = ranks == 1 and not processes and emulation_of(config) is None
         return _run_here(config, inventory, watch, alone=alone, wait_s=wait_s)
 
 
@@ -94,7 +98,7 @@ def _run_here(
 ) -> RunDir:
     """Runs as the one process that the user started."""
     nodes = config["parallel"]["num_nodes"]
-    if nodes > 1:
+    if nodes > 1 and emulation_of(config) is None:
         raise ConfigError(
             f"parallel.num_nodes={nodes}, but only this machine was asked",
             remedy="start the command on every node with torchrun",
@@ -141,7 +145,8 @@ def _launch(directory: RunDir, config: Mapping[str, Any], inventory: Inventory) 
                 name="rank {}".format if division is None else partial(division.name, ranks=ranks),
             )
 
-        attempt(start, max_restarts=config["parallel"].get("max_restarts", 0))
+        with hosts_emulated(config, inventory, directory):
+            attempt(start, max_restarts=config["parallel"].get("max_restarts", 0))
 
 
 def execute(

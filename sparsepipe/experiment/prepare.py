@@ -16,6 +16,7 @@ from sparsepipe.experiment.device_profiles import (
     fingerprint_of_profiles,
     load_profiles,
 )
+from sparsepipe.experiment.emulation import emulation_of
 from sparsepipe.experiment.evaluate import checkpoint_to_evaluate, evaluate
 from sparsepipe.experiment.model_names import model_name, model_settings
 from sparsepipe.experiment.partition import partition
@@ -84,8 +85,9 @@ def _given_profiles(config: Mapping[str, Any], inventory: Inventory) -> dict[str
         given=search.profiles or {},
         settings=model_settings(config),
     )
-    check_workload(profiles, config)
-    check_devices(profiles, config, inventory)
+    if emulation_of(config) is None:  # else the profiles say what is trained, and on what
+        check_workload(profiles, config)
+        check_devices(profiles, config, inventory)
     return profiles
 
 

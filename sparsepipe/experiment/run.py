@@ -22,6 +22,7 @@ from sparsepipe.experiment.callbacks import (
 )
 from sparsepipe.experiment.checkpoint_io import DirectCheckpointIO
 from sparsepipe.experiment.division import Division, division_of
+from sparsepipe.experiment.emulation import emulation_of
 from sparsepipe.experiment.placing import are_there, beside, cuda_devices, places_of_ranks
 from sparsepipe.experiment.planned import search_of, searched_devices
 from sparsepipe.experiment.rundir import RunDir
@@ -71,11 +72,22 @@ class Run:
                 remedy="choose parallel=single; devices to plan for are those of hardware",
             )
 
-    def trainer(self, callbacks: Sequence[pl.Callback]) -> pl.Trainer:
-        """A Lightning Trainer as configured; ``callbacks`` come after the house's own."""
-        parallel, arguments = self.config["parallel"], dict(self.config["trainer"])
-        places, nodes = self.places, parallel["num_nodes"]
+    def trainer(
+        self, callbacks: Sequence[pl.Callback], *, silent: bool = False, **instead: Any
+    ) -> pl.Trainer:
+        """A Lightning Trainer as configured.
+
+        Args:
+            callbacks: come after the house's own.
+            silent: without rates, progress and loggers.
+            **instead: arguments in place of those that are configured.
+        """
+        parallel, arguments = self.config["parallel"], {**self.config["trainer"], **instead}
+        places = self.places
         cuda = self.inventory.accelerator == "cuda"
+        if silent:
+            arguments["enable_progress_bar"] = False
+        rates = [] if silent else [self.throughput]
         arguments["enable_progress_bar"], shown = self._progress(arguments)
         more = [build(node) for node in self.config["callbacks"].values()]
         for name in ("profiler", "plugins"):
@@ -83,13 +95,10 @@ class Run:
                 arguments[name] = build(arguments[name])
         arguments.update(
             accelerator="gpu" if cuda else "cpu",
-            devices=cuda_devices(places, self.inventory, rank=group.rank(), nodes=nodes)
-            if cuda
-            else len(beside(places, self.inventory, rank=group.rank(), nodes=nodes)),
-            num_nodes=nodes,
+            **self._devices(places),
             strategy=self._strategy(parallel["strategy"], places[group.rank()].slowdown),
-            logger=self._loggers() or False,
-            callbacks=[NamePlace(), self.throughput, *more, *shown, *callbacks],
+            logger=not silent and (self._loggers() or False),
+            callbacks=[NamePlace(), *rates, *more, *shown, *callbacks],
             default_root_dir=str(self.directory.path),
             use_distributed_sampler=False,
         )
@@ -103,6 +112,16 @@ class Run:
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # nobody's choice
             trainer.strategy.checkpoint_io = DirectCheckpointIO()
         return trainer
+
+    def _devices(self, places: Sequence[Place]) -> dict[str, Any]:
+        """As Lightning's Trainer asks for them."""
+        if emulation_of(self.config) is not None:  # all hosts are this machine
+            return {"num_nodes": 1, "devices": self.ranks}
+        nodes = self.config["parallel"]["num_nodes"]
+        where: dict[str, Any] = {"inventory": self.inventory, "rank": group.rank(), "nodes": nodes}
+        cuda = self.inventory.accelerator == "cuda"
+        found = cuda_devices(places, **where) if cuda else len(beside(places, **where))
+        return {"num_nodes": nodes, "devices": found}
 
     @property
     def places(self) -> tuple[Place, ...]:

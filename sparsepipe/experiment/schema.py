@@ -19,10 +19,12 @@ class Node:
     Args:
         given: parameters of the target that the house passes itself.
         optional: the node may be null.
+        own: keys beside the target's parameters that the house takes itself, as a dataclass.
     """
 
     given: tuple[str, ...] = ()
     optional: bool = False
+    own: type | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,15 @@ class TrainerArguments:
 
 
 @dataclass
+class Emulation:
+    """Whether and how hardware is emulated, beside what builds the inventory."""
+
+    emulate: bool = False
+    time_scale: Annotated[float, Limits(0.001, 10_000)] = 1.0
+    network: Literal["auto", "namespaces", "loopback"] = "auto"
+
+
+@dataclass
 class Config:
     """The whole configuration."""
 
@@ -179,7 +190,7 @@ class Config:
     task: Any = field(metadata=_node("run"))
     model: Any = field(metadata=_node("num_classes", "class_names"))
     data: Any = field(metadata=_node())
-    hardware: Any = field(metadata=_node())
+    hardware: Any = field(metadata={"node": Node(own=Emulation)})
     backend: Any = field(metadata=_node())
     logger: Any = field(metadata=_node_map("run_id", "run_dir", "job_type"))
     callbacks: Any = field(metadata=_node_map())

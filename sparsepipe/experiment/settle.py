@@ -10,6 +10,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ProfileError, SparsePipeError
 from sparsepipe.experiment.build import build_data, num_classes_of
 from sparsepipe.experiment.device_profiles import load_profiles
+from sparsepipe.experiment.emulation import emulation_of
 from sparsepipe.experiment.measuring import measure_devices, measure_link
 from sparsepipe.experiment.model_names import model_name
 from sparsepipe.experiment.outputs import writing
@@ -44,7 +45,9 @@ def settle(
     if choice is None or directory.plan.exists():
         return
     profiles = load_profiles(inventory, model_name(config), given=choice.profiles or {})
-    _check_classes(profiles, config)
+    emulated = emulation_of(config) is not None  # then data are never read, nor devices measured
+    if not emulated:
+        _check_classes(profiles, config)
     missing = [name for name in _names(inventory) if name not in profiles]
     if missing and not measure:
         raise _missing(missing, model_name(config), inventory)
@@ -54,7 +57,7 @@ def settle(
         "measured": {name: str(path) for name, (_, path) in measured.items()},
         "profiling_s": sum(profile.meta.get("cost_s", 0.0) for profile in profiles.values()),
     }
-    if measure and _lacks_link(choice, inventory):
+    if measure and not emulated and _lacks_link(choice, inventory):
         choice.bandwidth_bytes_per_s, path = measure_link(config)
         origin["measured_bandwidth"] = str(path)
     try:

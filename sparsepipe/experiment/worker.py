@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from sparsepipe.emulate import enter_host
 from sparsepipe.runtime.launch import announce, follow_parent
 from sparsepipe.runtime.leaving import abandon
 
@@ -14,6 +15,7 @@ def main() -> None:
     follow_parent()
     announce()
     try:
+        enter_host()
         _run(Path(sys.argv[1]))
     except BaseException as error:
         abandon(error)

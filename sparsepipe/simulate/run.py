@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-
 from sparsepipe.schedule import Action, Plan, RankOrder, Schedule, check
 from sparsepipe.simulate.engine import Engine
 from sparsepipe.simulate.links import FREELY, Algorithm, Sends
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.record import Record
 from sparsepipe.simulate.workload import Workload
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:

@@ -46,7 +46,8 @@ class Shell:
     @property
     def environment(self) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("SPARSEPIPE")}
-        return {**inherited, "PYTHONPATH": str(SUPPORT), "OMP_NUM_THREADS": "1"}
+        found = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))
+        return {**inherited, "PYTHONPATH": found, "OMP_NUM_THREADS": "1"}
 
     def command(self, *arguments: str) -> list[str]:
         return ["sparsepipe", *_HERE, *arguments]

@@ -5,7 +5,8 @@ from sparsepipe.experiment.callbacks.metrics_csv import MetricsCsv
 from sparsepipe.experiment.callbacks.place import NamePlace
 from sparsepipe.experiment.callbacks.plan import KeepPlan
 from sparsepipe.experiment.callbacks.progress import EpochLines, ShapesProgressBar
-from sparsepipe.experiment.callbacks.stop import StopOnSignal
+from sparsepipe.experiment.callbacks.pulse import Pulse
+from sparsepipe.experiment.callbacks.stop import StopAtOnce, StopOnSignal
 from sparsepipe.experiment.callbacks.throughput import Throughput
 
 __all__ = [
@@ -13,9 +14,11 @@ __all__ = [
     "KeepPlan",
     "MetricsCsv",
     "NamePlace",
+    "Pulse",
     "Resume",
     "RunCheckpoint",
     "ShapesProgressBar",
+    "StopAtOnce",
     "StopOnSignal",
     "Throughput",
 ]

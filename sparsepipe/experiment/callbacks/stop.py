@@ -80,6 +80,22 @@ class StopOnSignal(pl.Callback):
         self._watch.install()
 
 
+class StopAtOnce(pl.Callback):
+    """Ends training where a signal arrives, without a checkpoint.
+
+    Args:
+        watch: raises what ends it.
+    """
+
+    def __init__(self, watch: SignalWatch) -> None:
+        self._watch = watch
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Lightning has put its own handler in place of ours by now.
+        self._watch.install()
+
+
 def _validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:
     every = trainer.val_check_batch
     if not isinstance(every, int):

@@ -1,0 +1,106 @@
+"""How a rank's process comes to live on its emulated host, and when its links are limited."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from typing import Any
+
+from sparsepipe.emulate import machine
+from sparsepipe.emulate.layout import DATA, Layout, Station, lifting, limiting
+from sparsepipe.emulate.variables import set_within
+from sparsepipe.errors import HardwareError
+
+_VARIABLE = "SPARSEPIPE_EMULATED_CLUSTER"
+"""Environment variable: the layout, and the host of each rank."""
+_CLONE_NEWNET = 0x40000000  # linux/sched.h
+
+
+def told_to_ranks(layout: Layout, hosts: Sequence[str]) -> AbstractContextManager[None]:
+    """Ranks that this process starts within the block find their hosts by :func:`enter_host`.
+
+    Args:
+        layout: the cluster.
+        hosts: of each rank, by the inventory's names.
+    """
+    told = json.dumps({"layout": asdict(layout), "hosts": list(hosts)})
+    # Torch would warn on each rank that the launcher's address has no name.
+    quiet = {"TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
+    return set_within({_VARIABLE: told, **quiet})
+
+
+def emulated_layout() -> Layout | None:
+    """The cluster in which this rank is; None: it has no network of its own."""
+    told = _told()
+    if told is None:
+        return None
+    stations = tuple(Station(**station) for station in told["layout"]["stations"])
+    return Layout(**{**told["layout"], "stations": stations})
+
+
+def enter_host() -> None:
+    """Moves the calling thread, and those it starts from now on, to its rank's host.
+
+    To be called before anything is connected. Gloo then uses the limited interface; the store
+    at which ranks meet is reached by the other one. Does nothing where the cluster has no
+    network of its own.
+
+    Raises:
+        HardwareError: its namespace is gone.
+    """
+    told, layout = _told(), emulated_layout()
+    if told is None or layout is None:
+        return
+    host = told["hosts"][int(os.environ["RANK"])]
+    station = next(station for station in layout.stations if station.host == host)
+    _enter(station.namespace)
+    os.environ["GLOO_SOCKET_IFNAME"] = DATA
+    os.environ["MASTER_ADDR"] = station.launcher
+
+
+def lift_limits() -> None:
+    """Lets bytes go as fast as they can; for one rank, while no other is sending.
+
+    What comes before and after a training, such as spreading first weights, need not wait for
+    links that are stretched.
+    """
+    if (layout := emulated_layout()) is not None:
+        for command in lifting(layout):
+            machine.do(command)
+
+
+def set_limits() -> None:
+    """Undoes :func:`lift_limits`."""
+    if (layout := emulated_layout()) is not None:
+        for command in limiting(layout):
+            machine.do(command)
+
+
+def _told() -> dict[str, Any] | None:
+    text = os.environ.get(_VARIABLE)
+    return None if text is None else json.loads(text)
+
+
+def _enter(namespace: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns is there from Python 3.12 on
+    try:
+        handle = os.open(machine.NAMESPACES / namespace, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _gone(namespace, error.errno) from error
+    try:
+        if libc.setns(handle, _CLONE_NEWNET):
+            raise _gone(namespace, ctypes.get_errno())
+    finally:
+        os.close(handle)
+
+
+def _gone(namespace: str, number: int | None) -> HardwareError:
+    return HardwareError(
+        f"this rank cannot enter its emulated host {namespace}: {os.strerror(number or 0)}",
+        remedy="run the command again; whoever removed the namespace (`ip netns`) should leave "
+        "those of running processes",
+    )

@@ -1,0 +1,255 @@
+"""The hosts of an emulated cluster as namespaces of one machine: names, addresses, commands.
+
+Pure: an inventory in, commands of ``ip`` and ``tc`` (package iproute2) out.
+
+Each host is a network namespace. Its interface ``data`` is joined by a veth pair to a bridge
+that lies in a namespace of its own, so that the machine's own network stays as it is. A token
+bucket (``tc-tbf``) limits what leaves an interface, so there is one at both ends of each pair:
+in the host, which limits what it sends, and at the bridge, which limits what it gets. Ranks of
+one host reach each other by its own address, which no bucket limits. By its interface
+``control`` a host reaches the launching process, without limit either: what ranks leave for
+each other in its store is no traffic of the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.errors import HardwareError
+
+Command = tuple[str, ...]
+
+DATA, CONTROL = "data", "control"
+"""Interfaces of a host."""
+_BRIDGE = "switch"
+_MTU_BYTES = 9000
+"""Of the emulated network. Of each packet 8,948 bytes are payload and 66 headers: 0.7 %."""
+_BURST_BYTES = 2**16
+"""The kernel hands on TCP segments of up to 64 KiB as one; a smaller bucket would split them."""
+_BURST_S = 0.004
+"""What is due when the kernel's timer is late must fit the bucket too."""
+_LONGEST_BURST_S = 0.1
+_QUEUE_BYTES = 2**22
+"""What a switch keeps before it drops packets."""
+_MOST_HOSTS = 63
+BLOCKS = 512
+"""Emulated clusters that one machine can have at a time."""
+_CONTROL_NET = IPv4Address("198.18.0.0")
+"""Set aside for measuring networks (RFC 2544), so that no machine is there."""
+_DATA_NET = IPv4Address("10.77.0.0")  # seen by the hosts only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """A process, also when its number is given to another one later.
+
+    Args:
+        pid: its number.
+        started: when it was, in the kernel's ticks since the machine's start.
+    """
+
+    pid: int
+    started: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Station:
+    """A host of the cluster.
+
+    Args:
+        host: its name in the inventory.
+        namespace: its name on this machine.
+        port: its interface at the bridge.
+        cable: the interface of this machine that leads to it.
+        address: in the cluster.
+        control: by which it reaches ``launcher``.
+        launcher: the launching process's address.
+    """
+
+    host: str
+    namespace: str
+    port: str
+    cable: str
+    address: str
+    control: str
+    launcher: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """All of an emulated cluster.
+
+    Args:
+        stations: its hosts, in the inventory's order.
+        switch: the bridge's namespace.
+        rate_bytes_per_s: of each host, each way.
+        burst_bytes: that pass at once after a pause.
+    """
+
+    stations: tuple[Station, ...]
+    switch: str
+    rate_bytes_per_s: float
+    burst_bytes: int
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """The hosts' and the bridge's."""
+        return (*(station.namespace for station in self.stations), self.switch)
+
+    @property
+    def cables(self) -> tuple[str, ...]:
+        """Interfaces of this machine."""
+        return tuple(station.cable for station in self.stations)
+
+
+def lay_out(inventory: Inventory, *, owner: Owner, block: int, time_scale: float) -> Layout:
+    """The cluster of an inventory.
+
+    Args:
+        inventory: its hosts, and the link between any two of them.
+        owner: the process that makes it.
+        block: below ``BLOCKS``, another one for each cluster at a time.
+        time_scale: how many times slower the links are made.
+
+    Raises:
+        HardwareError: no link is said, it is too slow to be emulated, or there are too many
+            hosts.
+    """
+    hosts = [host.name for host in inventory.hosts]
+    if len(hosts) > _MOST_HOSTS:
+        raise HardwareError(
+            f"the inventory has {len(hosts)} hosts, and a cluster of more than {_MOST_HOSTS} is "
+            "not emulated",
+            remedy=f"choose a hardware of at most {_MOST_HOSTS} hosts",
+        )
+    if inventory.link is None or not inventory.link.bytes_per_s:
+        raise HardwareError(
+            "the inventory says no bandwidth between its hosts",
+            remedy="give its 'link' the 'bytes_per_s' that two hosts have between them",
+        )
+    rate = inventory.link.bytes_per_s / time_scale
+    base = _CONTROL_NET + 256 * block
+    tag = f"sparsepipe-{owner.pid}-{owner.started}-{block}"
+    return Layout(
+        stations=tuple(
+            Station(
+                host=host,
+                namespace=f"{tag}-{number}",
+                port=f"port{number}",
+                cable=f"spe{owner.pid}c{number}",  # at most 15 letters
+                address=str(_DATA_NET + 1 + number),
+                control=str(base + 4 * number + 2),
+                launcher=str(base + 4 * number + 1),
+            )
+            for number, host in enumerate(hosts)
+        ),
+        switch=f"{tag}-{_BRIDGE}",
+        rate_bytes_per_s=rate,
+        burst_bytes=burst_bytes(rate, asked=inventory.link.bytes_per_s),
+    )
+
+
+def burst_bytes(rate_bytes_per_s: float, *, asked: float | None = None) -> int:
+    """The size of a bucket: what passes at once after a pause.
+
+    Args:
+        rate_bytes_per_s: at which it fills.
+        asked: the link's bandwidth before it was stretched, for the message.
+
+    Raises:
+        HardwareError: a bucket holds so much of the link's time that the rate means nothing.
+    """
+    found = int(_BURST_BYTES + _BURST_S * rate_bytes_per_s)
+    if found > _LONGEST_BURST_S * rate_bytes_per_s:
+        least = _BURST_BYTES / (_LONGEST_BURST_S - _BURST_S)
+        link = rate_bytes_per_s if asked is None else asked
+        raise HardwareError(
+            f"a link of {link:.4g} bytes/s, at {rate_bytes_per_s:.4g} by hardware.time_scale, is "
+            f"slower than can be emulated: the {found} bytes that pass at once are more than "
+            f"{_LONGEST_BURST_S:g} s of it",
+            remedy=f"set a smaller hardware.time_scale, so that {least:.3g} bytes/s or more are "
+            "left, or hardware.network=loopback, which limits no link",
+        )
+    return found
+
+
+def making(layout: Layout) -> list[Command]:
+    """Commands that make the cluster, in order; each may be undone by :func:`unmaking`."""
+    found: list[Command] = [
+        ("ip", "netns", "add", layout.switch),
+        ("ip", "-n", layout.switch, "link", "add", "name", _BRIDGE, "type", "bridge"),
+        ("ip", "-n", layout.switch, "link", "set", _BRIDGE, "up"),
+    ]
+    for station in layout.stations:
+        found += _station(station, layout)
+    return found
+
+
+def _station(station: Station, layout: Layout) -> list[Command]:
+    host, switch = ("ip", "-n", station.namespace), ("ip", "-n", layout.switch)
+    mtu = ("mtu", str(_MTU_BYTES))
+    peer = ("type", "veth", "peer", "name")
+    return [
+        ("ip", "netns", "add", station.namespace),
+        (*host, "link", "set", "lo", "up"),
+        (*switch, "link", "add", "name", station.port, *mtu, *peer, DATA, *mtu,
+         "netns", station.namespace),
+        (*switch, "link", "set", station.port, "master", _BRIDGE),
+        *_buckets(station, layout),
+        (*host, "addr", "add", f"{station.address}/24", "dev", DATA),
+        (*switch, "link", "set", station.port, "up"),
+        (*host, "link", "set", DATA, "up"),
+        ("ip", "link", "add", "name", station.cable, *peer, CONTROL, "netns", station.namespace),
+        ("ip", "addr", "add", station.launcher, "peer", f"{station.control}/32",
+         "dev", station.cable),
+        (*host, "addr", "add", station.control, "peer", f"{station.launcher}/32",
+         "dev", CONTROL),
+        ("ip", "link", "set", station.cable, "up"),
+        (*host, "link", "set", CONTROL, "up"),
+    ]  # fmt: skip
+
+
+def limiting(layout: Layout) -> list[Command]:
+    """Commands that limit the links, as :func:`making` does."""
+    return [command for station in layout.stations for command in _buckets(station, layout)]
+
+
+def lifting(layout: Layout) -> list[Command]:
+    """Commands that undo :func:`limiting`."""
+    return [
+        (*command[: command.index("add")], "del", "dev", command[command.index("dev") + 1], "root")
+        for command in limiting(layout)
+    ]
+
+
+def _buckets(station: Station, layout: Layout) -> list[Command]:
+    """Of what a host sends and of what it gets."""
+    bucket = (
+        "tbf",
+        "rate", f"{round(8 * layout.rate_bytes_per_s)}bit",
+        "burst", str(layout.burst_bytes),
+        "limit", str(layout.burst_bytes + _QUEUE_BYTES),
+    )  # fmt: skip
+    ends = ((station.namespace, DATA), (layout.switch, station.port))
+    return [
+        ("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", *bucket)
+        for namespace, interface in ends
+    ]
+
+
+def unmaking(namespaces: Sequence[str], cables: Sequence[str]) -> list[Command]:
+    """Commands that remove what there is of a cluster.
+
+    Args:
+        namespaces: of its hosts and its bridge; with the last process in one go its
+            interfaces, their other ends and their buckets.
+        cables: interfaces of this machine, which go with the namespaces at their other ends, but
+            somewhat later.
+    """
+    return [
+        *(("ip", "link", "del", cable) for cable in cables),
+        *(("ip", "netns", "del", namespace) for namespace in namespaces),
+    ]

@@ -1,0 +1,174 @@
+"""What this machine's kernel is asked: commands, who runs, who lives in a namespace."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from sparsepipe.emulate.layout import Command, Owner
+from sparsepipe.errors import HardwareError
+
+NAMESPACES = Path("/run/netns")
+"""Where ``ip netns`` keeps them."""
+_PLACES = ":/usr/sbin:/sbin"
+_LIMIT_S = 20.0
+_PATIENCE_S = 5.0
+_ADMINISTRATION = (12, 21)
+"""CAP_NET_ADMIN and CAP_SYS_ADMIN, of the kernel's list."""
+_REFUSALS = ("not permitted", "permission denied", "read-only file system")
+_LOOPBACK = "or set hardware.network=loopback, which limits no link"
+
+
+class NotPermitted(HardwareError):
+    """This process may not make network namespaces."""
+
+
+def may_administer() -> bool:
+    """Whether this process may make namespaces and interfaces, as root may."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+    except OSError:
+        return False  # not Linux
+    return has_capabilities(status)
+
+
+def has_capabilities(status: str) -> bool:
+    """The same, of the text of ``/proc/<pid>/status``."""
+    for line in status.splitlines():
+        name, _, value = line.partition(":")
+        if name == "CapEff":
+            return all(int(value, 16) >> bit & 1 for bit in _ADMINISTRATION)
+    return False
+
+
+def do(command: Command) -> None:
+    """Runs a command of ``ip`` or ``tc``.
+
+    Raises:
+        NotPermitted: this process may not.
+        HardwareError: the command is missing or fails.
+    """
+    program = shutil.which(command[0], path=os.environ.get("PATH", "") + _PLACES)
+    if program is None:
+        raise HardwareError(
+            f"emulated hosts are made by the command {command[0]}, which is missing",
+            remedy=f"install the package iproute2, {_LOOPBACK}",
+        )
+    try:
+        done = subprocess.run(
+            [program, *command[1:]], capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise HardwareError(
+            f"`{' '.join(command)}` has not ended within {_LIMIT_S:g} s",
+            remedy=f"run the command again when the machine is less busy, {_LOOPBACK}",
+        ) from error
+    if done.returncode:
+        raise refusal(command, done.stderr or done.stdout)
+
+
+def refusal(command: Command, said: str) -> HardwareError:
+    """Why a command failed, by what it said."""
+    text = f"`{' '.join(command)}` failed: {' '.join(said.split()) or 'without a word'}"
+    low = said.lower()
+    if any(words in low for words in _REFUSALS):
+        return NotPermitted(
+            text, remedy=f"run as root, or with CAP_NET_ADMIN and CAP_SYS_ADMIN, {_LOOPBACK}"
+        )
+    lacks = {"tbf": "sch_tbf", "veth": "veth", "bridge": "bridge"}
+    unknown = "unknown" in low or "not supported" in low or "no such file" in low
+    if unknown and (module := next((lacks[w] for w in lacks if w in command), None)):
+        return HardwareError(
+            f"{text}; the kernel lacks {module}",
+            remedy=f"load it (modprobe {module}), or use a kernel that has it, {_LOOPBACK}",
+        )
+    return HardwareError(
+        text, remedy=f"see what it says of this machine (`ip netns`, `ip link`), {_LOOPBACK}"
+    )
+
+
+def namespaces() -> list[str]:
+    """Names of all network namespaces that have one."""
+    with suppress(FileNotFoundError):
+        return sorted(path.name for path in NAMESPACES.iterdir())
+    return []
+
+
+def interfaces() -> list[str]:
+    """Names of this process's network interfaces."""
+    return [name for _, name in socket.if_nameindex()]
+
+
+def this_process() -> Owner:
+    """This process, as an owner of namespaces."""
+    started = _started(os.getpid())
+    assert started is not None
+    return Owner(pid=os.getpid(), started=started)
+
+
+def living(owners: Iterable[Owner]) -> set[Owner]:
+    """Those that still run."""
+    return {owner for owner in owners if _started(owner.pid) == owner.started}
+
+
+def _started(pid: int) -> int | None:
+    """When a process was started; None: it has ended, or is waited for by its parent."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()  # a process's name may hold anything
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def living_in(namespace: str) -> list[int]:
+    """Processes whose network a namespace is."""
+    found = []
+    with suppress(FileNotFoundError):
+        place = (NAMESPACES / namespace).stat()
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it ended while we looked, or is another user's
+                theirs = (process / "ns" / "net").stat()
+                if (theirs.st_dev, theirs.st_ino) == (place.st_dev, place.st_ino):
+                    found.append(int(process.name))
+    return found
+
+
+def end_processes(of: Collection[str]) -> list[int]:
+    """Kills all processes of namespaces and waits for their end; those that still run.
+
+    This process is not killed.
+    """
+    handles: dict[int, int] = {}
+    try:
+        for namespace in of:
+            for pid in living_in(namespace):
+                if pid != os.getpid() and pid not in handles:
+                    with suppress(ProcessLookupError):
+                        handles[pid] = os.pidfd_open(pid)
+        # Seen once more through the handle: a number may have become another process's.
+        there = {pid for namespace in of for pid in living_in(namespace)}
+        for pid in handles.keys() & there:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handles[pid], signal.SIGKILL)
+        return _still_running({pid: handles[pid] for pid in handles.keys() & there})
+    finally:
+        for handle in handles.values():
+            os.close(handle)
+
+
+def _still_running(handles: dict[int, int]) -> list[int]:
+    left = dict(handles)
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while left and time.monotonic() < deadline_s:
+        ready, _, _ = select.select(list(left.values()), [], [], 0.1)
+        left = {pid: handle for pid, handle in left.items() if handle not in ready}
+    return sorted(left)

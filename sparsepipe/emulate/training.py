@@ -1,0 +1,98 @@
+"""What an emulated rank trains: a network of replay layers on minibatches of nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from typing_extensions import override
+
+from sparsepipe.emulate.pace import Pace
+from sparsepipe.emulate.replay import ZEROS, ReplayLayer, floats_in
+from sparsepipe.errors import ProfileError
+from sparsepipe.profiling import Profile
+
+
+class ReplayModule(pl.LightningModule):
+    """A network with the times and sizes of a profile.
+
+    Args:
+        profile: of the network on this rank's device.
+        pace: lets time pass.
+        momentum: of SGD, for modes that predict weights by it, and compute updates therefore.
+
+    Raises:
+        ProfileError: no layer has parameters.
+    """
+
+    def __init__(self, profile: Profile, pace: Pace, *, momentum: float = 0.0) -> None:
+        super().__init__()
+        if not profile.parameter_bytes:
+            raise ProfileError(
+                "no layer of the profile has parameters, so that there is nothing to train",
+                remedy="give the layers their parameter_bytes, or measure the model with "
+                "task=profile",
+            )
+        self._momentum = momentum
+        self.layers = nn.Sequential(*(ReplayLayer(layer, pace) for layer in profile.layers))
+
+    @override
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        output_n: Tensor = self.layers(batch["input"])
+        return output_n.mean()
+
+    @override
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        if self._momentum:
+            return torch.optim.SGD(self.parameters(), lr=1e-3, momentum=self._momentum)
+        return UnmovedSGD(self.parameters(), lr=1e-3)
+
+
+class UnmovedSGD(torch.optim.SGD):
+    """SGD by gradients that are all zeros: there is nothing to compute.
+
+    How long an update takes is in no profile, so that it is to take no time here.
+    """
+
+    @override
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
+
+class ReplayData(pl.LightningDataModule):
+    """As many minibatches for each rank that reads.
+
+    Args:
+        profile: says how large the network's input is.
+        minibatches: in an epoch.
+    """
+
+    def __init__(self, profile: Profile, *, minibatches: int) -> None:
+        super().__init__()
+        self._minibatches = _Minibatches(minibatches, floats=floats_in(profile.input_bytes))
+
+    @override
+    def train_dataloader(self) -> DataLoader[dict[str, Tensor]]:
+        return DataLoader(self._minibatches, batch_size=None)
+
+
+class _Minibatches(Dataset[dict[str, Tensor]]):
+    def __init__(self, count: int, *, floats: int) -> None:
+        self._count = count
+        self._floats = floats
+
+    def __len__(self) -> int:
+        return self._count
+
+    @override
+    def __getitem__(self, index: Any) -> dict[str, Tensor]:
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        return {"input": ZEROS.of(self._floats)}

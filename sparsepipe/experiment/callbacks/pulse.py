@@ -1,0 +1,78 @@
+"""When the steps of an emulated training end; its links are limited meanwhile."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytorch_lightning as pl
+from typing_extensions import override
+
+from sparsepipe.emulate import lift_limits, set_limits
+from sparsepipe.emulate.rates import Rates, rates, steady_part
+from sparsepipe.runtime import group
+from sparsepipe.strategies import PipelineStrategy
+
+
+class Pulse(pl.Callback):
+    """Notes the time of each step of one epoch.
+
+    Links are to be without limits before the training, and are so again after it.
+
+    Args:
+        time_scale: how many times slower than the cluster all goes.
+    """
+
+    def __init__(self, time_scale: float) -> None:
+        self._time_scale = time_scale
+        self._begin_s = 0.0
+        self._ends_s: list[float] = []
+        self._per_step, self._ahead = 1, 0
+
+    def rates(self) -> Rates:
+        """Of the epoch, once it is over."""
+        return rates(
+            self._ends_s,
+            begin_s=self._begin_s,
+            per_step=self._per_step,
+            time_scale=self._time_scale,
+            ahead=self._ahead,
+        )
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        strategy = trainer.strategy
+        self._per_step = trainer.world_size
+        if isinstance(strategy, PipelineStrategy):
+            self._per_step = strategy.plan.replicas(0)
+            self._ahead = strategy.plan.warmup(0)
+        steady_part(int(trainer.num_training_batches), ahead=self._ahead)  # refused early
+        _together("limiting the links")
+        if trainer.is_global_zero:
+            set_limits()
+        _together("limiting the links")
+
+    @override
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._begin_s = time.perf_counter()
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        self._ends_s.append(time.perf_counter())
+
+    @override
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        _together("lifting the links' limits")
+        if trainer.is_global_zero:
+            lift_limits()
+
+
+def _together(what: str) -> None:
+    group.gather_objects(True, what=what)

@@ -1,0 +1,249 @@
+"""The training on an emulated cluster: ``task=train hardware.emulate=true``.
+
+The strategies, schedules, messages and averages are those of any training. Model and data are
+made of the profiles of the inventory's devices: layers that take as long, send as much and have
+as many parameters as on their device. All ranks run on this machine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.cluster.places import named_places
+from sparsepipe.emulate import emulated_layout, lift_limits
+from sparsepipe.emulate.pace import Pace
+from sparsepipe.emulate.training import ReplayData, ReplayModule
+from sparsepipe.errors import ConfigError, ProfileError
+from sparsepipe.experiment.callbacks import KeepPlan, Pulse, StopAtOnce
+from sparsepipe.experiment.device_profiles import fingerprint_of_profiles, load_profiles
+from sparsepipe.experiment.division import check_division, division_of
+from sparsepipe.experiment.emulation import emulation_of
+from sparsepipe.experiment.model_names import model_name, model_settings
+from sparsepipe.experiment.planned import search_of
+from sparsepipe.experiment.result import plan_values, write_result
+from sparsepipe.experiment.run import Run
+from sparsepipe.profiling import Profile
+from sparsepipe.runtime import group
+
+log = logging.getLogger(__name__)
+
+_MINIBATCHES = 24
+"""Of each rank that reads, where ``trainer.limit_train_batches`` does not say."""
+_MOMENTUM = 0.9
+"""Where weights are predicted by it; no matter how much, all are zeros."""
+_INSTEAD: Mapping[str, Any] = {
+    "max_epochs": 1,
+    "min_epochs": None,
+    "max_steps": -1,
+    "limit_val_batches": 0,
+    "num_sanity_val_steps": 0,
+    "enable_checkpointing": False,
+    "precision": "32-true",
+    "gradient_clip_val": None,
+    "accumulate_grad_batches": 1,
+    "overfit_batches": 0.0,
+    "sync_batchnorm": False,
+}
+"""Of the Trainer's arguments: an epoch of training, and nothing else."""
+
+
+def train_emulated(
+    run: Run,
+    *,
+    time_scale: float = 1.0,
+    network: Literal["auto", "namespaces", "loopback"] = "auto",
+) -> None:
+    """Trains one epoch on an emulated cluster, and writes how fast it went.
+
+    Args:
+        run: configuration and directory.
+        time_scale: how many times slower than the cluster all goes; results are in its time.
+        network: how hosts are joined, for the run's identity; see ``emulated_hosts``.
+
+    Raises:
+        ProfileError: a device has no profile, or profiles are of unlike models.
+        PlanError: the plan does not fit the profiled layers.
+        ConfigError: there are too few minibatches.
+        Stopped: a signal ended the run.
+    """
+    del network
+    profiles = emulated_profiles(run.config, run.inventory)
+    profile = profiles[run.places[group.rank()].name]
+    mode = (run.config["parallel"]["strategy"] or {}).get("mode")
+    momentum = _MOMENTUM if mode == "spectrain" else 0.0
+    module = ReplayModule(profile, Pace(time_scale), momentum=momentum)
+    check_division(run.config, module, kept=run.directory.plan)
+    pulse = Pulse(time_scale)
+    trainer = run.trainer(
+        [*_keeping_plan(run), pulse, StopAtOnce(run.watch)], silent=True, **_INSTEAD
+    )
+    if group.rank() == 0:
+        lift_limits()  # before anybody sends
+    minibatches = _minibatches(run.config["trainer"])
+    trainer.fit(module, datamodule=ReplayData(profile, minibatches=minibatches))
+    found = pulse.rates()
+    size = profile.meta.get("batch_size")
+    limited = emulated_layout() is not None
+    values: dict[str, Any] = {
+        "kind": "emulated",
+        "network": "namespaces" if limited else "loopback",
+        "time_scale": time_scale,
+        "minibatches": found.minibatches,
+        "minibatches_per_s": found.steady_per_s,
+        "steady_steps": found.steady_steps,
+        "epoch_minibatches_per_s": found.epoch_per_s,
+        "epoch_s": found.epoch_s,
+        **plan_values(run, trainer),
+    }
+    values.pop("plan_shapes_per_s", None)  # of the data's batches, and these are the profile's
+    if size is not None:
+        values["samples_per_s"] = size * found.steady_per_s
+        values["epoch_samples_per_s"] = size * found.epoch_per_s
+        if "plan_bottleneck_s" in values:
+            values["plan_samples_per_s"] = size / values["plan_bottleneck_s"]
+    write_result(run, values)
+    if group.rank() == 0:
+        log.info("%s", _in_words(values))
+
+
+def as_emulated(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration with this task for ``train``, where the hardware is emulated.
+
+    Args:
+        config: resolved and checked.
+
+    Raises:
+        ConfigError: another task is to run, or a launcher has started this process.
+    """
+    emulation = emulation_of(config)
+    if emulation is None:
+        return config
+    name = str(config["task"]["_target_"])
+    if name.rpartition(".")[2] not in ("train", "train_emulated"):
+        raise ConfigError(
+            f"hardware.emulate=true with task={name.rpartition('.')[2]}",
+            remedy="choose task=train, which is what can be emulated, or leave it out",
+        )
+    if group.started_externally():
+        raise ConfigError(
+            "hardware.emulate=true under torchrun",
+            remedy="start the command without it: one process starts the ranks of all hosts",
+        )
+    task = {
+        "_target_": f"{train_emulated.__module__}.{train_emulated.__name__}",
+        "time_scale": emulation.time_scale,
+        "network": emulation.network,
+    }
+    return {**config, "task": task}
+
+
+def emulated_profiles(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Profile]:
+    """The profile of each device of the inventory.
+
+    Raises:
+        ProfileError: one is missing, or they are of unlike models.
+    """
+    search, model = config["parallel"].get("search") or {}, model_name(config)
+    profiles = load_profiles(
+        inventory,
+        model,
+        given=search.get("profiles") or {},
+        settings=model_settings(config),
+    )
+    names = dict.fromkeys(d.name for host in inventory.hosts for d in host.devices)
+    if missing := [name for name in names if name not in profiles]:
+        raise ProfileError(
+            f"there is no profile of {model} on {', '.join(missing)}, and an emulated device is "
+            "what its profile says",
+            remedy=f"name one as profile: {{{model}: ...}} of each device of the hardware "
+            "inventory, or choose the model that was profiled there",
+        )
+    sizes = {
+        name: [layer.parameter_bytes for layer in profile.layers]
+        for name, profile in profiles.items()
+    }
+    first, *others = sizes
+    if unlike := [name for name in others if sizes[name] != sizes[first]]:
+        raise ProfileError(
+            f"the profiles of {first} and {unlike[0]} are of models with other parameters",
+            remedy="profile one model on all devices (task=profile)",
+        )
+    return profiles
+
+
+def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
+    """What the profiles hold: they are the data and the model."""
+    return fingerprint_of_profiles(emulated_profiles(config, inventory))
+
+
+def parallel(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Any]:
+    """All devices of the inventory, or those that a plan names; their hosts are this machine.
+
+    Raises:
+        ConfigError: others are asked for, or shares that no profile tells.
+    """
+    given, division = config["parallel"], division_of(config)
+    chosen = named_places(inventory, (division and division.devices) or ())
+    ranks, hosts = inventory.num_devices, [host.name for host in inventory.hosts]
+    if given["devices"] == 1:
+        ranks, hosts = 1, hosts[:1]
+    elif chosen is not None and search_of(config) is None:
+        ranks, hosts = len(chosen), sorted({place.host for place in chosen})
+    planned = None if division is None else division.num_ranks
+    if given["devices"] not in ("auto", ranks) or planned not in (None, ranks):
+        asked = f"parallel.devices={given['devices']}"
+        raise ConfigError(
+            f"{asked if planned is None else f'parallel.plan is for {planned} devices'}, and the "
+            f"emulated cluster has {ranks}",
+            remedy="set parallel.devices=auto, give a plan for all devices or one that names "
+            "those it uses, or choose a hardware with as many devices",
+        )
+    if given["strategy"] is None and ranks > 1:
+        raise ConfigError(
+            f"{ranks} devices without a strategy", remedy="choose parallel=dp, mp or hete_mp"
+        )
+    _check_shares(config, ranks)
+    on_processors = {"process_group_backend": "gloo", "direct": False, "layers": None}
+    strategy = given["strategy"] and {
+        key: on_processors.get(key, value) for key, value in given["strategy"].items()
+    }
+    return {**given, "devices": ranks, "num_nodes": len(hosts), "strategy": strategy}
+
+
+def _check_shares(config: Mapping[str, Any], ranks: int) -> None:
+    division = division_of(config)
+    if division is None or division.cuts is not None or search_of(config) is not None:
+        return
+    if division.balance == "flops" and ranks > 1:
+        raise ConfigError(
+            "stages are to share the FLOPs of the layers, which no profile tells",
+            remedy="choose parallel=hete_mp, give parallel.plan.cuts, or set "
+            "parallel.plan.balance=parameters",
+        )
+
+
+train_emulated.prepare = fingerprint  # type: ignore[attr-defined]
+train_emulated.parallel = parallel  # type: ignore[attr-defined]
+
+
+def _keeping_plan(run: Run) -> list[KeepPlan]:
+    division, devices = run.division, [place.text for place in run.places]
+    details = {} if division is None else division.details
+    return [KeepPlan(run.directory, devices, details)]
+
+
+def _minibatches(trainer: Mapping[str, Any]) -> int:
+    limit = trainer["limit_train_batches"]
+    return limit if isinstance(limit, int) and limit > 0 else _MINIBATCHES
+
+
+def _in_words(values: Mapping[str, Any]) -> str:
+    samples = f", {values['samples_per_s']:.4g} samples/s" if "samples_per_s" in values else ""
+    return (
+        f"emulated: {values['minibatches_per_s']:.4g} minibatches/s{samples} in the steady part, "
+        f"{values['epoch_minibatches_per_s']:.4g} with filling and draining (time_scale "
+        f"{values['time_scale']:g}, network: {values['network']})"
+    )

@@ -1,0 +1,64 @@
+"""The network between the hosts of an emulated training, where this process may make one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.emulate import NotPermitted, emulated_hosts, told_to_ranks
+from sparsepipe.experiment.emulation import emulation_of
+from sparsepipe.experiment.placing import places_of_ranks
+from sparsepipe.experiment.run import num_ranks
+from sparsepipe.experiment.rundir import RunDir
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def hosts_emulated(
+    config: Mapping[str, Any], inventory: Inventory, directory: RunDir
+) -> Iterator[None]:
+    """Ranks that are started within live on hosts of their own.
+
+    Does nothing where nothing is emulated, or all ranks are on one host. Where this process may
+    not make hosts, all ranks stay on this machine, which is told, unless ``hardware.network``
+    insists.
+
+    Args:
+        config: resolved and checked.
+        inventory: the hardware.
+        directory: of the run, whose plan is settled.
+
+    Raises:
+        HardwareError: they cannot be made.
+    """
+    emulation = emulation_of(config)
+    with ExitStack() as stack:
+        if emulation is not None and emulation.network != "loopback":
+            places = places_of_ranks(
+                config, inventory, ranks=num_ranks(config, inventory), kept=directory.plan
+            )
+            names = [place.host for place in places]
+            used = tuple(host for host in inventory.hosts if host.name in names)
+            if len(used) > 1:
+                try:
+                    layout = stack.enter_context(
+                        emulated_hosts(
+                            replace(inventory, hosts=used), time_scale=emulation.time_scale
+                        )
+                    )
+                    stack.enter_context(told_to_ranks(layout, names))
+                except NotPermitted as error:
+                    if emulation.network == "namespaces":
+                        raise
+                    log.warning(
+                        "the network between hosts is not emulated, its links are as fast as "
+                        "this machine's loopback: %s; %s",
+                        error.message,
+                        error.remedy,
+                    )
+        yield

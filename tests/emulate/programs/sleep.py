@@ -1,0 +1,6 @@
+"""Says that it has begun, and waits."""
+
+import time
+
+print("here", flush=True)
+time.sleep(600)

@@ -1,0 +1,45 @@
+"""A profile of four unlike layers, and pauses that are only noted."""
+
+from __future__ import annotations
+
+from sparsepipe.emulate.pace import Pace
+from sparsepipe.profiling import LayerProfile, Profile
+
+_ROWS = (
+    # forward_s, backward_s, activation_bytes, parameter_bytes
+    (0.1, 0.3, 4000, 400),
+    (0.2, 0.0, 4000, 0),
+    (0.0, 0.5, 1002, 42),
+    (0.05, 0.06, 0, 80),
+)
+
+
+def profile(**meta: object) -> Profile:
+    layers = tuple(
+        LayerProfile(
+            index=index,
+            name=str(index),
+            kind="Linear" if parameter_bytes else "ReLU",
+            forward_s=forward_s,
+            backward_s=backward_s,
+            activation_bytes=activation_bytes,
+            parameter_bytes=parameter_bytes,
+        )
+        for index, (forward_s, backward_s, activation_bytes, parameter_bytes) in enumerate(_ROWS)
+    )
+    return Profile(layers=layers, meta={"model": "mlp", "batch_size": 8, **meta})
+
+
+class Noted:
+    """What a pace is asked for; the clock stands still but for that."""
+
+    def __init__(self) -> None:
+        self.taken: list[float] = []
+        self._now_s = 0.0
+
+    def pace(self) -> Pace:
+        return Pace(clock=lambda: self._now_s, sleep=self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self.taken.append(round(seconds, 9))
+        self._now_s += seconds

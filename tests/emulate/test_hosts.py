@@ -1,0 +1,187 @@
+"""Real namespaces: what they let through, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from namespace_cases import cluster, left, needs_namespaces
+
+from sparsepipe.emulate import NotPermitted, emulated_hosts, machine
+from sparsepipe.emulate.hosts import sweep
+from sparsepipe.emulate.layout import Station
+from sparsepipe.errors import HardwareError
+
+PROGRAMS = Path(__file__).parent / "programs"
+HERE = Path(__file__).parents[2]
+
+
+def inside(station: Station, program: str, *arguments: object) -> subprocess.Popen[str]:
+    """A program of this directory on a host."""
+    command = ["ip", "netns", "exec", station.namespace, sys.executable, str(PROGRAMS / program)]
+    return subprocess.Popen(
+        [*command, *map(str, arguments)], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    )
+
+
+def seconds_of(source: Station, target: Station, size_bytes: int) -> float:
+    """How long bytes take from one host to another."""
+    with inside(target, "receive.py", target.address, size_bytes) as receiver:
+        assert receiver.stdout is not None
+        port = int(receiver.stdout.readline())
+        with inside(source, "send.py", target.address, port, size_bytes) as sender:
+            assert sender.stdout is not None
+            return float(sender.stdout.read())
+
+
+@needs_namespaces
+def test_bytes_take_as_long_as_the_link_says_and_both_ways_at_once() -> None:
+    """A bucket that is full at the start makes it less, headers and a busy machine more."""
+    size, rate = 4_000_000, 2e6  # so that a busy machine is still faster
+    with emulated_hosts(cluster(bytes_per_s=10 * rate), time_scale=10) as layout:
+        a, b = layout.stations
+        found: list[float] = []
+        ways = [
+            threading.Thread(target=lambda p=pair: found.append(seconds_of(*p, size)))
+            for pair in ((a, b), (b, a))
+        ]
+        for way in ways:
+            way.start()
+        for way in ways:
+            way.join()
+        due_s = (size - layout.burst_bytes) / rate
+        assert len(found) == 2
+        assert all(due_s <= found_s for found_s in found), (due_s, found)
+        assert min(found) < 1.9 * due_s, "each way has the whole rate"
+        unlimited_s = seconds_of(a, a, size)
+        assert unlimited_s < due_s / 2, "no link limits what stays on a host"
+
+
+@needs_namespaces
+def test_hosts_reach_the_launcher_and_no_other_machine() -> None:
+    with emulated_hosts(cluster()) as layout:
+        for station in layout.stations:
+            routes = subprocess.run(
+                ["ip", "-n", station.namespace, "route"], capture_output=True, text=True, check=True
+            ).stdout.split("\n")
+            assert sorted(line.split(" proto")[0] for line in routes if line) == [
+                "10.77.0.0/24 dev data",
+                f"{station.launcher} dev control",
+            ]
+            where = station.launcher, station.address
+            with inside(station, "reach.py", *where) as process:
+                assert process.stdout is not None
+                assert process.stdout.read() == "launcher refuses, own address refuses"
+
+
+@needs_namespaces
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_nothing_stays_whatever_ends_the_block(error: type[BaseException]) -> None:
+    sleepers = []
+
+    def block() -> None:
+        with emulated_hosts(cluster()) as layout:
+            assert sorted(left(os.getpid())) == sorted((*layout.namespaces, *layout.cables))
+            sleepers.append(inside(layout.stations[0], "sleep.py"))
+            assert sleepers[0].stdout is not None
+            sleepers[0].stdout.readline()
+            raise error
+
+    with pytest.raises(error):
+        block()
+    assert left(os.getpid()) == []
+    assert sleepers[0].wait(10) == -signal.SIGKILL, "what lives on a host ends with it"
+
+
+@needs_namespaces
+def test_nothing_stays_of_what_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(command: tuple[str, ...]) -> None:
+        if command[-1] == "up" and command[0] == "ip" and command[-2] == "control":
+            raise HardwareError("the last but one fails", remedy="none")
+        plain(command)
+
+    plain = machine.do
+    monkeypatch.setattr(machine, "do", failing)
+    with pytest.raises(HardwareError, match="last but one"), emulated_hosts(cluster()):
+        pytest.fail("it has begun")
+    assert left(os.getpid()) == []
+
+
+def start(program: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAMS / program)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(HERE), str(PROGRAMS.parent)))},
+    )
+
+
+@needs_namespaces
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_removes_everything(signum: signal.Signals) -> None:
+    with start("own_a_cluster.py") as process:
+        assert process.stdout is not None
+        resident = int(process.stdout.readline())
+        assert left(process.pid)
+        process.send_signal(signum)
+        process.wait(60)
+        assert left(process.pid) == []
+        assert not Path(f"/proc/{resident}").exists()
+
+
+@needs_namespaces
+def test_the_next_start_removes_what_a_killed_process_left() -> None:
+    with start("own_a_cluster.py") as killed, start("own_a_cluster.py") as living:
+        assert killed.stdout is not None
+        assert living.stdout is not None
+        resident, other = int(killed.stdout.readline()), int(living.stdout.readline())
+        killed.kill()
+        killed.wait(10)
+        assert left(killed.pid), "nobody has removed it yet"
+        kept = left(living.pid)
+        with emulated_hosts(cluster()):
+            assert left(killed.pid) == []
+            assert left(living.pid) == kept, "its process runs"
+        assert not runs(resident)
+        assert runs(other)
+        living.kill()
+        living.wait(10)
+        sweep()
+        assert left(living.pid) == []
+        assert not runs(other)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process, which may have nobody to wait for it, has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@needs_namespaces
+def test_clusters_stand_beside_each_other() -> None:
+    with emulated_hosts(cluster()) as first:
+        with start("own_a_cluster.py") as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            theirs = left(process.pid)
+            assert len(theirs) == len(first.namespaces) + len(first.cables)
+            assert {name.split("-")[3] for name in theirs if "-" in name} == {"1"}, "of addresses"
+            process.terminate()
+            process.wait(60)
+        assert len(left(os.getpid())) == len(theirs)
+
+
+def test_without_permission_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "may_administer", lambda: False)
+    with pytest.raises(NotPermitted, match="may not make") as caught, emulated_hosts(cluster()):
+        pytest.fail("it has begun")
+    assert "root" in caught.value.remedy
+    assert "hardware.network=loopback" in caught.value.remedy
+    assert left(os.getpid()) == []

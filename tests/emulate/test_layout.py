@@ -1,0 +1,141 @@
+"""The network of hosts as data, against commands written out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparsepipe.cluster import Device, Host, Inventory, Link
+from sparsepipe.emulate.layout import (
+    Layout,
+    Owner,
+    burst_bytes,
+    lay_out,
+    lifting,
+    limiting,
+    making,
+    unmaking,
+)
+from sparsepipe.errors import HardwareError
+
+OWNER = Owner(pid=4194304, started=123456789)
+
+
+def inventory(hosts: int, *, bytes_per_s: float | None = 125e6) -> Inventory:
+    return Inventory(
+        hosts=tuple(
+            Host(name=f"server{k}", devices=(Device(name="GPU", count=1),)) for k in range(hosts)
+        ),
+        link=None if bytes_per_s is None else Link(bytes_per_s=bytes_per_s),
+    )
+
+
+def laid_out(hosts: int = 2, *, time_scale: float = 10.0, block: int = 3) -> Layout:
+    return lay_out(inventory(hosts), owner=OWNER, block=block, time_scale=time_scale)
+
+
+def test_two_hosts_written_out() -> None:
+    a, b, s = (f"sparsepipe-4194304-123456789-3-{end}" for end in ("0", "1", "switch"))
+    bucket = "root tbf rate 100000000bit burst 115536 limit 4309840"
+    expected = f"""
+        ip netns add {s}
+        ip -n {s} link add name switch type bridge
+        ip -n {s} link set switch up
+        ip netns add {a}
+        ip -n {a} link set lo up
+        ip -n {s} link add name port0 mtu 9000 type veth peer name data mtu 9000 netns {a}
+        ip -n {s} link set port0 master switch
+        tc -n {a} qdisc add dev data {bucket}
+        tc -n {s} qdisc add dev port0 {bucket}
+        ip -n {a} addr add 10.77.0.1/24 dev data
+        ip -n {s} link set port0 up
+        ip -n {a} link set data up
+        ip link add name spe4194304c0 type veth peer name control netns {a}
+        ip addr add 198.18.3.1 peer 198.18.3.2/32 dev spe4194304c0
+        ip -n {a} addr add 198.18.3.2 peer 198.18.3.1/32 dev control
+        ip link set spe4194304c0 up
+        ip -n {a} link set control up
+        ip netns add {b}
+        ip -n {b} link set lo up
+        ip -n {s} link add name port1 mtu 9000 type veth peer name data mtu 9000 netns {b}
+        ip -n {s} link set port1 master switch
+        tc -n {b} qdisc add dev data {bucket}
+        tc -n {s} qdisc add dev port1 {bucket}
+        ip -n {b} addr add 10.77.0.2/24 dev data
+        ip -n {s} link set port1 up
+        ip -n {b} link set data up
+        ip link add name spe4194304c1 type veth peer name control netns {b}
+        ip addr add 198.18.3.5 peer 198.18.3.6/32 dev spe4194304c1
+        ip -n {b} addr add 198.18.3.6 peer 198.18.3.5/32 dev control
+        ip link set spe4194304c1 up
+        ip -n {b} link set control up
+    """
+    assert [" ".join(command) for command in making(laid_out())] == [
+        line.strip() for line in expected.strip().splitlines()
+    ]
+
+
+def test_removal_written_out() -> None:
+    layout = laid_out()
+    tag = "sparsepipe-4194304-123456789-3"
+    assert [" ".join(command) for command in unmaking(layout.namespaces, layout.cables)] == [
+        "ip link del spe4194304c0",
+        "ip link del spe4194304c1",
+        f"ip netns del {tag}-0",
+        f"ip netns del {tag}-1",
+        f"ip netns del {tag}-switch",
+    ]
+
+
+def test_limits_are_lifted_and_set_at_both_ends_of_each_link() -> None:
+    layout = laid_out()
+    a, b, s = layout.namespaces
+    ends = [(a, "data"), (s, "port0"), (b, "data"), (s, "port1")]
+    assert [" ".join(command) for command in lifting(layout)] == [
+        f"tc -n {namespace} qdisc del dev {interface} root" for namespace, interface in ends
+    ]
+    assert limiting(layout) == [command for command in making(layout) if command[0] == "tc"]
+
+
+@pytest.mark.parametrize(
+    ("time_scale", "rate", "burst"),
+    [(1, 125e6, 565536), (10, 12.5e6, 115536), (0.5, 250e6, 1065536)],
+)
+def test_links_are_stretched_as_compute_is(time_scale: float, rate: float, burst: int) -> None:
+    layout = laid_out(time_scale=time_scale)
+    assert layout.rate_bytes_per_s == rate
+    assert layout.burst_bytes == burst
+
+
+def test_a_bucket_holds_little_of_the_link_and_all_that_the_kernel_sends_at_once() -> None:
+    for rate in (0.7e6, 1e6, 12.5e6, 125e6, 1.25e9):
+        assert 2**16 <= burst_bytes(rate) <= 0.1 * rate
+
+
+def test_clusters_of_one_machine_have_nothing_in_common() -> None:
+    most = [laid_out(63, block=block) for block in (0, 1, 511)]
+    addresses = [a for layout in most for s in layout.stations for a in (s.control, s.launcher)]
+    assert len(set(addresses)) == 2 * 3 * 63
+    assert addresses[-2:] == ["198.19.255.250", "198.19.255.249"]
+    names = [name for layout in most for name in layout.namespaces]
+    assert len(set(names)) == 3 * 64
+    assert max(len(cable) for cable in most[0].cables) <= 15, "the kernel's limit"
+
+
+def test_a_link_too_slow_is_refused() -> None:
+    slow = inventory(2, bytes_per_s=1e6)
+    lay_out(slow, owner=OWNER, block=0, time_scale=1)
+    with pytest.raises(HardwareError, match=r"link of 1e\+06 bytes/s, at 1e\+05") as caught:
+        lay_out(slow, owner=OWNER, block=0, time_scale=10)
+    assert "smaller hardware.time_scale" in caught.value.remedy
+    assert "6.83e+05 bytes/s" in caught.value.remedy
+
+
+def test_a_link_that_is_not_said_is_refused() -> None:
+    with pytest.raises(HardwareError, match="no bandwidth between") as caught:
+        lay_out(inventory(2, bytes_per_s=None), owner=OWNER, block=0, time_scale=1)
+    assert "'bytes_per_s'" in caught.value.remedy
+
+
+def test_too_many_hosts_are_refused() -> None:
+    with pytest.raises(HardwareError, match="64 hosts"):
+        laid_out(64)

@@ -1,0 +1,82 @@
+"""What the machine says, and what is made of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.emulate import machine
+from sparsepipe.emulate.layout import Owner
+from sparsepipe.errors import HardwareError
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "may"),
+    [
+        ("000001ffffffffff", True),
+        ("0000000000201000", True),  # NET_ADMIN and SYS_ADMIN alone
+        ("0000000000001000", False),
+        ("0000000000200000", False),
+        ("00000000a80425fb", False),  # a container's defaults
+        ("0000000000000000", False),
+    ],
+)
+def test_permission_is_two_capabilities(capabilities: str, may: bool) -> None:
+    status = f"Name:\tpython\nCapPrm:\t000001ffffffffff\nCapEff:\t{capabilities}\n"
+    assert machine.has_capabilities(status) is may
+
+
+def test_without_a_word_of_capabilities_there_is_no_permission() -> None:
+    assert not machine.has_capabilities("Name:\tpython\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "said", "kind", "names"),
+    [
+        ("ip netns add x", "mkdir /run/netns failed: Permission denied", "NotPermitted", "root"),
+        ("ip netns add x", 'Cannot create namespace "x": Operation not permitted', "NotPermitted",
+         "CAP_SYS_ADMIN"),
+        ("ip netns add x", "open: Read-only file system", "NotPermitted", "root"),
+        ("tc -n a qdisc add dev data root tbf rate 1bit", "Error: Specified qdisc kind is unknown.",
+         "HardwareError", "modprobe sch_tbf"),
+        ("ip -n a link add name p type veth peer name d", "Error: Unknown device type.",
+         "HardwareError", "modprobe veth"),
+        ("ip -n a link add name s type bridge", "RTNETLINK answers: Operation not supported",
+         "HardwareError", "modprobe bridge"),
+        ("ip addr add 198.18.0.1 dev x", 'Cannot find device "x"', "HardwareError", "ip link"),
+    ],
+)  # fmt: skip
+def test_a_failing_command_names_the_remedy(command: str, said: str, kind: str, names: str) -> None:
+    error = machine.refusal(tuple(command.split()), said)
+    assert type(error).__name__ == kind
+    assert said.split(":", maxsplit=1)[0] in error.message
+    assert command in error.message
+    assert names in error.remedy
+    assert "hardware.network=loopback" in error.remedy
+
+
+def test_a_missing_program_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(machine, "_PLACES", "")
+    with pytest.raises(HardwareError, match="command tc, which is missing") as caught:
+        machine.do(("tc", "qdisc"))
+    assert "iproute2" in caught.value.remedy
+
+
+def test_owners_live_as_long_as_their_process() -> None:
+    mine = machine.this_process()
+    assert mine.pid == os.getpid()
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
+        stat = Path(f"/proc/{child.pid}/stat").read_text()
+        owner = Owner(pid=child.pid, started=int(stat.rpartition(")")[2].split()[19]))
+        earlier = Owner(pid=child.pid, started=owner.started - 1)
+        assert machine.living([owner, earlier, mine]) == {owner, mine}
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # nobody has waited for it yet
+        assert machine.living([owner]) == set()
+    assert machine.living([owner]) == set()

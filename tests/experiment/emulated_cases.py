@@ -1,0 +1,46 @@
+"""Two hosts with profiles of a small network, for emulated trainings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sparsepipe.profiling import LayerProfile, Profile
+
+FORWARD_S, BACKWARD_S = 0.004, 0.008
+ACTIVATION_BYTES, PARAMETER_BYTES = 200_000, 400_000
+LAYERS = 4
+
+
+def profile(*, slower: float = 1.0, parameter_bytes: float = PARAMETER_BYTES) -> Profile:
+    """Four like layers of the tiny network."""
+    layers = tuple(
+        LayerProfile(
+            index=index,
+            name=str(index),
+            kind="Linear",
+            forward_s=slower * FORWARD_S,
+            backward_s=slower * BACKWARD_S,
+            activation_bytes=ACTIVATION_BYTES,
+            parameter_bytes=parameter_bytes,
+        )
+        for index in range(LAYERS)
+    )
+    return Profile(layers=layers, meta={"model": "mlp", "batch_size": 16, "source": "a test"})
+
+
+def hosts(tmp_path: Path, *, fast: int = 1, slow: int = 2, bytes_per_s: float = 20e6) -> list[str]:
+    """Overrides: one host with fast devices and one with slow ones."""
+    profile().save(tmp_path / "fast.json")
+    profile(slower=2.0).save(tmp_path / "slow.json")
+    listed = ", ".join(
+        f"{{name: {name}-host, link: {{bytes_per_s: 1e9}}, devices: [{{name: {name}, "
+        f"count: {count}, accelerator: cuda, profile: {{mlp: {tmp_path / name}.json}}}}]}}"
+        for name, count in (("fast", fast), ("slow", slow))
+    )
+    return [
+        "experiment=tiny",
+        "hardware=cores",
+        f"hardware.value.hosts=[{listed}]",
+        f"+hardware.value.link={{bytes_per_s: {bytes_per_s}}}",
+        "hardware.emulate=true",
+    ]

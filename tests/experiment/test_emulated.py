@@ -1,0 +1,182 @@
+"""Emulated trainings: what is asked for, what is refused, and what makes a run another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from emulated_cases import hosts, profile
+from experiment_harness import SUPPORT, composed
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.emulate import NotPermitted, emulated_layout, machine
+from sparsepipe.errors import ConfigError, HardwareError, ProfileError
+from sparsepipe.experiment.build import build_inventory
+from sparsepipe.experiment.division import division_of
+from sparsepipe.experiment.emulated import (
+    as_emulated,
+    emulated_profiles,
+    parallel,
+)
+from sparsepipe.experiment.emulated_hosts import hosts_emulated
+from sparsepipe.experiment.job import run_job
+from sparsepipe.experiment.prepare import prepare
+from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.schedule import Plan
+from sparsepipe.schedule.plan import Stage
+
+EMULATE = "hardware.emulate=true"
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(SUPPORT))
+    monkeypatch.chdir(tmp_path)
+
+
+def asked(*overrides: str) -> tuple[dict, Inventory]:
+    config = dict(as_emulated(composed(*overrides)))
+    return config, build_inventory(config)
+
+
+def path_of(*overrides: str) -> Path:
+    config, inventory = asked(*overrides)
+    config["parallel"] = parallel(config, inventory)
+    return prepare(config, inventory).path
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("hardware.emulat=true", "nearest: 'hardware.emulate'"),
+        ("hardware.emulate=2", "'hardware.emulate' must be true or false"),
+        ("hardware.time_scale=0", "from 0.001 to 10000"),
+        ("hardware.network=wifi", "one of 'auto', 'namespaces', 'loopback'"),
+    ],
+)
+def test_keys_are_checked_beside_those_of_any_hardware(override: str, said: str) -> None:
+    for hardware in ("local", "paper_8gpu", "file"):
+        with pytest.raises(ConfigError, match=said):
+            composed("experiment=tiny", f"hardware={hardware}", override)
+
+
+def test_a_scale_without_emulation_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"time_scale is set, and hardware\.emulate") as caught:
+        build_inventory(composed("experiment=tiny", "hardware.time_scale=10"))
+    assert "hardware.emulate=true" in caught.value.remedy
+
+
+@pytest.mark.parametrize("task", ["evaluate", "profile", "partition", "bandwidth"])
+def test_trainings_only_are_emulated(task: str) -> None:
+    with pytest.raises(ConfigError, match=f"task={task}") as caught:
+        run_job(composed("experiment=tiny", f"task={task}", EMULATE))
+    assert "task=train" in caught.value.remedy
+
+
+def test_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "0")
+    with pytest.raises(ConfigError, match="under torchrun"):
+        run_job(composed("experiment=tiny", EMULATE))
+
+
+def test_devices_become_processors_and_keep_what_else_they_are() -> None:
+    _, inventory = asked("hardware=paper_6gpu", EMULATE)
+    plain = build_inventory(composed("hardware=paper_6gpu"))
+    assert (plain.accelerator, inventory.accelerator) == ("cuda", "cpu")
+    assert inventory.link == plain.link
+    assert [[d.name for d in host.devices] for host in inventory.hosts] == [
+        ["TITAN V", "TITAN Xp"], ["RTX 2080 Ti"]
+    ]  # fmt: skip
+    slowed = build_inventory(composed("experiment=tiny", "hardware=two_speeds", EMULATE))
+    assert [d.slowdown for d in slowed.hosts[0].devices] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("strategy", ["dp", "mp", "hete_mp", "exact"])
+def test_all_devices_of_all_hosts_take_part(strategy: str) -> None:
+    config, inventory = asked("hardware=paper_8gpu", f"parallel={strategy}", EMULATE)
+    found = parallel(config, inventory)
+    assert (found["devices"], found["num_nodes"]) == (8, 2)
+
+
+def test_one_device_is_the_first() -> None:
+    config, inventory = asked("hardware=paper_8gpu", "parallel=single", EMULATE)
+    found = parallel(config, inventory)
+    assert (found["devices"], found["num_nodes"]) == (1, 1)
+
+
+def test_a_plan_may_name_fewer_devices(tmp_path: Path) -> None:
+    names = ("server2/RTX 2080 Ti/1", "server2/RTX 2080 Ti/0")
+    stages = (Stage(layers=(0, 9), devices=names[:1]), Stage(layers=(10, 51), devices=names[1:]))
+    (tmp_path / "plan.json").write_text(Plan(stages=stages).to_json())
+    plan = f"parallel.plan.file={tmp_path / 'plan.json'}"
+    config, inventory = asked("hardware=paper_8gpu", "parallel=pipeline", plan, EMULATE)
+    found = parallel(config, inventory)
+    assert (found["devices"], found["num_nodes"]) == (2, 1)
+    assert division_of({**config, "parallel": found}) is not None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said", "remedy"),
+    [
+        (["parallel=dp", "parallel.devices=3"], r"parallel\.devices=3, and the", "devices=auto"),
+        (["parallel=pipeline", "parallel.plan.config=1-1", "parallel.plan.cuts=[3]"],
+         "is for 2 devices, and the", "one that names"),
+        (["parallel=pipeline"], "share the FLOPs", "balance=parameters"),
+        (["parallel=single", "parallel.devices=auto"], "without a strategy", "parallel=dp"),
+    ],
+)  # fmt: skip
+def test_other_numbers_of_devices_are_refused(overrides: list[str], said: str, remedy: str) -> None:
+    config, inventory = asked("hardware=paper_5gpu", EMULATE, *overrides)
+    with pytest.raises(ConfigError, match=said) as caught:
+        parallel(config, inventory)
+    assert remedy in caught.value.remedy
+
+
+def test_a_device_without_a_profile_is_named() -> None:
+    config, inventory = asked("hardware=paper_5gpu", "model=sparse_vgg11_bn", EMULATE)
+    with pytest.raises(ProfileError, match="sparse_vgg11_bn on TITAN V, RTX 2080 Ti") as caught:
+        emulated_profiles(config, inventory)
+    assert "sparse_vgg11_bn: ..." in caught.value.remedy
+
+
+def test_profiles_of_unlike_models_are_refused(tmp_path: Path) -> None:
+    overrides = hosts(tmp_path)
+    profile(parameter_bytes=8).save(tmp_path / "slow.json")
+    config, inventory = asked(*overrides, "parallel=dp")
+    with pytest.raises(ProfileError, match="fast and slow are of models with other parameters"):
+        emulated_profiles(config, inventory)
+
+
+def test_a_run_is_its_profiles_and_links_and_no_data(tmp_path: Path) -> None:
+    overrides = (*hosts(tmp_path), "parallel=dp")
+    first = path_of(*overrides)
+    assert path_of(*overrides, "paths.data=/nowhere") == first
+    scaled = path_of(*overrides, "hardware.time_scale=4")
+    assert scaled != first
+    assert path_of(*overrides, "hardware.network=loopback") not in (first, scaled)
+    assert path_of(*hosts(tmp_path, bytes_per_s=30e6), "parallel=dp") != first
+    profile(slower=3.0).save(tmp_path / "slow.json")
+    assert path_of(*overrides) != first
+
+
+def test_a_link_too_slow_is_refused_before_ranks_start(tmp_path: Path) -> None:
+    with pytest.raises(HardwareError, match="slower than can be emulated") as caught:
+        run_job(composed(*hosts(tmp_path, bytes_per_s=1e5), "parallel=dp"))
+    assert "hardware.time_scale" in caught.value.remedy
+    assert not list(tmp_path.glob("outputs/*/*/config.yaml")), "nothing stays of it"
+
+
+def test_without_permission_it_says_that_links_are_not_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(machine, "may_administer", lambda: False)
+    config, inventory = asked(*hosts(tmp_path), "parallel=dp")
+    config["parallel"] = parallel(config, inventory)
+    with caplog.at_level("WARNING"), hosts_emulated(config, inventory, RunDir(tmp_path)):
+        assert emulated_layout() is None
+    assert "the network between hosts is not emulated" in caplog.text
+    assert "run as root" in caplog.text
+    config["hardware"]["network"] = "namespaces"
+    with pytest.raises(NotPermitted), hosts_emulated(config, inventory, RunDir(tmp_path)):
+        pytest.fail("it has begun")
