@@ -39,6 +39,7 @@ def test_the_data_benchmark_prints_its_figures() -> None:
     assert re.search(r"goal, .* 3x ahead of training: (met|MISSED)", said)
 
 
+@pytest.mark.full
 def test_occupancy_of_shapes_and_of_a_bundle(bundle: Path) -> None:
     said = run("occupancy.py", "--test=1", f"--bundle={bundle}")
     rows = re.findall(r"^(\w+) +(\d+) +([\d,]+) +(\d+)\^3 +([\d,]+) +([\d.]+)%", said, re.MULTILINE)

@@ -25,6 +25,7 @@ COMPUTE_S = LAYERS * (FORWARD_S + BACKWARD_S)  # of the fast device; the slow on
 PIPELINE = ("parallel=pipeline", "parallel.plan.config=1-2", "parallel.plan.cuts=[2]")
 
 
+@pytest.mark.full
 @needs_namespaces
 def test_a_pipeline_over_two_hosts(shell: Shell) -> None:
     """It goes as fast as its slowest part at most: here the link, by the bytes of a cut."""

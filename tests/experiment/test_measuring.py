@@ -100,6 +100,7 @@ def test_waiting_has_an_end(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.full
 def test_force_measures_anew(capfd: pytest.CaptureFixture[str]) -> None:
     before = finish(profile_run())
     config = composed(*TRAINING)
