@@ -115,17 +115,7 @@ def measure(
                 passes.append(found)
             if between is not None:
                 between(number)
-        batch = heaviest(layers, batches)  # limits of memory are for the worst
-        begins, ends = border_bytes(layers, batch)
-        sizes = {
-            "parameter_bytes": _first_bytes(layers),
-            "saved_bytes": saved_bytes(layers, batch),
-            "begin_bytes": begins,
-            "end_bytes": ends,
-            "peak_bytes": _most(passes)
-            if device.type == "cuda"
-            else [max(peaks) for peaks in zip(*layer_peaks(layers, batches), strict=True)],
-        }
+        sizes = _sizes(layers, batches, passes, device)
     if updates is not None:
         sizes["update_s"] = updates.shares_s(layers)
     rows = [  # not named_children(), which tells a layer that comes twice once
@@ -140,6 +130,23 @@ def measure(
     }
     entry = {"input_bytes": sum(map(crossing_bytes, batches)) / len(batches)}
     return Profile(layers=tuple(rows), meta={**told, **entry, **(meta or {})})
+
+
+def _sizes(
+    layers: nn.Sequential, batches: Sequence[Any], passes: Sequence[_Pass], device: torch.device
+) -> dict[str, list[float]]:
+    """Bytes of each layer, by what they are called in a profile."""
+    batch = heaviest(layers, batches)  # limits of memory are for the worst
+    begins, ends = border_bytes(layers, batch)
+    return {
+        "parameter_bytes": _first_bytes(layers),
+        "saved_bytes": saved_bytes(layers, batch),
+        "begin_bytes": begins,
+        "end_bytes": ends,
+        "peak_bytes": _most(passes)
+        if device.type == "cuda"
+        else [max(peaks) for peaks in zip(*layer_peaks(layers, batches), strict=True)],
+    }
 
 
 @contextmanager
