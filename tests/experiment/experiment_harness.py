@@ -63,14 +63,14 @@ class Shell:
             start_new_session=True,
         )
 
-    def sweep(self, *arguments: str, timeout_s: float = 120) -> Finished:
+    def sweep(self, *arguments: str, timeout_s: float = 240) -> Finished:
         """A multirun; Hydra wants its options before the overrides."""
         return self.wait(self.start(*arguments, "hydra.mode=MULTIRUN"), timeout_s=timeout_s)
 
-    def __call__(self, *arguments: str, timeout_s: float = 120) -> Finished:
+    def __call__(self, *arguments: str, timeout_s: float = 240) -> Finished:
         return self.wait(self.start(*arguments), timeout_s=timeout_s)
 
-    def wait(self, process: subprocess.Popen[str], *, timeout_s: float = 120) -> Finished:
+    def wait(self, process: subprocess.Popen[str], *, timeout_s: float = 240) -> Finished:
         out, err = process.communicate(timeout=timeout_s)
         return Finished(process.returncode, out, err)
 
@@ -112,7 +112,7 @@ def orphans(cwd: Path) -> list[str]:
         time.sleep(0.1)
 
 
-def wait_for(condition: Callable[[], bool], *, timeout_s: float = 120) -> None:
+def wait_for(condition: Callable[[], bool], *, timeout_s: float = 240) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"

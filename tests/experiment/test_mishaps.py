@@ -19,36 +19,54 @@ from sparsepipe.runtime.launch import Stopped
 Job = Callable[..., Path]
 
 
+MISTAKES = {
+    "devices": (
+        ["parallel=dp", "parallel.devices=999", "hardware.accelerator=cpu"],
+        4,
+        ["999 devices are asked for, the inventory has", "remedy: set parallel.devices="],
+    ),
+    "key": (["trainer.max_epoch=3"], 2, ["remedy: correct the key or value", "--cfg job"]),
+    "option": (["model=mpl"], 2, ["remedy: `sparsepipe --help` lists groups and options"]),
+    "rate": (
+        ["optim.optimizer.lr=-0.1"],
+        2,
+        ["Invalid learning rate: -0.1", "remedy: correct the keys of optim.optimizer"],
+    ),
+}
+MORE_MISTAKES = {
+    "precision": (
+        ["trainer.precision=foo"],
+        2,
+        ["Lightning refuses", "foo", "remedy: correct the key"],
+    ),
+    "outputs": (
+        ["paths.outputs=file"],
+        1,
+        ["file", "cannot be written", "set paths.outputs to another"],
+    ),
+    "endless": (
+        ["optim=adamw", "trainer.max_epochs=-1"],
+        2,
+        ["needs the training's length", "remedy: set trainer.max_epochs"],
+    ),
+    "interval": (
+        ["trainer.val_check_interval=99"],
+        2,
+        ["`val_check_interval` (99) must be less than or equal", "(8)", "remedy: correct"],
+    ),
+    "seed": (["seed=5000000000"], 2, ["'seed' must be", "remedy: correct the key or value"]),
+}
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (
-            ["parallel=dp", "parallel.devices=999", "hardware.accelerator=cpu"],
-            4,
-            ["999 devices are asked for, the inventory has", "remedy: set parallel.devices="],
+        *(pytest.param(*mistake, id=name) for name, mistake in MISTAKES.items()),
+        *(
+            pytest.param(*mistake, id=name, marks=pytest.mark.full)
+            for name, mistake in MORE_MISTAKES.items()
         ),
-        (["trainer.precision=foo"], 2, ["Lightning refuses", "foo", "remedy: correct the key"]),
-        (["paths.outputs=file"], 1, ["file", "cannot be written", "set paths.outputs to another"]),
-        (
-            ["optim.optimizer.lr=-0.1"],
-            2,
-            ["Invalid learning rate: -0.1", "remedy: correct the keys of optim.optimizer"],
-        ),
-        (
-            ["optim=adamw", "trainer.max_epochs=-1"],
-            2,
-            ["needs the training's length", "remedy: set trainer.max_epochs"],
-        ),
-        (
-            ["trainer.val_check_interval=99"],
-            2,
-            ["`val_check_interval` (99) must be less than or equal", "(8)", "remedy: correct"],
-        ),
-        (["seed=5000000000"], 2, ["'seed' must be", "remedy: correct the key or value"]),
-        (["trainer.max_epoch=3"], 2, ["remedy: correct the key or value", "--cfg job"]),
-        (["model=mpl"], 2, ["remedy: `sparsepipe --help` lists groups and options"]),
     ],
-    ids=["devices", "precision", "outputs", "rate", "endless", "interval", "seed", "key", "option"],
 )
 def test_command_line_names_the_remedy(
     shell: Shell, arguments: list[str], code: int, words: list[str]
