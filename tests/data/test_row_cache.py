@@ -28,7 +28,9 @@ from sparsepipe.errors import DataError
 pytestmark = pytest.mark.usefixtures("eager_workers")
 
 
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "kill", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.full)]
+)
 def test_an_interrupted_build_goes_on_where_it_was(
     make_tree: Callable[..., Path], tmp_path: Path, kill: signal.Signals
 ) -> None:

@@ -130,6 +130,7 @@ def test_a_failure_is_told_in_the_words_of_the_training() -> None:
     assert refused.value.message.startswith(said)
 
 
+@pytest.mark.full
 def test_a_model_that_cannot_be_measured(job: Job) -> None:
     with pytest.raises(SparsePipeError, match="somebody's own mistake") as failed:
         job(*TRAINING, "model._target_=tinyfaults.mistaken")

@@ -140,7 +140,7 @@ def _threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_threads")
-@pytest.mark.parametrize("in_sweep", [False, True])
+@pytest.mark.parametrize("in_sweep", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_a_named_device_is_measured_as_it_is_used(
     in_sweep: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

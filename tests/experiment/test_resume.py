@@ -73,6 +73,7 @@ def assert_stopped(shell: Shell, arguments: tuple[str, ...]) -> None:
     assert place["batches"] > 0
 
 
+@pytest.mark.full
 def test_terminated_with_loader_processes(shell: Shell) -> None:
     arguments = (*SINGLE, "data.num_workers=1", fault([(13, signal.SIGTERM)]))
     assert shell(*arguments).code == 143
@@ -120,10 +121,10 @@ def test_interrupted_while_it_tests(shell: Shell) -> None:
     "settings",
     [
         (),
-        ("trainer.max_steps=25",),
+        pytest.param(("trainer.max_steps=25",), marks=pytest.mark.full),
         ("trainer.val_check_interval=0.5",),
-        ("trainer.check_val_every_n_epoch=2",),
-        ("trainer.accumulate_grad_batches=2",),
+        pytest.param(("trainer.check_val_every_n_epoch=2",), marks=pytest.mark.full),
+        pytest.param(("trainer.accumulate_grad_batches=2",), marks=pytest.mark.full),
         ("optim=sgd_onecycle", "optim.optimizer.lr=0.1", "trainer.gradient_clip_val=1.0"),
         ("optim=adamw", "data.val_size=0", "trainer.limit_train_batches=7"),
         ("trainer.precision=bf16-mixed", "model.norm=true", "data.train_size=38"),

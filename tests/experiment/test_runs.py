@@ -170,12 +170,12 @@ def test_a_sweep_is_recorded_where_its_runs_are(
     assert {path.name for path in shell.cwd.iterdir()} == {"home"}
 
 
-def test_wandb_offline(shell: Shell) -> None:
-    run = shell("logger=wandb_offline", "trainer.max_epochs=1").run
+def test_wandb_offline(job: Job) -> None:
+    run = job("logger=wandb_offline", "trainer.max_epochs=1")
     (directory,) = (run / "wandb").glob("offline-run-*")
     assert directory.name.endswith(f"tiny-{run.name}")
     assert list(directory.glob("*.wandb"))
-    assert {path.name for path in shell.cwd.iterdir()} == {"outputs"}
+    assert {path.name for path in Path.cwd().iterdir()} == {"outputs"}
 
 
 def test_wheel_holds_the_configuration(tmp_path: Path) -> None:

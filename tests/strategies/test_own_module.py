@@ -21,11 +21,11 @@ def test_readme_shows_the_script() -> None:
     assert plain.strip() in shown.replace("  # registers sparsepipe_async", "")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "launcher",
-    [pytest.param((), id="Lightning's launcher", marks=pytest.mark.full),
-     pytest.param(TORCHRUN, id="torchrun")],
-)  # fmt: skip
+    [pytest.param((), id="Lightning's launcher"), pytest.param(TORCHRUN, id="torchrun")],
+)
 def test_script_runs(tmp_path: Path, launcher: tuple[str, ...]) -> None:
     told = (
         "import runpy, torch; torch.manual_seed(0); "
