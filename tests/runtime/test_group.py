@@ -93,7 +93,14 @@ def complaints(comes: tuple[int, ...], keeps: int | None = None) -> list[Transpo
     return errors
 
 
-@pytest.mark.parametrize("comes", [(0, 1), (1, 2), (1,)])
+@pytest.mark.parametrize(
+    "comes",
+    [
+        (0, 1),
+        pytest.param((1, 2), marks=pytest.mark.full),
+        pytest.param((1,), marks=pytest.mark.full),
+    ],
+)
 def test_who_does_not_come_to_join_is_named(comes: tuple[int, ...]) -> None:
     absent = [rank for rank in range(3) if rank not in comes]
     for rank, error in zip(comes, complaints(comes), strict=True):

@@ -60,7 +60,14 @@ WHAT = {
 }
 
 
-@pytest.mark.parametrize("when", WHAT)
+@pytest.mark.parametrize(
+    "when",
+    [
+        pytest.param("setup", marks=pytest.mark.full),
+        "round",
+        pytest.param("drain", marks=pytest.mark.full),
+    ],
+)
 def test_a_stopped_replica_is_named_at_the_limit(when: str) -> None:
     found = outcomes(round_rank, 2, "2", 1, when, signal.SIGSTOP, 4.0, awaited=[0])[0]
     assert complaint(found) == (

@@ -68,6 +68,14 @@ def chain_rank(rank: int, ends: int, signum: int) -> None:
     net.close()
 
 
+SOME_RANK = [
+    pytest.param(0, marks=pytest.mark.full),
+    1,
+    pytest.param(2, marks=pytest.mark.full),
+]
+"""One between two others says most; the first and the last, in the full suite."""
+
+
 def stopped_chain_rank(rank: int, stopped: int) -> None:
     """Nobody that has given up leaves before the other one has, too."""
     try:
@@ -77,7 +85,7 @@ def stopped_chain_rank(rank: int, stopped: int) -> None:
         hear(*(f"{other} gives up" for other in range(3) if other != stopped))
 
 
-@pytest.mark.parametrize("dead", [0, 1, 2])
+@pytest.mark.parametrize("dead", SOME_RANK)
 def test_a_dead_rank_is_named_at_once(dead: int) -> None:
     found = outcomes(chain_rank, 3, dead, signal.SIGKILL)
     assert found[dead].exit_code == -signal.SIGKILL
@@ -89,7 +97,7 @@ def test_a_dead_rank_is_named_at_once(dead: int) -> None:
     assert all(outcome.ended_s < 40 for outcome in others)  # not at the limit
 
 
-@pytest.mark.parametrize("stopped", [0, 1, 2])
+@pytest.mark.parametrize("stopped", SOME_RANK)
 def test_a_stopped_rank_is_named_at_the_limit(stopped: int) -> None:
     others = [rank for rank in range(3) if rank != stopped]
     found = outcomes(stopped_chain_rank, 3, stopped, awaited=others)

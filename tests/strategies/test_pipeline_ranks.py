@@ -65,7 +65,15 @@ def measured(rank: int, config: str | None) -> Any:
     return first, trainer.validate(net, loader, verbose=False)
 
 
-@pytest.mark.parametrize("config", ["1-1", "1-2", "2-1", "2-2"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        "1-1",
+        pytest.param("1-2", marks=pytest.mark.full),
+        pytest.param("2-1", marks=pytest.mark.full),
+        "2-2",
+    ],
+)
 def test_metrics_are_those_of_one_process(config: str) -> None:
     """Five batches: with two readers the last round is partial."""
     ((plain, again),) = run(measured, 1, None)
