@@ -12,8 +12,8 @@ from typing import Any
 
 from sparsepipe.emulate import machine
 from sparsepipe.emulate.layout import DATA, Layout, Station, lifting, limiting
-from sparsepipe.emulate.variables import set_within
 from sparsepipe.errors import HardwareError
+from sparsepipe.runtime.variables import set_within
 
 _VARIABLE = "SPARSEPIPE_EMULATED_CLUSTER"
 """Environment variable: the layout, and the host of each rank."""

@@ -64,15 +64,20 @@ class Division:
         """Refuses what does not fit a model.
 
         Raises:
-            PlanError: the plan covers other layers than the model has.
+            PlanError: the plan covers other layers than the model has, or has more stages.
         """
         if self.num_layers not in (None, num_layers):
             raise PlanError(
                 f"the plan covers {self.num_layers} layers, the model has {num_layers}",
                 remedy="make a plan for this model, or choose the model that it was made for",
             )
+        config = self.config or "-".join("1" for _ in range(len(self.cuts or ()) + 1))
+        if (stages := config.count("-") + 1) > num_layers:
+            raise PlanError(
+                f"a plan of {stages} stages ({config}), and the model has {num_layers} layers",
+                remedy="give it as many stages as there are layers at most",
+            )
         if self.cuts is not None:
-            config = self.config or "-".join("1" for _ in range(len(self.cuts) + 1))
             Plan.of(config=config, cuts=self.cuts, num_layers=num_layers)
 
     def name(self, rank: int, *, ranks: int) -> str:

@@ -175,8 +175,16 @@ def emulated_profiles(config: Mapping[str, Any], inventory: Inventory) -> dict[s
 
 
 def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
-    """What the profiles hold: they are the data and the model."""
-    return fingerprint_of_profiles(emulated_profiles(config, inventory))
+    """What the profiles hold: they are the data and the model.
+
+    Raises:
+        ProfileError: one is missing, or they are of unlike models.
+        PlanError: the plan does not fit their layers.
+    """
+    profiles = emulated_profiles(config, inventory)
+    if (division := division_of(config)) is not None:
+        division.check(num_layers=next(iter(profiles.values())).num_layers)
+    return fingerprint_of_profiles(profiles)
 
 
 def parallel(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Any]:

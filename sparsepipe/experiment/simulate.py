@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from sparsepipe.cluster import Inventory
@@ -19,45 +20,17 @@ from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.schema import SearchChoice
 from sparsepipe.experiment.search import memory_model
-from sparsepipe.experiment.simulated_plan import data_parallel, is_data_parallel, plan_to_simulate
-from sparsepipe.experiment.simulated_run import Outcome, write_outcome
+from sparsepipe.experiment.simulated_plan import is_data_parallel, plan_to_simulate
+from sparsepipe.experiment.simulated_run import Outcome, in_short, write_outcome
+from sparsepipe.experiment.simulated_ways import Contest, Ways
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
-from sparsepipe.simulate.links import Algorithm, Sends
-from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.run import Setting
+from sparsepipe.simulate.links import Sends
 from sparsepipe.simulate.schedules import Simulation
-from sparsepipe.simulate.workload import Workload
 
 log = logging.getLogger(__name__)
 
 _BUCKET_MIB = 25  # DDP's, where the strategy names none
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ways:
-    """How ranks talk: what is said of it; where nothing is, as the runtime lets them."""
-
-    overlap: bool | None
-    all_reduce: Algorithm | None
-    sends: Sends
-    link_bytes_per_s: float | None
-    bucket_mib: float
-
-    def setting(self, plan: Plan, inventory: Inventory, *, is_dp: bool) -> Setting:
-        """Of a plan.
-
-        Raises:
-            HardwareError: a link that is needed has no bandwidth.
-        """
-        devices = [device for stage in plan.stages for device in stage.devices]
-        overlaps = is_dp if self.overlap is None else self.overlap
-        return Setting(
-            network=Network.of(inventory, devices, between_bytes_per_s=self.link_bytes_per_s),
-            sends=self.sends,
-            algorithm=self.all_reduce or ("ring" if is_dp else "direct"),
-            bucket_bytes=self.bucket_mib * 2.0**20 if overlaps else None,
-        )
 
 
 def simulate(
@@ -99,44 +72,22 @@ def simulate(
         ScheduleError: ranks would wait for one another for ever.
     """
     run.assert_one_rank()
-    _check(minibatches, timeline_minibatches)
+    _check(minibatches, timeline_minibatches, link_bytes_per_s)
     config = {**run.config, "parallel": parallel}
-    measured = load_profiles(
-        run.inventory,
-        model_name(config),
-        given=_given(config),
-        settings=model_settings(config),
-    )
-    for told in other_workloads(measured, config):
-        log.info("%s: the simulation is of what was measured", told)
-    plan = plan_to_simulate(config, run.inventory, measured)
-    is_dp = is_data_parallel(parallel)
-    if is_dp and schedule != "asynchronous":
-        raise ConfigError(
-            f"task.schedule={schedule} is of pipelines, and data parallelism has none",
-            remedy="leave task.schedule out, or choose parallel=hete_mp, mp, exact or pipeline",
-        )
-    ways = _Ways(
+    ways = Ways(
         overlap=overlap,
         all_reduce=all_reduce,
         sends=Sends(outbox=outbox, inbox=inbox),
         link_bytes_per_s=link_bytes_per_s,
         bucket_mib=(parallel["strategy"] or {}).get("bucket_cap_mb") or _BUCKET_MIB,
     )
-    simulation = Simulation.of(
-        Workload.of(plan, measured),
-        ways.setting(plan, run.inventory, is_dp=is_dp),
-        schedule=schedule,
-        microbatches=microbatches,
+    measured = _profiles(config, run.inventory)
+    contest = _contest(
+        config, run.inventory, measured, ways, schedule=schedule, microbatches=microbatches
     )
-    beside = data_parallel(run.inventory, plan.num_layers)
-    dp = Simulation.of(
-        Workload.of(beside, measured),
-        ways.setting(beside, run.inventory, is_dp=True),
-    )
+    plan = contest.plan.workload.plan
     outcome = Outcome.of(
-        simulation,
-        dp,
+        contest,
         minibatches=minibatches,
         shown=timeline_minibatches,
         memory=_memory(config),
@@ -144,23 +95,67 @@ def simulate(
         rooms=_rooms(run.inventory, plan),
     )
     write_outcome(outcome, run.directory, title=_title(parallel, schedule, plan))
-    write_result(
-        run,
-        {
-            **outcome.values(),
-            "schedule": schedule,
-            "microbatches": simulation.microbatches,
-            "plan_config": plan.config,
-            "plan_cuts": list(plan.cuts),
-            "plan_devices": [device for stage in plan.stages for device in stage.devices],
-        },
+    write_result(run, {**outcome.values(), **_told(contest.plan, schedule)})
+
+
+def _profiles(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Profile]:
+    """Of the inventory's devices; what they were measured on is told where data are others."""
+    found = load_profiles(
+        inventory, model_name(config), given=_given(config), settings=model_settings(config)
+    )
+    for told in other_workloads(found, config):
+        log.info("%s: the simulation is of what was measured", told)
+    return found
+
+
+def _contest(
+    config: Mapping[str, Any],
+    inventory: Inventory,
+    profiles: Mapping[str, Profile],
+    ways: Ways,
+    *,
+    schedule: str,
+    microbatches: int | None,
+) -> Contest:
+    plan = plan_to_simulate(config, inventory, profiles)
+    is_dp = is_data_parallel(config["parallel"])
+    if is_dp and schedule != "asynchronous":
+        raise ConfigError(
+            f"task.schedule={schedule} is of pipelines, and data parallelism has none",
+            remedy="leave task.schedule out, or choose parallel=hete_mp, mp, exact or pipeline",
+        )
+    return Contest.of(
+        plan,
+        profiles,
+        inventory,
+        ways,
+        is_dp=is_dp,
+        schedule=schedule,
+        microbatches=microbatches,
     )
 
 
-def _check(minibatches: int, shown: int) -> None:
+def _told(simulation: Simulation, schedule: str) -> dict[str, Any]:
+    """What was simulated, for ``result.json``."""
+    plan = simulation.workload.plan
+    return {
+        "schedule": schedule,
+        "microbatches": simulation.microbatches,
+        "plan_config": plan.config,
+        "plan_cuts": list(plan.cuts),
+        "plan_devices": [device for stage in plan.stages for device in stage.devices],
+    }
+
+
+def _check(minibatches: int, shown: int, link_bytes_per_s: float | None) -> None:
     for name, value in (("minibatches", minibatches), ("timeline_minibatches", shown)):
         if value < 1:
             raise ConfigError(f"task.{name}={value} is too little", remedy="set it to 1 or more")
+    if link_bytes_per_s is not None and not 0 < link_bytes_per_s < math.inf:
+        raise ConfigError(
+            f"task.link_bytes_per_s={link_bytes_per_s:g} is no bandwidth",
+            remedy="give bytes a second above 0, or leave it out: the inventory's link counts then",
+        )
 
 
 def _given(config: Mapping[str, Any]) -> dict[str, str]:
@@ -199,7 +194,7 @@ def _title(parallel: Mapping[str, Any], schedule: str, plan: Plan) -> str:
         return f"Data parallelism on {plan.num_ranks} devices, simulated"
     strategy = plan.details.get("strategy")
     by = f"{strategy}, " if strategy else ""
-    return f"{by}{plan.config}: {schedule} schedule, simulated"
+    return f"{by}{in_short(plan)}: {schedule} schedule, simulated"
 
 
 def one_process(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Any]:

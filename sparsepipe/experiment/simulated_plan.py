@@ -87,12 +87,6 @@ def _by_hand(division: Division, inventory: Inventory, num_layers: int) -> Plan:
             remedy="give parallel.plan.cuts, such as [24], or parallel.plan.file, or let a search "
             "find them (parallel=hete_mp)",
         )
-    stages = config.count("-") + 1
-    if stages > num_layers:
-        raise PlanError(
-            f"a plan of {stages} stages ({config}), and the model has {num_layers} layers",
-            remedy="give it as many stages as there are layers at most",
-        )
     division.check(num_layers=num_layers)
     made = Plan.of(config=config, cuts=cuts or (), num_layers=num_layers)
     devices = iter(_devices(division, inventory, made.num_ranks))

@@ -8,21 +8,23 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.experiment.simulated_ways import Contest
 from sparsepipe.partition.memory import MemoryModel, room_bytes
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.results.tables import markdown_table, write_csv
 from sparsepipe.results.timeline_picture import timeline_picture
 from sparsepipe.schedule import Plan
-from sparsepipe.simulate.lanes import lanes
-from sparsepipe.simulate.memory import Level, memory_over_time, peak_bytes
+from sparsepipe.simulate.lanes import lanes, some_ranks
+from sparsepipe.simulate.memory import Level, long_run_peaks_bytes, memory_over_time
 from sparsepipe.simulate.record import Record
-from sparsepipe.simulate.schedules import Simulation
 from sparsepipe.simulate.steady import Pace
 from sparsepipe.simulate.trace import trace_text
 
 log = logging.getLogger(__name__)
 
 _PICTURE_IN = 24.0  # of the bars
+_DRAWN = 32  # devices that have lanes in the picture
+_TOLD = 32  # devices that are listed and warned of, all of which devices.csv has
 _SEEN = 1000  # what takes a smaller part of the time is no more than a line in the picture
 _SECONDS_FROM_S = 2.0  # a picture of so long tells seconds, a shorter one milliseconds
 
@@ -35,6 +37,8 @@ class Outcome:
         plan: the stages and their devices.
         pace: of an epoch.
         dp: of an epoch by data parallelism.
+        dp_overlaps: whether its sums overlap with the backward.
+        dp_apart: of an epoch by data parallelism whose sums do not.
         batch_size: shapes of a minibatch.
         record: the first minibatches, drained after them.
         memory: of each rank in these.
@@ -45,6 +49,8 @@ class Outcome:
     plan: Plan
     pace: Pace
     dp: Pace
+    dp_overlaps: bool
+    dp_apart: Pace
     batch_size: int
     record: Record
     memory: Sequence[Sequence[Level]]
@@ -54,8 +60,7 @@ class Outcome:
     @classmethod
     def of(
         cls,
-        simulation: Simulation,
-        dp: Simulation,
+        contest: Contest,
         *,
         minibatches: int,
         shown: int,
@@ -63,11 +68,10 @@ class Outcome:
         batch_size: int,
         rooms: Sequence[float | None],
     ) -> Self:
-        """Runs both.
+        """Runs all.
 
         Args:
-            simulation: of the plan.
-            dp: of data parallelism on the same devices.
+            contest: what is simulated.
             minibatches: of an epoch.
             shown: minibatches of the picture.
             memory: what counts.
@@ -77,18 +81,21 @@ class Outcome:
         Raises:
             ScheduleError: ranks would wait for one another for ever.
         """
-        workload = simulation.workload
+        simulation = contest.plan
         record = simulation.record(shown)
-        # As long as any stage needs to have all its minibatches in flight and their versions.
-        filled = simulation.record(4 * workload.plan.num_ranks)
+        pace = simulation.pace(minibatches)
+        dp = pace if contest.dp == simulation else contest.dp.pace(minibatches)
+        overlaps = contest.dp != contest.dp_apart
         return cls(
-            plan=workload.plan,
-            pace=simulation.pace(minibatches),
-            dp=dp.pace(minibatches),
+            plan=simulation.workload.plan,
+            pace=pace,
+            dp=dp,
+            dp_overlaps=overlaps,
+            dp_apart=contest.dp_apart.pace(minibatches) if overlaps else dp,
             batch_size=batch_size,
             record=record,
-            memory=memory_over_time(record, workload, memory),
-            peaks_bytes=[peak_bytes(r) for r in memory_over_time(filled, workload, memory)],
+            memory=memory_over_time(record, simulation.workload, memory),
+            peaks_bytes=long_run_peaks_bytes(simulation, memory),
             rooms=rooms,
         )
 
@@ -107,6 +114,8 @@ class Outcome:
             "dp_epoch_s": self.dp.total_s,
             "speedup_over_dp": self.dp.minibatch_s / self.pace.minibatch_s,
             "epoch_speedup_over_dp": self.dp.total_s / self.pace.total_s,
+            "dp_without_overlap_minibatch_s": self.dp_apart.minibatch_s,
+            "speedup_over_dp_without_overlap": self.dp_apart.minibatch_s / self.pace.minibatch_s,
             "busy_share": sum(busy) / len(busy),
             "bubble_share": 1 - sum(busy) / len(busy),
             "device_peak_bytes": max(self.peaks_bytes),
@@ -134,8 +143,9 @@ class Outcome:
         return found
 
     def table(self) -> str:
-        """The devices and the pace in words and figures."""
+        """The devices and the pace in words and figures; of many devices the first ones."""
         head = ("device", "stage", "layers", "busy", "idle", "peak memory MiB")
+        rows = self.rows()
         cells = [
             (
                 row["device"],
@@ -145,20 +155,35 @@ class Outcome:
                 f"{row['bubble_share']:.1%}",
                 f"{row['peak_bytes'] / 2**20:,.0f}",
             )
-            for row in self.rows()
+            for row in rows[:_TOLD]
         ]
+        more = [f"and {len(rows) - _TOLD:,} more, in devices.csv"] if len(rows) > _TOLD else []
+        title = f"{in_short(self.plan)}, simulated"
+        return "\n".join([title, markdown_table(head, cells), *more, *self._pace()])
+
+    def _pace(self) -> list[str]:
         values = self.values()
-        return "\n".join(
-            [
-                f"{self.plan.config}, simulated",
-                markdown_table(head, cells),
-                f"{values['minibatches_per_s']:.4g} minibatches/s, "
-                f"{values['simulated_shapes_per_s']:.4g} samples/s; an epoch of "
-                f"{self.pace.minibatches} minibatches takes {self.pace.total_s:.4g} s",
-                f"{values['speedup_over_dp']:.2f}x as fast as data parallelism on the same devices "
-                f"({values['epoch_speedup_over_dp']:.2f}x over the epoch)",
-            ]
-        )
+        said = "overlap with the backward" if self.dp_overlaps else "follow the backward"
+        found = [
+            f"{values['minibatches_per_s']:.4g} minibatches/s, "
+            f"{values['simulated_shapes_per_s']:.4g} samples/s; an epoch of "
+            f"{self.pace.minibatches} minibatches takes {self.pace.total_s:.4g} s",
+            f"{values['speedup_over_dp']:.2f}x as fast as data parallelism on the same devices, "
+            f"whose sums {said} ({values['epoch_speedup_over_dp']:.2f}x over the epoch)",
+        ]
+        if self.dp_overlaps:
+            found.append(
+                f"{values['speedup_over_dp_without_overlap']:.2f}x as fast as data parallelism "
+                "whose sums follow the backward"
+            )
+        return found
+
+
+def in_short(plan: Plan) -> str:
+    """The replicas of a plan's stages, if these are not too many to be listed."""
+    if plan.num_stages <= _TOLD:
+        return plan.config
+    return f"{plan.num_stages:,} stages on {plan.num_ranks:,} devices"
 
 
 def write_outcome(outcome: Outcome, directory: RunDir, *, title: str) -> None:
@@ -175,15 +200,7 @@ def write_outcome(outcome: Outcome, directory: RunDir, *, title: str) -> None:
     path = directory.path
     table = outcome.table()
     log.info("%s", table)
-    for row in outcome.rows():
-        room = row["memory_bytes"]
-        if room is not None and row["peak_bytes"] > room_bytes(room):
-            log.warning(
-                "%s would need %.0f MiB of memory and has %.0f",
-                row["device"],
-                row["peak_bytes"] / 2**20,
-                room / 2**20,
-            )
+    _warn_of_memory(outcome)
     write_text_atomic(path / "simulation.txt", table + "\n")
     write_csv(path / "devices.csv", outcome.rows())
     write_text_atomic(path / "trace.json", trace_text(outcome.record, memory=outcome.memory))
@@ -191,11 +208,30 @@ def write_outcome(outcome: Outcome, directory: RunDir, *, title: str) -> None:
     write_text_atomic(directory.plan, outcome.plan.to_json())
 
 
+def _warn_of_memory(outcome: Outcome) -> None:
+    """Names the devices that would need more than they have."""
+    short = [
+        f"{row['device']} would need {row['peak_bytes'] / 2**20:.0f} MiB of memory and has "
+        f"{row['memory_bytes'] / 2**20:.0f}"
+        for row in outcome.rows()
+        if row["memory_bytes"] is not None and row["peak_bytes"] > room_bytes(row["memory_bytes"])
+    ]
+    for words in short[:_TOLD]:
+        log.warning("%s", words)
+    if len(short) > _TOLD:
+        log.warning("and so would %d more, see devices.csv", len(short) - _TOLD)
+
+
 def _draw(outcome: Outcome, directory: RunDir, title: str) -> None:
     in_seconds = outcome.record.end_s >= _SECONDS_FROM_S
+    plan = outcome.plan
+    ranks = some_ranks(plan, _DRAWN)
+    if len(ranks) < plan.num_ranks:
+        title = f"{title} ({len(ranks)} of {plan.num_ranks:,} devices)"
     timeline_picture(
         lanes(
             outcome.record,
+            ranks=ranks,
             names=[f"stage {row['stage']}: {row['device']}" for row in outcome.rows()],
             unit_s=1.0 if in_seconds else 1e-3,
             least_s=outcome.record.end_s / _SEEN,

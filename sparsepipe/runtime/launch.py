@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from sparsepipe.runtime.reports import (
     read_reports,
     report_failure,
 )
+from sparsepipe.runtime.variables import set_within
 
 __all__ = ["Stopped", "announce", "follow_parent", "launch", "report_failure"]
 
@@ -134,8 +135,7 @@ def _silence_agent() -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-@contextmanager
-def _environment(threads_per_rank: int, reports: Path) -> Iterator[None]:
+def _environment(threads_per_rank: int, reports: Path) -> AbstractContextManager[None]:
     """What ranks inherit, set for the time of the launch only."""
     values = {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_per_rank)),
@@ -143,16 +143,8 @@ def _environment(threads_per_rank: int, reports: Path) -> Iterator[None]:
         REPORT_VARIABLE: str(reports),
         _LAUNCHER_VARIABLE: str(os.getpid()),  # the agent runs here and starts ranks by fork
     }
-    before = {name: os.environ.get(name) for name in (*values, "TORCHELASTIC_SIGNALS_TO_HANDLE")}
-    os.environ.update({name: value for name, value in values.items() if value})
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    known = {name: value for name, value in values.items() if value}
+    return set_within(known, restored=("TORCHELASTIC_SIGNALS_TO_HANDLE",))
 
 
 def _loopback() -> str:

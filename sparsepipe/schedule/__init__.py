@@ -1,10 +1,18 @@
 """Pure: how a model is split, and what each rank does when."""
 
 from sparsepipe.schedule.actions import Action, Schedule
-from sparsepipe.schedule.asynchronous import RankOrder, asynchronous
+from sparsepipe.schedule.asynchronous import RankOrder, asynchronous, asynchronous_order
 from sparsepipe.schedule.balance import balanced
+from sparsepipe.schedule.intake import Intake
 from sparsepipe.schedule.plan import Plan, Stage
-from sparsepipe.schedule.synchronous import gpipe, naive, one_f_one_b
+from sparsepipe.schedule.synchronous import (
+    gpipe,
+    gpipe_order,
+    naive,
+    naive_order,
+    one_f_one_b,
+    one_f_one_b_order,
+)
 from sparsepipe.schedule.timeline import Span, lanes, timeline, unit_times
 from sparsepipe.schedule.validity import check
 from sparsepipe.schedule.versions import (
@@ -20,6 +28,7 @@ from sparsepipe.schedule.versions import (
 
 __all__ = [
     "Action",
+    "Intake",
     "Passage",
     "Plan",
     "RankOrder",
@@ -28,13 +37,17 @@ __all__ = [
     "Stage",
     "Tally",
     "asynchronous",
+    "asynchronous_order",
     "balanced",
     "check",
     "gpipe",
+    "gpipe_order",
     "included_at",
     "lanes",
     "naive",
+    "naive_order",
     "one_f_one_b",
+    "one_f_one_b_order",
     "passages",
     "peak_predicted",
     "peak_stashed",

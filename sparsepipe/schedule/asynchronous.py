@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sparsepipe.schedule.actions import Action, Schedule
+from sparsepipe.schedule.intake import Intake
 from sparsepipe.schedule.plan import Plan
 
 
@@ -98,9 +99,14 @@ class RankOrder:
 
 def asynchronous(plan: Plan, minibatches: int) -> Schedule:
     """The asynchronous 1F1B schedule of a number of minibatches, drained at the end."""
-    return Schedule(plan, tuple(_rank(plan, rank, minibatches) for rank in range(plan.num_ranks)))
+    ranks = range(plan.num_ranks)
+    orders = (asynchronous_order(plan, rank, Intake(minibatches)) for rank in ranks)
+    return Schedule(plan, tuple(map(tuple, orders)))
 
 
-def _rank(plan: Plan, rank: int, minibatches: int) -> tuple[Action, ...]:
+def asynchronous_order(plan: Plan, rank: int, intake: Intake) -> Iterator[Action]:
+    """What one rank does, told as it is asked for: a long run has many actions."""
     order = RankOrder(plan, rank)
-    return (*order.feed(minibatches), *order.drain())
+    for count in intake.portions(plan.replicas(plan.stage_of(rank))):
+        yield from order.feed(count)
+    yield from order.drain()

@@ -7,9 +7,10 @@ by replica ``m mod r``, forward and backward (round robin; PipeDream, section 3.
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Self
 
 from sparsepipe.errors import PlanError
@@ -53,6 +54,8 @@ class Plan:
 
     stages: tuple[Stage, ...]
     details: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    _firsts: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """The first rank of each stage, and how many there are: plans may have thousands."""
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -69,6 +72,8 @@ class Plan:
             if not stage.devices:
                 raise PlanError(f"stage {number} has no devices", remedy="give it one or more")
             begin = last + 1
+        firsts = (0, *accumulate(stage.replicas for stage in self.stages))
+        object.__setattr__(self, "_firsts", firsts)
 
     @classmethod
     def of(cls, *, config: str, cuts: Sequence[int], num_layers: int) -> Self:
@@ -118,7 +123,7 @@ class Plan:
     @property
     def num_ranks(self) -> int:
         """R, devices of all stages."""
-        return sum(stage.replicas for stage in self.stages)
+        return self._firsts[-1]
 
     @property
     def num_layers(self) -> int:
@@ -141,12 +146,12 @@ class Plan:
 
     def ranks_of(self, stage: int) -> range:
         """The ranks that hold ``stage``."""
-        first = sum(self.replicas(s) for s in range(stage))
-        return range(first, first + self.replicas(stage))
+        return range(self._firsts[stage], self._firsts[stage + 1])
 
     def stage_of(self, rank: int) -> int:
         """The stage that ``rank`` holds."""
-        return next(s for s in range(self.num_stages) if rank in self.ranks_of(s))
+        assert 0 <= rank < self.num_ranks
+        return bisect_right(self._firsts, rank) - 1
 
     def replica_of(self, rank: int) -> int:
         """Which of its stage's replicas ``rank`` is."""
@@ -172,7 +177,7 @@ class Plan:
         ``(R_s - 1) // r_s`` with ``R_s`` the ranks from this stage on; at stage 0 one less
         than PipeDream's NOAM (section 3.2), since the next forward comes before the backward.
         """
-        ranks = sum(self.replicas(s) for s in range(stage, self.num_stages))
+        ranks = self.num_ranks - self._firsts[stage]
         return (ranks - 1) // self.replicas(stage)
 
     def to_json(self) -> str:

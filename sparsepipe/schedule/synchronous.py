@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from sparsepipe.schedule.actions import Action, Schedule
+from sparsepipe.schedule.intake import Intake
 from sparsepipe.schedule.plan import Plan
 
 
@@ -17,18 +18,18 @@ def naive(plan: Plan, minibatches: int) -> Schedule:
 
     Where a stage has replicas, each round of its minibatches is under way at a time.
     """
+    return _of(plan, lambda rank: naive_order(plan, rank, Intake(minibatches)))
 
-    def order(rank: int) -> Iterator[Action]:
-        stage, replica = plan.stage_of(rank), plan.replica_of(rank)
-        replicas = plan.replicas(stage)
-        for number in range(-(-minibatches // replicas)):
-            minibatch = number * replicas + replica
-            if minibatch < minibatches:
-                yield Action("F", minibatch)
-                yield Action("B", minibatch)
-            yield Action("U", number)
 
-    return _of(plan, order)
+def naive_order(plan: Plan, rank: int, intake: Intake) -> Iterator[Action]:
+    """What one rank does in :func:`naive`, told as it is asked for."""
+    stage, replica = plan.stage_of(rank), plan.replica_of(rank)
+    replicas = plan.replicas(stage)
+    for number, count in enumerate(intake.portions(replicas)):
+        if replica < count:
+            yield Action("F", number * replicas + replica)
+            yield Action("B", number * replicas + replica)
+        yield Action("U", number)
 
 
 def gpipe(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
@@ -36,15 +37,16 @@ def gpipe(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
 
     Backwards run in the reverse order of forwards.
     """
+    return _of(plan, lambda rank: gpipe_order(plan, rank, Intake(minibatches), microbatches))
 
-    def order(rank: int) -> Iterator[Action]:
-        parts = _own(plan, rank, microbatches)
-        for minibatch in range(minibatches):
-            yield from (Action("F", minibatch, part) for part in parts)
-            yield from (Action("B", minibatch, part) for part in reversed(parts))
-            yield Action("U", minibatch)
 
-    return _of(plan, order)
+def gpipe_order(plan: Plan, rank: int, intake: Intake, microbatches: int) -> Iterator[Action]:
+    """What one rank does in :func:`gpipe`, told as it is asked for."""
+    parts = _own(plan, rank, microbatches)
+    for minibatch, _ in enumerate(intake.portions(1)):
+        yield from (Action("F", minibatch, part) for part in parts)
+        yield from (Action("B", minibatch, part) for part in reversed(parts))
+        yield Action("U", minibatch)
 
 
 def one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
@@ -53,21 +55,20 @@ def one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
     The warm-up is that of the asynchronous schedule; then one forward, one backward, until
     the minibatch has drained and the update comes.
     """
+    return _of(plan, lambda rank: one_f_one_b_order(plan, rank, Intake(minibatches), microbatches))
 
-    def order(rank: int) -> Iterator[Action]:
-        parts = _own(plan, rank, microbatches)
-        ahead = plan.warmup(plan.stage_of(rank))
-        for minibatch in range(minibatches):
-            for place, part in enumerate(parts):
-                yield Action("F", minibatch, part)
-                if place >= ahead:
-                    yield Action("B", minibatch, parts[place - ahead])
-            yield from (
-                Action("B", minibatch, part) for part in parts[max(0, len(parts) - ahead) :]
-            )
-            yield Action("U", minibatch)
 
-    return _of(plan, order)
+def one_f_one_b_order(plan: Plan, rank: int, intake: Intake, microbatches: int) -> Iterator[Action]:
+    """What one rank does in :func:`one_f_one_b`, told as it is asked for."""
+    parts = _own(plan, rank, microbatches)
+    ahead = plan.warmup(plan.stage_of(rank))
+    for minibatch, _ in enumerate(intake.portions(1)):
+        for place, part in enumerate(parts):
+            yield Action("F", minibatch, part)
+            if place >= ahead:
+                yield Action("B", minibatch, parts[place - ahead])
+        yield from (Action("B", minibatch, part) for part in parts[max(0, len(parts) - ahead) :])
+        yield Action("U", minibatch)
 
 
 def _own(plan: Plan, rank: int, microbatches: int) -> range:

@@ -52,7 +52,7 @@ def check(
     """
     _check_lists(schedule)
     _check_stages(schedule)
-    _play(schedule, outbox=outbox, gradient_first=gradient_first)
+    _Play(schedule, outbox=outbox, gradient_first=gradient_first).run()
     if max_staleness is not None:
         _check_staleness(schedule, max_staleness)
 
@@ -154,57 +154,92 @@ def _steps(schedule: Schedule, rank: int, *, gradient_first: bool) -> Iterator[_
     yield from held
 
 
-def _play(schedule: Schedule, *, outbox: int | None, gradient_first: bool) -> None:
-    """Lets every rank go on as far as it can until all are through."""
-    plan = schedule.plan
-    todo = [
-        deque(_steps(schedule, rank, gradient_first=gradient_first))
-        for rank in range(plan.num_ranks)
-    ]
-    channels: dict[tuple[int, int, str], deque[Part]] = defaultdict(deque)
+class _Play:
+    """Lets every rank go on as far as it can until all are through.
 
-    def channel(rank: int, step: _Step) -> deque[Part]:
+    Args:
+        schedule: what is played.
+        outbox: see :func:`check`.
+        gradient_first: the same.
+    """
+
+    def __init__(self, schedule: Schedule, *, outbox: int | None, gradient_first: bool) -> None:
+        self._plan, self._outbox = schedule.plan, outbox
+        ranks = range(self._plan.num_ranks)
+        self._todo = [
+            deque(_steps(schedule, rank, gradient_first=gradient_first)) for rank in ranks
+        ]
+        self._channels: dict[tuple[int, int, str], deque[Part]] = defaultdict(deque)
+        self._ready = deque(ranks)  # who may be able to go on
+        self._queued = set(ranks)  # the same
+        self._new = set(ranks)  # who has come to a step that has not been looked at
+
+    def run(self) -> None:
+        """Ends when all are through.
+
+        Raises:
+            ScheduleError: somebody is not, or gets what it does not expect.
+        """
+        while self._ready:
+            rank = self._ready.popleft()
+            self._queued.discard(rank)
+            self._go_on(rank)
+        if any(self._todo):
+            raise _deadlock(self._todo)
+
+    def _go_on(self, rank: int) -> None:
+        steps = self._todo[rank]
+        while steps and self._may_go(rank, steps[0]):
+            step = steps[0]
+            if step.what == "meet":
+                for other in self._plan.ranks_of(self._plan.stage_of(rank)):
+                    self._todo[other].popleft()
+                    self._new.add(other)
+                    self._wake(other)
+                continue
+            steps.popleft()
+            self._new.add(rank)
+            if step.what == "put":
+                self._channel(rank, step).append(step.part)
+            else:
+                self._channel(rank, step).popleft()
+            self._wake(step.peer)
+        if rank in self._new and steps and steps[0].what == "take":
+            self._wake(steps[0].peer)  # who may have waited with it for a rendezvous
+        self._new.discard(rank)
+
+    def _wake(self, rank: int) -> None:
+        if rank not in self._queued:
+            self._queued.add(rank)
+            self._ready.append(rank)
+
+    def _channel(self, rank: int, step: _Step) -> deque[Part]:
         ends = (rank, step.peer) if step.what == "put" else (step.peer, rank)
-        return channels[(*ends, step.action.kind)]
+        return self._channels[(*ends, step.action.kind)]
 
-    def may_go(rank: int, step: _Step) -> bool:
+    def _may_go(self, rank: int, step: _Step) -> bool:
         if step.what == "take":
-            ready = channel(rank, step)
+            ready = self._channel(rank, step)
             if ready and ready[0] != step.part:
                 raise _wrong(rank, step.action, f"meets part {ready[0]} first", "keep the order")
             return bool(ready)
         if step.what == "put":
-            waiting = channel(rank, step)
-            if outbox is None or len(waiting) < outbox:
-                return True
-            # A rendezvous: the other end is at the very place where it takes this.
-            there = todo[step.peer][0] if todo[step.peer] else None
-            return (
-                outbox == 0
-                and there is not None
-                and (there.what, there.peer, there.part) == ("take", rank, step.part)
-                and there.action.kind == step.action.kind
-            )
-        heads = [todo[r][0] if todo[r] else None for r in plan.ranks_of(plan.stage_of(rank))]
+            return self._has_room(rank, step)
+        ranks = self._plan.ranks_of(self._plan.stage_of(rank))
+        heads = [self._todo[r][0] if self._todo[r] else None for r in ranks]
         return all(h is not None and h.what == "meet" and h.part == step.part for h in heads)
 
-    while any(todo):
-        moved = False
-        for rank, steps in enumerate(todo):
-            while steps and may_go(rank, steps[0]):
-                moved = True
-                step = steps[0]
-                if step.what == "meet":
-                    for other in plan.ranks_of(plan.stage_of(rank)):
-                        todo[other].popleft()
-                    continue
-                steps.popleft()
-                if step.what == "put":
-                    channel(rank, step).append(step.part)
-                else:
-                    channel(rank, step).popleft()
-        if not moved:
-            raise _deadlock(todo)
+    def _has_room(self, rank: int, step: _Step) -> bool:
+        if self._outbox is None or len(self._channel(rank, step)) < self._outbox:
+            return True
+        # A rendezvous: the other end is at the very place where it takes this.
+        there = self._todo[step.peer][0] if self._todo[step.peer] else None
+        return (
+            self._outbox == 0
+            and there is not None
+            and (there.what, there.peer, there.part) == ("take", rank, step.part)
+            and there.action.kind == step.action.kind
+        )
 
 
 def _deadlock(todo: list[deque[_Step]]) -> ScheduleError:

@@ -15,6 +15,7 @@ activation and g for a gradient that it sends, S for a sum of gradients that it 
 def lanes(
     record: Record,
     *,
+    ranks: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
     unit_s: float = 1.0,
     least_s: float = 0.0,
@@ -23,7 +24,8 @@ def lanes(
 
     Args:
         record: with spans, transfers and reductions.
-        names: of the ranks; None: their stages and replicas.
+        ranks: that have lanes; None: all.
+        names: of all ranks; None: their stages and replicas.
         unit_s: seconds of the unit in which rows tell the time.
         least_s: messages and sums that take no longer are left out.
 
@@ -32,20 +34,35 @@ def lanes(
         lanes in which no two messages are under way at once, and one of the sums.
     """
     plan = record.plan
-    computed: list[list[Row]] = [[] for _ in range(plan.num_ranks)]
-    for span in record.spans:
-        action, start, end = span.action, span.start / unit_s, span.end / unit_s
-        computed[span.rank].append((action.kind, action.number, action.microbatch, start, end))
+    computed, sent, summed = _computed(record, unit_s), _sent(record, unit_s), _sums(record, unit_s)
     found: list[tuple[str, list[Row]]] = []
-    for rank, rows in enumerate(computed):
-        found.append((_name(plan, rank) if names is None else names[rank], rows))
-        for name, moved in (
-            ("sends", _sent(record, rank, unit_s)),
-            ("sums", _sums(record, plan.stage_of(rank), unit_s)),
-        ):
+    for rank in range(plan.num_ranks) if ranks is None else ranks:
+        found.append((_name(plan, rank) if names is None else names[rank], computed[rank]))
+        for name, moved in (("sends", sent[rank]), ("sums", summed[plan.stage_of(rank)])):
             seen = [row for row in moved if row[4] - row[3] > least_s / unit_s]
             found += [(name, lane) for lane in _apart(seen)]
     return found
+
+
+def some_ranks(plan: Plan, most: int) -> list[int]:
+    """Ranks that stand for all where these are too many to be looked at.
+
+    Args:
+        plan: the stages and their ranks.
+        most: at least 2.
+
+    Returns:
+        All, if there are no more; else the first replicas of each stage, or of stages from the
+        first to the last at like distances.
+    """
+    if plan.num_ranks <= most:
+        return list(range(plan.num_ranks))
+    stages = range(plan.num_stages)
+    if plan.num_stages > most:
+        stages_seen = [round(k * (plan.num_stages - 1) / (most - 1)) for k in range(most)]
+        return [plan.ranks_of(stage).start for stage in stages_seen]
+    each = most // plan.num_stages
+    return [rank for stage in stages for rank in plan.ranks_of(stage)[:each]]
 
 
 def _name(plan: Plan, rank: int) -> str:
@@ -55,33 +72,34 @@ def _name(plan: Plan, rank: int) -> str:
     return f"stage {stage}, replica {plan.replica_of(rank)}"
 
 
-def _sent(record: Record, rank: int, unit_s: float) -> list[Row]:
-    return [
-        (
-            "a" if sent.cargo == "activation" else "g",
-            sent.number,
-            sent.microbatch,
-            sent.start_s / unit_s,
-            sent.end_s / unit_s,
-        )
-        for sent in record.transfers
-        if sent.source == rank
-    ]
+def _computed(record: Record, unit_s: float) -> list[list[Row]]:
+    """Of each rank."""
+    found: list[list[Row]] = [[] for _ in range(record.plan.num_ranks)]
+    for span in record.spans:
+        action, start, end = span.action, span.start / unit_s, span.end / unit_s
+        found[span.rank].append((action.kind, action.number, action.microbatch, start, end))
+    return found
 
 
-def _sums(record: Record, stage: int, unit_s: float) -> list[Row]:
+def _sent(record: Record, unit_s: float) -> list[list[Row]]:
+    """Of each rank."""
+    found: list[list[Row]] = [[] for _ in range(record.plan.num_ranks)]
+    for sent in record.transfers:
+        kind = "a" if sent.cargo == "activation" else "g"
+        start, end = sent.start_s / unit_s, sent.end_s / unit_s
+        found[sent.source].append((kind, sent.number, sent.microbatch, start, end))
+    return found
+
+
+def _sums(record: Record, unit_s: float) -> list[list[Row]]:
+    """Of each stage."""
+    found: list[list[Row]] = [[] for _ in range(record.plan.num_stages)]
     in_parts = any(reduction.part for reduction in record.reductions)
-    return [
-        (
-            "S",
-            reduction.round,
-            reduction.part if in_parts else None,
-            reduction.start_s / unit_s,
-            reduction.end_s / unit_s,
-        )
-        for reduction in record.reductions
-        if reduction.stage == stage
-    ]
+    for reduction in record.reductions:
+        part = reduction.part if in_parts else None
+        start, end = reduction.start_s / unit_s, reduction.end_s / unit_s
+        found[reduction.stage].append(("S", reduction.round, part, start, end))
+    return found
 
 
 def _apart(rows: Sequence[Row]) -> list[list[Row]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from sparsepipe.simulate.events import Events
-from sparsepipe.simulate.flows import Flows
+from sparsepipe.simulate.flows import Flow, Flows
 from sparsepipe.simulate.links import Sends
 
 Part: TypeAlias = tuple[int, int | None]
@@ -27,20 +27,24 @@ class Line:
         ports: between the two ranks.
         latency_s: the same.
         num_bytes: of each message.
-        arrived: see :data:`Arrived`.
+        arrived: see :data:`Arrived`; None: nobody is.
         wake_source: called when its sender may have room.
         wake_target: called when its receiver may have what it waits for.
     """
 
     __slots__ = (
         "_arrived",
+        "_began_s",
         "_bytes",
+        "_due_s",
         "_events",
+        "_flow",
         "_flows",
+        "_inbox",
         "_latency_s",
         "_moving",
+        "_outbox",
         "_ports",
-        "_sends",
         "_there",
         "_waiting",
         "_wake_source",
@@ -57,66 +61,97 @@ class Line:
         ports: tuple[int, ...],
         latency_s: float,
         num_bytes: float,
-        arrived: Arrived,
+        arrived: Arrived | None,
         wake_source: Callable[[], None],
         wake_target: Callable[[], None],
     ) -> None:
-        self._events, self._flows, self._sends = events, flows, sends
+        self._events, self._flows = events, flows
+        self._outbox, self._inbox = sends.outbox, sends.inbox
         self._ports, self._latency_s, self._bytes = ports, latency_s, num_bytes
         self._arrived = arrived
         self._wake_source, self._wake_target = wake_source, wake_target
         self._waiting: deque[Part] = deque()
         self._moving: Part | None = None
+        self._flow: Flow | None = None  # that carries or has carried what moves
+        self._began_s = 0.0  # when what moves did so
+        self._due_s = 0.0  # when it comes, once its last byte has left
         self._there: deque[Part] = deque()
         self._wanted = False  # the receiver waits for the next message
 
     def put(self, part: Part) -> None:
         """The sender hands a message over."""
         self._waiting.append(part)
-        self._begin()
+        if self._moving is None:
+            self._begin()
 
     @property
     def is_full(self) -> bool:
         """Whether the sender must wait after what it has handed over."""
-        outbox = self._sends.outbox
+        outbox = self._outbox
         if outbox is None:
             return False
         return len(self._waiting) > outbox or (outbox == 0 and self._moving is not None)
 
     def take(self, part: Part) -> bool:
         """The receiver asks for a message; whether it has it now. If not, it is woken later."""
-        if not self._there:
-            self._wanted = True
+        has = bool(self._there)
+        if has:
+            came = self._there.popleft()
+            assert came == part, f"expected {part}, got {came}"
+        self._wanted = not has
+        if self._inbox is not None and self._moving is None:
             self._begin()
-            return False
-        came = self._there.popleft()
-        assert came == part, f"expected {part}, got {came}"
-        self._wanted = False
-        self._begin()
-        return True
+        return has
 
     def _begin(self) -> None:
-        if self._moving is not None or not self._waiting:
+        """Lets the next message begin its way, if there is one and it may."""
+        if not self._waiting:
             return
-        inbox = self._sends.inbox
+        inbox = self._inbox
         if inbox is not None and len(self._there) >= inbox and not self._wanted:
             return
         self._moving = self._waiting.popleft()
-        begin_s = self._events.now_s
-        self._flows.start(self._ports, self._bytes, lambda: self._sent(begin_s))
-        if self._sends.outbox:
+        self._began_s = self._events.now_s
+        self._flow = self._flows.start(self._ports, self._bytes, self._sent)
+        if self._outbox:
             self._wake_source()
 
-    def _sent(self, begin_s: float) -> None:
-        self._events.at(self._events.now_s + self._latency_s, self._come, begin_s)
+    def _sent(self) -> None:
+        self._due_s = self._events.now_s + self._latency_s
+        if self._latency_s:
+            self._events.at(self._due_s, self._come, None)
+        else:
+            self._come(None)
 
-    def _come(self, begin_s: float) -> None:
+    def _come(self, nothing: None) -> None:
         part, self._moving = self._moving, None
         assert part is not None
         self._there.append(part)
         self._wanted = False
-        self._arrived(part, begin_s, self._events.now_s)
+        if self._arrived is not None:
+            self._arrived(part, self._began_s, self._events.now_s)
         self._wake_target()
-        self._begin()
-        if self._sends.outbox == 0:
+        if self._moving is None:
+            self._begin()
+        if self._outbox == 0:
             self._wake_source()
+
+    def standing(self, number: int) -> tuple[tuple[object, ...], float | None] | None:
+        """Which messages are where, and when the one on its way will have come.
+
+        Args:
+            number: of the minibatch from which others are counted.
+
+        Returns:
+            None of the time where nothing is on its way; None of all where nobody waits either.
+        """
+        if self._moving is None and not (self._waiting or self._there or self._wanted):
+            return None
+        waiting = tuple((part[0] - number, part[1]) for part in self._waiting)
+        there = tuple((part[0] - number, part[1]) for part in self._there)
+        if self._moving is None:
+            return (waiting, None, there, self._wanted), None
+        flow, (moving, microbatch) = self._flow, self._moving
+        assert flow is not None
+        place = (waiting, (moving - number, microbatch, flow.is_done), there, self._wanted)
+        return place, self._due_s if flow.is_done else flow.end_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,24 +83,32 @@ def reduction_legs(
     if m == 1 or not num_bytes:
         return [], 0.0
     if algorithm == "ring":
-        pairs = list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
+        pairs = _ring(ranks)
         latency_s = 2 * (m - 1) * max(network.latency_s(*pair) for pair in pairs)
         share = 2 * (m - 1) / m * num_bytes
         return [[Leg(network.ports(*pair), share) for pair in pairs]], latency_s
     if algorithm == "direct":
-        pairs = [(a, b) for a in ranks for b in ranks if a != b]
-        latency_s = 2 * max(network.latency_s(*pair) for pair in pairs)
-        phase = _direct_phase(network, ranks, num_bytes / m)
-        return [phase, phase], latency_s
+        by_host: dict[int, list[int]] = {}
+        for rank in ranks:
+            by_host.setdefault(network.hosts[rank], []).append(rank)
+        apart = [network.between.latency_s] if len(by_host) > 1 else []
+        inside = [network.inside[h].latency_s for h, mine in by_host.items() if len(mine) > 1]
+        phase = _direct_phase(network, by_host, num_bytes / m)
+        return [phase, phase], 2 * max(apart + inside)
     raise ConfigError(f"there is no all-reduce called {algorithm!r}", remedy="use ring or direct")
 
 
-def _direct_phase(network: Network, ranks: Sequence[int], part_bytes: float) -> list[Leg]:
-    """A part from each rank to each other one; pairs that share all their ports are one leg."""
+def _direct_phase(
+    network: Network, by_host: Mapping[int, Sequence[int]], part_bytes: float
+) -> list[Leg]:
+    """A part from each rank to each other one; pairs that share all their ports are one leg.
+
+    Args:
+        network: that they talk over.
+        by_host: the ranks of each host.
+        part_bytes: of each part.
+    """
     legs: Counter[tuple[int, ...]] = Counter()
-    by_host: dict[int, list[int]] = {}
-    for rank in ranks:
-        by_host.setdefault(network.hosts[rank], []).append(rank)
     for here, mine in by_host.items():
         for a, b in _ring(mine) if len(mine) > 1 else ():
             legs[network.ports(a, b)] += len(mine) - 1  # all that a sends here, and b gets

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sparsepipe.partition.memory import REPLICA_BUFFERS, MemoryModel
-from sparsepipe.schedule import Span
+from sparsepipe.schedule import Action, Span
 from sparsepipe.simulate.record import Record
-from sparsepipe.simulate.workload import Workload
+from sparsepipe.simulate.schedules import Simulation
+from sparsepipe.simulate.workload import StageCosts, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,27 @@ def memory_over_time(
     return [_levels(spans, record, workload, model) for spans in by_rank]
 
 
-def peak_bytes(levels: Sequence[Level]) -> float:
-    """The most at a time; 0 of a rank that did nothing."""
-    return max((level.num_bytes for level in levels), default=0.0)
+def long_run_peaks_bytes(simulation: Simulation, model: MemoryModel) -> list[float]:
+    """The most that each rank keeps at a time in a run that is long enough.
+
+    What a rank keeps follows from the order of its actions, whenever it comes to them.
+
+    Args:
+        simulation: the schedule and the workload.
+        model: what counts.
+    """
+    plan, splits = simulation.workload.plan, simulation.recipe.splits
+    found: list[float] = []
+    for stage, costs in enumerate(simulation.workload.stages):
+        ranks = plan.ranks_of(stage)
+        # Until all its minibatches are in flight, and each has another version of the weights.
+        rounds = 2 if splits else 2 * (plan.warmup(stage) + 2)
+        peaks = []
+        for rank in ranks if splits else ranks[:1]:  # with whole minibatches replicas are alike
+            order = simulation.order(rank, rounds * len(ranks))
+            peaks.append(max(_kept_bytes(order, costs, model, replicas=len(ranks))))
+        found += peaks if splits else peaks * len(ranks)
+    return found
 
 
 def _levels(
@@ -59,27 +78,46 @@ def _levels(
     if not spans:
         return ()
     stage = record.plan.stage_of(spans[0].rank)
-    costs = workload.stages[stage]
-    buffers = REPLICA_BUFFERS if record.plan.replicas(stage) > 1 else 0.0
+    kept = _kept_bytes(
+        (span.action for span in spans),
+        workload.stages[stage],
+        model,
+        replicas=record.plan.replicas(stage),
+    )
+    times_s = (span.end if span.action.kind == "B" else span.start for span in spans)
+    return tuple(map(Level, (0.0, *times_s), kept))
+
+
+def _kept_bytes(
+    actions: Iterable[Action], costs: StageCosts, model: MemoryModel, *, replicas: int
+) -> Iterator[float]:
+    """What a rank keeps at first; then when each action has begun, or a backward has ended.
+
+    Args:
+        actions: of the rank, in order.
+        costs: of its stage.
+        model: what counts.
+        replicas: of its stage.
+    """
+    buffers = REPLICA_BUFFERS if replicas > 1 else 0.0
     always = 1 + model.optimizer + model.gradients + buffers
     static_bytes = model.reserved_bytes + always * costs.parameter_bytes
+    version_bytes = costs.parameter_bytes if model.stash else 0.0
     flying: dict[tuple[int, int | None], int] = {}  # version of the weights, by part
+    users: dict[int, int] = {}  # parts in flight on each version
     updates = 0
-
-    def now_bytes() -> float:
-        old = {version for version in flying.values() if version != updates}
-        extra = len(flying) if model.predicted else len(old)
-        stashed = extra * costs.parameter_bytes if model.stash else 0.0
-        return static_bytes + len(flying) * costs.stored_bytes + stashed
-
-    levels = [Level(0.0, now_bytes())]
-    for span in spans:
-        key = span.action.number, span.action.microbatch
-        if span.action.kind == "F":
-            flying[key] = updates
-        elif span.action.kind == "B":
-            del flying[key]
+    yield static_bytes
+    for action in actions:
+        part = action.number, action.microbatch
+        if action.kind == "F":
+            flying[part] = updates
+            users[updates] = users.get(updates, 0) + 1
+        elif action.kind == "B":
+            version = flying.pop(part)
+            users[version] -= 1
+            if not users[version]:
+                del users[version]
         else:
             updates += 1
-        levels.append(Level(span.end if span.action.kind == "B" else span.start, now_bytes()))
-    return tuple(levels)
+        extra = len(flying) if model.predicted else len(users) - (updates in users)
+        yield static_bytes + len(flying) * costs.stored_bytes + extra * version_bytes

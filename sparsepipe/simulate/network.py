@@ -8,6 +8,7 @@ at once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -31,6 +32,13 @@ class Network:
     hosts: tuple[int, ...]
     inside: tuple[Link, ...]
     between: Link = field(default=INSTANT)
+    bytes_per_s: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    """Of each port: two of each rank inside its host, sending first, then two of each host."""
+
+    def __post_init__(self) -> None:
+        own = [self.inside[host].bytes_per_s for host in self.hosts for _ in range(2)]
+        cards = [self.between.bytes_per_s] * (2 * len(self.inside))
+        object.__setattr__(self, "bytes_per_s", (*own, *cards))
 
     @classmethod
     def flat(cls, num_ranks: int, link: Link = INSTANT) -> Network:
@@ -61,15 +69,16 @@ class Network:
             PlanError: a device is on no host of the inventory.
             HardwareError: a link that is needed has no bandwidth, or none above 0.
         """
-        names = [host.name for host in inventory.hosts]
+        names = {host.name: number for number, host in enumerate(inventory.hosts)}
         if strange := [device for device in devices if device.split("/")[0] not in names]:
             raise PlanError(
                 f"the plan's {strange[0]} is on no host of the hardware ({', '.join(names)})",
                 remedy="choose the hardware that the plan was made for, or search for a new one",
             )
-        hosts = tuple(names.index(device.split("/")[0]) for device in devices)
+        hosts = tuple(names[device.split("/")[0]] for device in devices)
+        ranks = Counter(hosts)
         inside = tuple(
-            _usable(host.link, f"host {host.name}") if hosts.count(number) > 1 else INSTANT
+            _usable(host.link, f"host {host.name}") if ranks[number] > 1 else INSTANT
             for number, host in enumerate(inventory.hosts)
         )
         if len(set(hosts)) < 2:
@@ -79,12 +88,6 @@ class Network:
             latency_s = 0.0 if between is None else between.latency_s
             between = Link(bytes_per_s=between_bytes_per_s, latency_s=latency_s)
         return cls(hosts=hosts, inside=inside, between=_usable(between, "the inventory"))
-
-    @property
-    def bytes_per_s(self) -> tuple[float, ...]:
-        """Of each port: two of each rank inside its host, sending first, then two of each host."""
-        own = [self.inside[host].bytes_per_s for host in self.hosts for _ in range(2)]
-        return (*own, *[self.between.bytes_per_s for _ in self.inside for _ in range(2)])
 
     def ports(self, source: int, target: int) -> tuple[int, ...]:
         """Those that a message from one rank to another runs through."""

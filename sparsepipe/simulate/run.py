@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sparsepipe.schedule import Action, Plan, RankOrder, Schedule, check
+from sparsepipe.schedule import Action, Schedule, check
 from sparsepipe.simulate.engine import Engine
 from sparsepipe.simulate.links import FREELY, Algorithm, Sends
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.record import Record
+from sparsepipe.simulate.standing import Lookout
 from sparsepipe.simulate.workload import Workload
 
 
@@ -47,7 +48,12 @@ def simulate(schedule: Schedule, workload: Workload, setting: Setting) -> Record
 
 
 def run_actions(
-    workload: Workload, actions: Sequence[Iterable[Action]], setting: Setting, *, keep: bool
+    workload: Workload,
+    actions: Sequence[Iterable[Action]],
+    setting: Setting,
+    *,
+    keep: bool,
+    lookout: Lookout | None = None,
 ) -> Record:
     """Lets every rank do its actions in order.
 
@@ -56,6 +62,7 @@ def run_actions(
         actions: of each rank; told as they are needed.
         setting: how ranks talk.
         keep: whether spans, transfers and reductions are recorded.
+        lookout: looks for a cycle meanwhile.
 
     Raises:
         ScheduleError: ranks wait for one another for ever.
@@ -68,15 +75,6 @@ def run_actions(
         algorithm=setting.algorithm,
         bucket_bytes=setting.bucket_bytes,
         keep=keep,
+        lookout=lookout,
     )
     return engine.run()
-
-
-def asynchronous_actions(plan: Plan, minibatches: int) -> list[Iterator[Action]]:
-    """Each rank's actions, made as they are asked for: a long run has many."""
-
-    def told(order: RankOrder) -> Iterator[Action]:
-        yield from order.feed(minibatches)
-        yield from order.drain()
-
-    return [told(RankOrder(plan, rank)) for rank in range(plan.num_ranks)]

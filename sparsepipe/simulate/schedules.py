@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.schedule import Action, Plan, Schedule, asynchronous, gpipe, naive, one_f_one_b
+from sparsepipe.schedule import (
+    Action,
+    Intake,
+    Plan,
+    Schedule,
+    asynchronous_order,
+    gpipe_order,
+    naive_order,
+    one_f_one_b_order,
+)
 from sparsepipe.simulate.record import Record
-from sparsepipe.simulate.run import Setting, asynchronous_actions, simulate
-from sparsepipe.simulate.steady import Actions, Pace, pace
+from sparsepipe.simulate.run import Setting, simulate
+from sparsepipe.simulate.steady import Pace, pace
 from sparsepipe.simulate.workload import Workload
 
 MICROBATCHES = 4
@@ -21,21 +30,21 @@ class Recipe:
     """How a schedule is made.
 
     Args:
-        make: called with the plan, the number of minibatches, and that of microbatches.
-        splits: whether minibatches are split into microbatches.
-        actions: the same as ``make`` where minibatches are whole, for a run too long to be listed.
+        order: what a rank of a plan does, told as it is asked for, with the number of
+            microbatches.
+        splits: whether minibatches are split into microbatches. Then every minibatch goes like
+            the first.
     """
 
-    make: Callable[[Plan, int, int], Schedule]
+    order: Callable[[Plan, int, Intake, int], Iterable[Action]]
     splits: bool = False
-    actions: Actions | None = None
 
 
 SCHEDULES: Mapping[str, Recipe] = {
-    "asynchronous": Recipe(make=lambda p, n, _: asynchronous(p, n), actions=asynchronous_actions),
-    "naive": Recipe(make=lambda p, n, _: naive(p, n)),
-    "gpipe": Recipe(make=lambda p, n, t: gpipe(p, n, microbatches=t), splits=True),
-    "1f1b": Recipe(make=lambda p, n, t: one_f_one_b(p, n, microbatches=t), splits=True),
+    "asynchronous": Recipe(order=lambda p, rank, intake, _: asynchronous_order(p, rank, intake)),
+    "naive": Recipe(order=lambda p, rank, intake, _: naive_order(p, rank, intake)),
+    "gpipe": Recipe(order=gpipe_order, splits=True),
+    "1f1b": Recipe(order=one_f_one_b_order, splits=True),
 }
 
 
@@ -110,8 +119,14 @@ class Simulation:
         Raises:
             ScheduleError: the schedule cannot be run.
         """
-        made = self.recipe.make(self.workload.plan, minibatches, self.microbatches)
+        plan = self.workload.plan
+        orders = (self.order(rank, minibatches) for rank in range(plan.num_ranks))
+        made = Schedule(plan, tuple(map(tuple, orders)))
         return simulate(made, self.workload, self.setting)
+
+    def order(self, rank: int, minibatches: int) -> Iterable[Action]:
+        """What a rank does in a run of a number of minibatches."""
+        return self._order(self.workload.plan, rank, Intake(minibatches))
 
     def pace(self, minibatches: int) -> Pace:
         """How fast a run of so many minibatches goes.
@@ -120,8 +135,12 @@ class Simulation:
             ScheduleError: the schedule cannot be run.
         """
         return pace(
-            self.workload, minibatches, self.setting, actions=self.recipe.actions or self._actions
+            self.workload,
+            minibatches,
+            self.setting,
+            order=self._order,
+            period=1 if self.recipe.splits else None,
         )
 
-    def _actions(self, plan: Plan, minibatches: int) -> list[tuple[Action, ...]]:
-        return list(self.recipe.make(plan, minibatches, self.microbatches).actions)
+    def _order(self, plan: Plan, rank: int, intake: Intake) -> Iterable[Action]:
+        return self.recipe.order(plan, rank, intake, self.microbatches)

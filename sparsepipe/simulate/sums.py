@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from sparsepipe.simulate.events import Events
-from sparsepipe.simulate.flows import Flows
+from sparsepipe.simulate.flows import Flow, Flows
 from sparsepipe.simulate.links import Algorithm, Leg, reduction_legs
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.workload import StageCosts
@@ -78,10 +79,8 @@ class Sums:
         if bucket_bytes is not None and len(ranks) > 1:
             parts = buckets(costs.layers_parameter_bytes, bucket_bytes)
             sizes = [size for _, size in parts]
-            self._early = [
-                [sum(times_s[: last + 1]) for last, _ in parts]
-                for times_s in costs.layers_backward_s
-            ]
+            ends = [last for last, _ in parts]
+            self._early = _ends_s(costs.layers_backward_s, ends)
         if len(ranks) == 1:
             sizes = []
         self._sizes = sizes
@@ -90,6 +89,8 @@ class Sums:
         self._round = 0  # under way
         self._part = 0  # the same
         self._moving = False
+        self._legs: list[Flow] = []  # of what moves; none: only the latency is left
+        self._due_s = 0.0  # when that is over
 
     def backward_begins(self, rank: int, minibatch: int) -> None:
         """A replica begins a backward: its gradients come one after another."""
@@ -104,14 +105,17 @@ class Sums:
         if not self._sizes or number < self._round:
             return True
         for part in range(len(self._sizes)):
-            self._came[number, part].add(rank)  # also without a minibatch in the last round
+            self._come(rank, number, part)  # also without a minibatch in the last round
         self._begin()
         return number < self._round
 
     def _has(self, what: tuple[int, int, int]) -> None:
-        rank, number, part = what
-        self._came[number, part].add(rank)
+        self._come(*what)
         self._begin()
+
+    def _come(self, rank: int, number: int, part: int) -> None:
+        if (number, part) >= (self._round, self._part + self._moving):  # else it has begun
+            self._came[number, part].add(rank)
 
     def _begin(self) -> None:
         key = self._round, self._part
@@ -120,12 +124,13 @@ class Sums:
         del self._came[key]
         self._moving = True
         phases, latency_s = self._plans[self._part]
-        start_s = self._events.now_s
-        self._move(phases, latency_s, start_s)
+        self._move(phases, latency_s, self._events.now_s)
 
     def _move(self, phases: list[list[Leg]], latency_s: float, start_s: float) -> None:
+        self._legs = []
         if not phases:
-            self._events.at(self._events.now_s + latency_s, self._done, start_s)
+            self._due_s = self._events.now_s + latency_s
+            self._events.at(self._due_s, self._done, start_s)
             return
         legs, left = phases[0], len(phases[0])
 
@@ -135,8 +140,7 @@ class Sums:
             if not left:
                 self._move(phases[1:], latency_s, start_s)
 
-        for leg in legs:
-            self._flows.start(leg.ports, leg.num_bytes, moved)
+        self._legs = [self._flows.start(leg.ports, leg.num_bytes, moved) for leg in legs]
 
     def _done(self, start_s: float) -> None:
         self._moving = False
@@ -147,3 +151,42 @@ class Sums:
             for rank in self._ranks:
                 self._wake(rank)
         self._begin()
+
+    def standing(self, first: int) -> tuple[tuple[object, ...], list[float]]:
+        """Who has come to which sum, and when what moves will have come.
+
+        Gradients that a backward under way will have are no part of it: when it began says all.
+
+        Args:
+            first: the round from which others are counted.
+        """
+        if not self._sizes:
+            return (), []
+        came = tuple(
+            (number - first, part, tuple(sorted(ranks)))
+            for (number, part), ranks in sorted(self._came.items())
+            if ranks
+        )
+        place = (self._round - first, self._part, self._moving, came)
+        if not self._moving:
+            return place, []
+        if not self._legs:
+            return (*place, "latency"), [self._due_s]
+        left = tuple(k for k, leg in enumerate(self._legs) if not leg.is_done)
+        return (*place, left), [self._legs[k].end_s for k in left]
+
+
+def _ends_s(layers_s: Sequence[Sequence[float]], ends: Sequence[int]) -> list[list[float]]:
+    """Of each rank, seconds into the backward at which some layers are through.
+
+    Args:
+        layers_s: of each rank and layer.
+        ends: numbers of the layers.
+    """
+    found: dict[tuple[float, ...], list[float]] = {}  # many ranks are alike
+    for times_s in layers_s:
+        key = tuple(times_s)
+        if key not in found:
+            sums_s = list(accumulate(key))
+            found[key] = [sums_s[end] for end in ends]
+    return [found[tuple(times_s)] for times_s in layers_s]

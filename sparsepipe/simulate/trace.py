@@ -8,6 +8,7 @@ the action that takes it. No two slices of a thread overlap.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -46,8 +47,10 @@ def _lines(record: Record) -> dict[tuple[int, Cargo, int], int]:
     """Thread of each line, by source, cargo and target: numbered anew for each source."""
     keys = sorted({(sent.source, sent.cargo, sent.target) for sent in record.transfers})
     numbers: dict[tuple[int, Cargo, int], int] = {}
+    of_source: Counter[int] = Counter()
     for key in keys:
-        numbers[key] = _COMPUTES + 1 + sum(other[0] == key[0] for other in numbers)
+        of_source[key[0]] += 1
+        numbers[key] = _COMPUTES + of_source[key[0]]
     return numbers
 
 

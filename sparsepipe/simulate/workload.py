@@ -118,13 +118,14 @@ class Workload:
             PlanError: the profiles have other layers than the plan.
         """
         held = [[_profile(device, profiles) for device in stage.devices] for stage in plan.stages]
-        spans = chain_spans([profile for each in held for profile in each])
+        different = {id(profile): profile for each in held for profile in each}.values()
+        spans = chain_spans(list(different))  # a thousand devices are of few kinds
         if plan.num_layers != spans.num_layers:
             raise PlanError(
                 f"the plan covers {plan.num_layers} layers, the profiles have {spans.num_layers}",
                 remedy="choose the model that the plan was made for, or search for a new plan",
             )
-        updates = all(profile.update_s is not None for each in held for profile in each)
+        updates = all(profile.update_s is not None for profile in different)
         stages = zip(plan.stages, held, strict=True)
         return cls(
             plan=plan,
@@ -177,16 +178,21 @@ def _costs(
         updates: whether they count.
     """
     first, end = layers[0], layers[1] + 1
-    held = [profile.layers[first:end] for profile in profiles]
+    kinds = {id(profile): profile.layers[first:end] for profile in profiles}
+    forward_s = {k: sum(layer.forward_s for layer in own) for k, own in kinds.items()}
+    backward_s = {k: sum(layer.backward_s for layer in own) for k, own in kinds.items()}
+    apart_s = {k: tuple(layer.backward_s for layer in own[::-1]) for k, own in kinds.items()}
+    update_s = max(sum(layer.update_s or 0.0 for layer in own) for own in kinds.values())
+    ranks = [id(profile) for profile in profiles]
     cut_bytes = float(spans.cut_bytes_I[end])
     return StageCosts(
-        forward_s=tuple(sum(layer.forward_s for layer in each) for each in held),
-        backward_s=tuple(sum(layer.backward_s for layer in each) for each in held),
-        update_s=max(sum(layer.update_s or 0.0 for layer in each) for each in held) * updates,
+        forward_s=tuple(forward_s[kind] for kind in ranks),
+        backward_s=tuple(backward_s[kind] for kind in ranks),
+        update_s=update_s * updates,
         output_bytes=cut_bytes,
         gradient_bytes=cut_bytes,
         parameter_bytes=spans.parameter_bytes(first, end),
-        layers_backward_s=tuple(tuple(layer.backward_s for layer in each[::-1]) for each in held),
+        layers_backward_s=tuple(apart_s[kind] for kind in ranks),
         layers_parameter_bytes=tuple(
             spans.parameter_bytes(layer, layer + 1) for layer in range(end - 1, first - 1, -1)
         ),

@@ -10,7 +10,7 @@ from experiment_harness import SUPPORT, composed
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.emulate import NotPermitted, emulated_layout, machine
-from sparsepipe.errors import ConfigError, HardwareError, ProfileError
+from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
 from sparsepipe.experiment.build import build_inventory
 from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.emulated import (
@@ -167,6 +167,35 @@ def test_a_link_too_slow_is_refused_before_ranks_start(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("outputs/*/*/config.yaml")), "nothing stays of it"
 
 
+@pytest.mark.parametrize(
+    ("bytes_per_s", "said", "remedy"),
+    [
+        (0.0, "no bandwidth between its hosts", "bytes_per_s"),
+        (-1.0, "bytes_per_s is -1", "not neg"),
+    ],
+)
+def test_a_link_without_bandwidth_is_refused(
+    tmp_path: Path, bytes_per_s: float, said: str, remedy: str
+) -> None:
+    with pytest.raises(HardwareError, match=said) as caught:
+        run_job(composed(*hosts(tmp_path, bytes_per_s=bytes_per_s), "parallel=dp"))
+    assert remedy in caught.value.remedy
+    assert not list(tmp_path.glob("outputs/*/*/config.yaml"))
+
+
+def test_a_plan_with_more_stages_than_layers_is_refused_before_ranks_start(tmp_path: Path) -> None:
+    plan = ("parallel.plan.config=1-1-1-1-1", "parallel.plan.cuts=[1,2,3,4]")
+    with pytest.raises(PlanError, match=r"a plan of 5 stages .* the model has 4 layers") as caught:
+        run_job(composed(*hosts(tmp_path, slow=4), "parallel=pipeline", *plan))
+    assert "as many stages as there are layers" in caught.value.remedy
+    assert not list(tmp_path.glob("outputs/*/*/config.yaml"))
+
+
+def test_schedules_are_of_simulations_and_refused_here(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"task\.schedule"):
+        composed(*hosts(tmp_path), "parallel=hete_mp", "task.schedule=gpip")
+
+
 def test_without_permission_it_says_that_links_are_not_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -178,5 +207,10 @@ def test_without_permission_it_says_that_links_are_not_limited(
     assert "the network between hosts is not emulated" in caplog.text
     assert "run as root" in caplog.text
     config["hardware"]["network"] = "namespaces"
-    with pytest.raises(NotPermitted), hosts_emulated(config, inventory, RunDir(tmp_path)):
+    with (
+        pytest.raises(NotPermitted, match="may not make network namespaces") as caught,
+        hosts_emulated(config, inventory, RunDir(tmp_path)),
+    ):
         pytest.fail("it has begun")
+    assert "run as root" in caught.value.remedy
+    assert "hardware.network=loopback" in caught.value.remedy

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiment_harness import Shell, composed
+from emulated_cases import profile
+from experiment_harness import SUPPORT, Shell, composed
 from PIL import Image
 
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError, ScheduleError
@@ -19,6 +20,11 @@ from sparsepipe.schedule import Plan
 PAPER = ("task=simulate", "hardware=paper_5gpu", "task.timeline_minibatches=3")
 SEARCHED = (*PAPER, "parallel=hete_mp", "parallel.search.bandwidth_bytes_per_s=60e6")
 BY_HAND = (*PAPER, "parallel=pipeline", "parallel.plan.config=4-1", "parallel.plan.cuts=[24]")
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SUPPORT))
 
 
 def run(outputs: Path, *overrides: str) -> RunDir:
@@ -60,9 +66,16 @@ def test_a_searched_plan_with_all_its_files(tmp_path: Path) -> None:
         assert float(row["busy_share"]) + float(row["bubble_share"]) == pytest.approx(1)
         assert 0 < float(row["busy_share"]) <= 1
         assert float(row["peak_bytes"]) > 0
+    apart = found["dp_without_overlap_minibatch_s"]
+    assert apart > found["dp_minibatch_s"], "sums that wait for the backward take longer"
+    assert found["speedup_over_dp_without_overlap"] == pytest.approx(apart / found["minibatch_s"])
     told = (done.path / "simulation.txt").read_text()
     assert "4-1, simulated" in told
-    assert "as fast as data parallelism" in told
+    overlaps, follows = told.splitlines()[-2:]
+    assert overlaps.startswith(f"{found['speedup_over_dp']:.2f}x as fast as data parallelism")
+    assert "whose sums overlap with the backward" in overlaps
+    assert follows.startswith(f"{found['speedup_over_dp_without_overlap']:.2f}x as fast")
+    assert follows.endswith("whose sums follow the backward")
     trace = json.loads((done.path / "trace.json").read_text())
     assert trace["otherData"]["kind"] == "simulated"
     assert {e["pid"] for e in trace["traceEvents"] if e["ph"] == "X"} >= set(range(5))
@@ -98,8 +111,15 @@ def test_data_parallelism_waits_for_the_slowest_and_for_its_sums(tmp_path: Path)
     round_s = slowest_s + 2 * 4 / 5 * size / 125e6  # a ring over the link between the servers
     assert apart["minibatch_s"] == pytest.approx(round_s / 5, rel=1e-6)
     assert apart["speedup_over_dp"] == apart["epoch_speedup_over_dp"] == 1
+    assert apart["speedup_over_dp_without_overlap"] == 1
+    assert apart["dp_without_overlap_minibatch_s"] == apart["minibatch_s"]
     assert apart["plan_config"] == "5"
     at_once = result(run(tmp_path, *PAPER, "parallel=dp"))
+    assert at_once["speedup_over_dp"] == 1
+    assert at_once["dp_without_overlap_minibatch_s"] == apart["minibatch_s"]
+    assert at_once["speedup_over_dp_without_overlap"] == pytest.approx(
+        apart["minibatch_s"] / at_once["minibatch_s"]
+    )
     assert slowest_s / 5 < at_once["minibatch_s"] < apart["minibatch_s"]
     faster = result(run(tmp_path, *PAPER, "parallel=dp", "task.link_bytes_per_s=1.25e9"))
     assert faster["minibatch_s"] < at_once["minibatch_s"]
@@ -115,6 +135,34 @@ def test_schedules_that_flush_leave_devices_idle(tmp_path: Path) -> None:
     assert times_s["asynchronous"] < times_s["naive"]
     more = run(tmp_path, *BY_HAND, "task.schedule=gpipe", "task.microbatches=32")
     assert result(more)["minibatch_s"] < times_s["gpipe"]
+
+
+def test_of_many_devices_some_are_listed_and_drawn(tmp_path: Path) -> None:
+    profile().save(tmp_path / "mlp.json")
+    device = f"{{name: gpu, count: 20, profile: {{mlp: {tmp_path / 'mlp.json'}}}}}"
+    listed = ", ".join(
+        f"{{name: host{host}, link: {{bytes_per_s: 1e9}}, devices: [{device}]}}" for host in (0, 1)
+    )
+    many = (
+        "experiment=tiny",
+        "task=simulate",
+        "hardware=cores",
+        f"hardware.value.hosts=[{listed}]",
+        "+hardware.value.link={bytes_per_s: 1e8}",
+        "parallel=pipeline",
+        "parallel.plan.config=37-1-1-1",
+        "parallel.plan.cuts=[1,2,3]",
+    )
+    done = run(tmp_path, *many)
+    assert len(list(csv.DictReader((done.path / "devices.csv").open()))) == 40
+    told = (done.path / "simulation.txt").read_text()
+    assert told.count("| host") == 32
+    assert "and 8 more, in devices.csv" in told
+    trace = json.loads((done.path / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in trace if event["name"] == "process_name"} >= set(range(40))
+    with Image.open(done.path / "timeline.png") as picture:
+        # Eight replicas of the first stage and three others, with what they have on its way.
+        assert picture.height < 40 * 0.44 * 144
 
 
 def test_a_plan_file_runs_on_the_devices_that_it_names(tmp_path: Path) -> None:
@@ -135,10 +183,10 @@ def test_the_same_is_done_once_and_what_differs_is_another_run(tmp_path: Path) -
     time_ns = first.result.stat().st_mtime_ns
     assert run(tmp_path, *SEARCHED, "parallel.grace_s=7").path == first.path
     assert first.result.stat().st_mtime_ns == time_ns
-    profile = json.loads(Path("conf/profiles/paper/titan_v.json").read_text())
-    profile["layers"][30]["forward_s"] = 9.0
+    measured = json.loads(Path("conf/profiles/paper/titan_v.json").read_text())
+    measured["layers"][30]["forward_s"] = 9.0
     slow = tmp_path / "slow.json"
-    slow.write_text(json.dumps(profile))
+    slow.write_text(json.dumps(measured))
     others = [
         ("task.link_bytes_per_s=1e9",),
         ("parallel.search.bandwidth_bytes_per_s=61e6",),
@@ -181,7 +229,8 @@ def test_the_same_is_done_once_and_what_differs_is_another_run(tmp_path: Path) -
             "fewer devices",
         ),
         ((*PAPER, "parallel=pipeline"), PlanError, "no cuts", "parallel.plan.cuts"),
-        ((*BY_HAND, "task.link_bytes_per_s=0"), HardwareError, "has 0 bytes a second", "above 0"),
+        ((*BY_HAND, "task.link_bytes_per_s=0"), ConfigError, "link_bytes_per_s=0 is no", "above 0"),
+        ((*BY_HAND, "task.link_bytes_per_s=-1e6"), ConfigError, "=-1e.06 is no", "above 0"),
         ((*BY_HAND, "task.outbox=-1"), ConfigError, "outbox=-1", "from 0 on"),
         (
             (*BY_HAND, "task.outbox=0", "task.inbox=0"),

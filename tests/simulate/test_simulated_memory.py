@@ -9,9 +9,10 @@ import pytest
 from sparsepipe.cluster import Link
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.schedule import Plan, Schedule, asynchronous, gpipe, peak_predicted, peak_stashed
-from sparsepipe.simulate.memory import Level, memory_over_time, peak_bytes
+from sparsepipe.simulate.memory import Level, long_run_peaks_bytes, memory_over_time
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.run import Setting, simulate
+from sparsepipe.simulate.schedules import SCHEDULES, Simulation
 from sparsepipe.simulate.workload import Workload
 
 MODEL = MemoryModel(optimizer=0.0, gradients=0.0)
@@ -42,6 +43,10 @@ def kept(
     network = Network.flat(plan.num_ranks, Link(bytes_per_s=1e3, latency_s=0.1))
     record = simulate(schedule, workload, Setting(network=network))
     return memory_over_time(record, workload, model)
+
+
+def peak_bytes(levels: tuple[Level, ...]) -> float:
+    return max((level.num_bytes for level in levels), default=0.0)
 
 
 def test_two_stages_by_hand() -> None:
@@ -103,5 +108,17 @@ def test_time_never_goes_back_and_everything_is_free_at_the_end() -> None:
         assert levels[-1].num_bytes == levels[0].num_bytes
 
 
-def test_a_rank_that_does_nothing_keeps_nothing() -> None:
-    assert peak_bytes(()) == 0.0
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("config", ["1-1-1", "2-1", "1-2-1", "3-2", "4"])
+def test_the_peaks_of_a_long_run_are_those_of_its_simulation(schedule: str, config: str) -> None:
+    """Also of replicas that have fewer microbatches than others."""
+    plan = plan_of(config)
+    network = Network.flat(plan.num_ranks, Link(bytes_per_s=1e3, latency_s=0.1))
+    simulation = Simulation.of(
+        work(plan, parameter_bytes=100.0, stored_bytes=7.0),
+        Setting(network=network),
+        schedule=schedule,
+    )
+    model = MemoryModel(reserved_bytes=3.0)
+    levels = memory_over_time(simulation.record(40), simulation.workload, model)
+    assert long_run_peaks_bytes(simulation, model) == [peak_bytes(each) for each in levels]

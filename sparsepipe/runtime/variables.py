@@ -8,9 +8,14 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def set_within(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables while the block runs."""
-    before = {name: os.environ.get(name) for name in values}
+def set_within(values: Mapping[str, str], *, restored: tuple[str, ...] = ()) -> Iterator[None]:
+    """Sets variables while the block runs; then all are as they were.
+
+    Args:
+        values: by name.
+        restored: others that the block may change and leave so.
+    """
+    before = {name: os.environ.get(name) for name in (*values, *restored)}
     os.environ.update(values)
     try:
         yield
