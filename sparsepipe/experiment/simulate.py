@@ -55,7 +55,7 @@ class _Ways:
         return Setting(
             network=Network.of(inventory, devices, between_bytes_per_s=self.link_bytes_per_s),
             sends=self.sends,
-            algorithm=self.all_reduce or ("ring" if is_dp else "direct"),
+            algorithm=self.all_reduce or ("ring" if is_dp else "ordered"),
             bucket_bytes=self.bucket_mib * 2.0**20 if overlaps else None,
         )
 
@@ -68,7 +68,7 @@ def simulate(
     schedule: str = "asynchronous",
     microbatches: int | None = None,
     overlap: bool | None = None,
-    all_reduce: Literal["ring", "direct"] | None = None,
+    all_reduce: Literal["ring", "direct", "chain", "ordered"] | None = None,
     outbox: int | None = None,
     inbox: int | None = None,
     link_bytes_per_s: float | None = None,
