@@ -41,7 +41,7 @@ def simulate(
     schedule: str = "asynchronous",
     microbatches: int | None = None,
     overlap: bool | None = None,
-    all_reduce: Literal["ring", "direct"] | None = None,
+    all_reduce: Literal["ring", "direct", "chain", "ordered"] | None = None,
     outbox: int | None = None,
     inbox: int | None = None,
     link_bytes_per_s: float | None = None,

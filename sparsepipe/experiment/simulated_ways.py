@@ -22,7 +22,8 @@ class Ways:
 
     Args:
         overlap: sums over replicas overlap with the backward; None: in data parallelism only.
-        all_reduce: how replicas sum; None: a ring in data parallelism, else directly.
+        all_reduce: how replicas sum; None: a ring in data parallelism, else in
+            the order of the ranks (:mod:`sparsepipe.schedule.sums`).
         sends: how messages are handed over.
         link_bytes_per_s: between hosts; None: the inventory's.
         bucket_mib: parts of sums that overlap.
@@ -45,7 +46,7 @@ class Ways:
         return Setting(
             network=Network.of(inventory, devices, between_bytes_per_s=self.link_bytes_per_s),
             sends=self.sends,
-            algorithm=self.all_reduce or ("ring" if is_dp else "direct"),
+            algorithm=self.all_reduce or ("ring" if is_dp else "ordered"),
             bucket_bytes=self.bucket_mib * 2.0**20 if overlaps else None,
         )
 

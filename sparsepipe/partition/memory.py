@@ -9,9 +9,10 @@ from sparsepipe.errors import ConfigError
 _ROUNDING = 1e-9
 
 REPLICA_BUFFERS = 2.0
-"""Bytes for each byte of parameters that a replica keeps for averaging gradients: the sum that it
-hands on and the parts that it receives. On CUDA over gloo the second, and a copy of the first, lie
-in pinned host memory; this counts as much on the device."""
+"""Bytes for each byte of parameters that a replica keeps for averaging gradients, at most: the sum
+that it hands on and the parts that it receives, which in a chain (:mod:`sparsepipe.schedule.sums`)
+are a few chunks. On CUDA over gloo the second, and a copy of the first, lie in host memory; this
+counts as much on the device."""
 
 
 def room_bytes(limit_bytes: float) -> float:
@@ -31,8 +32,8 @@ class MemoryModel:
     ``(R - 1) // r + 1`` minibatches in flight when it runs a forward. Each keeps what its layers
     save for the backward, what it received and what it sent; where weights are stashed, it may keep
     a version of the weights of its own, the newest of which are those in use. Predicted weights
-    (SpecTrain) are a set for each of them beside those in use. Where r > 1, replicas keep two flat
-    vectors of the parameters' size beside the gradients, to average these.
+    (SpecTrain) are a set for each of them beside those in use. Where r > 1, replicas keep up to two
+    flat vectors of the parameters' size beside the gradients, to average these.
 
     Args:
         stash: versions are kept, one for each minibatch in flight (weight stashing); else one.

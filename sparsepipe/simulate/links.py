@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.schedule.sums import chunk_bytes, way_of
 from sparsepipe.simulate.network import Network
 
-Algorithm = Literal["ring", "direct"]
+Algorithm = Literal["ring", "direct", "chain", "ordered"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +69,15 @@ def reduction_legs(
 
     ``ring`` (Patarasuk and Yuan, 2009; gloo's and NCCL's for large vectors): every rank sends
     2 (m - 1) / m of the vector to the next, in parts of an m-th. ``direct``: every rank sends an
-    m-th to each other one, adds what it got, and sends the sum to each other one, as the
-    replicas of the pipeline do.
+    m-th to each other one, adds what it got, and sends the sum to each other one. ``chain``: every
+    two neighbours send each other the vector at the same time, in chunks that follow one another.
+    ``ordered``: as the replicas of the pipeline do, ``chain`` or ``direct`` by their hosts.
 
     Args:
         network: that they talk over.
-        ranks: who sums, in the order of the ring.
+        ranks: who sums, in the order of the ring or chain.
         num_bytes: of the vector.
-        algorithm: which of the two.
+        algorithm: which of these.
 
     Raises:
         ConfigError: there is no such algorithm.
@@ -82,20 +85,52 @@ def reduction_legs(
     m = len(ranks)
     if m == 1 or not num_bytes:
         return [], 0.0
+    if algorithm == "ordered":
+        algorithm = way_of([network.hosts[rank] for rank in ranks])
     if algorithm == "ring":
         pairs = _ring(ranks)
         latency_s = 2 * (m - 1) * max(network.latency_s(*pair) for pair in pairs)
         share = 2 * (m - 1) / m * num_bytes
         return [[Leg(network.ports(*pair), share) for pair in pairs]], latency_s
     if algorithm == "direct":
-        by_host: dict[int, list[int]] = {}
-        for rank in ranks:
-            by_host.setdefault(network.hosts[rank], []).append(rank)
-        apart = [network.between.latency_s] if len(by_host) > 1 else []
-        inside = [network.inside[h].latency_s for h, mine in by_host.items() if len(mine) > 1]
-        phase = _direct_phase(network, by_host, num_bytes / m)
-        return [phase, phase], 2 * max(apart + inside)
-    raise ConfigError(f"there is no all-reduce called {algorithm!r}", remedy="use ring or direct")
+        return _direct(network, ranks, num_bytes)
+    if algorithm == "chain":
+        return _chain(network, ranks, num_bytes)
+    raise ConfigError(
+        f"there is no all-reduce called {algorithm!r}",
+        remedy="use ring, direct, chain or ordered",
+    )
+
+
+def _direct(
+    network: Network, ranks: Sequence[int], num_bytes: float
+) -> tuple[list[list[Leg]], float]:
+    """Parts to whoever adds them up, then sums to all."""
+    by_host: dict[int, list[int]] = {}
+    for rank in ranks:
+        by_host.setdefault(network.hosts[rank], []).append(rank)
+    apart = [network.between.latency_s] if len(by_host) > 1 else []
+    inside = [network.inside[h].latency_s for h, mine in by_host.items() if len(mine) > 1]
+    phase = _direct_phase(network, by_host, num_bytes / len(ranks))
+    return [phase, phase], 2 * max(apart + inside)
+
+
+def _chain(
+    network: Network, ranks: Sequence[int], num_bytes: float
+) -> tuple[list[list[Leg]], float]:
+    """All neighbours at once, and what the first chunk's way up and down the chain takes beside.
+
+    From the first chunk to the last the busiest port has always something to send. So a sum takes
+    its time for the whole vector, and what the way of one chunk takes elsewhere.
+    """
+    ways = [way for pair in pairwise(ranks) for way in (pair, pair[::-1])]
+    legs = [Leg(network.ports(*way), num_bytes) for way in ways]
+    speeds = network.bytes_per_s
+    through = Counter(port for leg in legs for port in leg.ports)
+    busiest = max((number / speeds[port] for port, number in through.items()), default=0.0)
+    once = sum(1 / min(speeds[port] for port in leg.ports) for leg in legs if leg.ports)
+    chunk = min(num_bytes, chunk_bytes(int(num_bytes)))
+    return [legs], chunk * (once - busiest) + sum(network.latency_s(*each) for each in ways)
 
 
 def _direct_phase(

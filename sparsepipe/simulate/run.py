@@ -28,7 +28,7 @@ class Setting:
 
     network: Network
     sends: Sends = FREELY
-    algorithm: Algorithm = "direct"
+    algorithm: Algorithm = "ordered"
     bucket_bytes: float | None = None
 
 

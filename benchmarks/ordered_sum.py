@@ -1,0 +1,225 @@
+"""How long replicas take to sum their gradients: in a chain, directly, and torch's all_reduce.
+
+Processes of one thread each, over gloo. First all on loopback, where cores are the limit; then on
+two hosts as network namespaces of this machine (``sparsepipe.emulate``, needs root), joined at a
+limited bandwidth, as ranks of a stage whose devices are on two servers.
+
+- *direct* and *chain*: the two ways of ``OrderedSum``, whose bits are the same; this is checked.
+- *all_reduce*: torch's ring, whose bits differ from rank order's; for comparison.
+
+The three take turns; medians of the slowest rank's time are printed, and ratios in one run. On the
+link, *of the link* is the vector's bytes over the bandwidth: what a chain cannot go below.
+
+    python benchmarks/ordered_sum.py
+    python benchmarks/ordered_sum.py --only link --hosts 4 3 --link-bytes-per-s 125e6
+    python benchmarks/ordered_sum.py --only loopback --ranks 4 --mib 64 --chunk-kib 256 1024 4096
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from sparsepipe.cluster import Device, Host, Inventory, Link
+from sparsepipe.emulate import emulated_hosts, enter_host, told_to_ranks
+from sparsepipe.errors import SparsePipeError
+from sparsepipe.runtime import group
+from sparsepipe.runtime.meeting import meeting, new_group
+from sparsepipe.runtime.ordered_sum import OrderedSum
+
+CPU = torch.device("cpu")
+TIMEOUT_S = 600.0
+MIB = 2**20
+
+
+class Way:
+    """A way of summing, and its vector.
+
+    Args:
+        total: an ordered sum.
+        run: sums.
+    """
+
+    def __init__(self, total: OrderedSum, run: Callable[[], None]) -> None:
+        self._total, self._run = total, run
+        self.values = total.values
+
+    def __call__(self, rank: int) -> float:
+        """Sums once; seconds of this rank from when all begin."""
+        self.values.fill_(1.0 + 1e-3 * rank)
+        self.values[0] = 10.0**-rank
+        dist.barrier()
+        started_s = time.perf_counter()
+        self._run()
+        return time.perf_counter() - started_s
+
+
+def ways_of(made: dist.ProcessGroup, length: int, chunks: Sequence[int | None]) -> dict[str, Way]:
+    """All ways by their names.
+
+    Args:
+        made: the ranks.
+        length: of the vector.
+        chunks: elements that go through a chain together, one for each chain; None: its own rule.
+    """
+
+    def total(**settings: Any) -> OrderedSum:
+        return OrderedSum(made, length=length, dtype=torch.float32, device=CPU, **settings)
+
+    direct = total(way="direct")
+    found = {"direct": Way(direct, direct.reduce)}
+    for chunk in chunks:
+        chain = total(way="chain", chunk=chunk)
+        name = "chain" if chunk is None else f"chain, {4 * chunk // 1024} KiB"
+        found[name] = Way(chain, chain.reduce)
+    # In the memory of the direct way: there is no other sum under way.
+    found["all_reduce"] = Way(direct, lambda: dist.all_reduce(direct.values, group=made))
+    return found
+
+
+def times_ms(ways: dict[str, Way], *, rank: int, repeats: int) -> dict[str, float]:
+    """Median of the slowest rank's time; the first round warms up.
+
+    Raises:
+        SystemExit: two ways have other bits.
+    """
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    sums: dict[str, torch.Tensor] = {}
+    for repeat in range(repeats + 1):
+        for name, way in ways.items():
+            taken = torch.tensor(way(rank))
+            dist.all_reduce(taken, op=dist.ReduceOp.MAX)
+            if repeat:
+                found[name].append(1000 * float(taken))
+            else:
+                sums[name] = way.values[:: max(1, len(way.values) // 1000)].clone()
+    if not all(torch.equal(sums[name], sums["direct"]) for name in ways if name != "all_reduce"):
+        raise SystemExit("the ways have summed to other bits")
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def measure(rank: int, options: argparse.Namespace, floor_bytes_per_s: float | None) -> None:
+    """What each rank does; rank 0 prints.
+
+    Args:
+        rank: this one.
+        options: of the command line.
+        floor_bytes_per_s: of the link between the hosts; None: there is none.
+    """
+    ranks = dist.get_world_size()
+    made = new_group(list(range(ranks)), backend="gloo", timeout_s=TIMEOUT_S)
+    chunks = [None if kib is None else kib * 1024 // 4 for kib in options.chunk_kib or [None]]
+    for mib in options.mib:
+        with meeting(f"sums of {mib:g} MiB", made):
+            ways = ways_of(made, int(mib * MIB / 4), chunks)
+            found = times_ms(ways, rank=rank, repeats=options.repeats)
+        if rank:
+            continue
+        floor_ms = 0 if floor_bytes_per_s is None else 1000 * mib * MIB / floor_bytes_per_s
+        for name, taken_ms in found.items():
+            of_link = f", {taken_ms / floor_ms:5.2f}x of the link" if floor_ms else ""
+            print(
+                f"{ranks:2d} ranks, {mib:6g} MiB, {name:16s} {taken_ms:9.1f} ms, "
+                f"direct / this {found['direct'] / taken_ms:5.2f}{of_link}",
+                flush=True,
+            )
+    dist.destroy_process_group(made)
+
+
+def process(
+    rank: int, ranks: int, port: int, options: argparse.Namespace, floor: float | None
+) -> None:
+    """One rank."""
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(ranks),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
+    enter_host()
+    torch.set_num_threads(1)
+    group.join("gloo", timeout_s=TIMEOUT_S)
+    measure(rank, options, floor)
+    group.leave()
+
+
+def on_ranks(ranks: int, options: argparse.Namespace, floor: float | None = None) -> None:
+    """Starts the ranks and waits for them.
+
+    Raises:
+        SystemExit: one has failed.
+    """
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False
+    )
+    context = multiprocessing.get_context("spawn")
+    started = [
+        context.Process(target=process, args=(rank, ranks, store.port, options, floor))
+        for rank in range(ranks)
+    ]
+    for each in started:
+        each.start()
+    for each in started:
+        each.join()
+    if any(each.exitcode for each in started):
+        raise SystemExit(1)
+
+
+def on_hosts(options: argparse.Namespace) -> None:
+    """The same on hosts of their own, with a limited link between any two."""
+    hosts = tuple(
+        Host(name=f"host{number}", devices=(Device(name="CPU", count=count),))
+        for number, count in enumerate(options.hosts)
+    )
+    names = [host.name for host in hosts for _ in range(host.devices[0].count)]
+    link = Link(bytes_per_s=options.link_bytes_per_s)
+    with ExitStack() as stack:
+        layout = stack.enter_context(emulated_hosts(Inventory(hosts=hosts, link=link)))
+        stack.enter_context(told_to_ranks(layout, names))
+        print(
+            f"{'+'.join(map(str, options.hosts))} ranks on hosts as network namespaces, joined at "
+            f"{link.bytes_per_s / 1e6:g} MB/s each way",
+            flush=True,
+        )
+        on_ranks(len(names), options, link.bytes_per_s)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures on loopback, then over the link."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--only", choices=["loopback", "link"])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4, 8], help="on loopback")
+    parser.add_argument("--hosts", type=int, nargs="+", default=[4, 3], help="ranks of each")
+    parser.add_argument("--link-bytes-per-s", type=float, default=125e6)
+    parser.add_argument("--mib", type=float, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--chunk-kib", type=int, nargs="+", help="of chains; default: their rule")
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args(arguments)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if options.only != "link":
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        print("loopback", flush=True)
+        for ranks in options.ranks:
+            on_ranks(ranks, options)
+    if options.only != "loopback":
+        try:
+            on_hosts(options)
+        except SparsePipeError as error:
+            raise SystemExit(f"no hosts were made: {error}") from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""A sum over the ranks of a gloo group that goes through them as through a chain.
+
+Each two neighbours send each other the vector once, both ways at the same time. Ranks of one host
+are neighbours where they follow one another, so that no more crosses the link between two hosts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparsepipe.runtime.chain_steps import Lane, lanes
+from sparsepipe.runtime.meeting import limit_s
+from sparsepipe.schedule.sums import chunk_bytes
+
+_ROOM = 4
+"""Partial sums that may lie at a rank before it adds them."""
+_LEAST_S = 0.001
+"""A limit of a wait; none would mean for ever."""
+_SUM, _NEVER = 0, 1
+"""Tags of messages: those of sums, and one that nobody sends by."""
+_CLOSED = "Application timeout caused pair closure"
+"""What gloo says of one lane where the other has waited in vain, or has broken off."""
+
+
+class Chain:
+    """Sums a vector over a group's ranks, in their order.
+
+    Args:
+        group: over gloo, of two ranks or more, all of which call :meth:`run`.
+        vector: in host memory.
+        chunk: elements that go together; None: by the vector's length.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, vector: Tensor, *, chunk: int | None) -> None:
+        self._group = group
+        size = vector.element_size()
+        elements = chunk or max(1, chunk_bytes(vector.numel() * size) // size)
+        self._chunks = vector.split(elements)
+        self._place, ranks = dist.get_rank(group), dist.get_world_size(group)
+        count = len(self._chunks)
+        self._up, self._down = lanes(self._place, ranks=ranks, chunks=count, room=_ROOM)
+        # The first rank adds nothing to anything.
+        room = min(_ROOM, count) if self._place else 0
+        self._partial = [torch.empty_like(self._chunks[0]) for _ in range(room)]
+        self._called = torch.zeros(ranks, dtype=torch.uint8)
+        self._neighbours = [p for p in (self._place - 1, self._place + 1) if 0 <= p < ranks]
+        self._failed: list[BaseException] = []
+
+    def run(self) -> None:
+        """Replaces the vector by its sum; a collective that ends within the group's limit.
+
+        Raises:
+            RuntimeError: gloo's, as of any collective.
+        """
+        # All meet first: whoever did not come is missed by all, and not by its neighbours alone.
+        dist.all_to_all_single(torch.empty_like(self._called), self._called, group=self._group)
+        deadline_s = time.monotonic() + limit_s(self._group)
+        self._failed.clear()
+        # A thread for each way, since gloo cannot wait for whichever chunk comes first.
+        other = threading.Thread(
+            target=self._follow, args=(self._down, deadline_s), name="chain", daemon=True
+        )
+        if self._down.steps:
+            other.start()
+        self._follow(self._up, deadline_s)
+        if self._down.steps:
+            other.join()
+        if self._failed:
+            raise next((e for e in self._failed if _CLOSED not in str(e)), self._failed[0])
+
+    def _follow(self, lane: Lane, deadline_s: float) -> None:
+        try:
+            self._move(lane, deadline_s)
+        except BaseException as error:
+            self._failed.append(error)
+            self._break_off()
+
+    def _move(self, lane: Lane, deadline_s: float) -> None:
+        """Does what a lane says.
+
+        No rank waits for what it sends before it has taken all that is to come, and gloo takes no
+        thread of ours to send: a rendezvous is met whenever the other side expects the chunk.
+        """
+        coming: dict[int, dist.Work] = {}
+        sent: list[dist.Work] = []
+        for step in lane.steps:
+            chunk = self._chunks[step.chunk]
+            if step.act == "send":
+                sent.append(self._sent(chunk, lane.target))
+            elif step.act == "expect":
+                coming[step.chunk] = self._expected(self._room(lane, step.chunk), lane.source)
+            else:
+                _finish(coming.pop(step.chunk), deadline_s)
+                if lane.adds:
+                    torch.add(self._room(lane, step.chunk), chunk, out=chunk)
+        for work in sent:
+            _finish(work, deadline_s)
+
+    def _room(self, lane: Lane, number: int) -> Tensor:
+        """Where a chunk comes to: a sum takes its place in the vector."""
+        chunk = self._chunks[number]
+        return self._partial[number % _ROOM][: chunk.numel()] if lane.adds else chunk
+
+    def _expected(self, into: Tensor, source: int | None) -> dist.Work:
+        work = dist.irecv(into, group=self._group, group_src=source, tag=_SUM)
+        assert work is not None, "this rank is not in the group"
+        return work
+
+    def _sent(self, chunk: Tensor, target: int | None) -> dist.Work:
+        work = dist.isend(chunk, group=self._group, group_dst=target, tag=_SUM)
+        assert work is not None, "this rank is not in the group"
+        return work
+
+    def _break_off(self) -> None:
+        """Lets this rank's neighbours, and its own other lane, wait no longer.
+
+        Gloo has no call for that, but a wait that ends in vain closes all of a group's connections.
+        Neighbours then find theirs broken and do the same, up to both ends of the chain.
+        """
+        for place in self._neighbours:
+            with suppress(RuntimeError):
+                nothing = torch.empty(1, dtype=torch.uint8)
+                work = dist.irecv(nothing, group=self._group, group_src=place, tag=_NEVER)
+                if work is not None:
+                    work.wait(timedelta(seconds=_LEAST_S))
+
+
+def _finish(work: dist.Work, deadline_s: float) -> None:
+    work.wait(timedelta(seconds=max(_LEAST_S, deadline_s - time.monotonic())))

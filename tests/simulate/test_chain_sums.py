@@ -1,0 +1,97 @@
+"""Simulated sums over replicas in a chain, and which way replicas take, against closed forms."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparsepipe.cluster import Link
+from sparsepipe.errors import ConfigError
+from sparsepipe.schedule import Plan
+from sparsepipe.schedule.sums import chunk_bytes
+from sparsepipe.simulate.links import reduction_legs
+from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.run import Setting
+from sparsepipe.simulate.steady import pace
+from sparsepipe.simulate.workload import Workload
+
+SIZE = 80e6
+CHUNK = 2**20
+FAST, SLOW = 1e15, 10e6
+
+
+def sum_s(network: Network, algorithm: str, size: float = SIZE) -> float:
+    """What a sum takes of data parallelism without overlap, beside the computation's 3 s."""
+    ranks = len(network.hosts)
+    plan = Plan.of(config=str(ranks), cuts=(), num_layers=1)
+    workload = Workload.uniform(plan, parameter_bytes=size)
+    setting = Setting(network=network, algorithm=algorithm)  # type: ignore[arg-type]
+    return ranks * pace(workload, 40 * ranks, setting).minibatch_s - 3.0
+
+
+def over_hosts(hosts: str, latency_s: float = 0.0) -> Network:
+    numbers = tuple(ord(host) - ord("A") for host in hosts)
+    return Network(
+        hosts=numbers,
+        inside=(Link(bytes_per_s=FAST),) * (max(numbers) + 1),
+        between=Link(bytes_per_s=SLOW, latency_s=latency_s),
+    )
+
+
+@pytest.mark.parametrize(
+    ("hosts", "vectors", "hops"),
+    [
+        ("AB", 1, 2),
+        ("AABB", 1, 2),
+        ("AAAABBB", 1, 2),
+        ("ABC", 2, 4),  # the middle one sends up and down
+        ("ABAB", 3, 6),  # each host's link carries three pairs
+    ],
+)
+def test_a_chain_sends_the_vector_over_a_link_once_for_each_pair_of_neighbours(
+    hosts: str, vectors: int, hops: int
+) -> None:
+    """Beside it a chunk's way there and back, but for its time at the busiest host."""
+    expected_s = vectors * SIZE / SLOW + (hops - vectors) * CHUNK / SLOW + hops * 0.05
+    assert sum_s(over_hosts(hosts, 0.05), "chain") == pytest.approx(expected_s, rel=1e-6)
+
+
+@pytest.mark.parametrize(("ranks", "vectors"), [(2, 1), (3, 2), (8, 2)])
+def test_a_chain_on_one_host(ranks: int, vectors: int) -> None:
+    """Who has two neighbours sends to both."""
+    network = Network.flat(ranks, Link(bytes_per_s=SLOW, latency_s=0.01))
+    hops = 2 * (ranks - 1)
+    expected_s = vectors * SIZE / SLOW + (hops - vectors) * CHUNK / SLOW + hops * 0.01
+    assert sum_s(network, "chain") == pytest.approx(expected_s, rel=1e-6)
+
+
+def test_a_vector_of_one_chunk_goes_hop_by_hop() -> None:
+    network = Network.flat(4, Link(bytes_per_s=SLOW))
+    size = 5e4
+    assert chunk_bytes(int(size)) > size
+    assert sum_s(network, "chain", size) == pytest.approx(6 * size / SLOW, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "same"),
+    [("A", "direct"), ("AA", "direct"), ("AB", "direct"), ("AAAABBB", "chain"), ("AAB", "chain"),
+     ("ABC", "direct"), ("ABAB", "direct")],
+)  # fmt: skip
+def test_replicas_take_the_way_that_the_runtime_does(hosts: str, same: str) -> None:
+    network = over_hosts(hosts)
+    ranks = range(len(hosts))
+    found = reduction_legs(network, ranks, SIZE, "ordered")
+    assert found == reduction_legs(network, ranks, SIZE, same)  # type: ignore[arg-type]
+    assert Setting(network=network).algorithm == "ordered"
+
+
+def test_seven_replicas_on_two_hosts_wait_less_than_for_a_ring() -> None:
+    """The paper's 4 and 3: P in a chain, 12/7 P in a ring, 24/7 P each to each."""
+    network = over_hosts("AAAABBB")
+    found = [sum_s(network, way) * SLOW / SIZE for way in ("ordered", "ring", "direct")]
+    assert found == pytest.approx([1 + CHUNK / SIZE, 12 / 7, 24 / 7], rel=1e-6)
+
+
+def test_an_unknown_way_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no all-reduce called 'star'") as caught:
+        reduction_legs(over_hosts("AB"), range(2), SIZE, "star")  # type: ignore[arg-type]
+    assert "ring, direct, chain or ordered" in caught.value.remedy
