@@ -28,7 +28,7 @@ import numpy as np
 
 from sparsepipe.errors import PlanError
 from sparsepipe.experiment.device_profiles import load_profiles
-from sparsepipe.experiment.table3 import paper_inventory
+from sparsepipe.experiment.paper_problem import paper_inventory
 from sparsepipe.machine import usable_cores
 from sparsepipe.partition.cost import cost_model
 from sparsepipe.partition.fleet import Fleet, Kind

@@ -72,6 +72,7 @@ def steady_part(steps: int, *, ahead: int) -> tuple[int, int]:
         raise ConfigError(
             f"an emulated epoch of {steps} steps has no steady part: a pipeline fills in the "
             f"first {ahead + 1} of them and drains in the last",
-            remedy=f"set trainer.limit_train_batches to {least} or more, better to {4 * least}",
+            remedy=f"set trainer.limit_train_batches to {least} or more, better to {4 * least}, or "
+            "task.minibatches to as many for each rank that reads",
         )
     return first, last

@@ -60,7 +60,10 @@ def build_inventory(config: Mapping[str, Any]) -> Inventory:
             f"hardware builds a {type(inventory).__name__}",
             remedy="name a function that returns a sparsepipe.cluster.Inventory",
         )
-    return inventory if emulation_of(config) is None else on_processors(inventory)
+    emulation = emulation_of(config)
+    if emulation is None:
+        return inventory
+    return on_processors(inventory, link_bytes_per_s=emulation.link_bytes_per_s)
 
 
 def build_data(config: Mapping[str, Any]) -> pl.LightningDataModule:

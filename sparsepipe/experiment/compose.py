@@ -27,8 +27,19 @@ from sparsepipe.experiment.outputs import expanded
 from sparsepipe.experiment.schema import Config
 
 CONFIG_NAME = "config"
+
+
+def _listed_devices(hardware: DictConfig | None) -> int | str:
+    """How many devices a node of ``hardware`` lists; "any" where it finds them out later."""
+    hosts = OmegaConf.select(hardware, "value.hosts") if hardware is not None else None
+    if hosts is None:
+        return "any"
+    return sum(int(device["count"]) for host in hosts for device in host["devices"])
+
+
 # Hydra writes what was swept before our own code sees any path.
 OmegaConf.register_new_resolver("expanded", lambda path: str(expanded(path)), replace=True)
+OmegaConf.register_new_resolver("listed_devices", _listed_devices, replace=True)
 # A dotted key, or the one key of ours whose mapping starts empty; groups have no dots.
 _PLAIN_ASSIGNMENT = re.compile(r"^(callbacks|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
 
@@ -117,7 +128,7 @@ def _name_problems(overrides: Sequence[str], loader: ConfigLoader) -> Iterator[s
     for override in _parse(overrides):
         name = override.key_or_group
         if name in groups:
-            options = loader.get_group_options(name, ObjectType.CONFIG)
+            options = list(_options(name, loader))
             for option in _chosen(override):
                 if option not in options:
                     listed = ", ".join(sorted(options))
@@ -127,6 +138,13 @@ def _name_problems(overrides: Sequence[str], loader: ConfigLoader) -> Iterator[s
                     )
         elif "." not in name and not name.startswith("hydra") and name not in keys:
             yield f"unknown key or group '{name}'{suggest(name, keys)}"
+
+
+def _options(group: str, loader: ConfigLoader) -> Iterator[str]:
+    """Those of a group, with those of directories in it as ``directory/option``."""
+    yield from loader.get_group_options(group, ObjectType.CONFIG)
+    for below in loader.get_group_options(group, ObjectType.GROUP):
+        yield from (f"{below}/{option}" for option in _options(f"{group}/{below}", loader))
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:

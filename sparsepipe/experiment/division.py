@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 from torch import nn
 
 from sparsepipe.errors import ConfigError, PlanError
+from sparsepipe.experiment.compose import config_dir
 from sparsepipe.experiment.outputs import expanded
 from sparsepipe.experiment.schema import PlanChoice
 from sparsepipe.experiment.signature import parameters_of
@@ -134,12 +135,31 @@ def division_of(config: Mapping[str, Any], *, kept: Path | None = None) -> Divis
                     f"parallel.plan has both file and {name}",
                     remedy="set one of them and the other to null",
                 )
-        return read_plan_file(expanded(chosen.file), balance=chosen.balance)
+        return read_plan_file(_found(chosen.file), balance=chosen.balance)
     return Division(
         config=None if chosen.config is None else str(chosen.config),
         cuts=None if chosen.cuts is None else tuple(chosen.cuts),
         balance=chosen.balance,
     )
+
+
+def _found(name: str) -> Path:
+    """A plan file; a relative path that leads nowhere is looked for among those we ship.
+
+    Raises:
+        PlanError: it is none of those, and named as if it were.
+    """
+    path, shipped = expanded(name), config_dir() / name
+    if path.exists() or path.is_absolute():
+        return path
+    there = sorted(str(Path(name).with_name(file.name)) for file in shipped.parent.glob("*.json"))
+    if there and not shipped.exists():
+        raise PlanError(
+            f"there is no plan file {name}",
+            remedy=f"set parallel.plan.file to one of {', '.join(there)} (those of the paper are "
+            "for hardware=paper_5gpu to paper_8gpu), or to a path that exists",
+        )
+    return shipped if shipped.exists() else path
 
 
 def read_plan_file(

@@ -1,4 +1,4 @@
-"""The training on an emulated cluster: ``task=train hardware.emulate=true``.
+"""The training on an emulated cluster: ``task=train hardware.emulate=true`` or ``task=emulate``.
 
 The strategies, schedules, messages and averages are those of any training. Model and data are
 made of the profiles of the inventory's devices: layers that take as long, send as much and have
@@ -8,6 +8,7 @@ as many parameters as on their device. All ranks run on this machine.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from sparsepipe.errors import ConfigError, ProfileError
 from sparsepipe.experiment.callbacks import KeepPlan, Pulse, StopAtOnce
 from sparsepipe.experiment.device_profiles import fingerprint_of_profiles, load_profiles
 from sparsepipe.experiment.division import check_division, division_of
-from sparsepipe.experiment.emulation import emulation_of
+from sparsepipe.experiment.emulation import limit_of
 from sparsepipe.experiment.model_names import model_name, model_settings
 from sparsepipe.experiment.planned import search_of
 from sparsepipe.experiment.result import plan_values, write_result
@@ -31,7 +32,7 @@ from sparsepipe.runtime import group
 log = logging.getLogger(__name__)
 
 _MINIBATCHES = 24
-"""Of each rank that reads, where ``trainer.limit_train_batches`` does not say."""
+"""Of each rank that reads, where neither the task nor ``trainer.limit_train_batches`` says."""
 _MOMENTUM = 0.9
 """Where weights are predicted by it; no matter how much, all are zeros."""
 _INSTEAD: Mapping[str, Any] = {
@@ -55,6 +56,8 @@ def train_emulated(
     *,
     time_scale: float = 1.0,
     network: Literal["auto", "namespaces", "loopback"] = "auto",
+    minibatches: int | None = None,
+    link_bytes_per_s: float | None = None,
 ) -> None:
     """Trains one epoch on an emulated cluster, and writes how fast it went.
 
@@ -62,6 +65,9 @@ def train_emulated(
         run: configuration and directory.
         time_scale: how many times slower than the cluster all goes; results are in its time.
         network: how hosts are joined, for the run's identity; see ``emulated_hosts``.
+        minibatches: of the epoch, over all ranks that read, each of which takes as many; None:
+            24 for each of them, or ``trainer.limit_train_batches``.
+        link_bytes_per_s: between hosts, which the inventory of the run has already.
 
     Raises:
         ProfileError: a device has no profile, or profiles are of unlike models.
@@ -69,7 +75,7 @@ def train_emulated(
         ConfigError: there are too few minibatches.
         Stopped: a signal ended the run.
     """
-    del network
+    del network, link_bytes_per_s
     profiles = emulated_profiles(run.config, run.inventory)
     profile = profiles[run.places[group.rank()].name]
     mode = (run.config["parallel"]["strategy"] or {}).get("mode")
@@ -82,8 +88,8 @@ def train_emulated(
     )
     if group.rank() == 0:
         lift_limits()  # before anybody sends
-    minibatches = _minibatches(run.config["trainer"])
-    trainer.fit(module, datamodule=ReplayData(profile, minibatches=minibatches))
+    each = minibatches_each(run, minibatches)
+    trainer.fit(module, datamodule=ReplayData(profile, minibatches=each))
     found = pulse.rates()
     size = profile.meta.get("batch_size")
     limited = emulated_layout() is not None
@@ -91,6 +97,7 @@ def train_emulated(
         "kind": "emulated",
         "network": "namespaces" if limited else "loopback",
         "time_scale": time_scale,
+        "link_bytes_per_s": None if run.inventory.link is None else run.inventory.link.bytes_per_s,
         "minibatches": found.minibatches,
         "minibatches_per_s": found.steady_per_s,
         "steady_steps": found.steady_steps,
@@ -107,37 +114,6 @@ def train_emulated(
     write_result(run, values)
     if group.rank() == 0:
         log.info("%s", _in_words(values))
-
-
-def as_emulated(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration with this task for ``train``, where the hardware is emulated.
-
-    Args:
-        config: resolved and checked.
-
-    Raises:
-        ConfigError: another task is to run, or a launcher has started this process.
-    """
-    emulation = emulation_of(config)
-    if emulation is None:
-        return config
-    name = str(config["task"]["_target_"])
-    if name.rpartition(".")[2] not in ("train", "train_emulated"):
-        raise ConfigError(
-            f"hardware.emulate=true with task={name.rpartition('.')[2]}",
-            remedy="choose task=train, which is what can be emulated, or leave it out",
-        )
-    if group.started_externally():
-        raise ConfigError(
-            "hardware.emulate=true under torchrun",
-            remedy="start the command without it: one process starts the ranks of all hosts",
-        )
-    task = {
-        "_target_": f"{train_emulated.__module__}.{train_emulated.__name__}",
-        "time_scale": emulation.time_scale,
-        "network": emulation.network,
-    }
-    return {**config, "task": task}
 
 
 def emulated_profiles(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Profile]:
@@ -243,9 +219,19 @@ def _keeping_plan(run: Run) -> list[KeepPlan]:
     return [KeepPlan(run.directory, devices, details)]
 
 
-def _minibatches(trainer: Mapping[str, Any]) -> int:
-    limit = trainer["limit_train_batches"]
-    return limit if isinstance(limit, int) and limit > 0 else _MINIBATCHES
+def minibatches_each(run: Run, asked: int | None) -> int:
+    """Minibatches of each rank that reads: all with data parallelism, else the first stage's.
+
+    Args:
+        run: whose plan is settled.
+        asked: over all of them; None: as the trainer says, or 24 for each.
+    """
+    if asked is None:
+        return limit_of(run.config["trainer"]) or _MINIBATCHES
+    division, readers = run.division, run.ranks
+    if division is not None:
+        readers = 1 if division.config is None else int(division.config.partition("-")[0])
+    return math.ceil(asked / readers)
 
 
 def _in_words(values: Mapping[str, Any]) -> str:

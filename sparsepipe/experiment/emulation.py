@@ -36,3 +36,9 @@ def emulation_of(config: Mapping[str, Any]) -> Emulation | None:
 def without_emulation(hardware: Mapping[str, Any]) -> dict[str, Any]:
     """The node that builds the inventory."""
     return {key: value for key, value in hardware.items() if key not in _KEYS}
+
+
+def limit_of(trainer: Mapping[str, Any]) -> int | None:
+    """How many minibatches each rank that reads is to take, as a whole number; else None."""
+    limit = trainer["limit_train_batches"]
+    return limit if isinstance(limit, int) and limit > 0 else None

@@ -20,9 +20,9 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, SparsePipeError
+from sparsepipe.experiment.asked_emulation import as_emulated
 from sparsepipe.experiment.build import build_inventory
 from sparsepipe.experiment.division import division_of
-from sparsepipe.experiment.emulated import as_emulated
 from sparsepipe.experiment.emulated_hosts import hosts_emulated
 from sparsepipe.experiment.emulation import emulation_of
 from sparsepipe.experiment.evaluate import keep_plan_of_training

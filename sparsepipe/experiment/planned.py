@@ -23,6 +23,18 @@ def search_of(config: Mapping[str, Any]) -> SearchChoice | None:
     return SearchChoice(**{**node, "measure": measure})
 
 
+def searched_plan_of(config: Mapping[str, Any]) -> SearchChoice | None:
+    """The search of a run that splits its model; None where there is none, or nothing is split.
+
+    Emulated data parallelism leaves the settings of searches alone, so that a sweep over strategies
+    may have them; so does simulated. Trainings refuse them (:func:`searched_devices`).
+
+    Args:
+        config: resolved and checked.
+    """
+    return None if config["parallel"].get("plan") is None else search_of(config)
+
+
 def searched_devices(config: Mapping[str, Any], inventory: Inventory) -> int:
     """Processes of a run whose plan is searched for: one for each device that there is.
 

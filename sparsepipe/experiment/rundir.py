@@ -23,7 +23,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.outputs import expanded
-from sparsepipe.experiment.planned import search_of
+from sparsepipe.experiment.planned import searched_plan_of
 from sparsepipe.experiment.signature import locate
 from sparsepipe.results.files import write_json, write_text_atomic
 
@@ -202,7 +202,7 @@ def run_dir(
         identity["plan"] = division.arguments()  # what its file holds, where it is in one
     if order:  # of the devices; most runs take them as the inventory lists them
         identity["devices"] = list(order)
-    if (search := search_of(config)) is not None:
+    if (search := searched_plan_of(config)) is not None:
         chosen = {key: value for key, value in asdict(search).items() if key != "profiles"}
         identity["search"] = {**chosen, "profiles": profiles_fingerprint}
     text = json.dumps(identity, sort_keys=True, default=str)

@@ -172,6 +172,7 @@ class Emulation:
     emulate: bool = False
     time_scale: Annotated[float, Limits(0.001, 10_000)] = 1.0
     network: Literal["auto", "namespaces", "loopback"] = "auto"
+    link_bytes_per_s: Annotated[float, Limits(1, 1e15)] | None = None
 
 
 @dataclass

@@ -14,7 +14,7 @@ from sparsepipe.experiment.emulation import emulation_of
 from sparsepipe.experiment.measuring import measure_devices, measure_link
 from sparsepipe.experiment.model_names import model_name
 from sparsepipe.experiment.outputs import writing
-from sparsepipe.experiment.planned import search_of
+from sparsepipe.experiment.planned import searched_plan_of
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.schema import SearchChoice
 from sparsepipe.experiment.search import find_plan, plan_table
@@ -41,7 +41,7 @@ def settle(
     Raises:
         SparsePipeError: a device cannot be measured, or there is no plan for the devices.
     """
-    choice = search_of(config)
+    choice = searched_plan_of(config)
     if choice is None or directory.plan.exists():
         return
     profiles = load_profiles(inventory, model_name(config), given=choice.profiles or {})

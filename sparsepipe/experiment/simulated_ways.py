@@ -22,8 +22,8 @@ class Ways:
 
     Args:
         overlap: sums over replicas overlap with the backward; None: in data parallelism only.
-        all_reduce: how replicas sum; None: a ring in data parallelism, else in
-            the order of the ranks (:mod:`sparsepipe.schedule.sums`).
+        all_reduce: how replicas sum; None: a ring in data parallelism, else in the
+            order of the ranks (:mod:`sparsepipe.schedule.sums`).
         sends: how messages are handed over.
         link_bytes_per_s: between hosts; None: the inventory's.
         bucket_mib: parts of sums that overlap.

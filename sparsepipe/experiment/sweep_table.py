@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from sparsepipe.errors import DataError
-from sparsepipe.results.files import read_json, write_text_atomic
+from sparsepipe.experiment.swept import near, result_of
+from sparsepipe.results.files import write_text_atomic
 from sparsepipe.results.sweep_table import SweepJob, sweep_markdown, sweep_rows
 from sparsepipe.results.tables import write_csv
 
@@ -48,7 +47,7 @@ class SweepTable(Callback):
             "%d jobs%s (%s)\n\n%s\n",
             len(rows),
             f", {failed} of them failed" if failed else "",
-            _near(directory / "table.md"),
+            near(directory / "table.md"),
             table,
         )
         write_text_atomic(directory / "table.md", table + "\n")
@@ -59,22 +58,6 @@ def _job(overrides: Sequence[str], run: str | None) -> SweepJob:
     pairs = (override.lstrip("+").partition("=") for override in overrides)
     return SweepJob(
         overrides={name: value for name, _, value in pairs},
-        run=None if run is None else _near(Path(run)),
-        result={} if run is None else _result(Path(run)),
+        run=None if run is None else near(Path(run)),
+        result={} if run is None else result_of(Path(run)),
     )
-
-
-def _result(run: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = read_json(run / "result.json")
-    except DataError as error:  # the other jobs have theirs
-        log.warning("%s", error.message)
-        return {}
-    return found
-
-
-def _near(path: Path) -> str:
-    """Relative to the working directory where it is below that."""
-    absolute = Path(os.path.abspath(path))
-    here = Path.cwd()
-    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)

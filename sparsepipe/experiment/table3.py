@@ -11,31 +11,24 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
 from itertools import permutations
 from typing import Any
 
-import yaml
-
 from sparsepipe.cluster import Inventory
-from sparsepipe.experiment.compose import config_dir
-from sparsepipe.experiment.device_profiles import fingerprint_of, load_profiles
+from sparsepipe.experiment.device_profiles import fingerprint_of
+from sparsepipe.experiment.paper_mp import best_paper_cuts, paper_mp_plan
+from sparsepipe.experiment.paper_problem import MODEL, MP_DEVICE, paper_inventory, paper_problem
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.table3_paper import CUT, PAPER, hete_mp_s
-from sparsepipe.partition.cost import cost_model
 from sparsepipe.partition.evaluate import bottleneck_s
 from sparsepipe.partition.problem import Problem, Solution
-from sparsepipe.partition.searches import alike_as, best_cuts, exact, hete_mp, mp
+from sparsepipe.partition.searches import alike_as, exact, hete_mp, mp
 from sparsepipe.partition.ties import EQUAL, devices_text
-from sparsepipe.profiling import Profile
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.results.tables import markdown_table, write_csv
 
 log = logging.getLogger(__name__)
-
-MODEL = "sparse_vgg16_bn"
-MP_DEVICE = "RTX 2080 Ti"
 
 
 def table3(
@@ -50,7 +43,7 @@ def table3(
     bandwidths_bytes_per_s: list[float] | None = None,
     orders: list[str] | None = None,
 ) -> None:
-    """Writes ``table.csv``, ``table.md`` and what other settings yield.
+    """Writes ``table.csv``, ``table.md``, what other settings yield, and the paper's MP as plans.
 
     Args:
         run: configuration and directory.
@@ -98,6 +91,9 @@ def table3(
     write_csv(run.directory.path / "settings.csv", others)
     write_csv(run.directory.path / "exact.csv", gains)
     write_text_atomic(run.directory.path / "table.md", text + "\n")
+    for gpus in PAPER:
+        plan = paper_mp_plan(gpus, model=mp_cost_model, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+        write_text_atomic(run.directory.path / f"mp_{gpus}gpu.json", plan.to_json())
     verdicts = [row["verdict"] for row in rows]
     write_result(
         run,
@@ -119,37 +115,14 @@ def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
 table3.prepare = fingerprint  # type: ignore[attr-defined]
 
 
-def paper_inventory(gpus: int) -> Inventory:
-    """The GPUs of a row of Table III."""
-    path = config_dir() / "hardware" / f"paper_{gpus}gpu.yaml"
-    return Inventory.from_dict(yaml.safe_load(path.read_text(encoding="utf-8"))["value"])
-
-
-@cache
-def _paper_profiles(gpus: int) -> tuple[Inventory, dict[str, Profile]]:
-    """Read once: the second table asks for them many times."""
-    inventory = paper_inventory(gpus)
-    return inventory, load_profiles(inventory, MODEL, given={})
-
-
-def _problem(gpus: int, model: str, bandwidth: float) -> Problem:
-    inventory, profiles = _paper_profiles(gpus)
-    return Problem.of(
-        inventory,
-        profiles,
-        model=cost_model(model),
-        bandwidth_bytes_per_s=bandwidth,
-    )
-
-
 def _bottleneck_s(problem: Problem, solution: Solution) -> float:
     return bottleneck_s(solution.stages, problem.spans, problem.fleet, problem.model)
 
 
 def _mp_row(gpus: int, model: str, bandwidth: float) -> dict[str, Any]:
-    problem = alike_as(_problem(gpus, model, bandwidth), MP_DEVICE)
+    problem = alike_as(paper_problem(gpus, model, bandwidth), MP_DEVICE)
     ours = mp(problem, device=MP_DEVICE)
-    printed = best_cuts(problem, [(int(number),) for number in PAPER[gpus].mp.split("-")])
+    printed = best_paper_cuts(problem, gpus)
     ours_s, printed_s = _bottleneck_s(problem, ours), _bottleneck_s(problem, printed)
     return {
         **_first(gpus, "MP", problem, ours, ours_s),
@@ -164,7 +137,7 @@ def _mp_row(gpus: int, model: str, bandwidth: float) -> dict[str, Any]:
 
 
 def _hete_row(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, Any]:
-    problem = _problem(gpus, model, bandwidth)
+    problem = paper_problem(gpus, model, bandwidth)
     ours = hete_mp(problem, order=order)
     ours_s = _bottleneck_s(problem, ours)
     told = PAPER[gpus].hete_mp
@@ -215,7 +188,7 @@ def _best_order_s(problem: Problem) -> float:
 
 def _gain(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, Any]:
     """How much faster ``exact`` is than HETE-MP in its order, and in the best order of kinds."""
-    problem = _problem(gpus, model, bandwidth)
+    problem = paper_problem(gpus, model, bandwidth)
     heuristic, best = hete_mp(problem, order=order), exact(problem)
     heuristic_s, best_s = _bottleneck_s(problem, heuristic), _bottleneck_s(problem, best)
     kinds = problem.fleet.kinds

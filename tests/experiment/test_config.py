@@ -17,8 +17,11 @@ from sparsepipe.experiment.compose import config_dir
 from sparsepipe.experiment.rundir import identity_of
 from sparsepipe.experiment.schema import TrainerArguments
 
-GROUPS = sorted(path for path in config_dir().iterdir() if path.is_dir())
-OPTIONS = [(g.name, o.stem) for g in GROUPS for o in sorted(g.glob("*.yaml"))]
+# Options of a directory in a group are called by both: task=fig9/emulated.
+OPTIONS = [
+    (path.parent.relative_to(config_dir()).as_posix(), path.stem)
+    for path in sorted(config_dir().glob("*/**/*.yaml"))
+]
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +31,8 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes(group: str, option: str) -> None:
-    config = composed(f"{group}={option}")
+    group, _, below = group.partition("/")
+    config = composed(f"{group}={below}/{option}" if below else f"{group}={option}")
     assert group == "experiment" or group in config
 
 
@@ -133,6 +137,7 @@ def test_several_mistakes_are_told_at_once() -> None:
         (["modle=mlp"], 2, "unknown key or group 'modle' (nearest: 'model')"),
         (["model=mpl"], 2, "'model' has no option 'mpl' (nearest: 'mlp'); there are: dense_vgg11"),
         (["experiment=tinny"], 2, "(nearest: 'tiny')"),
+        (["task=fig9/emulatd"], 2, "(nearest: 'fig9/emulated')"),
         (["trainer.max_epochs=abc"], 2, "must be a whole number or null, not 'abc'"),
         (["trainer.max_epochs="], 2, "must be a whole number or null"),
         (["trainer.max_epochs=[1"], 2, "cannot be composed"),

@@ -11,13 +11,10 @@ from experiment_harness import SUPPORT, composed
 from sparsepipe.cluster import Inventory
 from sparsepipe.emulate import NotPermitted, emulated_layout, machine
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
+from sparsepipe.experiment.asked_emulation import as_emulated
 from sparsepipe.experiment.build import build_inventory
 from sparsepipe.experiment.division import division_of
-from sparsepipe.experiment.emulated import (
-    as_emulated,
-    emulated_profiles,
-    parallel,
-)
+from sparsepipe.experiment.emulated import emulated_profiles, parallel
 from sparsepipe.experiment.emulated_hosts import hosts_emulated
 from sparsepipe.experiment.job import run_job
 from sparsepipe.experiment.prepare import prepare

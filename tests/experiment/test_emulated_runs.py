@@ -64,6 +64,15 @@ def test_data_parallelism_on_loopback(shell: Shell) -> None:
     assert result["epoch_s"] > 8 * 2 * COMPUTE_S
 
 
+@pytest.mark.full
+def test_the_task_counts_minibatches_over_all_ranks(shell: Shell) -> None:
+    *here, _ = hosts(shell.cwd)
+    asked = ("task=emulate", "task.network=loopback", "task.minibatches=20", "task.time_scale=0.5")
+    result = read_json(shell(*here, "parallel=dp", *asked).run / "result.json")
+    assert (result["minibatches"], result["time_scale"]) == (21, 0.5)
+    assert result["link_bytes_per_s"] == 20e6
+
+
 @needs_namespaces
 @pytest.mark.full
 def test_sums_of_gradients_cross_the_link(shell: Shell) -> None:

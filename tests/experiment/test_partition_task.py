@@ -13,11 +13,12 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
 from sparsepipe.experiment.device_profiles import load_profiles
 from sparsepipe.experiment.job import run_job
+from sparsepipe.experiment.paper_problem import paper_inventory
 from sparsepipe.experiment.partition import partition
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.signals import SignalWatch
-from sparsepipe.experiment.table3 import paper_inventory, table3
+from sparsepipe.experiment.table3 import table3
 from sparsepipe.experiment.table3_paper import PAPER as PRINTED
 from sparsepipe.experiment.table3_paper import PaperRow, hete_mp_s
 from sparsepipe.partition.cost import cost_model
