@@ -1,0 +1,46 @@
+"""The benchmarks of the simulator run; their times are not judged."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def said_by(name: str, *arguments: str) -> str:
+    command = [sys.executable, str(BENCHMARKS / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.full
+def test_every_plan_on_every_size_ends_when_it_is_foretold() -> None:
+    said = said_by("simulate.py", "--devices", "8", "32", "--minibatches", "700", "--whole")
+    rows = re.findall(r"^ +(8|32)  (\S.*?\S) {2,}(\d+) +(\d+)( +[\d.]+){3}$", said, re.MULTILINE)
+    assert len(rows) == 2 * 5
+    assert {row[2] for row in rows} >= {"1", "4", "8", "32"}
+    assert all(int(row[3]) <= 700 for row in rows)
+    assert said.count("simulated to its end") == len(rows), "each within a billionth, or it fails"
+    assert "goal, each within 60 s: met" in said
+
+
+@pytest.mark.full
+def test_the_whole_command_is_timed() -> None:
+    said = said_by("simulate.py", "--devices", "8", "--minibatches", "100", "--task")
+    assert len(re.findall(r"^ +8  \D.*?\S {2,}\d+ +\d+( +[\d.]+){4}$", said, re.MULTILINE)) == 5
+
+
+@pytest.mark.full
+def test_the_simulated_pipeline_is_compared_with_the_real_one() -> None:
+    said = said_by("simulated_pipeline.py", "--quick", "--only", "dense", "sparse")
+    rows = re.findall(r"^  0 +([\d.]+) +([\d.]+) +([\d.]+) .* ms +\d+ MB/s", said, re.MULTILINE)
+    assert len(rows) == 2
+    for simulated, real, ratio in rows:
+        assert float(ratio) == pytest.approx(float(simulated) / float(real), rel=0.02)
+    assert said.count("in the middle of an epoch: ") == said.count("whole epochs: ") == 2
