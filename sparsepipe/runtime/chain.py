@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparsepipe.runtime.chain_steps import Lane, lanes
 from sparsepipe.runtime.meeting import limit_s
-from sparsepipe.schedule.sums import chunk_bytes
+from sparsepipe.schedule.sums import CHUNK_BYTES
 
 _ROOM = 4
 """Partial sums that may lie at a rank before it adds them."""
@@ -35,14 +35,12 @@ class Chain:
     Args:
         group: over gloo, of two ranks or more, all of which call :meth:`run`.
         vector: in host memory.
-        chunk: elements that go together; None: by the vector's length.
+        chunk: elements that go together; None: as many as make a good size.
     """
 
     def __init__(self, group: dist.ProcessGroup, vector: Tensor, *, chunk: int | None) -> None:
         self._group = group
-        size = vector.element_size()
-        elements = chunk or max(1, chunk_bytes(vector.numel() * size) // size)
-        self._chunks = vector.split(elements)
+        self._chunks = torch.split(vector, chunk or CHUNK_BYTES // vector.element_size())
         self._place, ranks = dist.get_rank(group), dist.get_world_size(group)
         count = len(self._chunks)
         self._up, self._down = lanes(self._place, ranks=ranks, chunks=count, room=_ROOM)
@@ -54,7 +52,9 @@ class Chain:
         self._failed: list[BaseException] = []
 
     def run(self) -> None:
-        """Replaces the vector by its sum; a collective that ends within the group's limit.
+        """Replaces the vector by its sum; a collective.
+
+        It ends within the group's limit once all have come, for which that is the limit as well.
 
         Raises:
             RuntimeError: gloo's, as of any collective.

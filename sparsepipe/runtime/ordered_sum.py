@@ -31,7 +31,7 @@ class OrderedSum:
         dtype: of the elements, and of the sums.
         device: where :attr:`values` lie; gloo is given host memory.
         way: how; None: as is best for the ranks' hosts. A group over NCCL takes the direct one.
-        chunk: elements that go through a chain together; None: by the length.
+        chunk: elements that go through a chain together; None: as many as make a good size.
     """
 
     def __init__(

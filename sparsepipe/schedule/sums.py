@@ -14,9 +14,11 @@ from typing import Literal
 
 Way = Literal["direct", "chain"]
 
-_LEAST_CHUNK_BYTES = 2**16
-_LARGEST_CHUNK_BYTES = 2**20
-_CHUNKS = 16
+CHUNK_BYTES = 2**20
+"""What goes through a chain together; vectors up to this size go whole. With 4 and 3 ranks and a
+link of 125 MB/s, on a loaded machine of two cores, chunks of 64 KiB took two to three times as long
+for 16 and 64 MiB; those of 512 KiB to 2 MiB differed by less than one run from the next
+(benchmarks/ordered_sum.py --only link --chunk-kib)."""
 
 
 def way_of(hosts: Sequence[Hashable]) -> Way:
@@ -43,12 +45,3 @@ def chain_load(hosts: Sequence[Hashable]) -> int:
         host for here, there in pairwise(hosts) if here != there for host in (here, there)
     )
     return max(crossing.values(), default=0)
-
-
-def chunk_bytes(num_bytes: int) -> int:
-    """Of the chunks that follow each other through a chain.
-
-    Args:
-        num_bytes: of the vector.
-    """
-    return max(_LEAST_CHUNK_BYTES, min(_LARGEST_CHUNK_BYTES, -(-num_bytes // _CHUNKS)))

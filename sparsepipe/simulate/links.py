@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Literal
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.schedule.sums import chunk_bytes, way_of
+from sparsepipe.schedule.sums import CHUNK_BYTES, way_of
 from sparsepipe.simulate.network import Network
 
 Algorithm = Literal["ring", "direct", "chain", "ordered"]
@@ -129,7 +129,7 @@ def _chain(
     through = Counter(port for leg in legs for port in leg.ports)
     busiest = max((number / speeds[port] for port, number in through.items()), default=0.0)
     once = sum(1 / min(speeds[port] for port in leg.ports) for leg in legs if leg.ports)
-    chunk = min(num_bytes, chunk_bytes(int(num_bytes)))
+    chunk = min(num_bytes, CHUNK_BYTES)
     return [legs], chunk * (once - busiest) + sum(network.latency_s(*each) for each in ways)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparsepipe.schedule.sums import chain_load, chunk_bytes, direct_load, way_of
+from sparsepipe.schedule.sums import chain_load, direct_load, way_of
 
 
 @pytest.mark.parametrize(
@@ -45,10 +45,3 @@ def test_loads_are_what_single_messages_come_to(hosts: str, loads: tuple[float, 
                 for host in hosts
             }
             assert max(of_host.values()) == pytest.approx(load)
-
-
-def test_small_vectors_have_few_chunks_and_large_ones_no_large_ones() -> None:
-    assert [chunk_bytes(n) for n in (1, 2**16)] == [2**16, 2**16]
-    assert chunk_bytes(2**22) == 2**18
-    assert chunk_bytes(2**22 + 1) == 2**18 + 1
-    assert [chunk_bytes(n) for n in (2**24, 2**30)] == [2**20, 2**20]

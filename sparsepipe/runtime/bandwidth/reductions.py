@@ -25,7 +25,7 @@ class Reduction:
     Attributes:
         ranks: that take part.
         how: ``all_reduce`` is torch's, as data parallelism uses it; ``replicas`` the ordered
-            sum by which the replicas of a stage average gradients.
+            sum by which the replicas of a stage average gradients, in the way for their hosts.
         size_bytes: of the vector.
         seconds: median.
         repeats: that count.
