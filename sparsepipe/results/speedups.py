@@ -148,6 +148,7 @@ def _draw(axes: Axes, chart: Chart, panel: Panel) -> None:
     axes.tick_params(axis="x", length=0)
     axes.axhline(1, color=style.INK, linewidth=0.8, zorder=3)
     axes.set_xticks(range(len(chart.groups)), chart.groups)
+    axes.set_xlim(-0.5, len(chart.groups) - 0.5)
     axes.set_title(panel.title, fontsize=style.TITLE_PT, color=style.INK)
 
 
