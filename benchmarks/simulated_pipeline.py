@@ -187,18 +187,17 @@ def compare(workload: Vgg, options: argparse.Namespace) -> None:
     """Prints all repetitions, and how far the simulation is off."""
     plan = balanced_plan(workload, 2, options.cut_passes)
     print(f"\n{workload}; cut before layer {plan.cuts[0]} of {plan.num_layers}", flush=True)
-    print(f"  {'':8}{'minibatches/s':^25}{'of an epoch':^23}{'copies':>12}{'link':>21}")
-    print(
-        f"  {'':8}{'simulated':>10}{'real':>7}{'ratio':>8}{'simulated':>10}{'real':>6}{'ratio':>7}"
-    )
+    print(f"  {'':8}{'minibatches/s':^28}{'of a whole epoch':^28}{'copies':>12}{'link':>22}")
+    columns = f"{'simulated':>11}{'real':>9}{'ratio':>8}"
+    print(f"  {'':8}{columns}{columns}")
     rows = []
     for number in range(options.repeats):
         row = compared(workload, plan, options)
         rows.append(row)
         print(
-            f"  {number:<8}{1 / row.simulated.minibatch_s:10.3f}{1 / row.steady_s:7.3f}"
-            f"{row.steady:8.3f}{row.minibatches / row.simulated.total_s:10.3f}"
-            f"{row.minibatches / row.epoch_s:6.3f}{row.whole:7.3f}"
+            f"  {number:<8}{1 / row.simulated.minibatch_s:11.3f}{1 / row.steady_s:9.3f}"
+            f"{row.steady:8.3f}{row.minibatches / row.simulated.total_s:11.3f}"
+            f"{row.minibatches / row.epoch_s:9.3f}{row.whole:8.3f}"
             f"{1e3 * max(row.copies):9.1f} ms{row.link.bytes_per_s / 1e6:9.0f} MB/s, "
             f"{1e3 * row.link.latency_s:.2f} ms",
             flush=True,
