@@ -34,7 +34,10 @@ def _listed_devices(hardware: DictConfig | None) -> int | str:
     hosts = OmegaConf.select(hardware, "value.hosts") if hardware is not None else None
     if hosts is None:
         return "any"
-    return sum(int(device["count"]) for host in hosts for device in host["devices"])
+    try:
+        return sum(int(device["count"]) for host in hosts for device in host["devices"])
+    except (KeyError, TypeError, ValueError):  # wrongly listed, which is told later
+        return "any"
 
 
 # Hydra writes what was swept before our own code sees any path.

@@ -78,8 +78,8 @@ class Fig9Table:
 
     def simulated(self, cell: Cell) -> Cell | None:
         """The simulation beside what was emulated, over the same link; None where there is none."""
-        if cell.setting.kind == "simulated":
-            return None
+        if cell.setting.network != "namespaces":
+            return None  # it is a simulation itself, or its link was not limited
         beside = Setting(kind="simulated", link_bytes_per_s=cell.setting.link_bytes_per_s)
         return self.cells.get((beside, cell.gpus, cell.strategy))
 

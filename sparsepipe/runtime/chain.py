@@ -71,7 +71,12 @@ class Chain:
             other.start()
         self._follow(self._up, deadline_s)
         if self._down.steps:
-            other.join()
+            try:
+                other.join()
+            except BaseException:  # such as a signal handler's: the vector is not left to a thread
+                self._break_off()
+                other.join()
+                raise
         if self._failed:
             raise next((e for e in self._failed if _CLOSED not in str(e)), self._failed[0])
 

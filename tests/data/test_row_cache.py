@@ -112,6 +112,7 @@ def test_workers_and_order_do_not_change_a_byte(
     np.testing.assert_array_equal(alone.meta_SK(), together.meta_SK())
 
 
+@pytest.mark.full
 def test_two_builders_at_once_make_one_whole_cache(
     make_tree: Callable[..., Path], tmp_path: Path
 ) -> None:

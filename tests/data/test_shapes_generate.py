@@ -170,9 +170,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(
-    "kill", [pytest.param(signal.SIGINT, marks=pytest.mark.full), signal.SIGKILL]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_ends_and_leaves_whole_files(
     tmp_path: Path, kill: signal.Signals
 ) -> None:

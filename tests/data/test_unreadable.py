@@ -125,6 +125,7 @@ def test_a_file_that_vanishes_while_caching_is_not_corrupt(
     assert (build(cache).state_S() == DONE).all()
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("eager_workers")
 def test_a_failure_does_not_wait_for_the_other_workers(
     make_tree: Callable[..., Path], tmp_path: Path

@@ -69,6 +69,7 @@ def finish(directory: RunDir) -> Path:
     return directory.path / "profile.json"
 
 
+@pytest.mark.full
 def test_a_training_waits_for_another_that_measures_the_same() -> None:
     directory = profile_run()
     with subprocess.Popen(

@@ -18,6 +18,7 @@ Job = Callable[..., Path]
 SPLIT = ("parallel=pipeline", "hardware=cores", "parallel.devices=2")
 
 
+@pytest.mark.full
 def test_model_parallel_run(shell: Shell, job: Job) -> None:
     done = shell(*SPLIT, "model.norm=true", "parallel.plan.balance=layers")
     result = read_json(done.run / "result.json")

@@ -36,6 +36,7 @@ def assert_whole(shell: Shell, run: Path, expected: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
+@pytest.mark.full
 def test_killed(shell: Shell, job: Job, tmp_path: Path) -> None:
     faulty = (*SINGLE, fault([(13, signal.SIGKILL)]))
     assert shell(*faulty).code == -signal.SIGKILL

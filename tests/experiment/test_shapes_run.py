@@ -94,13 +94,8 @@ def test_same_seed_same_weights(job: Callable[..., Path]) -> None:
     assert [row["train/loss"] for row in first] == [row["train/loss"] for row in second]
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        pytest.param(4, id="within an epoch"),
-        pytest.param(5, id="at an epoch's end", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("step", [4, 5], ids=["within an epoch", "at an epoch's end"])
 def test_neither_going_on_nor_loader_workers_change_anything(
     job: Callable[..., Path], step: int
 ) -> None:

@@ -58,6 +58,7 @@ def late_rank(rank: int) -> list[Sending]:
     return found
 
 
+@pytest.mark.full
 def test_a_message_takes_as_long_as_its_way() -> None:
     found = [sending for of_rank in run(late_rank, 2) for sending in of_rank]
     (late,) = (s for s in found if (s.source, s.size_bytes, s.both_ways) == (1, SIZES[-1], False))

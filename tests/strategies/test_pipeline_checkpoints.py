@@ -77,7 +77,8 @@ def same(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-@pytest.mark.parametrize("config", ["2-1", pytest.param("1-1-1", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("config", ["2-1", "1-1-1"])
 def test_two_epochs_and_one_are_three(config: str, tmp_path: Path) -> None:
     whole, steps = start(tmp_path / "whole", config)
     assert steps == 3 * STEPS

@@ -185,7 +185,7 @@ def how_much(*, limited: bool, overfits: bool) -> dict[str, Any]:
     return {"limit_train_batches": 1} if limited else {"val_check_interval": 2}
 
 
-@pytest.fixture(scope="module", params=PLANS)
+@pytest.fixture(scope="module", params=["1-1", pytest.param("1-1-1", marks=pytest.mark.full)])
 def runs(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """All cases on one device, and in all ranks of a pipeline."""
     config, directory = request.param, tmp_path_factory.mktemp("runs")
