@@ -74,7 +74,7 @@ class Case:
     profiles: dict[str, Profile]
 
     def simulation(self) -> Simulation:
-        """As ``task=simulate`` has it: data parallelism sums in a ring, meanwhile."""
+        """Data parallelism sums in a ring, meanwhile; replicas of a stage each to each."""
         devices = [device for stage in self.plan.stages for device in stage.devices]
         is_dp = self.plan.num_stages == 1
         setting = Setting(
