@@ -112,6 +112,7 @@ class Fig9Table:
             "strategy": cell.strategy,
             "plan": cell.plan,
             "minibatches_per_s": 1 / cell.minibatch_s,
+            "steady_steps": cell.steady_steps,
             "speedup_over_dp": self.speedup(cell),
             "speedup_over_dp_without_overlap": self.speedup_without_overlap(cell),
             "over_hete_mp": self.over_hete_mp(cell),

@@ -41,14 +41,18 @@ def simulated(
     return job(strategy, gpus, f"simulated_{link / 1e6:g}", told, run)
 
 
-def emulated(strategy: str, gpus: int, minibatch_s: float, *, network: str = "namespaces") -> Job:
+def emulated(
+    strategy: str, gpus: int, minibatch_s: float, *,
+    network: str = "namespaces", time_scale: float = 2.5, steady_steps: int = 10,
+) -> Job:  # fmt: skip
     """As task=emulate leaves it; data parallelism has no plan."""
     plan = {} if strategy == "dp" else {"plan_config": "4-1", "plan_cuts": [24]}
     told = {
         "kind": "emulated",
         "minibatches_per_s": 1 / minibatch_s,
         "network": network,
-        "time_scale": 5.0,
+        "time_scale": time_scale,
+        "steady_steps": steady_steps,
         "link_bytes_per_s": 125e6,
         **plan,
     }

@@ -41,7 +41,8 @@ def test_speedups_are_over_data_parallelism_of_the_same_kind_and_link() -> None:
     assert at_50["speedup_over_dp_without_overlap"] is None, "nobody told"
     run = row("hete_mp", 5, kind="emulated")
     assert run["speedup_over_dp"] == pytest.approx(0.84 / 0.35)
-    assert (run["network"], run["time_scale"]) == ("namespaces", 5)
+    assert (run["network"], run["time_scale"], run["steady_steps"]) == ("namespaces", 2.5, 10)
+    assert at_125["steady_steps"] is None
     assert run["speedup_over_dp_without_overlap"] is None
     assert row("dp", 5, kind="emulated")["plan"] == "5"
 
@@ -79,7 +80,7 @@ def test_failed_and_missing_jobs_are_named() -> None:
     assert TABLE.rows()[-1]["status"] == "failed"
     assert {tuple(each) for each in TABLE.rows()} == {tuple(TABLE.rows()[0])}, "columns of a CSV"
     assert TABLE.notes[0] == "failed: parallel=exact hardware=paper_8gpu task=fig9/emulated"
-    assert "not in this sweep: all that is simulated at 100 MB/s" in TABLE.notes
+    assert "nothing in this sweep is simulated, 100 MB/s between hosts" in TABLE.notes
     (lacking,) = [note for note in TABLE.notes if "simulated, 125 MB/s" in note]
     assert lacking == (
         "no run that is simulated, 125 MB/s between hosts: DP on 6, 7, 8 GPUs; "
@@ -103,6 +104,23 @@ def test_a_whole_sweep_lacks_nothing() -> None:
     assert table.notes == ()
     assert "missing" not in table.text()
     assert len(table.rows()) == 80
+
+
+@pytest.mark.parametrize(
+    ("way", "title"),
+    [
+        ({"network": "loopback"}, "emulated (loopback, time scale 2.5), links not limited"),
+        (
+            {"time_scale": 0.1},
+            "emulated (network namespaces, time scale 0.1), 125 MB/s between hosts",
+        ),
+    ],
+)
+def test_what_is_emulated_otherwise_is_not_what_is_missing(way: Any, title: str) -> None:
+    table = Fig9Table.of([emulated("dp", 5, 0.84, **way)])
+    assert [setting.title for setting in table.settings] == [title]
+    wanted = "emulated (network namespaces, time scale 2.5), 125 MB/s between hosts"
+    assert f"nothing in this sweep is {wanted}" in table.notes
 
 
 def test_of_two_runs_for_one_bar_the_last_counts_and_it_is_said() -> None:
@@ -134,7 +152,7 @@ def test_the_text_has_it_all() -> None:
         "5", "800.0 (960.0)", "no run", "no run", "2.03x", "2.50x (3.00x)", "3.11x",
         "3.20x (3.84x)", "1.28x",
     ]  # fmt: skip
-    emulated_title = "emulated (network namespaces, time scale 5), 125 MB/s between hosts"
+    emulated_title = "emulated (network namespaces, time scale 2.5), 125 MB/s between hosts"
     begin = lines.index(f"## Minibatches a second, {emulated_title}, beside the simulation")
     assert [cell.strip() for cell in lines[begin + 5].split("|")[1:-1]] == [
         "5", "HETE-MP", "3.125", "2.857", "-8.6 %"
@@ -142,17 +160,12 @@ def test_the_text_has_it_all() -> None:
     assert any("4-1-1-1-1 at 24, 34, 35, 36" in line for line in lines)
 
 
-def test_without_limited_links_the_network_says_so() -> None:
-    table = Fig9Table.of([emulated("dp", 5, 0.8, network="loopback")])
-    assert table.settings[0].title == "emulated (loopback, time scale 5), links not limited"
-
-
 def test_the_chart_has_a_panel_for_each_kind_and_link() -> None:
     chart = chart_of(TABLE)
     assert [panel.title for panel in chart.panels] == [
         "simulated, 50 MB/s between hosts",
         "simulated, 125 MB/s between hosts",
-        "emulated (network namespaces, time scale 5), 125 MB/s between hosts",
+        "emulated (network namespaces, time scale 2.5), 125 MB/s between hosts",
     ]
     assert chart.groups == ["5 GPUs", "6 GPUs", "7 GPUs", "8 GPUs"]
     bar = chart.panels[1].bars["5 GPUs", "HETE-MP"]
