@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sparsepipe.cluster import Inventory, Link
+from sparsepipe.cluster import Inventory
+from sparsepipe.cluster.between import joined_by
 
 
 def on_processors(inventory: Inventory, *, link_bytes_per_s: float | None = None) -> Inventory:
@@ -16,12 +17,8 @@ def on_processors(inventory: Inventory, *, link_bytes_per_s: float | None = None
         inventory: the hardware.
         link_bytes_per_s: between hosts; None: the inventory's.
     """
-    link = inventory.link
-    if link_bytes_per_s is not None:
-        link = replace(link or Link(bytes_per_s=0), bytes_per_s=link_bytes_per_s)
     return replace(
-        inventory,
-        link=link,
+        joined_by(inventory, link_bytes_per_s),
         hosts=tuple(
             replace(
                 host,

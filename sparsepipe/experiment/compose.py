@@ -7,7 +7,7 @@ valid one.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,15 @@ def _listed_devices(hardware: DictConfig | None) -> int | str:
         return "any"
 
 
+def _choose(options: Mapping[str, Any], name: str | None) -> Any:
+    """The option of that name; None where there is none."""
+    return options.get(str(name))
+
+
 # Hydra writes what was swept before our own code sees any path.
 OmegaConf.register_new_resolver("expanded", lambda path: str(expanded(path)), replace=True)
 OmegaConf.register_new_resolver("listed_devices", _listed_devices, replace=True)
+OmegaConf.register_new_resolver("choose", _choose, replace=True)
 # A dotted key, or the one key of ours whose mapping starts empty; groups have no dots.
 _PLAIN_ASSIGNMENT = re.compile(r"^(callbacks|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
 

@@ -11,11 +11,12 @@ from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from sparsepipe.cluster import Inventory
+from sparsepipe.cluster.between import joined_by
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.device_profiles import fingerprint_of, load_profiles, other_workloads
 from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.model_names import model_name, model_settings
-from sparsepipe.experiment.planned import search_of
+from sparsepipe.experiment.planned import search_of, searched_plan_of
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.schema import SearchChoice
@@ -60,7 +61,7 @@ def simulate(
         all_reduce: how replicas sum; None: as the runtime does.
         outbox: see :class:`sparsepipe.simulate.links.Sends`.
         inbox: the same.
-        link_bytes_per_s: between hosts; None: the inventory's.
+        link_bytes_per_s: between hosts, for the search of a plan as well; None: the inventory's.
         profiles: files by the names of devices, in place of those that the inventory names.
         timeline_minibatches: that the picture and the trace show.
 
@@ -78,12 +79,12 @@ def simulate(
         overlap=overlap,
         all_reduce=all_reduce,
         sends=Sends(outbox=outbox, inbox=inbox),
-        link_bytes_per_s=link_bytes_per_s,
         bucket_mib=(parallel["strategy"] or {}).get("bucket_cap_mb") or _BUCKET_MIB,
     )
-    measured = _profiles(config, run.inventory)
+    inventory = joined_by(run.inventory, link_bytes_per_s)
+    measured = _profiles(config, inventory)
     contest = _contest(
-        config, run.inventory, measured, ways, schedule=schedule, microbatches=microbatches
+        config, inventory, measured, ways, schedule=schedule, microbatches=microbatches
     )
     plan = contest.plan.workload.plan
     outcome = Outcome.of(
@@ -92,7 +93,7 @@ def simulate(
         shown=timeline_minibatches,
         memory=_memory(config),
         batch_size=_batch_size(measured, config),
-        rooms=_rooms(run.inventory, plan),
+        rooms=_rooms(inventory, plan),
     )
     write_outcome(outcome, run.directory, title=_title(parallel, schedule, plan))
     write_result(run, {**outcome.values(), **_told(contest.plan, schedule)})
@@ -167,7 +168,8 @@ def _given(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _memory(config: Mapping[str, Any]) -> Any:
     """What counts: as for the search, also where that leaves memory out of account."""
-    model = memory_model(replace(search_of(config) or SearchChoice(), memory=True), config)
+    search = searched_plan_of(config) or SearchChoice()
+    model = memory_model(replace(search, memory=True), config)
     assert model is not None
     return model
 
@@ -220,7 +222,7 @@ def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
         ProfileError: a profile is missing, broken or of another model.
     """
     chosen = {**config, "parallel": config["task"]["parallel"]}
-    division, search = division_of(chosen), search_of(chosen)
+    division, search = division_of(chosen), searched_plan_of(chosen)
     told = {
         "profiles": fingerprint_of(inventory, model_name(config), given=_given(chosen)),
         "plan": None if division is None else [division.arguments(), division.devices],

@@ -25,14 +25,12 @@ class Ways:
         all_reduce: how replicas sum; None: a ring in data parallelism, else in the
             order of the ranks (:mod:`sparsepipe.schedule.sums`).
         sends: how messages are handed over.
-        link_bytes_per_s: between hosts; None: the inventory's.
         bucket_mib: parts of sums that overlap.
     """
 
     overlap: bool | None
     all_reduce: Algorithm | None
     sends: Sends
-    link_bytes_per_s: float | None
     bucket_mib: float
 
     def setting(self, plan: Plan, inventory: Inventory, *, is_dp: bool) -> Setting:
@@ -44,7 +42,7 @@ class Ways:
         devices = [device for stage in plan.stages for device in stage.devices]
         overlaps = is_dp if self.overlap is None else self.overlap
         return Setting(
-            network=Network.of(inventory, devices, between_bytes_per_s=self.link_bytes_per_s),
+            network=Network.of(inventory, devices),
             sends=self.sends,
             algorithm=self.all_reduce or ("ring" if is_dp else "ordered"),
             bucket_bytes=self.bucket_mib * 2.0**20 if overlaps else None,

@@ -51,19 +51,12 @@ class Network:
         return cls(hosts=(0,) * num_ranks, inside=(link,))
 
     @classmethod
-    def of(
-        cls,
-        inventory: Inventory,
-        devices: Sequence[str],
-        *,
-        between_bytes_per_s: float | None = None,
-    ) -> Network:
+    def of(cls, inventory: Inventory, devices: Sequence[str]) -> Network:
         """The links of an inventory.
 
         Args:
             inventory: the hardware.
             devices: of each rank, as a plan names them: ``host/model/number``.
-            between_bytes_per_s: bandwidth between hosts, whatever the inventory says.
 
         Raises:
             PlanError: a device is on no host of the inventory.
@@ -83,11 +76,8 @@ class Network:
         )
         if len(set(hosts)) < 2:
             return cls(hosts=hosts, inside=inside)
-        between = inventory.link
-        if between_bytes_per_s is not None:
-            latency_s = 0.0 if between is None else between.latency_s
-            between = Link(bytes_per_s=between_bytes_per_s, latency_s=latency_s)
-        return cls(hosts=hosts, inside=inside, between=_usable(between, "the inventory"))
+        between = _usable(inventory.link, "the inventory")
+        return cls(hosts=hosts, inside=inside, between=between)
 
     def ports(self, source: int, target: int) -> tuple[int, ...]:
         """Those that a message from one rank to another runs through."""
