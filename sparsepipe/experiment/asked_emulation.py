@@ -48,18 +48,17 @@ def as_emulated(config: Mapping[str, Any]) -> Mapping[str, Any]:
             "an emulated cluster under torchrun",
             remedy="start the command without it: one process starts the ranks of all hosts",
         )
-    task: dict[str, Any] = {
-        "_target_": _TARGET,
-        "time_scale": emulation.time_scale,
-        "network": emulation.network,
-    }
+    found = {"time_scale": emulation.time_scale, "network": emulation.network}
+    task: dict[str, Any] = {"_target_": _TARGET, **found}
     if (minibatches := _minibatches(config)) is not None:
         task["minibatches"] = minibatches
-    return {**config, "task": task}
+    return {**config, "task": task, "hardware": {**config["hardware"], **found}}
 
 
 def _asked_of_hardware(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of ``task=emulate`` with ``hardware`` saying what the task says.
+
+    What the task leaves out is as ``hardware`` says.
 
     Raises:
         ConfigError: a value cannot be, or ``hardware`` says another one.

@@ -12,16 +12,19 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import pytorch_lightning as pl
+
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import named_places
 from sparsepipe.emulate import emulated_layout, lift_limits
 from sparsepipe.emulate.pace import Pace
+from sparsepipe.emulate.rates import Rates
 from sparsepipe.emulate.training import ReplayData, ReplayModule
 from sparsepipe.errors import ConfigError, ProfileError
 from sparsepipe.experiment.callbacks import KeepPlan, Pulse, StopAtOnce
 from sparsepipe.experiment.device_profiles import fingerprint_of_profiles, load_profiles
 from sparsepipe.experiment.division import check_division, division_of
-from sparsepipe.experiment.emulation import limit_of
+from sparsepipe.experiment.emulation import emulation_of, limit_of
 from sparsepipe.experiment.model_names import model_name, model_settings
 from sparsepipe.experiment.planned import search_of
 from sparsepipe.experiment.result import plan_values, write_result
@@ -54,20 +57,20 @@ _INSTEAD: Mapping[str, Any] = {
 def train_emulated(
     run: Run,
     *,
-    time_scale: float = 1.0,
-    network: Literal["auto", "namespaces", "loopback"] = "auto",
+    time_scale: float | None = None,
+    network: Literal["auto", "namespaces", "loopback"] | None = None,
     minibatches: int | None = None,
     link_bytes_per_s: float | None = None,
 ) -> None:
     """Trains one epoch on an emulated cluster, and writes how fast it went.
 
     Args:
-        run: configuration and directory.
+        run: configuration, whose ``hardware`` has what is asked for here, and directory.
         time_scale: how many times slower than the cluster all goes; results are in its time.
-        network: how hosts are joined, for the run's identity; see ``emulated_hosts``.
+        network: how hosts are joined; see ``emulated_hosts``.
         minibatches: of the epoch, over all ranks that read, each of which takes as many; None:
             24 for each of them, or ``trainer.limit_train_batches``.
-        link_bytes_per_s: between hosts, which the inventory of the run has already.
+        link_bytes_per_s: between hosts, which the run's inventory has already.
 
     Raises:
         ProfileError: a device has no profile, or profiles are of unlike models.
@@ -75,35 +78,54 @@ def train_emulated(
         ConfigError: there are too few minibatches.
         Stopped: a signal ended the run.
     """
-    del network, link_bytes_per_s
-    profiles = emulated_profiles(run.config, run.inventory)
-    profile = profiles[run.places[group.rank()].name]
+    del time_scale, network, link_bytes_per_s  # :mod:`asked_emulation` has them in the hardware
+    emulation = emulation_of(run.config)
+    assert emulation is not None
+    profile = emulated_profiles(run.config, run.inventory)[run.places[group.rank()].name]
+    pulse = Pulse(emulation.time_scale)
+    trainer = _trained(run, profile, pulse, minibatches=minibatches_each(run, minibatches))
+    values = {
+        "kind": "emulated",
+        "network": "loopback" if emulated_layout() is None else "namespaces",
+        "time_scale": emulation.time_scale,
+        "link_bytes_per_s": None if run.inventory.link is None else run.inventory.link.bytes_per_s,
+        **_pace(pulse.rates(), plan_values(run, trainer), size=profile.meta.get("batch_size")),
+    }
+    write_result(run, values)
+    if group.rank() == 0:
+        log.info("%s", _in_words(values))
+
+
+def _trained(run: Run, profile: Profile, pulse: Pulse, *, minibatches: int) -> pl.Trainer:
+    """The Trainer, after an epoch of as many minibatches for each rank that reads."""
     mode = (run.config["parallel"]["strategy"] or {}).get("mode")
     momentum = _MOMENTUM if mode == "spectrain" else 0.0
-    module = ReplayModule(profile, Pace(time_scale), momentum=momentum)
+    module = ReplayModule(profile, Pace(pulse.time_scale), momentum=momentum)
     check_division(run.config, module, kept=run.directory.plan)
-    pulse = Pulse(time_scale)
     trainer = run.trainer(
         [*_keeping_plan(run), pulse, StopAtOnce(run.watch)], silent=True, **_INSTEAD
     )
     if group.rank() == 0:
         lift_limits()  # before anybody sends
-    each = minibatches_each(run, minibatches)
-    trainer.fit(module, datamodule=ReplayData(profile, minibatches=each))
-    found = pulse.rates()
-    size = profile.meta.get("batch_size")
-    limited = emulated_layout() is not None
+    trainer.fit(module, datamodule=ReplayData(profile, minibatches=minibatches))
+    return trainer
+
+
+def _pace(found: Rates, plan: Mapping[str, Any], *, size: int | None) -> dict[str, Any]:
+    """How fast it went, and what the plan promised, for ``result.json``.
+
+    Args:
+        found: in minibatches.
+        plan: as of any training.
+        size: samples of a minibatch, where the profile tells.
+    """
     values: dict[str, Any] = {
-        "kind": "emulated",
-        "network": "namespaces" if limited else "loopback",
-        "time_scale": time_scale,
-        "link_bytes_per_s": None if run.inventory.link is None else run.inventory.link.bytes_per_s,
         "minibatches": found.minibatches,
         "minibatches_per_s": found.steady_per_s,
         "steady_steps": found.steady_steps,
         "epoch_minibatches_per_s": found.epoch_per_s,
         "epoch_s": found.epoch_s,
-        **plan_values(run, trainer),
+        **plan,
     }
     values.pop("plan_shapes_per_s", None)  # of the data's batches, and these are the profile's
     if size is not None:
@@ -111,9 +133,7 @@ def train_emulated(
         values["epoch_samples_per_s"] = size * found.epoch_per_s
         if "plan_bottleneck_s" in values:
             values["plan_samples_per_s"] = size / values["plan_bottleneck_s"]
-    write_result(run, values)
-    if group.rank() == 0:
-        log.info("%s", _in_words(values))
+    return values
 
 
 def emulated_profiles(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Profile]:

@@ -66,37 +66,27 @@ def simulate(
         timeline_minibatches: that the picture and the trace show.
 
     Raises:
-        ConfigError: a setting cannot be, or does not suit the others.
-        ProfileError: a profile is missing, broken or of another model.
-        HardwareError: a link has no bandwidth.
-        PlanError: the plan does not fit the model or the devices.
-        ScheduleError: ranks would wait for one another for ever.
+        SparsePipeError: a setting, a profile, a link or the plan cannot be; or ranks would wait for
+            one another for ever.
     """
     run.assert_one_rank()
     _check(minibatches, timeline_minibatches, link_bytes_per_s)
+    sends = Sends(outbox=outbox, inbox=inbox)
+    ways = Ways(overlap=overlap, all_reduce=all_reduce, sends=sends, bucket_mib=_bucket(parallel))
     config = {**run.config, "parallel": parallel}
-    ways = Ways(
-        overlap=overlap,
-        all_reduce=all_reduce,
-        sends=Sends(outbox=outbox, inbox=inbox),
-        bucket_mib=(parallel["strategy"] or {}).get("bucket_cap_mb") or _BUCKET_MIB,
-    )
     inventory = joined_by(run.inventory, link_bytes_per_s)
     measured = _profiles(config, inventory)
     contest = _contest(
         config, inventory, measured, ways, schedule=schedule, microbatches=microbatches
     )
-    plan = contest.plan.workload.plan
-    outcome = Outcome.of(
-        contest,
-        minibatches=minibatches,
-        shown=timeline_minibatches,
-        memory=_memory(config),
-        batch_size=_batch_size(measured, config),
-        rooms=_rooms(inventory, plan),
-    )
-    write_outcome(outcome, run.directory, title=_title(parallel, schedule, plan))
+    outcome = _outcome(contest, config, inventory, measured, (minibatches, timeline_minibatches))
+    write_outcome(outcome, run.directory, title=_title(parallel, schedule, outcome.plan))
     write_result(run, {**outcome.values(), **_told(contest.plan, schedule)})
+
+
+def _bucket(parallel: Mapping[str, Any]) -> float:
+    """MiB of a bucket of data parallelism."""
+    return float((parallel["strategy"] or {}).get("bucket_cap_mb") or _BUCKET_MIB)
 
 
 def _profiles(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Profile]:
@@ -133,6 +123,24 @@ def _contest(
         is_dp=is_dp,
         schedule=schedule,
         microbatches=microbatches,
+    )
+
+
+def _outcome(
+    contest: Contest,
+    config: Mapping[str, Any],
+    inventory: Inventory,
+    profiles: Mapping[str, Profile],
+    minibatches: tuple[int, int],
+) -> Outcome:
+    """What comes of it, of as many minibatches in an epoch and in the picture."""
+    return Outcome.of(
+        contest,
+        minibatches=minibatches[0],
+        shown=minibatches[1],
+        memory=_memory(config),
+        batch_size=_batch_size(profiles, config),
+        rooms=_rooms(inventory, contest.plan.workload.plan),
     )
 
 

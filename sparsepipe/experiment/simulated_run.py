@@ -31,14 +31,15 @@ _SECONDS_FROM_S = 2.0  # a picture of so long tells seconds, a shorter one milli
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A plan's simulation beside that of data parallelism on the same devices.
+    """A plan's simulation beside that of data parallelism on all devices of the hardware.
 
     Attributes:
         plan: the stages and their devices.
         pace: of an epoch.
-        dp: of an epoch by data parallelism.
+        dp: of an epoch by data parallelism; None where it cannot be simulated.
         dp_overlaps: whether its sums overlap with the backward.
-        dp_apart: of an epoch by data parallelism whose sums do not.
+        dp_apart: of an epoch by data parallelism whose sums do not; None as well.
+        without_dp: why it cannot.
         batch_size: shapes of a minibatch.
         record: the first minibatches, drained after them.
         memory: of each rank in these.
@@ -48,9 +49,10 @@ class Outcome:
 
     plan: Plan
     pace: Pace
-    dp: Pace
+    dp: Pace | None
     dp_overlaps: bool
-    dp_apart: Pace
+    dp_apart: Pace | None
+    without_dp: str
     batch_size: int
     record: Record
     memory: Sequence[Sequence[Level]]
@@ -84,14 +86,17 @@ class Outcome:
         simulation = contest.plan
         record = simulation.record(shown)
         pace = simulation.pace(minibatches)
-        dp = pace if contest.dp == simulation else contest.dp.pace(minibatches)
-        overlaps = contest.dp != contest.dp_apart
+        dp, overlaps = None, contest.dp != contest.dp_apart
+        if contest.dp is not None:
+            dp = pace if contest.dp == simulation else contest.dp.pace(minibatches)
+        apart = contest.dp_apart
         return cls(
             plan=simulation.workload.plan,
             pace=pace,
             dp=dp,
             dp_overlaps=overlaps,
-            dp_apart=contest.dp_apart.pace(minibatches) if overlaps else dp,
+            dp_apart=apart.pace(minibatches) if overlaps and apart is not None else dp,
+            without_dp=contest.without_dp,
             batch_size=batch_size,
             record=record,
             memory=memory_over_time(record, simulation.workload, memory),
@@ -110,15 +115,24 @@ class Outcome:
             "epoch_s": self.pace.total_s,
             "epoch_minibatches": self.pace.minibatches,
             "shapes_per_minibatch": self.batch_size,
-            "dp_minibatch_s": self.dp.minibatch_s,
-            "dp_epoch_s": self.dp.total_s,
-            "speedup_over_dp": self.dp.minibatch_s / self.pace.minibatch_s,
-            "epoch_speedup_over_dp": self.dp.total_s / self.pace.total_s,
-            "dp_without_overlap_minibatch_s": self.dp_apart.minibatch_s,
-            "speedup_over_dp_without_overlap": self.dp_apart.minibatch_s / self.pace.minibatch_s,
+            **self._beside_dp(),
             "busy_share": sum(busy) / len(busy),
             "bubble_share": 1 - sum(busy) / len(busy),
             "device_peak_bytes": max(self.peaks_bytes),
+        }
+
+    def _beside_dp(self) -> dict[str, float]:
+        """Nothing where data parallelism cannot be simulated."""
+        dp, apart, pace = self.dp, self.dp_apart, self.pace
+        if dp is None or apart is None:
+            return {}
+        return {
+            "dp_minibatch_s": dp.minibatch_s,
+            "dp_epoch_s": dp.total_s,
+            "speedup_over_dp": dp.minibatch_s / pace.minibatch_s,
+            "epoch_speedup_over_dp": dp.total_s / pace.total_s,
+            "dp_without_overlap_minibatch_s": apart.minibatch_s,
+            "speedup_over_dp_without_overlap": apart.minibatch_s / pace.minibatch_s,
         }
 
     def rows(self) -> list[dict[str, Any]]:
@@ -163,14 +177,18 @@ class Outcome:
 
     def _pace(self) -> list[str]:
         values = self.values()
-        said = "overlap with the backward" if self.dp_overlaps else "follow the backward"
         found = [
             f"{values['minibatches_per_s']:.4g} minibatches/s, "
             f"{values['simulated_shapes_per_s']:.4g} samples/s; an epoch of "
-            f"{self.pace.minibatches} minibatches takes {self.pace.total_s:.4g} s",
-            f"{values['speedup_over_dp']:.2f}x as fast as data parallelism on the same devices, "
-            f"whose sums {said} ({values['epoch_speedup_over_dp']:.2f}x over the epoch)",
+            f"{self.pace.minibatches} minibatches takes {self.pace.total_s:.4g} s"
         ]
+        if self.dp is None:
+            return [*found, f"not compared with data parallelism: {self.without_dp}"]
+        said = "overlap with the backward" if self.dp_overlaps else "follow the backward"
+        found.append(
+            f"{values['speedup_over_dp']:.2f}x as fast as data parallelism on all devices of the "
+            f"hardware, whose sums {said} ({values['epoch_speedup_over_dp']:.2f}x over the epoch)"
+        )
         if self.dp_overlaps:
             found.append(
                 f"{values['speedup_over_dp_without_overlap']:.2f}x as fast as data parallelism "

@@ -1,4 +1,4 @@
-"""What is simulated beside each other: a plan, and data parallelism on the same devices."""
+"""What is simulated beside each other: a plan, and data parallelism on all the hardware."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sparsepipe.cluster import Inventory
+from sparsepipe.errors import HardwareError, ProfileError
 from sparsepipe.experiment.simulated_plan import data_parallel
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
@@ -51,17 +52,22 @@ class Ways:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
-    """A plan, and what it is compared with.
+    """A plan, and what it is compared with: data parallelism on all devices of the inventory.
+
+    These are what a user has in place of the plan, which may leave some of them out.
 
     Attributes:
         plan: under its schedule.
-        dp: data parallelism, talking as it is said of ranks.
-        dp_apart: the same, each sum after its backward.
+        dp: data parallelism with the settings of :class:`Ways`, which may let its sums overlap with
+            the backward; None where it cannot be simulated.
+        dp_apart: the same with sums after the backward.
+        without_dp: why it cannot.
     """
 
     plan: Simulation
-    dp: Simulation
-    dp_apart: Simulation
+    dp: Simulation | None
+    dp_apart: Simulation | None
+    without_dp: str = ""
 
     @classmethod
     def of(
@@ -75,7 +81,7 @@ class Contest:
         schedule: str,
         microbatches: int | None,
     ) -> Contest:
-        """Of a plan on all or some devices of an inventory; data parallelism is on all.
+        """Of a plan on all or some devices of an inventory.
 
         Args:
             plan: what is simulated.
@@ -88,9 +94,9 @@ class Contest:
 
         Raises:
             ConfigError: there is no such schedule, or what is said does not suit it.
-            ProfileError: a device has no profile.
+            ProfileError: a device of the plan has no profile.
             PlanError: the plan does not fit the profiles.
-            HardwareError: a link that is needed has no bandwidth.
+            HardwareError: a link that the plan needs has no bandwidth.
         """
         simulated = Simulation.of(
             Workload.of(plan, profiles),
@@ -99,8 +105,14 @@ class Contest:
             microbatches=microbatches,
         )
         everywhere = data_parallel(inventory, plan.num_layers)
-        dp = Simulation.of(
-            Workload.of(everywhere, profiles), ways.setting(everywhere, inventory, is_dp=True)
-        )
+        try:
+            dp = Simulation.of(
+                Workload.of(everywhere, profiles), ways.setting(everywhere, inventory, is_dp=True)
+            )
+        except (
+            HardwareError,
+            ProfileError,
+        ) as error:  # of devices and links the plan has no use for
+            return cls(plan=simulated, dp=None, dp_apart=None, without_dp=error.message)
         apart = replace(dp, setting=replace(dp.setting, bucket_bytes=None))
         return cls(plan=simulated, dp=dp, dp_apart=apart)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import Any
 
@@ -57,27 +57,10 @@ def table3(
         orders: of the second table; None: by_count and by_speed.
     """
     run.assert_one_rank()
-    rows = [
-        row
-        for gpus in PAPER
-        for row in (
-            _mp_row(gpus, mp_cost_model, bandwidth_bytes_per_s),
-            {
-                **_hete_row(gpus, hete_cost_model, bandwidth_bytes_per_s, order),
-                **_gains_of(gpus, hete_cost_model, bandwidth_bytes_per_s, order),
-            },
-        )
-    ]
+    rows = _rows(mp_cost_model, hete_cost_model, bandwidth_bytes_per_s, order)
     others = [
         _yields(strategy, model, order_, speed)
-        for strategy, model, order_ in [
-            ("MP", mp_cost_model, ""),
-            *(
-                ("HETE-MP", model, one)
-                for model in dict.fromkeys((hete_cost_model, "4_whole", "eq4"))
-                for one in orders or ["by_count", "by_speed"]
-            ),
-        ]
+        for strategy, model, order_ in _settings(mp_cost_model, hete_cost_model, orders)
         for speed in bandwidths_bytes_per_s or [50e6, 55e6, 60e6, 65e6, 100e6, 110e6, 125e6]
     ]
     gains = [
@@ -85,25 +68,61 @@ def table3(
         for speed in exact_bandwidths_bytes_per_s or [60e6, 100e6, 1.25e9, 10e9]
         for gpus in PAPER
     ]
+    _write(run, rows, others, gains)
+    _write_plans(run, mp_cost_model, bandwidth_bytes_per_s)
+    verdicts = [row["verdict"] for row in rows]
+    counts = {
+        "rows": len(rows),
+        "rows_equal": verdicts.count("equal"),
+        "rows_co_optimal": verdicts.count("co-optimal"),
+    }
+    write_result(run, {"kind": "simulated", **counts})
+
+
+def _rows(mp_model: str, hete_model: str, bandwidth: float, order: str) -> list[dict[str, Any]]:
+    """Of the table: MP and HETE-MP by turns."""
+    return [
+        row
+        for gpus in PAPER
+        for row in (
+            _mp_row(gpus, mp_model, bandwidth),
+            {
+                **_hete_row(gpus, hete_model, bandwidth, order),
+                **_gains_of(gpus, hete_model, bandwidth, order),
+            },
+        )
+    ]
+
+
+def _settings(
+    mp_model: str, hete_model: str, orders: Sequence[str] | None
+) -> Iterator[tuple[str, str, str]]:
+    """Strategies, cost models and orders of the second table."""
+    yield "MP", mp_model, ""
+    for model in dict.fromkeys((hete_model, "4_whole", "eq4")):
+        for order in orders or ("by_count", "by_speed"):
+            yield "HETE-MP", model, order
+
+
+def _write(
+    run: Run,
+    rows: Sequence[Mapping[str, Any]],
+    others: Sequence[Mapping[str, Any]],
+    gains: Sequence[Mapping[str, Any]],
+) -> None:
     text = _document(run.config["task"], rows, others, gains)
     log.info("%s", text)
     write_csv(run.directory.path / "table.csv", rows)
     write_csv(run.directory.path / "settings.csv", others)
     write_csv(run.directory.path / "exact.csv", gains)
     write_text_atomic(run.directory.path / "table.md", text + "\n")
+
+
+def _write_plans(run: Run, model: str, bandwidth: float) -> None:
+    """The paper's MP."""
     for gpus in PAPER:
-        plan = paper_mp_plan(gpus, model=mp_cost_model, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+        plan = paper_mp_plan(gpus, model=model, bandwidth_bytes_per_s=bandwidth)
         write_text_atomic(run.directory.path / f"mp_{gpus}gpu.json", plan.to_json())
-    verdicts = [row["verdict"] for row in rows]
-    write_result(
-        run,
-        {
-            "kind": "simulated",
-            "rows": len(rows),
-            "rows_equal": verdicts.count("equal"),
-            "rows_co_optimal": verdicts.count("co-optimal"),
-        },
-    )
 
 
 def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:

@@ -48,6 +48,8 @@ def test_both_spellings_are_the_same_run(tmp_path: Path) -> None:
     slower = path_of(*here, by_hardware, "parallel=dp", "hardware.time_scale=4")
     assert path_of(*by_task, "task.time_scale=4") == slower != first
     assert path_of(*by_task, "hardware.emulate=true") == first
+    assert path_of(*by_task, "hardware.time_scale=4") == slower, "what the task leaves out"
+    assert path_of(*by_task, "hardware.time_scale=4", "task.time_scale=4") == slower
     assert path_of(*by_task, "task.link_bytes_per_s=20e6") == first, "as the inventory has it"
     others = [
         path_of(*by_task, other)
@@ -81,12 +83,26 @@ def test_what_is_asked_for_is_where_all_look_for_it(tmp_path: Path) -> None:
     assert as_emulated(config) == config, "asked once more, it is as it was"
 
 
+def test_what_the_task_leaves_out_is_as_the_hardware_says(tmp_path: Path) -> None:
+    *here, _ = hosts(tmp_path)
+    said = ("hardware.time_scale=10", "hardware.network=loopback", "hardware.link_bytes_per_s=3e6")
+    config = asked(*here, EMULATE, *said)
+    assert config["task"]["time_scale"] == config["hardware"]["time_scale"] == 10
+    assert config["task"]["network"] == config["hardware"]["network"] == "loopback"
+    inventory = build_inventory(config)
+    assert inventory.link is not None
+    assert inventory.link.bytes_per_s == 3e6
+    nobody = asked(*here, EMULATE)
+    assert (nobody["task"]["time_scale"], nobody["task"]["network"]) == (1, "auto")
+    assert as_emulated(nobody) == nobody
+
+
 @pytest.mark.parametrize(
     ("overrides", "said", "remedy"),
     [
         (["hardware.emulate=false"], r"hardware\.emulate=false with task=emulate", "task=train"),
         (
-            ["hardware.time_scale=5"],
+            ["hardware.time_scale=5", "task.time_scale=1"],
             r"hardware\.time_scale=5, and task\.time_scale=1",
             "set task.time_scale=5",
         ),

@@ -24,7 +24,7 @@ class Pulse(pl.Callback):
     """
 
     def __init__(self, time_scale: float) -> None:
-        self._time_scale = time_scale
+        self.time_scale = time_scale
         self._begin_s = 0.0
         self._ends_s: list[float] = []
         self._per_step, self._ahead = 1, 0
@@ -35,7 +35,7 @@ class Pulse(pl.Callback):
             self._ends_s,
             begin_s=self._begin_s,
             per_step=self._per_step,
-            time_scale=self._time_scale,
+            time_scale=self.time_scale,
             ahead=self._ahead,
         )
 
