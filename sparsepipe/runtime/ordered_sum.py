@@ -30,7 +30,8 @@ class OrderedSum:
         length: number of elements.
         dtype: of the elements, and of the sums.
         device: where :attr:`values` lie; gloo is given host memory.
-        way: how; None: as is best for the ranks' hosts. A group over NCCL takes the direct one.
+        way: how; None: as is best for the ranks' hosts and the length. A group over NCCL takes the
+            direct one.
         chunk: elements that go through a chain together; None: as many as make a good size.
     """
 
@@ -73,9 +74,10 @@ class OrderedSum:
         # NCCL would need sends and receives in one call: those of one communicator that are begun
         # one by one go one after another, and ranks that begin them in unlike order wait for ever.
         if ranks > 1 and self._over_gloo:
-            way = self._way or way_of(_hosts(self._group))
+            vector = self._wire[: len(self.values)]
+            way = self._way or way_of(_hosts(self._group), vector.nbytes)
             if way == "chain":
-                return Chain(self._group, self._wire[: len(self.values)], chunk=self._chunk).run
+                return Chain(self._group, vector, chunk=self._chunk).run
         return _Direct(self._group, self._wire).run
 
 
