@@ -74,7 +74,7 @@ def test_a_chain_begins_to_pay_at_one_size(hosts: str, chunks: int, hops: int) -
     assert way_of(hosts, 1.001 * even) == "chain"
     sizes = [2**exponent for exponent in range(40)]
     assert [way_of(hosts, size) for size in sizes] == [
-        "direct" if size < even else "chain" for size in sizes
+        "direct" if size <= even else "chain" for size in sizes
     ]
 
 

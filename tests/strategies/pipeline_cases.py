@@ -180,7 +180,7 @@ def make_net(net: str, **options: Any) -> Net:
 
 
 def make_loader(net: str, *, batches: int, shuffle: bool = False, seed: int = 7) -> DataLoader[Any]:
-    if net == "dense":
+    if net in ("dense", "wide"):
         return DataLoader(Dense(batches * BATCH, seed=seed), batch_size=BATCH, shuffle=shuffle)
     return DataLoader(
         Sparse(batches * BATCH, seed=seed),
