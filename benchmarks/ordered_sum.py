@@ -8,11 +8,15 @@ limited bandwidth, as ranks of a stage whose devices are on two servers.
 - *all_reduce*: torch's ring, whose bits differ from rank order's; for comparison.
 
 The three take turns; medians of the slowest rank's time are printed, and ratios in one run. On the
-link, *of the link* is the vector's bytes over the bandwidth: what a chain cannot go below.
+link, *of the link* is the vector's bytes over the bandwidth: what a chain cannot go below. After
+each size follows the way that replicas take of themselves, and how much longer that took than the
+better one.
 
     python benchmarks/ordered_sum.py
     python benchmarks/ordered_sum.py --only link --hosts 4 3 --link-bytes-per-s 125e6
-    python benchmarks/ordered_sum.py --only loopback --ranks 4 --mib 64 --chunk-kib 256 1024 4096
+    python benchmarks/ordered_sum.py --only link --hosts 2 1 --mib 0.25 1 2 4 8
+    python benchmarks/ordered_sum.py --only link --mib 16 --chunk-kib 64 256 1024 4096 --room 4
+    python benchmarks/ordered_sum.py --only link --mib 16 --chunk-kib 1024 --room 1 2 4 8
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -35,10 +41,24 @@ from sparsepipe.errors import SparsePipeError
 from sparsepipe.runtime import group
 from sparsepipe.runtime.meeting import meeting, new_group
 from sparsepipe.runtime.ordered_sum import OrderedSum
+from sparsepipe.schedule.sums import way_of
 
 CPU = torch.device("cpu")
 TIMEOUT_S = 600.0
 MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where ranks are.
+
+    Attributes:
+        hosts: of each rank.
+        link_bytes_per_s: between any two hosts; None: there is no link.
+    """
+
+    hosts: tuple[str, ...]
+    link_bytes_per_s: float | None = None
 
 
 class Way:
@@ -63,13 +83,19 @@ class Way:
         return time.perf_counter() - started_s
 
 
-def ways_of(made: dist.ProcessGroup, length: int, chunks: Sequence[int | None]) -> dict[str, Way]:
+def ways_of(
+    made: dist.ProcessGroup,
+    length: int,
+    chunks_kib: Sequence[int | None],
+    rooms: Sequence[int | None],
+) -> dict[str, Way]:
     """All ways by their names.
 
     Args:
         made: the ranks.
         length: of the vector.
-        chunks: elements that go through a chain together, one for each chain; None: its own rule.
+        chunks_kib: what goes through a chain together, one for each chain; None: its own rule.
+        rooms: partial sums that may lie at a rank of a chain, the same.
     """
 
     def total(**settings: Any) -> OrderedSum:
@@ -77,9 +103,10 @@ def ways_of(made: dist.ProcessGroup, length: int, chunks: Sequence[int | None]) 
 
     direct = total(way="direct")
     found = {"direct": Way(direct, direct.reduce)}
-    for chunk in chunks:
-        chain = total(way="chain", chunk=chunk)
-        name = "chain" if chunk is None else f"chain, {4 * chunk // 1024} KiB"
+    for kib, room in product(chunks_kib, rooms):
+        chain = total(way="chain", chunk=None if kib is None else kib * 1024 // 4, room=room)
+        size = "" if kib is None else f", {kib} KiB"
+        name = f"chain{size}" + ("" if room is None else f", room {room}")
         found[name] = Way(chain, chain.reduce)
     # In the memory of the direct way: there is no other sum under way.
     found["all_reduce"] = Way(direct, lambda: dist.all_reduce(direct.values, group=made))
@@ -107,42 +134,50 @@ def times_ms(ways: dict[str, Way], *, rank: int, repeats: int) -> dict[str, floa
     return {name: statistics.median(values) for name, values in found.items()}
 
 
-def measure(rank: int, options: argparse.Namespace, floor_bytes_per_s: float | None) -> None:
-    """What each rank does; rank 0 prints.
-
-    Args:
-        rank: this one.
-        options: of the command line.
-        floor_bytes_per_s: of the link between the hosts; None: there is none.
-    """
+def measure(rank: int, options: argparse.Namespace, place: Place) -> None:
+    """What each rank does; rank 0 prints."""
     ranks = dist.get_world_size()
     made = new_group(list(range(ranks)), backend="gloo", timeout_s=TIMEOUT_S)
-    chunks = [None if kib is None else kib * 1024 // 4 for kib in options.chunk_kib or [None]]
     for mib in options.mib:
         with meeting(f"sums of {mib:g} MiB", made):
-            ways = ways_of(made, int(mib * MIB / 4), chunks)
-            found = times_ms(ways, rank=rank, repeats=options.repeats)
-        if rank:
-            continue
-        floor_ms = 0 if floor_bytes_per_s is None else 1000 * mib * MIB / floor_bytes_per_s
-        for name, taken_ms in found.items():
-            of_link = f", {taken_ms / floor_ms:5.2f}x of the link" if floor_ms else ""
-            print(
-                f"{ranks:2d} ranks, {mib:6g} MiB, {name:16s} {taken_ms:9.1f} ms, "
-                f"direct / this {found['direct'] / taken_ms:5.2f}{of_link}",
-                flush=True,
+            ways = ways_of(
+                made, int(mib * MIB / 4), options.chunk_kib or [None], options.room or [None]
             )
+            found = times_ms(ways, rank=rank, repeats=options.repeats)
+        if rank == 0:
+            tell(found, mib, place)
     dist.destroy_process_group(made)
 
 
-def process(
-    rank: int, ranks: int, port: int, options: argparse.Namespace, floor: float | None
-) -> None:
+def tell(found: dict[str, float], mib: float, place: Place) -> None:
+    """Prints what was measured of one size.
+
+    Args:
+        found: milliseconds of each way.
+        mib: size of the vector.
+        place: of the ranks.
+    """
+    ranks, speed = len(place.hosts), place.link_bytes_per_s
+    floor_ms = 0 if speed is None else 1000 * mib * MIB / speed
+    for name, taken_ms in found.items():
+        of_link = f", {taken_ms / floor_ms:5.2f}x of the link" if floor_ms else ""
+        print(
+            f"{ranks:2d} ranks, {mib:6g} MiB, {name:24s} {taken_ms:9.1f} ms, "
+            f"direct / this {found['direct'] / taken_ms:5.2f}{of_link}",
+            flush=True,
+        )
+    if "chain" in found:
+        way = way_of(place.hosts, int(mib * MIB))
+        over = found[way] / min(found["direct"], found["chain"])
+        print(f"{ranks:2d} ranks, {mib:6g} MiB: {way} is taken, {over:.2f}x the better", flush=True)
+
+
+def process(rank: int, port: int, options: argparse.Namespace, place: Place) -> None:
     """One rank."""
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(ranks),
+        WORLD_SIZE=str(len(place.hosts)),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
         TORCHELASTIC_USE_AGENT_STORE="True",
@@ -150,11 +185,11 @@ def process(
     enter_host()
     torch.set_num_threads(1)
     group.join("gloo", timeout_s=TIMEOUT_S)
-    measure(rank, options, floor)
+    measure(rank, options, place)
     group.leave()
 
 
-def on_ranks(ranks: int, options: argparse.Namespace, floor: float | None = None) -> None:
+def on_ranks(options: argparse.Namespace, place: Place) -> None:
     """Starts the ranks and waits for them.
 
     Raises:
@@ -165,8 +200,8 @@ def on_ranks(ranks: int, options: argparse.Namespace, floor: float | None = None
     )
     context = multiprocessing.get_context("spawn")
     started = [
-        context.Process(target=process, args=(rank, ranks, store.port, options, floor))
-        for rank in range(ranks)
+        context.Process(target=process, args=(rank, store.port, options, place))
+        for rank in range(len(place.hosts))
     ]
     for each in started:
         each.start()
@@ -192,7 +227,7 @@ def on_hosts(options: argparse.Namespace) -> None:
             f"{link.bytes_per_s / 1e6:g} MB/s each way",
             flush=True,
         )
-        on_ranks(len(names), options, link.bytes_per_s)
+        on_ranks(options, Place(tuple(names), link.bytes_per_s))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -206,6 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--link-bytes-per-s", type=float, default=125e6)
     parser.add_argument("--mib", type=float, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--chunk-kib", type=int, nargs="+", help="of chains; default: their rule")
+    parser.add_argument("--room", type=int, nargs="+", help="chunks of it; default: their rule")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -213,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         print("loopback", flush=True)
         for ranks in options.ranks:
-            on_ranks(ranks, options)
+            on_ranks(options, Place(("loopback",) * ranks))
     if options.only != "loopback":
         try:
             on_hosts(options)

@@ -20,7 +20,11 @@ from sparsepipe.runtime.meeting import limit_s
 from sparsepipe.schedule.sums import CHUNK_BYTES
 
 _ROOM = 4
-"""Partial sums that may lie at a rank before it adds them."""
+"""Partial sums that may be on their way to a rank, or lie there before it has added them. With one,
+a link rests while its receiver adds a chunk and asks for the next. With two it rests only where
+that takes longer than a chunk on the link (8 ms for 1 MiB at 125 MB/s, 0.8 ms at ten times that).
+Two more let a rank be late by as many chunks, as one that waits for a core is, before the link to
+it rests (benchmarks/ordered_sum.py --room)."""
 _LEAST_S = 0.001
 """A limit of a wait; none would mean for ever."""
 _SUM, _NEVER = 0, 1
@@ -34,19 +38,36 @@ class Chain:
 
     Args:
         group: over gloo, of two ranks or more, all of which call :meth:`run`.
-        vector: in host memory.
+        vector: in host memory; gloo would take none of a device.
         chunk: elements that go together; None: as many as make a good size.
+        room: partial sums that may lie at a rank, from 1 on; None: as many as are of use.
+
+    Raises:
+        ValueError: the vector is on a device.
     """
 
-    def __init__(self, group: dist.ProcessGroup, vector: Tensor, *, chunk: int | None) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        vector: Tensor,
+        *,
+        chunk: int | None = None,
+        room: int | None = None,
+    ) -> None:
+        if vector.device.type != "cpu":
+            raise ValueError(
+                f"a chain sums vectors in host memory, and this one is on {vector.device}; sum a "
+                "copy there, as OrderedSum does over gloo, or sum directly"
+            )
         self._group = group
         self._chunks = torch.split(vector, chunk or CHUNK_BYTES // vector.element_size())
         self._place, ranks = dist.get_rank(group), dist.get_world_size(group)
         count = len(self._chunks)
-        self._up, self._down = lanes(self._place, ranks=ranks, chunks=count, room=_ROOM)
+        self._room = room or _ROOM
+        self._up, self._down = lanes(self._place, ranks=ranks, chunks=count, room=self._room)
         # The first rank adds nothing to anything.
-        room = min(_ROOM, count) if self._place else 0
-        self._partial = [torch.empty_like(self._chunks[0]) for _ in range(room)]
+        lying = min(self._room, count) if self._place else 0
+        self._partial = [torch.empty_like(self._chunks[0]) for _ in range(lying)]
         self._called = torch.zeros(ranks, dtype=torch.uint8)
         self._neighbours = [p for p in (self._place - 1, self._place + 1) if 0 <= p < ranks]
         self._failed: list[BaseException] = []
@@ -100,18 +121,18 @@ class Chain:
             if step.act == "send":
                 sent.append(self._sent(chunk, lane.target))
             elif step.act == "expect":
-                coming[step.chunk] = self._expected(self._room(lane, step.chunk), lane.source)
+                coming[step.chunk] = self._expected(self._into(lane, step.chunk), lane.source)
             else:
                 _finish(coming.pop(step.chunk), deadline_s)
                 if lane.adds:
-                    torch.add(self._room(lane, step.chunk), chunk, out=chunk)
+                    torch.add(self._into(lane, step.chunk), chunk, out=chunk)
         for work in sent:
             _finish(work, deadline_s)
 
-    def _room(self, lane: Lane, number: int) -> Tensor:
+    def _into(self, lane: Lane, number: int) -> Tensor:
         """Where a chunk comes to: a sum takes its place in the vector."""
         chunk = self._chunks[number]
-        return self._partial[number % _ROOM][: chunk.numel()] if lane.adds else chunk
+        return self._partial[number % self._room][: chunk.numel()] if lane.adds else chunk
 
     def _expected(self, into: Tensor, source: int | None) -> dist.Work:
         work = dist.irecv(into, group=self._group, group_src=source, tag=_SUM)

@@ -51,10 +51,19 @@ class Lane:
 def lanes(place: int, *, ranks: int, chunks: int, room: int) -> tuple[Lane, Lane]:
     """The lanes of a rank: up, and down.
 
-    Nobody waits but to take, and what is taken was sent after less had been taken than before:
-    chunk c goes up from a place when it has come to the one below and c - ``room`` chunks have
-    been added above, and down when it has come to the top. So the wait of the lowest chunk at the
-    lowest place is always met, whatever the number of chunks.
+    Nobody waits for ever. A chunk makes 2 (``ranks`` - 1) hops: up to the last rank, and down to
+    the first. Say that chunk c makes its q-th hop at the time 2 c + q. Then whatever must come
+    before that has an earlier time:
+
+    - the chunk's hop before, which brought it to the sender, 2 c + q - 1;
+    - what the sender has sent before by this hop, chunk c - 1, 2 (c - 1) + q;
+    - what the receiver has done in this lane before it takes chunk c: it has sent chunk c - 1 on,
+      by hop q + 1, 2 (c - 1) + q + 1;
+    - what made room at the receiver, so that chunk c is expected: it has taken chunk c - ``room``,
+      2 (c - ``room``) + q.
+
+    So of all hops that are still to be made the earliest waits for nothing. That holds even if
+    sends lasted until the chunk has gone, and for any ``room`` from 1 on.
 
     Args:
         place: of the rank, from 0 at the bottom.

@@ -25,13 +25,17 @@ from sparsepipe.schedule.sums import Way, way_of
 class OrderedSum:
     """A vector that is summed over a group's ranks, in their order.
 
+    Where it lies on a CUDA device, a group over gloo sums a copy in pinned host memory, in either
+    way; one over NCCL sums on the devices, and directly, whatever ``way`` says.
+
     Args:
         group: all ranks of which call :meth:`reduce`.
         length: number of elements.
         dtype: of the elements, and of the sums.
         device: where :attr:`values` lie; gloo is given host memory.
-        way: how; None: as is best for the ranks' hosts. A group over NCCL takes the direct one.
+        way: how; None: as is best for the ranks' hosts and the length.
         chunk: elements that go through a chain together; None: as many as make a good size.
+        room: partial sums that may lie at a rank of a chain; None: as many as are of use.
     """
 
     def __init__(
@@ -43,10 +47,11 @@ class OrderedSum:
         device: torch.device,
         way: Way | None = None,
         chunk: int | None = None,
+        room: int | None = None,
     ) -> None:
         self._group = group
         self._way = way
-        self._chunk = chunk
+        self._chunk, self._room = chunk, room
         self._over_gloo = dist.get_backend(group) == "gloo"
         staged = device.type == "cuda" and self._over_gloo
         ranks = dist.get_world_size(group)
@@ -73,9 +78,10 @@ class OrderedSum:
         # NCCL would need sends and receives in one call: those of one communicator that are begun
         # one by one go one after another, and ranks that begin them in unlike order wait for ever.
         if ranks > 1 and self._over_gloo:
-            way = self._way or way_of(_hosts(self._group))
+            vector = self._wire[: len(self.values)]
+            way = self._way or way_of(_hosts(self._group), vector.nbytes)
             if way == "chain":
-                return Chain(self._group, self._wire[: len(self.values)], chunk=self._chunk).run
+                return Chain(self._group, vector, chunk=self._chunk, room=self._room).run
         return _Direct(self._group, self._wire).run
 
 

@@ -21,16 +21,48 @@ for 16 and 64 MiB; those of 512 KiB to 2 MiB differed by less than one run from 
 (benchmarks/ordered_sum.py --only link --chunk-kib)."""
 
 
-def way_of(hosts: Sequence[Hashable]) -> Way:
-    """The way that sends less over the busiest host's link to the others.
+HOP_BYTES = 2**18
+"""What one more hop costs, as bytes of the link between hosts: a part must come, be seen by a rank
+that may have slept, be added to or copied, and set out again, also where both ranks are on one
+host. 2 ms of a link of 125 MB/s (benchmarks/ordered_sum.py --only link --mib, small sizes)."""
+
+
+def way_of(hosts: Sequence[Hashable], num_bytes: float) -> Way:
+    """The way by which a sum is there sooner, as far as hosts and size tell.
+
+    A chain sends less between hosts where those of a host are neighbours, but its parts make many
+    hops one after another, and only large vectors make up for that: there is one size above which
+    it is better, or none. Speeds of links are left out, so that all ranks and the simulator say
+    the same without having measured any.
 
     Args:
         hosts: of each rank, in their order.
+        num_bytes: of the vector.
 
     Returns:
-        ``direct`` where both send as much: two ranks, or one host.
+        ``direct`` where both take as long: two ranks, or one host.
     """
-    return "chain" if chain_load(hosts) < direct_load(hosts) else "direct"
+    if len(set(hosts)) < 2:
+        return "direct"
+    return "chain" if chain_cost(hosts, num_bytes) < direct_cost(hosts, num_bytes) else "direct"
+
+
+def direct_cost(hosts: Sequence[Hashable], num_bytes: float) -> float:
+    """What a direct sum takes, as bytes of a link: the busiest host's, and two hops."""
+    return direct_load(hosts) * num_bytes + 2 * HOP_BYTES
+
+
+def chain_cost(hosts: Sequence[Hashable], num_bytes: float) -> float:
+    """What a chain takes, as bytes of a link between hosts.
+
+    From the first chunk to the last the busiest host's link has always something to send; beside
+    that counts a chunk's way up the chain and down again, over links that carry nothing else then.
+    """
+    crossings = 2 * sum(here != there for here, there in pairwise(hosts))
+    load = chain_load(hosts)
+    chunk = min(num_bytes, CHUNK_BYTES)
+    hops = 2 * (len(hosts) - 1)
+    return load * num_bytes + (crossings - load) * chunk + hops * HOP_BYTES
 
 
 def direct_load(hosts: Sequence[Hashable]) -> float:

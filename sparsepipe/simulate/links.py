@@ -71,7 +71,8 @@ def reduction_legs(
     2 (m - 1) / m of the vector to the next, in parts of an m-th. ``direct``: every rank sends an
     m-th to each other one, adds what it got, and sends the sum to each other one. ``chain``: every
     two neighbours send each other the vector at the same time, in chunks that follow one another.
-    ``ordered``: as the replicas of the pipeline do, ``chain`` or ``direct`` by their hosts.
+    ``ordered``: as the replicas of the pipeline do, ``chain`` or ``direct`` by their hosts and the
+    vector's size.
 
     Args:
         network: that they talk over.
@@ -86,7 +87,7 @@ def reduction_legs(
     if m == 1 or not num_bytes:
         return [], 0.0
     if algorithm == "ordered":
-        algorithm = way_of([network.hosts[rank] for rank in ranks])
+        algorithm = way_of([network.hosts[rank] for rank in ranks], num_bytes)
     if algorithm == "ring":
         pairs = _ring(ranks)
         latency_s = 2 * (m - 1) * max(network.latency_s(*pair) for pair in pairs)

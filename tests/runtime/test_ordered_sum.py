@@ -14,7 +14,7 @@ from torch import Tensor
 from sparsepipe.runtime import ordered_sum
 from sparsepipe.runtime.chain import Chain
 from sparsepipe.runtime.ordered_sum import OrderedSum
-from sparsepipe.schedule.sums import Way
+from sparsepipe.schedule.sums import Way, way_of
 
 CPU = torch.device("cpu")
 CHUNK = 64
@@ -67,7 +67,7 @@ def test_another_order_has_other_bits() -> None:
     assert not torch.equal(a + b + c, c + b + a)
 
 
-def chosen(rank: int, hosts: str) -> tuple[bool, Tensor]:
+def chosen(rank: int, hosts: str, length: int) -> tuple[bool, Tensor]:
     """Whether a chain was made, by ranks that say they are on some hosts."""
     ordered_sum._host_number = lambda: ord(hosts[rank])  # type: ignore[attr-defined]
     made = []
@@ -79,17 +79,26 @@ def chosen(rank: int, hosts: str) -> tuple[bool, Tensor]:
 
     Chain.__init__ = noted  # type: ignore[method-assign]
     assert dist.group.WORLD is not None
-    total = OrderedSum(dist.group.WORLD, length=100, dtype=torch.float32, device=CPU)
-    total.values.copy_(addend(rank, 100))
+    total = OrderedSum(dist.group.WORLD, length=length, dtype=torch.float32, device=CPU)
+    total.values.copy_(addend(rank, length))
     total.reduce()
     return bool(made), total.values
 
 
-@pytest.mark.parametrize(("hosts", "chain"), [("AAB", True), ("ABC", False), ("AAA", False)])
-def test_the_way_is_chosen_by_the_hosts_of_the_ranks(hosts: str, chain: bool) -> None:
-    for made, values in run(chosen, 3, hosts):
+SHORT, LONG = 100, 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("hosts", "length", "chain"),
+    [("AAB", LONG, True), ("AAB", SHORT, False), ("ABC", LONG, False), ("AAA", LONG, False)],
+)
+def test_the_way_is_chosen_by_the_hosts_of_the_ranks_and_the_size(
+    hosts: str, length: int, chain: bool
+) -> None:
+    assert (way_of(hosts, 4 * length) == "chain") is chain
+    for made, values in run(chosen, 3, hosts, length):
         assert made is chain
-        assert torch.equal(values, sum(addend(rank, 100) for rank in range(3)))
+        assert torch.equal(values, sum(addend(rank, length) for rank in range(3)))
 
 
 def here(rank: int) -> tuple[int, int]:

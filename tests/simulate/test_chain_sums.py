@@ -8,6 +8,7 @@ from sparsepipe.cluster import Link
 from sparsepipe.errors import ConfigError
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.sums import CHUNK_BYTES as CHUNK
+from sparsepipe.schedule.sums import way_of
 from sparsepipe.simulate.links import reduction_legs
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.run import Setting
@@ -81,6 +82,15 @@ def test_replicas_take_the_way_that_the_runtime_does(hosts: str, same: str) -> N
     found = reduction_legs(network, ranks, SIZE, "ordered")
     assert found == reduction_legs(network, ranks, SIZE, same)  # type: ignore[arg-type]
     assert Setting(network=network).algorithm == "ordered"
+
+
+@pytest.mark.parametrize(("size", "same"), [(2**20, "direct"), (2**22, "chain")])
+def test_replicas_of_few_parameters_sum_directly(size: float, same: str) -> None:
+    """As the runtime does: what a chain sends less does not make up for its hops."""
+    network = over_hosts("AAAABBB")
+    found = reduction_legs(network, range(7), size, "ordered")
+    assert found == reduction_legs(network, range(7), size, same)  # type: ignore[arg-type]
+    assert way_of("AAAABBB", size) == same
 
 
 def test_seven_replicas_on_two_hosts_wait_less_than_for_a_ring() -> None:
