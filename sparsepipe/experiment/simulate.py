@@ -31,6 +31,7 @@ from sparsepipe.simulate.schedules import Simulation
 log = logging.getLogger(__name__)
 
 _BUCKET_MIB = 25  # DDP's, where the strategy names none
+_STASHING = ("stash", "vertical_sync")  # modes of a pipeline's weights
 
 
 def simulate(
@@ -74,12 +75,14 @@ def simulate(
     run.assert_one_rank()
     _check(minibatches, timeline_minibatches, link_bytes_per_s)
     config = {**run.config, "parallel": parallel}
+    strategy = parallel["strategy"] or {}
     ways = Ways(
         overlap=overlap,
         all_reduce=all_reduce,
         sends=Sends(outbox=outbox, inbox=inbox),
         link_bytes_per_s=link_bytes_per_s,
-        bucket_mib=(parallel["strategy"] or {}).get("bucket_cap_mb") or _BUCKET_MIB,
+        bucket_mib=strategy.get("bucket_cap_mb") or _BUCKET_MIB,
+        stashes=strategy.get("mode", "stash") in _STASHING,
     )
     measured = _profiles(config, run.inventory)
     contest = _contest(

@@ -27,6 +27,7 @@ class Ways:
         sends: how messages are handed over.
         link_bytes_per_s: between hosts; None: the inventory's.
         bucket_mib: parts of sums that overlap.
+        stashes: weights that minibatches in flight went forward with are kept.
     """
 
     overlap: bool | None
@@ -34,6 +35,7 @@ class Ways:
     sends: Sends
     link_bytes_per_s: float | None
     bucket_mib: float
+    stashes: bool
 
     def setting(self, plan: Plan, inventory: Inventory, *, is_dp: bool) -> Setting:
         """Of a plan.
@@ -95,7 +97,7 @@ class Contest:
             HardwareError: a link that is needed has no bandwidth.
         """
         simulated = Simulation.of(
-            Workload.of(plan, profiles),
+            Workload.of(plan, profiles, stashes=ways.stashes),
             ways.setting(plan, inventory, is_dp=is_dp),
             schedule=schedule,
             microbatches=microbatches,
