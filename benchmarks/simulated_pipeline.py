@@ -187,7 +187,7 @@ def print_stages(plan: Plan, rows: Sequence[Compared]) -> None:
             ("real", real, statistics.median(row.steady_s for row in rows)),
         ):
             figures = (*parts, sum(parts), 1e3 * minibatch_s)
-            print(f"  stage {stage} {name:11}" + "".join(f"{each:10.1f}" for each in figures))
+            print(f"  stage {stage} {name:11}" + "".join(f"{each:10.2f}" for each in figures))
 
 
 def print_layers(rows: Sequence[Compared]) -> None:
