@@ -35,7 +35,7 @@ from pipeline_busy import CALLS
 from pipeline_options import KINDS, announced, networks, parser_of
 from pipeline_ranks import Crew, Turns, on_crews, on_ranks
 from pipeline_training import Way
-from pipeline_turns import Size, RankTimes, profiled, trained
+from pipeline_turns import RankTimes, Size, profiled, trained
 from pipeline_workloads import Vgg, Workload
 
 from sparsepipe.cluster import Link
