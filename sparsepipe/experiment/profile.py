@@ -222,10 +222,8 @@ def _write(run: Run, found: Profile, training_s: float | None) -> None:
         "profile_s": cost_s,
         "kernel_maps_s": sum(layer.kernel_map_s or 0.0 for layer in found.layers),
     }
-    if found.update_s is not None:
-        values["update_s"] = found.update_s
-    if found.copy_s is not None:
-        values["copy_s"] = found.copy_s
+    known_s = {"update_s": found.update_s, "copy_s": found.copy_s}
+    values |= {name: time_s for name, time_s in known_s.items() if time_s is not None}
     if training_s is not None:
         values["profile_share_of_training"] = cost_s / training_s
     write_result(run, values)
