@@ -21,13 +21,11 @@ and draining the pipeline.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from pipeline_bound import layer_seconds, least_bytes, parameter_bytes, stage_seconds
+from pipeline_options import KINDS, announced, networks, parser_of
 from pipeline_ranks import on_ranks
 from pipeline_training import Trained, Way, train
 from pipeline_workloads import Sleeping, Vgg, Workload
@@ -79,8 +77,9 @@ def measured(
         for way in ways:
             found = on_ranks(train, way.ranks, workload, way, options.minibatches, EPOCHS)
             told = found if way.plan is not None else told
-            steady[way.name].append(found[0].steady_s / way.readers)
-            whole[way.name].append(found[0].epoch_s / found[0].steps / way.readers)
+            epoch = found[0].last
+            steady[way.name].append(epoch.steady_s / way.readers)
+            whole[way.name].append(epoch.whole_s / epoch.steps / way.readers)
     return steady, whole, told
 
 
@@ -186,22 +185,14 @@ def sleep(workload: Sleeping, options: argparse.Namespace) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--only", choices=["dense", "sparse", "sleep"], nargs="+")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = parser_of(__doc__, only=(*KINDS, "sleep"), repeats=5)
     parser.add_argument("--minibatches", type=int, default=32, help="of an epoch, even")
     parser.add_argument("--passes", type=int, default=5, help="that time the layers")
     parser.add_argument("--bound-s", type=float, default=6.0, help="that a stage is measured")
     parser.add_argument("--ranks", type=int, nargs="+", default=[3, 4, 8], help="that sleep")
     parser.add_argument("--sleep-ms", type=float, nargs=2, default=[30.0, 60.0])
     parser.add_argument("--kib", type=int, default=256, help="of a sleeper's activation")
-    parser.add_argument("--width", type=float, default=1.0, help="of VGG16; 1 is the paper's")
-    parser.add_argument("--shapes", type=int, help="of a minibatch; default: dense 2, sparse 4")
-    parser.add_argument("--quick", action="store_true", help="small and fast, times mean nothing")
     options = parser.parse_args(arguments)
-    options.only = options.only or ["dense", "sparse", "sleep"]
     if options.quick:
         options.repeats, options.minibatches, options.passes = 1, 6, 1
         options.bound_s, options.sleep_ms, options.kib = 0.01, [1.0, 2.0], 4
@@ -211,32 +202,15 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures and prints everything."""
     options = parse(arguments)
-    os.environ["OMP_NUM_THREADS"] = "1"  # of every process that is started
-    import torch
-
-    started_s = time.perf_counter()
-    print(
-        f"{len(os.sched_getaffinity(0))} cores, one thread a process, torch {torch.__version__}, "
-        f"load {os.getloadavg()[0]:.1f}; {options.repeats} repetitions of "
-        f"{options.minibatches} minibatches"
-    )
-    small = partial(Vgg, depth=11, width=1 / 16, resolution=8, points=64, batch_size=2)
-    paper = partial(Vgg, depth=16, width=options.width)
-    nets = {
-        "dense": partial(paper, resolution=16, points=1024, batch_size=options.shapes or 2),
-        "sparse": partial(paper, resolution=32, points=2048, batch_size=options.shapes or 4),
-    }
-    for kind in ("dense", "sparse"):
-        if kind in options.only:
-            make = small if options.quick else nets[kind]
-            compare(make(sparse=kind == "sparse"), options)
-    forward_ms, backward_ms = options.sleep_ms
-    for ranks in options.ranks if "sleep" in options.only else []:
-        workload = Sleeping(
-            stages=ranks, forward_ms=forward_ms, backward_ms=backward_ms, kib=options.kib
-        )
-        sleep(workload, options)
-    print(f"\ntook {time.perf_counter() - started_s:.0f} s")
+    with announced(options):
+        for network in networks(options):
+            compare(network, options)
+        forward_ms, backward_ms = options.sleep_ms
+        for ranks in options.ranks if "sleep" in options.only else []:
+            workload = Sleeping(
+                stages=ranks, forward_ms=forward_ms, backward_ms=backward_ms, kib=options.kib
+            )
+            sleep(workload, options)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -20,6 +21,41 @@ _CONTEXT.set_forkserver_preload(["sparsepipe.strategies", "sparsepipe.models"])
 
 class RankFailed(Exception):
     """A process raised, died or did not end in time; the text has its traceback."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """Processes that call the same function, and find each other.
+
+    Args:
+        function: defined at a module's top level; called with the rank first.
+        ranks: how many processes.
+        arguments: that follow, anything that can be pickled.
+    """
+
+    function: Callable[..., Any]
+    ranks: int
+    arguments: tuple[Any, ...]
+
+
+class Turns:
+    """Several processes meet time and again, and use no processor while they wait.
+
+    Args:
+        parties: how many processes.
+        limit_s: of every wait.
+    """
+
+    def __init__(self, parties: int, *, limit_s: float) -> None:
+        self._barrier, self._limit_s = _CONTEXT.Barrier(parties), limit_s
+
+    def meet(self) -> None:
+        """Waits until all have come.
+
+        Raises:
+            threading.BrokenBarrierError: one did not come in time.
+        """
+        self._barrier.wait(self._limit_s)
 
 
 def on_ranks(
@@ -39,27 +75,49 @@ def on_ranks(
     Raises:
         RankFailed: one failed.
     """
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False
-    )
+    return on_crews([Crew(function, ranks, arguments)], limit_s=limit_s)[0]
+
+
+def on_crews(crews: Sequence[Crew], *, limit_s: float = 600.0) -> list[list[Any]]:
+    """The same of several crews at once, none of which knows of the others.
+
+    Args:
+        crews: what each does.
+        limit_s: after which all are killed.
+
+    Returns:
+        Of each crew, what its ranks return.
+
+    Raises:
+        RankFailed: one failed.
+    """
+    stores: list[Any] = []  # whose lives are those of the processes
     processes, results = [], []
-    for rank in range(ranks):
-        ours, theirs = _CONTEXT.Pipe(duplex=False)
-        variables = _variables(rank, ranks, store.port) if ranks > 1 else {}
-        process = _CONTEXT.Process(
-            target=_rank, args=(theirs, variables, function, rank, arguments), daemon=True
+    for crew in crews:
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False
         )
-        process.start()
-        theirs.close()
-        processes.append(process)
-        results.append(ours)
+        stores.append(store)
+        for rank in range(crew.ranks):
+            ours, theirs = _CONTEXT.Pipe(duplex=False)
+            variables = _variables(rank, crew.ranks, store.port) if crew.ranks > 1 else {}
+            process = _CONTEXT.Process(
+                target=_rank,
+                args=(theirs, variables, crew.function, rank, crew.arguments),
+                daemon=True,
+            )
+            process.start()
+            theirs.close()
+            processes.append(process)
+            results.append(ours)
     try:
-        return _collected(results, limit_s=limit_s)
+        found = iter(_collected(results, limit_s=limit_s))
     finally:
         for process in processes:
             process.join(5)
             process.kill()
             process.join()
+    return [[next(found) for _ in range(crew.ranks)] for crew in crews]
 
 
 def _variables(rank: int, ranks: int, port: int) -> Mapping[str, str]:
@@ -103,8 +161,8 @@ def _collected(results: Sequence[Connection], *, limit_s: float) -> list[Any]:
             try:
                 good, value = results[number].recv()
             except EOFError:
-                raise RankFailed(f"rank {number} died without a word") from None
+                raise RankFailed(f"process {number} died without a word") from None
             if not good:
-                raise RankFailed(f"rank {number}\n{value}")
+                raise RankFailed(f"process {number}\n{value}")
             values[number] = value
     return [values[number] for number in range(len(results))]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import pytorch_lightning as pl
 from pipeline_workloads import Workload, loader, module
@@ -40,44 +40,69 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Epoch:
+    """What one rank measured of an epoch.
+
+    Attributes:
+        whole_s: from its beginning to the end of its last step.
+        steady_s: between the ends of two steps, mean over its middle.
+        steps: of it.
+    """
+
+    whole_s: float
+    steady_s: float
+    steps: int
+
+    @classmethod
+    def of(cls, begun_s: float, ends_s: Sequence[float]) -> Self:
+        """Of the times when it began and steps ended; fill and drain lie outside of the middle."""
+        edge = min(8, len(ends_s) // 4)
+        middle = ends_s[edge : len(ends_s) - edge]
+        return cls(
+            whole_s=ends_s[-1] - begun_s,
+            steady_s=(middle[-1] - middle[0]) / (len(middle) - 1),
+            steps=len(ends_s),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
     """What one rank measured.
 
     Attributes:
-        epoch_s: of the last epoch, from its beginning to the end of its last step.
-        steady_s: between the ends of two steps, mean over the middle of the last epoch.
-        steps: of an epoch.
+        epochs: in their order; the first one has warmed up.
         sent: by kind of message, over all epochs: messages, bytes of tensors, of headers.
         peak_versions: sets of weights on this rank; 0 without a pipeline.
         peak_bytes: of these sets.
     """
 
-    epoch_s: float
-    steady_s: float
-    steps: int
+    epochs: tuple[Epoch, ...]
     sent: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
     peak_versions: int = 0
     peak_bytes: int = 0
 
+    @property
+    def last(self) -> Epoch:
+        """The last epoch."""
+        return self.epochs[-1]
+
 
 class Clock(pl.Callback):
-    """Notes when the last epoch's steps end, and what the pipeline has to tell."""
+    """Notes when epochs begin and steps end, and what the pipeline has to tell."""
 
     def __init__(self) -> None:
-        self.begun_s = 0.0
-        self.ends_s: list[float] = []
+        self.epochs: list[tuple[float, list[float]]] = []
         self.pipeline: dict[str, Any] = {}
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.ends_s = []
-        self.begun_s = time.perf_counter()
+        self.epochs.append((time.perf_counter(), []))
 
     @override
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any
     ) -> None:
-        self.ends_s.append(time.perf_counter())
+        self.epochs[-1][1].append(time.perf_counter())
 
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -97,19 +122,20 @@ class Clock(pl.Callback):
         }
 
     def found(self) -> Trained:
-        """What was measured; fill and drain lie outside of the middle."""
-        edge = min(8, len(self.ends_s) // 4)
-        middle = self.ends_s[edge : len(self.ends_s) - edge]
-        return Trained(
-            epoch_s=self.ends_s[-1] - self.begun_s,
-            steady_s=(middle[-1] - middle[0]) / (len(middle) - 1),
-            steps=len(self.ends_s),
-            **self.pipeline,
-        )
+        """What was measured."""
+        return Trained(epochs=tuple(Epoch.of(*each) for each in self.epochs), **self.pipeline)
 
 
-def train(rank: int, workload: Workload, way: Way, minibatches: int, epochs: int) -> Trained:
-    """Trains on this rank; the first epochs warm up, the last one is measured.
+def train(
+    rank: int,
+    workload: Workload,
+    way: Way,
+    minibatches: int,
+    epochs: int,
+    *,
+    callbacks: Sequence[pl.Callback] = (),
+) -> Trained:
+    """Trains on this rank.
 
     Args:
         rank: this one.
@@ -117,6 +143,7 @@ def train(rank: int, workload: Workload, way: Way, minibatches: int, epochs: int
         way: how.
         minibatches: of an epoch, over all readers.
         epochs: how many.
+        callbacks: that are called before the clock's.
     """
     warnings.filterwarnings("ignore")
     for name in ("pytorch_lightning", "lightning_fabric"):
@@ -127,7 +154,7 @@ def train(rank: int, workload: Workload, way: Way, minibatches: int, epochs: int
         devices=way.ranks,
         strategy=_strategy(way),
         max_epochs=epochs,
-        callbacks=[clock],
+        callbacks=[*callbacks, clock],
         use_distributed_sampler=False,
         logger=False,
         enable_checkpointing=False,

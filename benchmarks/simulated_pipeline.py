@@ -1,46 +1,47 @@
 """Is the asynchronous pipeline as fast as its simulation says?
 
-Two stages on two cores, dense VGG16-BN, the paper's network, one thread a process; everything in
-one run:
+Two stages on two cores, VGG16 with batch normalization, the paper's network, one thread a process:
 
-- *Profile*: both processes run the profiler at the same time, as long as the slower one takes,
-  since two processes share caches, memory and clock also when they train. Amid the passes they
-  copy the weights, as a stage before the last does before each update, which is in no profile.
-- *Link*: messages of the pipeline's transport over loopback.
-- *Simulated*: the plan's schedule on these, an epoch of as many minibatches.
-- *Real*: the same plan in a Trainer, as benchmarks/pipeline.py trains it.
+- *Profiled*: both cores run the profiler on the whole network, since two processes share caches,
+  memory and clock also when they train.
+- *Real*: a plan in a Trainer, as benchmarks/pipeline.py trains it.
+- *Simulated*: the same plan on the two profiles and on messages timed over loopback, an epoch of as
+  many minibatches, as task=simulate does it.
 
-All four take turns, --repeats times; each repetition compares what lies beside each other. What no
-part of the simulation knows: Lightning's own work, and what sending costs the cores.
+Profilers and trainers are different processes that take turns of some seconds, so that a machine
+whose speed changes with the minutes shows the same to both. A turn is an epoch, or passes over all
+layers with a step in one piece, a copy of the weights and an update amid them. Of all turns of a
+repetition medians are taken; the first of each warms up.
+
+What no part of the simulation knows: Lightning's own work, the loss, and what sending costs the
+cores. For each stage the table has what was simulated for a minibatch beside what was measured
+around the very calls in the real pipeline; what is left of a minibatch's time is waiting and what
+lies between these calls.
 
     python benchmarks/simulated_pipeline.py
-    python benchmarks/simulated_pipeline.py --only dense sparse
+    python benchmarks/simulated_pipeline.py --only dense --repeats 1
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
-import torch
-import torch.distributed as dist
-from pipeline import EPOCHS, balanced_plan
+from pipeline import balanced_plan
 from pipeline_bound import TIMEOUT_S
-from pipeline_ranks import on_ranks
-from pipeline_training import Way, train
-from pipeline_workloads import Vgg, Workload, module
+from pipeline_busy import CALLS
+from pipeline_options import KINDS, announced, networks, parser_of
+from pipeline_ranks import Crew, Turns, on_crews, on_ranks
+from pipeline_training import Way
+from pipeline_turns import RankTimes, Size, profiled, trained
+from pipeline_workloads import Vgg, Workload
 
 from sparsepipe.cluster import Link
 from sparsepipe.profiling import Profile
-from sparsepipe.profiling.measure import measure
 from sparsepipe.runtime import group
 from sparsepipe.runtime.bandwidth import Bench, Effort, Sending, time_pairs
-from sparsepipe.runtime.weights.memory import Memory
 from sparsepipe.schedule import Plan
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.run import Setting
@@ -51,19 +52,8 @@ from sparsepipe.simulate.workload import Workload as Costs
 GOAL = 0.10
 """Simulated and real throughput lie no further apart."""
 LINK_BYTES = 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What one rank has measured of the whole network.
-
-    Attributes:
-        profile: of its layers.
-        copy_s: of all its weights.
-    """
-
-    profile: Profile
-    copy_s: float
+LIMIT_S = 3600.0
+"""Of a repetition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,66 +61,50 @@ class Compared:
     """One repetition.
 
     Attributes:
-        simulated: of an epoch.
-        copies: of weights before an update, in each stage, in seconds.
+        costs: that were simulated, of each stage.
+        pace: that came of it.
+        profiles: of each rank.
+        trained: by each rank.
         link: between the ranks.
-        steady_s: of a minibatch in the middle of a real epoch.
-        epoch_s: of the real epoch.
-        minibatches: of it.
     """
 
-    simulated: Pace
-    copies: tuple[float, ...]
+    costs: Costs
+    pace: Pace
+    profiles: Sequence[Profile]
+    trained: Sequence[RankTimes]
     link: Link
-    steady_s: float
-    epoch_s: float
-    minibatches: int
+
+    @property
+    def steady_s(self) -> float:
+        """Of a minibatch in the middle of a real epoch."""
+        return statistics.median(epoch.steady_s for epoch in self.trained[0].epochs)
+
+    @property
+    def whole_s(self) -> float:
+        """Of a real epoch."""
+        return statistics.median(epoch.whole_s for epoch in self.trained[0].epochs)
 
     @property
     def steady(self) -> float:
         """Simulated over real throughput in the middle of an epoch."""
-        return self.steady_s / self.simulated.minibatch_s
+        return self.steady_s / self.pace.minibatch_s
 
     @property
     def whole(self) -> float:
         """The same of whole epochs."""
-        return self.epoch_s / self.simulated.total_s
+        return self.whole_s / self.pace.total_s
 
-
-def measured(rank: int, workload: Workload, passes: int) -> Measured:
-    """Profiles the network while all other ranks do the same."""
-    group.join("gloo", timeout_s=TIMEOUT_S)
-    classifier = module(workload)
-    layers = classifier.layers
-    memory = Memory(dict(layers.named_parameters()))
-    copies_s: list[float] = []
-
-    def copy(number: int) -> None:
-        del number
-        start_s = time.perf_counter()
-        left = memory.move()
-        copies_s.append(time.perf_counter() - start_s)
-        memory.give_back(left)
-
-    inputs = [workload.input(number) for number in range(3)]
-    run = partial(
-        measure,
-        layers,
-        inputs,
-        device=torch.device("cpu"),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-4, momentum=0.9),
-        between=copy,
-    )
-    dist.barrier()
-    profile = run(num_warmup=2, num_measured=passes, meta={"batch_size": workload.batch_size})
-    copy_s = statistics.median(copies_s[2:])
-    store = group.store()
-    store.add("measured", 1)
-    while store.add("measured", 0) < dist.get_world_size():  # the others are not done: stay busy
-        run(num_warmup=0, num_measured=1)
-    dist.barrier()
-    group.leave()
-    return Measured(profile=profile, copy_s=copy_s)
+    def simulated_s(self, stage: int, kind: str) -> float:
+        """Of a minibatch in a stage of one rank, once the pipeline is full."""
+        costs = self.costs.stages[stage]
+        found = {
+            "forward": costs.forward_s[0],
+            "backward": costs.backward_s[0],
+            # The last stage has no other minibatch in flight that would need the old weights.
+            "copy": costs.copy_s if self.costs.plan.warmup(stage) else 0.0,
+            "update": costs.update_s,
+        }
+        return found[kind]
 
 
 def sent(rank: int) -> list[Sending]:
@@ -149,110 +123,115 @@ def loopback() -> Link:
     return Link(bytes_per_s=one_way.bytes_per_s, latency_s=one_way.latency_s)
 
 
-def costs_of(plan: Plan, told: Sequence[Measured]) -> tuple[Costs, tuple[float, ...]]:
-    """What the plan's stages cost, with the copies before updates, and these alone."""
-    profiles = {f"rank {rank}": each.profile for rank, each in enumerate(told)}
-    costs = Costs.of(plan, profiles)
-    copies = []
-    stages = []
-    for stage, each in enumerate(costs.stages):
-        rank = plan.ranks_of(stage).start
-        share = each.parameter_bytes / told[rank].profile.parameter_bytes
-        # The last stage has no other minibatch in flight that would need the old weights.
-        copies.append(told[rank].copy_s * share if plan.warmup(stage) else 0.0)
-        stages.append(replace(each, update_s=each.update_s + copies[-1]))
-    return replace(costs, stages=tuple(stages)), tuple(copies)
-
-
-def compared(workload: Workload, plan: Plan, options: argparse.Namespace) -> Compared:
-    """One repetition of all."""
-    told = on_ranks(measured, plan.num_ranks, workload, options.passes)
-    costs, copies = costs_of(plan, told)
-    link = loopback()
-    setting = Setting(network=Network.flat(plan.num_ranks, link))
-    simulated = Simulation.of(costs, setting).pace(options.minibatches)
-    way = Way(name="pipeline", ranks=plan.num_ranks, plan=plan)
-    real = on_ranks(train, way.ranks, workload, way, options.minibatches, EPOCHS)[0]
+def compared(workload: Workload, plan: Plan, size: Size) -> Compared:
+    """One repetition."""
+    link, ranks = loopback(), plan.num_ranks
+    way = Way(name="pipeline", ranks=ranks, plan=plan)
+    turns = Turns(2 * ranks, limit_s=TIMEOUT_S)
+    profiles, told = on_crews(
+        [
+            Crew(profiled, ranks, (workload, turns, size)),
+            Crew(trained, ranks, (workload, way, turns, size)),
+        ],
+        limit_s=LIMIT_S,
+    )
+    costs = Costs.of(plan, {f"rank {rank}": profile for rank, profile in enumerate(profiles)})
+    setting = Setting(network=Network.flat(ranks, link))
     return Compared(
-        simulated=simulated,
-        copies=copies,
+        costs=costs,
+        pace=Simulation.of(costs, setting).pace(size.minibatches),
+        profiles=profiles,
+        trained=told,
         link=link,
-        steady_s=real.steady_s,
-        epoch_s=real.epoch_s,
-        minibatches=real.steps,
     )
 
 
 def compare(workload: Vgg, options: argparse.Namespace) -> None:
-    """Prints all repetitions, and how far the simulation is off."""
+    """Prints all repetitions, how far the simulation is off, and where."""
     plan = balanced_plan(workload, 2, options.cut_passes)
+    size = Size(turns=options.turns, passes=options.passes, minibatches=options.minibatches)
     print(f"\n{workload}; cut before layer {plan.cuts[0]} of {plan.num_layers}", flush=True)
-    print(f"  {'':8}{'minibatches/s':^28}{'of a whole epoch':^28}{'copies':>12}{'link':>22}")
+    print(f"  {'':4}{'minibatches/s':^28}{'of a whole epoch':^28}{'link':>22}")
     columns = f"{'simulated':>11}{'real':>9}{'ratio':>8}"
-    print(f"  {'':8}{columns}{columns}")
+    print(f"  {'':4}{columns}{columns}")
     rows = []
     for number in range(options.repeats):
-        row = compared(workload, plan, options)
+        row = compared(workload, plan, size)
         rows.append(row)
         print(
-            f"  {number:<8}{1 / row.simulated.minibatch_s:11.3f}{1 / row.steady_s:9.3f}"
-            f"{row.steady:8.3f}{row.minibatches / row.simulated.total_s:11.3f}"
-            f"{row.minibatches / row.epoch_s:9.3f}{row.whole:8.3f}"
-            f"{1e3 * max(row.copies):9.1f} ms{row.link.bytes_per_s / 1e6:9.0f} MB/s, "
-            f"{1e3 * row.link.latency_s:.2f} ms",
+            f"  {number:<4}{1 / row.pace.minibatch_s:11.3f}{1 / row.steady_s:9.3f}"
+            f"{row.steady:8.3f}{size.minibatches / row.pace.total_s:11.3f}"
+            f"{size.minibatches / row.whole_s:9.3f}{row.whole:8.3f}"
+            f"{row.link.bytes_per_s / 1e6:9.0f} MB/s, {1e3 * row.link.latency_s:.2f} ms",
             flush=True,
         )
-    for name, ratios in (
-        ("in the middle of an epoch", [row.steady for row in rows]),
-        ("whole epochs", [row.whole for row in rows]),
-    ):
-        off = statistics.median(ratios) - 1
-        verdict = "met" if abs(off) <= GOAL else "MISSED"
+    print_stages(plan, rows)
+    print_layers(rows)
+    print_verdict("in the middle of an epoch", [row.steady for row in rows])
+    print_verdict("whole epochs", [row.whole for row in rows])
+
+
+def print_stages(plan: Plan, rows: Sequence[Compared]) -> None:
+    """What each stage does in a minibatch, simulated and real; medians over repetitions."""
+    print("  ms of a minibatch" + "".join(f"{kind:>10}" for kind in (*CALLS, "sum", "minibatch")))
+    for stage in range(plan.num_stages):
+        simulated = [
+            1e3 * statistics.median(row.simulated_s(stage, kind) for row in rows) for kind in CALLS
+        ]
+        real = [
+            1e3 * statistics.median(row.trained[stage].busy_s(kind) for row in rows)
+            for kind in CALLS
+        ]
+        for name, parts, minibatch_s in (
+            ("simulated", simulated, statistics.median(row.pace.minibatch_s for row in rows)),
+            ("real", real, statistics.median(row.steady_s for row in rows)),
+        ):
+            figures = (*parts, sum(parts), 1e3 * minibatch_s)
+            print(f"  stage {stage} {name:11}" + "".join(f"{each:10.2f}" for each in figures))
+
+
+def print_layers(rows: Sequence[Compared]) -> None:
+    """The sum of all layers beside a step in one piece, on each rank's core."""
+    for rank in range(len(rows[0].profiles)):
+        profiles = [row.profiles[rank] for row in rows]
+        layers_s = statistics.median(profile.compute_s for profile in profiles)
+        step_s = statistics.median(float(profile.meta["step_s"]) for profile in profiles)
         print(
-            f"  simulated over real throughput, {name}: {off:+.1%} [{min(ratios) - 1:+.1%}.."
-            f"{max(ratios) - 1:+.1%}] (goal within {GOAL:.0%}), {verdict}"
+            f"  profile of rank {rank}: the layers take {1e3 * layers_s:.1f} ms one by one, a step "
+            f"of all {1e3 * step_s:.1f} ms ({layers_s / step_s:.1%})"
         )
+
+
+def print_verdict(what: str, ratios: Sequence[float]) -> None:
+    """How far apart simulated and real throughput lie."""
+    off = statistics.median(ratios) - 1
+    verdict = "met" if abs(off) <= GOAL else "MISSED"
+    print(
+        f"  simulated over real throughput, {what}: {off:+.1%} [{min(ratios) - 1:+.1%}.."
+        f"{max(ratios) - 1:+.1%}] (goal within {GOAL:.0%}), {verdict}"
+    )
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--only", choices=["dense", "sparse"], nargs="+", default=["dense"])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--minibatches", type=int, default=32, help="of an epoch, even")
-    parser.add_argument("--passes", type=int, default=20, help="of the profiler that count")
+    parser = parser_of(__doc__, only=KINDS, repeats=3)
+    parser.add_argument("--turns", type=int, default=8, help="of profilers and trainers each")
+    parser.add_argument("--minibatches", type=int, default=16, help="of an epoch, which is a turn")
+    parser.add_argument("--passes", type=int, default=4, help="of a profiler's turn")
     parser.add_argument("--cut-passes", type=int, default=5, help="that time the layers for a cut")
-    parser.add_argument("--width", type=float, default=1.0, help="of VGG16; 1 is the paper's")
-    parser.add_argument("--shapes", type=int, help="of a minibatch; default: dense 2, sparse 4")
-    parser.add_argument("--quick", action="store_true", help="small and fast, times mean nothing")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.repeats, options.minibatches, options.passes, options.cut_passes = 1, 6, 2, 1
+        options.repeats, options.turns, options.passes, options.cut_passes = 1, 2, 2, 1
+        options.minibatches = 6
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures and prints everything."""
     options = parse(arguments)
-    os.environ["OMP_NUM_THREADS"] = "1"  # of every process that is started
-    started_s = time.perf_counter()
-    print(
-        f"{len(os.sched_getaffinity(0))} cores, one thread a process, torch {torch.__version__}, "
-        f"load {os.getloadavg()[0]:.1f}; {options.repeats} repetitions of "
-        f"{options.minibatches} minibatches"
-    )
-    small = partial(Vgg, depth=11, width=1 / 16, resolution=8, points=64, batch_size=2)
-    paper = partial(Vgg, depth=16, width=options.width)
-    nets = {
-        "dense": partial(paper, resolution=16, points=1024, batch_size=options.shapes or 2),
-        "sparse": partial(paper, resolution=32, points=2048, batch_size=options.shapes or 4),
-    }
-    for kind in options.only:
-        make = small if options.quick else nets[kind]
-        compare(make(sparse=kind == "sparse"), options)
-    print(f"\ntook {time.perf_counter() - started_s:.0f} s")
+    with announced(options):
+        for network in networks(options):
+            compare(network, options)
 
 
 if __name__ == "__main__":

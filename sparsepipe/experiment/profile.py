@@ -198,9 +198,10 @@ def _measured(
 def _told(found: Profile) -> str:
     step_s, cost_s = found.meta["step_s"], found.meta["cost_s"]
     update = "" if found.update_s is None else f", an update {1e3 * found.update_s:.1f} ms"
+    copy = "" if found.copy_s is None else f", a copy of the weights {1e3 * found.copy_s:.1f} ms"
     return (
         f"the layers take {1e3 * found.compute_s:.1f} ms one by one, a step of all "
-        f"{1e3 * step_s:.1f} ms ({found.compute_s / step_s:.1%}){update}; "
+        f"{1e3 * step_s:.1f} ms ({found.compute_s / step_s:.1%}){update}{copy}; "
         f"{cost_s:.0f} s of measuring"
     )
 
@@ -221,8 +222,8 @@ def _write(run: Run, found: Profile, training_s: float | None) -> None:
         "profile_s": cost_s,
         "kernel_maps_s": sum(layer.kernel_map_s or 0.0 for layer in found.layers),
     }
-    if found.update_s is not None:
-        values["update_s"] = found.update_s
+    known_s = {"update_s": found.update_s, "copy_s": found.copy_s}
+    values |= {name: time_s for name, time_s in known_s.items() if time_s is not None}
     if training_s is not None:
         values["profile_share_of_training"] = cost_s / training_s
     write_result(run, values)

@@ -26,12 +26,13 @@ from sparsepipe.experiment.simulated_run import Outcome, in_short, write_outcome
 from sparsepipe.experiment.simulated_ways import Contest, Ways
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
-from sparsepipe.simulate.links import Sends
+from sparsepipe.simulate.links import Algorithm, Sends
 from sparsepipe.simulate.schedules import Simulation
 
 log = logging.getLogger(__name__)
 
 _BUCKET_MIB = 25  # DDP's, where the strategy names none
+_STASHING = ("stash", "vertical_sync")  # modes of a pipeline's weights
 
 
 def simulate(
@@ -71,8 +72,9 @@ def simulate(
     """
     run.assert_one_rank()
     _check(minibatches, timeline_minibatches, link_bytes_per_s)
-    sends = Sends(outbox=outbox, inbox=inbox)
-    ways = Ways(overlap=overlap, all_reduce=all_reduce, sends=sends, bucket_mib=_bucket(parallel))
+    ways = _ways(
+        parallel, overlap=overlap, all_reduce=all_reduce, sends=Sends(outbox=outbox, inbox=inbox)
+    )
     config = {**run.config, "parallel": parallel}
     inventory = joined_by(run.inventory, link_bytes_per_s)
     measured = _profiles(config, inventory)
@@ -84,9 +86,22 @@ def simulate(
     write_result(run, {**outcome.values(), **_told(contest.plan, schedule)})
 
 
-def _bucket(parallel: Mapping[str, Any]) -> float:
-    """MiB of a bucket of data parallelism."""
-    return float((parallel["strategy"] or {}).get("bucket_cap_mb") or _BUCKET_MIB)
+def _ways(
+    parallel: Mapping[str, Any],
+    *,
+    overlap: bool | None,
+    all_reduce: Algorithm | None,
+    sends: Sends,
+) -> Ways:
+    """How to run what the strategy says, where the task leaves something open."""
+    strategy = parallel["strategy"] or {}
+    return Ways(
+        overlap=overlap,
+        all_reduce=all_reduce,
+        sends=sends,
+        bucket_mib=strategy.get("bucket_cap_mb") or _BUCKET_MIB,
+        stashes=strategy.get("mode", "stash") in _STASHING,
+    )
 
 
 def _profiles(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Profile]:

@@ -27,12 +27,14 @@ class Ways:
             order of the ranks (:mod:`sparsepipe.schedule.sums`).
         sends: how messages are handed over.
         bucket_mib: parts of sums that overlap.
+        stashes: weights that minibatches in flight went forward with are kept.
     """
 
     overlap: bool | None
     all_reduce: Algorithm | None
     sends: Sends
     bucket_mib: float
+    stashes: bool
 
     def setting(self, plan: Plan, inventory: Inventory, *, is_dp: bool) -> Setting:
         """Of a plan.
@@ -99,7 +101,7 @@ class Contest:
             HardwareError: a link that the plan needs has no bandwidth.
         """
         simulated = Simulation.of(
-            Workload.of(plan, profiles),
+            Workload.of(plan, profiles, stashes=ways.stashes),
             ways.setting(plan, inventory, is_dp=is_dp),
             schedule=schedule,
             microbatches=microbatches,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -42,6 +42,8 @@ class LayerProfile:
             The gradient that the layer gets counts with the layer behind it.
         update_s: the layer's share of the time in which the optimizer updates all parameters;
             None where nobody measured it, as in the paper.
+        copy_s: the layer's share of the time in which all parameters that are trained are copied
+            to other memory, as a pipeline copies stashed weights; None as above.
     """
 
     index: int
@@ -59,6 +61,7 @@ class LayerProfile:
     kernel_map_s: float | None = None
     peak_bytes: float | None = None
     update_s: float | None = None
+    copy_s: float | None = None
 
     @property
     def compute_s(self) -> float:
@@ -152,8 +155,12 @@ class Profile:
     @property
     def update_s(self) -> float | None:
         """Of all layers; None where not all have been measured."""
-        times_s = [layer.update_s for layer in self.layers if layer.update_s is not None]
-        return sum(times_s) if len(times_s) == self.num_layers else None
+        return _sum([layer.update_s for layer in self.layers])
+
+    @property
+    def copy_s(self) -> float | None:
+        """Of all layers; None where not all have been measured."""
+        return _sum([layer.copy_s for layer in self.layers])
 
     @property
     def parameter_bytes(self) -> float:
@@ -215,6 +222,12 @@ class Profile:
             ) from error
         except ProfileError as error:
             raise ProfileError(f"{path}: {error.message}", remedy=error.remedy) from error
+
+
+def _sum(times_s: Sequence[float | None]) -> float | None:
+    """Of all; None where one is missing."""
+    known_s = [time_s for time_s in times_s if time_s is not None]
+    return sum(known_s) if len(known_s) == len(times_s) else None
 
 
 _AMOUNTS = tuple(f.name for f in fields(LayerProfile) if f.name not in ("index", "name", "kind"))

@@ -1,12 +1,12 @@
-"""How long an optimizer takes to apply the gradients of a network.
+"""How long an optimizer takes to apply the gradients of a network, and a copy of its weights.
 
-What a pipeline does beside that counts nowhere: where weights are stashed, stages before the last
-copy those that a minibatch in flight still uses before each update, and clipping and hooks run.
+Where a pipeline stashes weights, it copies those that a minibatch in flight still uses before it
+updates them. Clipping and hooks, which may run as well, count nowhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 class Updates:
-    """Updates of all parameters that are trained, which are put back at the end.
+    """Updates and copies of all parameters that are trained, which are put back at the end.
 
     Args:
         layers: the network, on ``device``.
@@ -35,29 +35,38 @@ class Updates:
         self._optimizer = make(self._trained) if self._trained else None
         self._device, self._slowed = device, slowed
         self._before: list[Tensor] = []
-        self._times_s: list[float] = []
+        self._room: list[Tensor] = []  # for copies: memory that is used again, as a pipeline's is
+        self._copies_s: list[float] = []
+        self._updates_s: list[float] = []
 
     def take(self, *, counts: bool = True) -> None:
-        """Makes an update by gradients of zero.
+        """Makes a copy, then an update by gradients of zero.
 
         Args:
-            counts: whether it is one of those that are measured; the first one makes the
-                optimizer's state, and should not be.
+            counts: whether they are among those that are measured; the first ones make memory
+                for copies and the optimizer's state, and should not be.
         """
         if self._optimizer is None:
             return
         if not self._before:
             self._before = [p.detach().to("cpu", copy=True) for p in self._trained]
+            self._room = [torch.empty_like(p.detach()) for p in self._trained]
         for parameter in self._trained:
             parameter.grad = torch.zeros_like(parameter)
         clock = Clock(self._device)
         clock.synchronise()
         clock.mark()
         with self._slowed():
+            for room, parameter in zip(self._room, self._trained, strict=True):
+                room.copy_(parameter.detach())
+        clock.mark()
+        with self._slowed():
             self._optimizer.step(lambda: 0.0)
         clock.mark()
         if counts:
-            self._times_s += clock.seconds()
+            copy_s, update_s = clock.seconds()
+            self._copies_s.append(copy_s)
+            self._updates_s.append(update_s)
         for parameter in self._trained:
             parameter.grad = None
 
@@ -68,17 +77,27 @@ class Updates:
                 parameter.copy_(before)
                 parameter.grad = None
 
-    def shares_s(self, layers: nn.Sequential) -> list[float]:
+    def shares_s(self, layers: nn.Sequential) -> dict[str, list[float]]:
         """Of each layer, in proportion to its trained parameters; those that come again once.
 
         Args:
             layers: the same network.
+
+        Returns:
+            Seconds of updates and of copies, by what they are called in a profile.
         """
-        seconds = median_and_spread(self._times_s)[0] if self._times_s else 0.0
         seen: set[int] = set()
         sizes = []
         for layer in layers:
             own = {id(p): p for p in layer.parameters() if p.requires_grad and id(p) not in seen}
             sizes.append(sum(p.nbytes for p in own.values()))
             seen |= own.keys()
-        return [seconds * size / (sum(sizes) or 1) for size in sizes]
+        whole = sum(sizes) or 1
+        return {
+            name: [_median(times_s) * size / whole for size in sizes]
+            for name, times_s in (("update_s", self._updates_s), ("copy_s", self._copies_s))
+        }
+
+
+def _median(times_s: Sequence[float]) -> float:
+    return median_and_spread(times_s)[0] if times_s else 0.0

@@ -3,7 +3,7 @@
 What the pipeline's worker does, on costs: a rank takes its actions in order; a forward waits for
 the activation, a backward for the gradient, an update for the sum over the replicas; messages and
 sums are on their way while ranks compute, on links that they share. A gradient goes upstream
-before the replicas meet.
+before the replicas meet. An update copies weights first where a minibatch in flight needs them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from sparsepipe.simulate.links import Algorithm, Sends
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.record import Cargo, Record, Reduction, Transfer
 from sparsepipe.simulate.standing import EQUAL, Lookout, Standing
+from sparsepipe.simulate.stash import Stash
 from sparsepipe.simulate.sums import Sums
 from sparsepipe.simulate.workload import Workload
 
@@ -70,6 +71,8 @@ class Engine:
                 for _ in own
             ],
         }
+        self._copy_s = [costs[stage].copy_s for stage in self._stages]
+        self._stashes = [Stash() for _ in self._stages]
         self._todo = [iter(each) for each in actions]
         self._next = [next(each, None) for each in self._todo]
         self._is_split = any(a is not None and a.microbatch is not None for a in self._next)
@@ -136,6 +139,8 @@ class Engine:
         if not has_input:
             return
         now_s, seconds = self._events.now_s, self._seconds[kind][rank]
+        if kind == "U" and self._stashes[rank].in_use:
+            seconds += self._copy_s[rank]
         if kind == "U" and not seconds:
             self._done(rank, action, now_s)
             self._go_on(rank)
@@ -177,6 +182,8 @@ class Engine:
 
     def _done(self, rank: int, action: Action, start_s: float) -> None:
         """Notes an action that is over, and which one comes next."""
+        if self._copy_s[rank]:
+            self._stashes[rank].see(action)
         if self._keep:
             self._spans[rank].append(Span(rank, action, start_s, self._events.now_s))
         if rank == 0 and action.kind == "U" and self._lookout is not None:

@@ -19,6 +19,8 @@ class StageCosts:
         forward_s: seconds of a forward, on each of its ranks.
         backward_s: seconds of a backward, on each of its ranks.
         update_s: of an update; of ranks that are unlike, the slowest one's.
+        copy_s: of a copy of all its weights, which an update waits for where a minibatch in
+            flight went forward with these; the slowest rank's too.
         output_bytes: of the activation that goes to the next stage.
         gradient_bytes: of the gradient that comes back from there.
         parameter_bytes: of its parameters, whose gradients its replicas sum.
@@ -31,6 +33,7 @@ class StageCosts:
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     update_s: float = 0.0
+    copy_s: float = 0.0
     output_bytes: float = 0.0
     gradient_bytes: float = 0.0
     parameter_bytes: float = 0.0
@@ -99,11 +102,12 @@ class Workload:
         return cls(plan=plan, stages=stages)
 
     @classmethod
-    def of(cls, plan: Plan, profiles: Mapping[str, Profile]) -> Workload:
+    def of(cls, plan: Plan, profiles: Mapping[str, Profile], *, stashes: bool = True) -> Workload:
         """What profiles say of a plan.
 
         Seconds are those of each rank's own device; bytes of layers are the most of any device of
-        the plan, as for partitioners, and updates count where all profiles have them.
+        the plan, as for partitioners; updates, and copies of weights, count where all profiles
+        have them.
 
         The gradient that comes back across a cut is taken to be as large as the activation. A
         sparse activation's coordinates do not come back, so that is too much by their share,
@@ -112,6 +116,7 @@ class Workload:
         Args:
             plan: whose devices are named ``host/model/number``; a chain of layers.
             profiles: of each model of device.
+            stashes: weights that minibatches in flight went forward with are kept.
 
         Raises:
             ProfileError: a device has no profile.
@@ -126,11 +131,13 @@ class Workload:
                 remedy="choose the model that the plan was made for, or search for a new plan",
             )
         updates = all(profile.update_s is not None for profile in different)
+        copies = stashes and all(profile.copy_s is not None for profile in different)
         stages = zip(plan.stages, held, strict=True)
         return cls(
             plan=plan,
             stages=tuple(
-                _costs(stage.layers, own, spans, updates=updates) for stage, own in stages
+                _costs(stage.layers, own, spans, updates=updates, copies=copies)
+                for stage, own in stages
             ),
         )
 
@@ -167,7 +174,12 @@ def _profile(device: str, profiles: Mapping[str, Profile]) -> Profile:
 
 
 def _costs(
-    layers: tuple[int, int], profiles: Sequence[Profile], spans: Spans, *, updates: bool
+    layers: tuple[int, int],
+    profiles: Sequence[Profile],
+    spans: Spans,
+    *,
+    updates: bool,
+    copies: bool,
 ) -> StageCosts:
     """Of a stage.
 
@@ -176,6 +188,7 @@ def _costs(
         profiles: of its ranks.
         spans: bytes of all layers.
         updates: whether they count.
+        copies: of weights; whether they count.
     """
     first, end = layers[0], layers[1] + 1
     kinds = {id(profile): profile.layers[first:end] for profile in profiles}
@@ -183,12 +196,14 @@ def _costs(
     backward_s = {k: sum(layer.backward_s for layer in own) for k, own in kinds.items()}
     apart_s = {k: tuple(layer.backward_s for layer in own[::-1]) for k, own in kinds.items()}
     update_s = max(sum(layer.update_s or 0.0 for layer in own) for own in kinds.values())
+    copy_s = max(sum(layer.copy_s or 0.0 for layer in own) for own in kinds.values())
     ranks = [id(profile) for profile in profiles]
     cut_bytes = float(spans.cut_bytes_I[end])
     return StageCosts(
         forward_s=tuple(forward_s[kind] for kind in ranks),
         backward_s=tuple(backward_s[kind] for kind in ranks),
         update_s=update_s * updates,
+        copy_s=copy_s * copies,
         output_bytes=cut_bytes,
         gradient_bytes=cut_bytes,
         parameter_bytes=spans.parameter_bytes(first, end),

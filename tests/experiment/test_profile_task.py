@@ -57,6 +57,7 @@ def test_a_profile_and_the_plan_that_it_leads_to(tmp_path: Path) -> None:
     assert result["kind"] == "measured"
     assert result["layers_s"] == pytest.approx(found.compute_s)
     assert result["update_s"] == found.update_s > 0
+    assert result["copy_s"] == found.copy_s > 0
     assert found.meta["optimizer"] == "torch.optim.SGD momentum"
     assert result["profile_share_of_training"] > 0
     device = found.meta["device"]
@@ -76,6 +77,7 @@ def test_a_profile_and_the_plan_that_it_leads_to(tmp_path: Path) -> None:
 def test_of_somebodys_own_module_no_update_is_measured() -> None:
     found = Profile.load(run(*PROFILE, "model=own").path / "profile.json")
     assert found.update_s is None
+    assert found.copy_s is None
     assert "optimizer" not in found.meta
     with pytest.raises(ConfigError, match="refuses its settings"):
         run(*PROFILE, "optim.optimizer.nesterov=true", "optim.optimizer.momentum=0")

@@ -1,9 +1,10 @@
-"""The optimizer's part of a profile."""
+"""The optimizer's part of a profile, and that of copies of weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,18 @@ def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: Taking.now_s))
 
 
+@pytest.fixture
+def _copies(_clock: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy takes half as long as an update."""
+    real = torch.Tensor.copy_
+
+    def copy_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        Taking.now_s += 0.0005 * tensor.numel()
+        return real(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copy_)
+
+
 def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
 
@@ -51,11 +64,25 @@ def test_layers_share_the_update_by_their_parameters() -> None:
     found = measure(net, [torch.randn(3, 4)], device=CPU, num_warmup=0, num_measured=1,
                     optimizer=make)  # fmt: skip
     assert [layer.update_s for layer in found.layers] == pytest.approx([0.025, 0.0, 0.012])
+    assert [layer.copy_s for layer in found.layers] == [0.0, 0.0, 0.0]
     assert Profile.from_json(found.to_json()) == found
 
 
-@pytest.mark.usefixtures("_clock")
-def test_the_update_of_a_slowed_device_takes_as_many_times_as_long() -> None:
+@pytest.mark.usefixtures("_copies")
+def test_layers_share_a_copy_by_their_parameters() -> None:
+    make = partial(Taking, lr=0.1, momentum=0.9)
+    found = measure(network(), [torch.randn(3, 4)], device=CPU, num_warmup=1, num_measured=5,
+                    optimizer=make)  # fmt: skip
+    assert [layer.copy_s for layer in found.layers] == pytest.approx([0.0125, 0.0, 0.006])
+    assert [layer.update_s for layer in found.layers] == pytest.approx([0.025, 0.0, 0.012])
+    assert found.copy_s == pytest.approx(0.0185)
+    assert Profile.from_json(found.to_json()) == found
+    partly = replace(found.layers[0], copy_s=None)
+    assert replace(found, layers=(partly, *found.layers[1:])).copy_s is None
+
+
+@pytest.mark.usefixtures("_copies")
+def test_both_take_as_many_times_as_long_on_a_slowed_device() -> None:
     @contextmanager
     def slowed() -> Iterator[None]:
         begin_s = Taking.now_s
@@ -65,7 +92,9 @@ def test_the_update_of_a_slowed_device_takes_as_many_times_as_long() -> None:
     net = network()
     updates = Updates(net, partial(Taking, lr=0.1), device=CPU, slowed=slowed)
     updates.take()
-    assert sum(updates.shares_s(net)) == pytest.approx(3 * 0.037)
+    shares_s = updates.shares_s(net)
+    assert sum(shares_s["update_s"]) == pytest.approx(3 * 0.037)
+    assert sum(shares_s["copy_s"]) == pytest.approx(3 * 0.0185)
 
 
 @pytest.mark.usefixtures("_clock")
@@ -87,13 +116,13 @@ def test_an_optimizer_that_wants_a_closure_gets_one() -> None:
     net = network()
     updates = Updates(net, partial(Asking, lr=0.1), device=CPU, slowed=nullcontext)
     updates.take()
-    assert sum(updates.shares_s(net)) > 0
+    assert sum(updates.shares_s(net)["update_s"]) > 0
 
 
 def test_a_network_without_parameters_has_no_update() -> None:
     found = measure(nn.Sequential(nn.ReLU()), [torch.randn(3, 4)], device=CPU, num_warmup=0,
                     num_measured=1, optimizer=partial(Taking, lr=0.1))  # fmt: skip
-    assert found.update_s == 0.0
+    assert found.update_s == found.copy_s == 0.0
 
 
 def test_parameters_stay_as_they_are() -> None:

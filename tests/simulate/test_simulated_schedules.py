@@ -86,11 +86,11 @@ def layer(index: int, **amounts: float) -> LayerProfile:
 FAST = Profile(
     layers=(
         layer(0, forward_s=1, backward_s=2, activation_bytes=10, parameter_bytes=100,
-              update_s=0.25, saved_bytes=5, begin_bytes=3, end_bytes=1),
+              update_s=0.25, copy_s=0.5, saved_bytes=5, begin_bytes=3, end_bytes=1),
         layer(1, forward_s=3, backward_s=4, activation_bytes=20, parameter_bytes=200,
-              update_s=0.5, saved_bytes=7, begin_bytes=2, end_bytes=4),
+              update_s=0.5, copy_s=1.5, saved_bytes=7, begin_bytes=2, end_bytes=4),
         layer(2, forward_s=5, backward_s=6, activation_bytes=30, parameter_bytes=300,
-              update_s=0.75, saved_bytes=9, begin_bytes=6, end_bytes=8),
+              update_s=0.75, copy_s=2.5, saved_bytes=9, begin_bytes=6, end_bytes=8),
     ),
     meta={"batch_size": 8},
 )  # fmt: skip
@@ -118,9 +118,12 @@ def test_a_plan_costs_what_the_profiles_of_its_devices_say() -> None:
     first, second = Workload.of(MIXED, {"fast": FAST, "slow": SLOW}).stages
     assert first.forward_s == (4.0, 40.0)
     assert first.backward_s == (6.0, 60.0)
-    assert first.update_s == 0.0, "the slow device's profile does not tell"
+    assert first.update_s == first.copy_s == 0.0, "the slow device's profile does not tell"
     told = Workload.of(MIXED, {"fast": FAST, "slow": FAST}).stages
     assert [stage.update_s for stage in told] == [0.75, 0.75]
+    assert [stage.copy_s for stage in told] == [2.0, 2.5]
+    unstashed = Workload.of(MIXED, {"fast": FAST, "slow": FAST}, stashes=False).stages
+    assert [stage.copy_s for stage in unstashed] == [0.0, 0.0]
     assert (first.output_bytes, first.gradient_bytes) == (20.0, 20.0)
     assert first.parameter_bytes == 300.0
     assert first.layers_backward_s == ((4.0, 2.0), (40.0, 20.0))

@@ -39,8 +39,18 @@ def test_the_whole_command_is_timed() -> None:
 @pytest.mark.full
 def test_the_simulated_pipeline_is_compared_with_the_real_one() -> None:
     said = said_by("simulated_pipeline.py", "--quick", "--only", "dense", "sparse")
-    rows = re.findall(r"^  0 +([\d.]+) +([\d.]+) +([\d.]+) .* ms +\d+ MB/s", said, re.MULTILINE)
+    rows = re.findall(r"^  0 +([\d.]+) +([\d.]+) +([\d.]+) .* +\d+ MB/s", said, re.MULTILINE)
     assert len(rows) == 2
     for simulated, real, ratio in rows:
         assert float(ratio) == pytest.approx(float(simulated) / float(real), rel=0.02)
+    stages = re.findall(r"^  stage ([01]) (simulated|real) +([\d. ]+)$", said, re.MULTILINE)
+    assert [row[:2] for row in stages] == 2 * [
+        *(("0", "simulated"), ("0", "real"), ("1", "simulated"), ("1", "real"))
+    ]
+    for number, _, figures in stages:
+        forward, backward, copy, update, busy, _ = map(float, figures.split())
+        assert min(forward, backward, update) > 0
+        assert (copy > 0) == (number == "0"), "only the first stage has a minibatch in flight"
+        assert busy == pytest.approx(forward + backward + copy + update, abs=0.03)
+    assert len(re.findall(r"profile of rank [01]: the layers take", said)) == 4
     assert said.count("in the middle of an epoch: ") == said.count("whole epochs: ") == 2

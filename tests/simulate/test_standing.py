@@ -82,6 +82,7 @@ def test_any_long_run_ends_when_it_is_foretold(seed: int) -> None:
             forward_s=tuple(draw.uniform(0.5, 2.0) for _ in range(count)),
             backward_s=tuple(draw.uniform(1.0, 4.0) for _ in range(count)),
             update_s=draw.choice([0.0, 0.3]),
+            copy_s=draw.choice([0.0, 0.2]),
             output_bytes=draw.uniform(0.0, 60.0),
             gradient_bytes=draw.uniform(0.0, 60.0),
             parameter_bytes=draw.uniform(0.0, 80.0),

@@ -1,0 +1,144 @@
+"""One pass over a network's layers, each alone: all forwards, then all backwards.
+
+Each layer runs on what the layer before it gave, cut from its graph, so that its backward can be
+timed alone; the gradient that it gets is that of the layer behind it, for the last one random. The
+layers run one right after another, and a GPU is waited for only when all have been launched, so
+that what it does while the host prepares the next layer is counted as in a training step. What is
+derived from coordinates, such as kernel maps, is kept from layer to layer, as in a forward pass,
+and counts for the layer that first asks for it.
+
+A device that is made slower pauses once behind the forwards and once behind the backwards, as it
+does in training: pauses between layers would cool the caches that the next layer finds warm there.
+The layers share the pause in proportion to their times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparsepipe.profiling.activations import copied, crossing_bytes, detached, differentiable
+from sparsepipe.profiling.clock import Clock
+from sparsepipe.profiling.step import Slowed
+from sparsepipe.sparse import watching_kernel_maps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """Seconds of one pass over all layers, by layer.
+
+    Attributes:
+        forward_s: of each layer.
+        backward_s: of each layer.
+        kernel_map_s: the part of the forward pass in which kernel maps are built.
+        activation_bytes: of each layer's output.
+        held_bytes: what each layer's forward has left in use, as CUDA counts it; 0 elsewhere.
+        peak_bytes: most that each layer took beyond what was in use before its forward, the same.
+    """
+
+    forward_s: list[float]
+    backward_s: list[float]
+    kernel_map_s: list[float]
+    activation_bytes: list[int]
+    held_bytes: list[int]
+    peak_bytes: list[int]
+
+
+def one_pass(layers: nn.Sequential, batch: Any, device: torch.device, slowed: Slowed) -> Pass:
+    """Forward through all layers in one go, then backward through all of them."""
+    ends, found = _forward(layers, batch, device, slowed)
+    layers.zero_grad(set_to_none=True)
+    _backward(ends, found, device, slowed)
+    layers.zero_grad(set_to_none=True)
+    return found
+
+
+def _forward(
+    layers: nn.Sequential, batch: Any, device: torch.device, slowed: Slowed
+) -> tuple[list[tuple[Any, Any]], Pass]:
+    """What each layer got, as leaves, and gave, each in a graph of its own; and the figures."""
+    whole, clock, builds = Clock(device), Clock(device), [Clock(device) for _ in layers]
+    ends: list[tuple[Any, Any]] = []
+    found = Pass(
+        forward_s=[],
+        backward_s=[],
+        kernel_map_s=[],
+        activation_bytes=[],
+        held_bytes=[],
+        peak_bytes=[],
+    )
+    output = batch
+    clock.synchronise()
+    whole.mark()
+    with slowed():
+        for layer, build in zip(layers, builds, strict=True):
+            value = detached(output)
+            given = copied(value)  # a layer that works in place may overwrite no leaf
+            before = _begin_peak(device)
+            clock.mark()
+            with watching_kernel_maps(build.mark):
+                output = layer(given)
+            clock.mark()
+            found.peak_bytes.append(_peak(device, before))
+            found.held_bytes.append(_in_use(device) - before)
+            found.activation_bytes.append(crossing_bytes(output))
+            ends.append((value, output))
+        whole.mark()
+    whole.mark()
+    stretch = _stretch(whole)
+    found.forward_s.extend(stretch * seconds for seconds in clock.seconds()[::2])
+    found.kernel_map_s.extend(stretch * sum(build.seconds()[::2]) for build in builds)
+    return ends, found
+
+
+def _backward(
+    ends: Sequence[tuple[Any, Any]], found: Pass, device: torch.device, slowed: Slowed
+) -> None:
+    """Each layer's way back: adds its seconds, and the memory that it takes, to the figures."""
+    whole, clock = Clock(device), Clock(device)
+    gradients = [torch.randn_like(root) for root in differentiable(ends[-1][1])]
+    clock.synchronise()
+    whole.mark()
+    with slowed():
+        for index, (value, output) in reversed(list(enumerate(ends))):
+            roots = differentiable(output)
+            before = _begin_peak(device)
+            clock.mark()
+            if roots:  # a layer without parameters behind the data has no way back
+                torch.autograd.backward(roots, gradients)
+            clock.mark()
+            peak = found.held_bytes[index] + _peak(device, before)
+            found.peak_bytes[index] = max(found.peak_bytes[index], peak)
+            gradients = [_gradient(leaf) for leaf in differentiable(value)]
+        whole.mark()
+    whole.mark()
+    stretch = _stretch(whole)
+    found.backward_s.extend(stretch * seconds for seconds in clock.seconds()[::2][::-1])
+
+
+def _stretch(whole: Clock) -> float:
+    """How many times as long a pass takes with the pause behind it; marked before and after."""
+    computing_s, pausing_s = whole.seconds()
+    return 1 + pausing_s / computing_s if computing_s > 0 else 1.0
+
+
+def _gradient(leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
+def _begin_peak(device: torch.device) -> int:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    return _in_use(device)
+
+
+def _in_use(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _peak(device: torch.device, before: int) -> int:
+    return torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else 0
