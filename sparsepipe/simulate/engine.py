@@ -117,7 +117,6 @@ class Engine:
                 f"deadlock: {'; '.join(stuck[:8])} would wait for ever",
                 remedy="let lines hold more messages (outbox, inbox), or choose another schedule",
             )
-        self.record.end_s = self._events.now_s
         self.record.spans = [span for spans in self._spans for span in spans]
         return self.record
 
@@ -177,6 +176,8 @@ class Engine:
 
     def _done(self, rank: int, action: Action, start_s: float) -> None:
         """Notes an action that is over, and which one comes next."""
+        # Of all actions the last to be noted ends the run; the queue's last call may be void.
+        self.record.end_s = self._events.now_s
         if self._keep:
             self._spans[rank].append(Span(rank, action, start_s, self._events.now_s))
         if rank == 0 and action.kind == "U" and self._lookout is not None:

@@ -92,6 +92,25 @@ def test_on_a_slow_link_the_minibatches_in_flight_are_the_limit() -> None:
     assert pace(workload, 1000, slow).minibatch_s == pytest.approx(way_s / 2, rel=1e-9)
 
 
+def test_a_run_ends_with_its_last_action() -> None:
+    """Whatever was foreseen: a message that gets the link to itself comes sooner than it seemed.
+
+    Rank 1's message begins at 5 s beside rank 0's, of whose 100 bytes 60 are left: these come at
+    17 s. Rank 1's would have come at 25 s then, and comes at 21 s.
+    """
+    plan = plan_of("2-1")
+    costs = (
+        StageCosts(forward_s=(1.0, 5.0), backward_s=(0.5, 0.5), output_bytes=100.0),
+        StageCosts(forward_s=(0.5,), backward_s=(0.5,)),
+    )
+    setting = Setting(network=Network.flat(3, Link(bytes_per_s=10.0)))
+    record = simulate(asynchronous(plan, 2), Workload(plan=plan, stages=costs), setting)
+    came_s = [sent.end_s for sent in record.transfers if sent.cargo == "activation"]
+    assert came_s == pytest.approx([17.0, 21.0], rel=EXACT)
+    assert record.end_s == pytest.approx(21.0 + 0.5 + 0.5 + 0.5, rel=EXACT)
+    assert record.end_s == max(span.end for span in record.spans)
+
+
 def test_a_rendezvous_holds_the_sender_until_its_message_has_come() -> None:
     plan = plan_of("1-1")
     workload = Workload.uniform(plan, output_bytes=100.0)
