@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparsepipe.cluster import Link
-from sparsepipe.errors import ScheduleError
+from sparsepipe.errors import PlanError, ScheduleError
 from sparsepipe.schedule import Plan, asynchronous, gpipe, naive, one_f_one_b, timeline, unit_times
 from sparsepipe.simulate.links import RENDEZVOUS
 from sparsepipe.simulate.network import Network
@@ -165,6 +165,49 @@ def test_sums_in_buckets_overlap_with_the_backward() -> None:
     assert apart.minibatch_s == pytest.approx((3.0 + 0.6) / 2, rel=1e-9)
     at_once = pace(workload, 40, Setting(network=network, algorithm="ring", bucket_bytes=1.0))
     assert at_once.minibatch_s == pytest.approx((3.0 + 0.1) / 2, rel=1e-9)
+
+
+@pytest.mark.parametrize("layers_bytes", [(), (0.0, 0.0)])
+def test_replicas_without_parameters_meet_all_the_same(layers_bytes: tuple[float, ...]) -> None:
+    """Whether sums are to overlap or not: rank 0 waits for rank 1, which takes 5 s."""
+    plan = plan_of("2")
+    costs = StageCosts(
+        forward_s=(1.0, 1.0),
+        backward_s=(2.0, 4.0),
+        layers_backward_s=((1.0, 1.0), (1.0, 3.0)) if layers_bytes else (),
+        layers_parameter_bytes=layers_bytes,
+    )
+    workload = Workload(plan=plan, stages=(costs,))
+    network = Network.flat(2, Link(bytes_per_s=10.0))
+    for bucket_bytes in (None, 1.0):
+        setting = Setting(network=network, bucket_bytes=bucket_bytes)
+        found = pace(workload, 40, setting)
+        assert found.minibatch_s == pytest.approx(5.0 / 2, rel=EXACT)
+        assert found.total_s == pytest.approx(20 * 5.0, rel=EXACT)
+
+
+@pytest.mark.parametrize(
+    ("known", "message"),
+    [
+        ({}, r"bytes are given of 0 layers, seconds of \[\]"),
+        ({"layers_parameter_bytes": (50.0, 30.0)}, "of 2 layers, seconds of"),
+        ({"layers_backward_s": ((1.0, 1.0),) * 2}, "of 0 layers, seconds of"),
+        (
+            {
+                "layers_parameter_bytes": (50.0, 10.0),
+                "layers_backward_s": ((1.0, 1.0),) * 2,
+            },
+            "have 60 bytes of parameters, the stage 80",
+        ),
+    ],
+)
+def test_sums_in_buckets_need_the_layers(known: dict[str, object], message: str) -> None:
+    costs = StageCosts(forward_s=(1.0,) * 2, backward_s=(2.0,) * 2, parameter_bytes=80.0, **known)  # type: ignore[arg-type]
+    workload = Workload(plan=plan_of("2"), stages=(costs,))
+    setting = Setting(network=Network.flat(2), bucket_bytes=1.0)
+    with pytest.raises(PlanError, match=message) as caught:
+        pace(workload, 40, setting)
+    assert "bucket_bytes, for sums after the backward" in caught.value.remedy
 
 
 @pytest.mark.parametrize("config", ["1-1", "2-1", "1-3-1", "3-2-1"])
