@@ -78,7 +78,7 @@ class Engine:
         self._puts: list[dict[int, Line]] = [{} for _ in range(plan.num_ranks)]
         self._takes: list[dict[int, Line]] = [{} for _ in range(plan.num_ranks)]
         self._lines: dict[tuple[Cargo, int, int], Line] = {}
-        self._sending: list[Line | None] = [None] * plan.num_ranks
+        self._sending: list[Line | None] = [None] * plan.num_ranks  # on which each sent last
         self._seen = 0, 0.0  # the last update of the first rank: its first minibatch, and when
         self.record = Record(plan=plan, minibatches=0, busy_s=[0.0] * plan.num_ranks)
         self._spans: list[list[Span]] = [[] for _ in range(plan.num_ranks)]
@@ -159,11 +159,9 @@ class Engine:
         return line.take((number, microbatch))
 
     def _is_held_up(self, rank: int) -> bool:
+        """Whether what a rank has sent must go on its way before it does anything else."""
         line = self._sending[rank]
-        if line is not None and line.is_full:
-            return True
-        self._sending[rank] = None
-        return False
+        return line is not None and line.is_full
 
     def _end(self, what: tuple[int, Action, float]) -> None:
         rank, action, start_s = what
