@@ -81,7 +81,7 @@ class Engine:
         self._puts: list[dict[int, Line]] = [{} for _ in range(plan.num_ranks)]
         self._takes: list[dict[int, Line]] = [{} for _ in range(plan.num_ranks)]
         self._lines: dict[tuple[Cargo, int, int], Line] = {}
-        self._sending: list[Line | None] = [None] * plan.num_ranks
+        self._sending: list[Line | None] = [None] * plan.num_ranks  # on which each sent last
         self._seen = 0, 0.0  # the last update of the first rank: its first minibatch, and when
         self.record = Record(plan=plan, minibatches=0, busy_s=[0.0] * plan.num_ranks)
         self._spans: list[list[Span]] = [[] for _ in range(plan.num_ranks)]
@@ -120,7 +120,6 @@ class Engine:
                 f"deadlock: {'; '.join(stuck[:8])} would wait for ever",
                 remedy="let lines hold more messages (outbox, inbox), or choose another schedule",
             )
-        self.record.end_s = self._events.now_s
         self.record.spans = [span for spans in self._spans for span in spans]
         return self.record
 
@@ -165,11 +164,9 @@ class Engine:
         return line.take((number, microbatch))
 
     def _is_held_up(self, rank: int) -> bool:
+        """Whether what a rank has sent must go on its way before it does anything else."""
         line = self._sending[rank]
-        if line is not None and line.is_full:
-            return True
-        self._sending[rank] = None
-        return False
+        return line is not None and line.is_full
 
     def _end(self, what: tuple[int, Action, float]) -> None:
         rank, action, start_s = what
@@ -184,6 +181,8 @@ class Engine:
         """Notes an action that is over, and which one comes next."""
         if self._copy_s[rank]:
             self._stashes[rank].see(action)
+        # Of all actions the last to be noted ends the run; the queue's last call may be void.
+        self.record.end_s = self._events.now_s
         if self._keep:
             self._spans[rank].append(Span(rank, action, start_s, self._events.now_s))
         if rank == 0 and action.kind == "U" and self._lookout is not None:

@@ -42,6 +42,7 @@ def simulate(schedule: Schedule, workload: Workload, setting: Setting) -> Record
 
     Raises:
         ScheduleError: the schedule cannot be run.
+        PlanError: sums overlap with the backward, and the costs of layers are not known.
     """
     check(schedule)
     return run_actions(workload, schedule.actions, setting, keep=True)
@@ -66,6 +67,7 @@ def run_actions(
 
     Raises:
         ScheduleError: ranks wait for one another for ever.
+        PlanError: sums overlap with the backward, and the costs of layers are not known.
     """
     engine = Engine(
         workload,

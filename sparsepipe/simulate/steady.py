@@ -59,6 +59,7 @@ def pace(
 
     Raises:
         ScheduleError: ranks wait for one another for ever.
+        PlanError: sums overlap with the backward, and the costs of layers are not known.
     """
     plan, intake = workload.plan, Intake(minibatches)
     if period is None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
+from sparsepipe.errors import PlanError
 from sparsepipe.simulate.events import Events
 from sparsepipe.simulate.flows import Flow, Flows
 from sparsepipe.simulate.links import Algorithm, Leg, reduction_legs
@@ -54,9 +56,13 @@ class Sums:
         costs: of the stage.
         ranks: that hold it.
         algorithm: of each sum.
-        bucket_bytes: see :func:`buckets`; None: all in one part, with the update.
+        bucket_bytes: see :func:`buckets`; None: all in one part, with the update. So replicas
+            without parameters meet in any case.
         summed: see :data:`Summed`.
         wake: called with a rank whose update may begin.
+
+    Raises:
+        PlanError: it is not known what sums in buckets need of the stage's layers.
     """
 
     def __init__(
@@ -74,22 +80,19 @@ class Sums:
     ) -> None:
         self._events, self._flows, self._ranks = events, flows, ranks
         self._summed, self._wake = summed, wake
+        self._sizes = [costs.parameter_bytes] if len(ranks) > 1 else []
         self._early: list[list[float]] | None = None  # seconds into the backward, by rank
-        sizes = [costs.parameter_bytes]
-        if bucket_bytes is not None and len(ranks) > 1:
-            parts = buckets(costs.layers_parameter_bytes, bucket_bytes)
-            sizes = [size for _, size in parts]
-            ends = [last for last, _ in parts]
-            self._early = _ends_s(costs.layers_backward_s, ends)
-        if len(ranks) == 1:
-            sizes = []
-        self._sizes = sizes
-        self._plans = [reduction_legs(network, ranks, size, algorithm) for size in sizes]
+        if bucket_bytes is not None and self._sizes and costs.parameter_bytes:
+            parts = _parts(costs, bucket_bytes)
+            self._sizes = [size for _, size in parts]
+            self._early = _ends_s(costs.layers_backward_s, [last for last, _ in parts])
+        self._plans = [reduction_legs(network, ranks, size, algorithm) for size in self._sizes]
         self._came: dict[tuple[int, int], set[int]] = defaultdict(set)
         self._round = 0  # under way
         self._part = 0  # the same
         self._moving = False
-        self._legs: list[Flow] = []  # of what moves; none: only the latency is left
+        self._phases = 0  # that are left of what moves, the one under way among them
+        self._legs: list[Flow] = []  # of that phase
         self._due_s = 0.0  # when that is over
 
     def backward_begins(self, rank: int, minibatch: int) -> None:
@@ -127,7 +130,7 @@ class Sums:
         self._move(phases, latency_s, self._events.now_s)
 
     def _move(self, phases: list[list[Leg]], latency_s: float, start_s: float) -> None:
-        self._legs = []
+        self._phases, self._legs = len(phases), []
         if not phases:
             self._due_s = self._events.now_s + latency_s
             self._events.at(self._due_s, self._done, start_s)
@@ -170,10 +173,35 @@ class Sums:
         place = (self._round - first, self._part, self._moving, came)
         if not self._moving:
             return place, []
-        if not self._legs:
-            return (*place, "latency"), [self._due_s]
+        if not self._phases:  # only the latency is left
+            return (*place, 0), [self._due_s]
         left = tuple(k for k, leg in enumerate(self._legs) if not leg.is_done)
-        return (*place, left), [self._legs[k].end_s for k in left]
+        return (*place, self._phases, left), [self._legs[k].end_s for k in left]
+
+
+def _parts(costs: StageCosts, bucket_bytes: float) -> list[tuple[int, float]]:
+    """The buckets of a stage.
+
+    Raises:
+        PlanError: its layers' costs are missing, or are not the stage's.
+    """
+    sizes, ranks = costs.layers_parameter_bytes, len(costs.backward_s)
+    if [len(own_s) for own_s in costs.layers_backward_s] != [len(sizes)] * ranks:
+        raise PlanError(
+            f"sums of {ranks} replicas that overlap with the backward need the bytes and the "
+            f"seconds of each layer; bytes are given of {len(sizes)} layers, seconds of "
+            f"{[len(own_s) for own_s in costs.layers_backward_s]}",
+            remedy="give layers_parameter_bytes, and layers_backward_s of each replica; or no "
+            "bucket_bytes, for sums after the backward",
+        )
+    if not math.isclose(sum(sizes), costs.parameter_bytes, rel_tol=1e-6):
+        raise PlanError(
+            f"the layers of a stage have {sum(sizes):g} bytes of parameters, the stage "
+            f"{costs.parameter_bytes:g}",
+            remedy="let parameter_bytes be the sum of layers_parameter_bytes; or give no "
+            "bucket_bytes, for sums after the backward",
+        )
+    return buckets(sizes, bucket_bytes)
 
 
 def _ends_s(layers_s: Sequence[Sequence[float]], ends: Sequence[int]) -> list[list[float]]:

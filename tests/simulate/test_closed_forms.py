@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparsepipe.cluster import Link
-from sparsepipe.errors import ScheduleError
+from sparsepipe.errors import PlanError, ScheduleError
 from sparsepipe.schedule import Plan, asynchronous, gpipe, naive, one_f_one_b, timeline, unit_times
 from sparsepipe.simulate.links import RENDEZVOUS
 from sparsepipe.simulate.network import Network
@@ -92,6 +92,25 @@ def test_on_a_slow_link_the_minibatches_in_flight_are_the_limit() -> None:
     assert pace(workload, 1000, slow).minibatch_s == pytest.approx(way_s / 2, rel=1e-9)
 
 
+def test_a_run_ends_with_its_last_action() -> None:
+    """Whatever was foreseen: a message that gets the link to itself comes sooner than it seemed.
+
+    Rank 1's message begins at 5 s beside rank 0's, of whose 100 bytes 60 are left: these come at
+    17 s. Rank 1's would have come at 25 s then, and comes at 21 s.
+    """
+    plan = plan_of("2-1")
+    costs = (
+        StageCosts(forward_s=(1.0, 5.0), backward_s=(0.5, 0.5), output_bytes=100.0),
+        StageCosts(forward_s=(0.5,), backward_s=(0.5,)),
+    )
+    setting = Setting(network=Network.flat(3, Link(bytes_per_s=10.0)))
+    record = simulate(asynchronous(plan, 2), Workload(plan=plan, stages=costs), setting)
+    came_s = [sent.end_s for sent in record.transfers if sent.cargo == "activation"]
+    assert came_s == pytest.approx([17.0, 21.0], rel=EXACT)
+    assert record.end_s == pytest.approx(21.0 + 0.5 + 0.5 + 0.5, rel=EXACT)
+    assert record.end_s == max(span.end for span in record.spans)
+
+
 def test_a_rendezvous_holds_the_sender_until_its_message_has_come() -> None:
     plan = plan_of("1-1")
     workload = Workload.uniform(plan, output_bytes=100.0)
@@ -146,6 +165,49 @@ def test_sums_in_buckets_overlap_with_the_backward() -> None:
     assert apart.minibatch_s == pytest.approx((3.0 + 0.6) / 2, rel=1e-9)
     at_once = pace(workload, 40, Setting(network=network, algorithm="ring", bucket_bytes=1.0))
     assert at_once.minibatch_s == pytest.approx((3.0 + 0.1) / 2, rel=1e-9)
+
+
+@pytest.mark.parametrize("layers_bytes", [(), (0.0, 0.0)])
+def test_replicas_without_parameters_meet_all_the_same(layers_bytes: tuple[float, ...]) -> None:
+    """Whether sums are to overlap or not: rank 0 waits for rank 1, which takes 5 s."""
+    plan = plan_of("2")
+    costs = StageCosts(
+        forward_s=(1.0, 1.0),
+        backward_s=(2.0, 4.0),
+        layers_backward_s=((1.0, 1.0), (1.0, 3.0)) if layers_bytes else (),
+        layers_parameter_bytes=layers_bytes,
+    )
+    workload = Workload(plan=plan, stages=(costs,))
+    network = Network.flat(2, Link(bytes_per_s=10.0))
+    for bucket_bytes in (None, 1.0):
+        setting = Setting(network=network, bucket_bytes=bucket_bytes)
+        found = pace(workload, 40, setting)
+        assert found.minibatch_s == pytest.approx(5.0 / 2, rel=EXACT)
+        assert found.total_s == pytest.approx(20 * 5.0, rel=EXACT)
+
+
+@pytest.mark.parametrize(
+    ("known", "message"),
+    [
+        ({}, r"bytes are given of 0 layers, seconds of \[\]"),
+        ({"layers_parameter_bytes": (50.0, 30.0)}, "of 2 layers, seconds of"),
+        ({"layers_backward_s": ((1.0, 1.0),) * 2}, "of 0 layers, seconds of"),
+        (
+            {
+                "layers_parameter_bytes": (50.0, 10.0),
+                "layers_backward_s": ((1.0, 1.0),) * 2,
+            },
+            "have 60 bytes of parameters, the stage 80",
+        ),
+    ],
+)
+def test_sums_in_buckets_need_the_layers(known: dict[str, object], message: str) -> None:
+    costs = StageCosts(forward_s=(1.0,) * 2, backward_s=(2.0,) * 2, parameter_bytes=80.0, **known)  # type: ignore[arg-type]
+    workload = Workload(plan=plan_of("2"), stages=(costs,))
+    setting = Setting(network=Network.flat(2), bucket_bytes=1.0)
+    with pytest.raises(PlanError, match=message) as caught:
+        pace(workload, 40, setting)
+    assert "bucket_bytes, for sums after the backward" in caught.value.remedy
 
 
 @pytest.mark.parametrize("config", ["1-1", "2-1", "1-3-1", "3-2-1"])

@@ -1,18 +1,17 @@
-"""When a run is said to repeat itself, and that it then does."""
+"""When a run is said to repeat itself."""
 
 from __future__ import annotations
-
-import random
 
 import pytest
 
 from sparsepipe.cluster import Link
-from sparsepipe.schedule import Intake, Plan, asynchronous
+from sparsepipe.schedule import Intake
+from sparsepipe.simulate.events import Events
+from sparsepipe.simulate.flows import Flows
 from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.run import Setting, simulate
 from sparsepipe.simulate.standing import Lookout, Standing, cycle_of
-from sparsepipe.simulate.steady import pace
-from sparsepipe.simulate.workload import StageCosts, Workload
+from sparsepipe.simulate.sums import Sums
+from sparsepipe.simulate.workload import StageCosts
 
 
 @pytest.mark.parametrize(
@@ -70,35 +69,27 @@ def test_what_ends_at_another_time_is_no_cycle() -> None:
     assert not seen(6, "elsewhere", time_s=3.0).repeats(first)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_any_long_run_ends_when_it_is_foretold(seed: int) -> None:
-    """Unlike devices and stages on two hosts, against a simulation of every minibatch."""
-    draw = random.Random(seed)
-    replicas = [draw.choice([1, 1, 2, 3]) for _ in range(draw.randint(1, 4))]
-    config, stages = "-".join(map(str, replicas)), len(replicas)
-    plan = Plan.of(config=config, cuts=range(1, stages), num_layers=stages)
-    costs = tuple(
-        StageCosts(
-            forward_s=tuple(draw.uniform(0.5, 2.0) for _ in range(count)),
-            backward_s=tuple(draw.uniform(1.0, 4.0) for _ in range(count)),
-            update_s=draw.choice([0.0, 0.3]),
-            copy_s=draw.choice([0.0, 0.2]),
-            output_bytes=draw.uniform(0.0, 60.0),
-            gradient_bytes=draw.uniform(0.0, 60.0),
-            parameter_bytes=draw.uniform(0.0, 80.0),
-        )
-        for count in replicas
+def test_the_phases_of_a_sum_are_told_apart() -> None:
+    """Each to each: in both phases the same legs move, and take as long."""
+    events, network = Events(), Network.flat(2, Link(bytes_per_s=10.0))
+    sums = Sums(
+        events,
+        Flows(events, network.bytes_per_s),
+        network,
+        StageCosts(forward_s=(1.0, 1.0), backward_s=(2.0, 2.0), parameter_bytes=80.0),
+        range(2),
+        algorithm="direct",
+        bucket_bytes=None,
+        summed=lambda *_: None,
+        wake=lambda _: None,
     )
-    inside = Link(bytes_per_s=200.0)
-    network = Network(
-        hosts=tuple(draw.choice([0, 1]) for _ in range(plan.num_ranks)),
-        inside=(inside, inside),
-        between=Link(bytes_per_s=draw.choice([30.0, 90.0]), latency_s=0.05),
-    )
-    setting = Setting(network=network, algorithm=draw.choice(["ring", "direct"]))
-    workload = Workload(plan=plan, stages=costs)
-    minibatches = draw.randint(390, 410)
-    foretold = pace(workload, minibatches, setting)
-    whole = simulate(asynchronous(plan, minibatches), workload, setting)
-    assert foretold.minibatches == whole.minibatches == minibatches
-    assert foretold.total_s == pytest.approx(whole.end_s, rel=1e-9)
+    found: list[tuple[object, list[float]]] = []
+    for time_s in (1.0, 5.0):
+        events.at(time_s, lambda _: found.append(sums.standing(0)), None)
+    for rank in range(2):
+        sums.reached(rank, 0)
+    events.run()
+    (first, first_s), (second, second_s) = found
+    assert first_s == [4.0, 4.0]
+    assert second_s == [8.0, 8.0]
+    assert first != second
