@@ -35,14 +35,12 @@ def plan_and_pace(outputs: Path, *overrides: str) -> tuple[list[object], float]:
     return stages, float(json.loads(done.result.read_text())["minibatch_s"])
 
 
-@pytest.mark.parametrize("search", ["exact", "hete_mp"])
-def test_a_plan_is_searched_for_the_link_that_is_simulated(tmp_path: Path, search: str) -> None:
+def test_a_plan_is_searched_for_the_link_that_is_simulated(tmp_path: Path) -> None:
     """As it is for an inventory that has such a link."""
-    slow = plan_and_pace(tmp_path, f"parallel={search}", "task.link_bytes_per_s=10e6")
-    assert slow == plan_and_pace(
-        tmp_path, f"parallel={search}", "hardware.value.link.bytes_per_s=10e6"
-    )
-    fast, _ = plan_and_pace(tmp_path, f"parallel={search}", "task.link_bytes_per_s=10e9")
+    slow = plan_and_pace(tmp_path, "parallel=exact", "task.link_bytes_per_s=10e6")
+    same = plan_and_pace(tmp_path, "parallel=exact", "hardware.value.link.bytes_per_s=10e6")
+    assert slow == same
+    fast, _ = plan_and_pace(tmp_path, "parallel=exact", "task.link_bytes_per_s=10e9")
     assert slow[0] != fast
 
 
@@ -54,16 +52,23 @@ def test_a_bandwidth_of_the_search_comes_before_the_link(tmp_path: Path) -> None
     assert fast_s < slow_s
 
 
-@pytest.mark.parametrize(
-    "setting",
-    ["bandwidth_bytes_per_s=60e6", "cost_model=eq4", "reserved_bytes=1e9", "search=exhaustive"],
-)
-def test_what_searches_nothing_has_no_settings_of_searches(tmp_path: Path, setting: str) -> None:
-    for parallel in ("parallel=dp", "parallel=paper_mp"):
-        base = identity(tmp_path, parallel)
-        assert identity(tmp_path, parallel, f"parallel.search.{setting}") == base
-    searched = identity(tmp_path, "parallel=hete_mp")
-    assert identity(tmp_path, "parallel=hete_mp", f"parallel.search.{setting}") != searched
+@pytest.mark.parametrize("parallel", ["dp", "paper_mp"])
+def test_what_searches_nothing_has_no_settings_of_searches(tmp_path: Path, parallel: str) -> None:
+    settings = ("bandwidth_bytes_per_s=60e6", "cost_model=eq4", "reserved_bytes=1e9", "search=mp")
+    chosen = [f"parallel.search.{setting}" for setting in settings]
+    assert identity(tmp_path, f"parallel={parallel}", *chosen) == identity(
+        tmp_path, f"parallel={parallel}"
+    )
+
+
+def test_what_searches_has_them(tmp_path: Path) -> None:
+    settings = ("grace_s=7", "search.bandwidth_bytes_per_s=60e6", "search.reserved_bytes=1e9")
+    base, same, *others = (
+        identity(tmp_path, "parallel=hete_mp", *more)
+        for more in ([], *([f"parallel.{setting}"] for setting in settings))
+    )
+    assert same == base
+    assert len({base, *others}) == 3
 
 
 def test_memory_of_data_parallelism_leaves_the_settings_of_searches_alone(tmp_path: Path) -> None:
