@@ -208,7 +208,7 @@ class Engine:
         for stage, sums in enumerate(self._sums):
             if sums is not None:
                 first = number if self._is_split else number // self._plan.replicas(stage)
-                place, due_s = sums.standing(first)
+                place, due_s = sums.standing(first, soon_s)
                 places.append((stage, place))
                 ends_s += due_s
         since_s = tuple(end_s - time_s for end_s in ends_s)

@@ -24,13 +24,16 @@ class Flow:
         ports: that it runs through; none: it takes no time.
         num_bytes: of each message.
         alone_s: seconds that a message takes which shares no port.
-        done: called when its last byte has come; None: nobody is told, ``end_s`` says it.
-        retimed: called whenever that becomes another; None: nobody is told.
+        done: called when the last byte of a message has come; None: nobody is.
+        retimed: called when it becomes known that this will be at another time; None: nobody is.
+        is_foreseen: nobody is told of the end of a message that shares no port.
 
     Attributes:
         end_s: when the message's last byte comes or came, as far as is known; infinite while that
             is not.
-        is_done: whether somebody was told so.
+        has_event: whether that is an event.
+        is_done: whether this has happened.
+        is_shared: whether the message shares a port, or has done so.
     """
 
     __slots__ = (
@@ -39,6 +42,7 @@ class Flow:
         "end_s",
         "has_event",
         "is_done",
+        "is_foreseen",
         "is_shared",
         "left_bytes",
         "num_bytes",
@@ -56,9 +60,10 @@ class Flow:
         alone_s: float = 0.0,
         done: Told | None = None,
         retimed: Told | None = None,
+        is_foreseen: bool = False,
     ) -> None:
         self.ports, self.num_bytes, self.alone_s = ports, num_bytes, alone_s
-        self.done, self.retimed = done, retimed
+        self.done, self.retimed, self.is_foreseen = done, retimed, is_foreseen
         self.end_s = self.since_s = 0.0
         self.left_bytes = num_bytes  # since then; where it shares ports, as what follows
         self.rate = 0.0
@@ -71,8 +76,8 @@ class Flows:
 
     Rates change when all that begins and ends at one time has done so: a sum over a thousand
     ranks begins and ends thousands of messages at once. The end of a message that shares no port
-    is no event where nobody wants to be told: it is known from the beginning, and concerns no
-    other message.
+    concerns no other message, and is known from the beginning: so it is no event where it is
+    foreseen by whoever it concerns.
 
     Args:
         events: in which ends happen.
@@ -94,12 +99,22 @@ class Flows:
         *,
         done: Told | None = None,
         retimed: Told | None = None,
+        is_foreseen: bool = False,
     ) -> Flow:
         """A way on which messages can be sent; see :class:`Flow`."""
-        if not ports or num_bytes <= 0:
-            return Flow((), num_bytes, done=done, retimed=retimed)
-        alone_s = num_bytes / min(self._speeds[port] for port in ports)
-        return Flow(ports, num_bytes, alone_s=alone_s, done=done, retimed=retimed)
+        alone_s = 0.0
+        if num_bytes <= 0:
+            ports = ()
+        elif ports:
+            alone_s = num_bytes / min(self._speeds[port] for port in ports)
+        return Flow(
+            ports,
+            num_bytes,
+            alone_s=alone_s,
+            done=done,
+            retimed=retimed,
+            is_foreseen=is_foreseen,
+        )
 
     def start(self, flow: Flow) -> None:
         """Sends a message, after the last one on that way has come."""
@@ -112,7 +127,7 @@ class Flows:
         for port in flow.ports:
             self._alone[port] = flow
         flow.end_s = now_s + flow.alone_s
-        if flow.done is not None:
+        if not flow.is_foreseen:
             self._tell(flow)
 
     def _join(self, flow: Flow) -> None:

@@ -62,7 +62,7 @@ class ForeseenLine:
         settle: Callable[[float], None],
     ) -> None:
         self._events, self._flows = events, flows
-        self._flow = flows.way(ports, num_bytes, retimed=self._retimed)
+        self._flow = flows.way(ports, num_bytes, retimed=self._retimed, is_foreseen=True)
         self._latency_s, self._wake, self._settle = latency_s, wake, settle
         self._waiting: deque[Part] = deque()
         self._moving: Part | None = None  # the last one that left, until the next one does

@@ -115,7 +115,8 @@ class Sums:
         self._due_s = 0.0  # when the latency is over
 
     def _ways(self, legs: Sequence[Leg]) -> list[Flow]:
-        return [self._flows.way(leg.ports, leg.num_bytes, done=self._moved) for leg in legs]
+        way, done = self._flows.way, self._moved
+        return [way(leg.ports, leg.num_bytes, done=done, is_foreseen=True) for leg in legs]
 
     def backward_begins(self, rank: int, minibatch: int) -> None:
         """A replica begins a backward: its gradients will come one after another."""
@@ -159,13 +160,23 @@ class Sums:
             self._due_s = self._events.now_s + self._latencies_s[self._part]
             self._events.at(self._due_s, self._done, None)
             return
-        self._left = len(phases[self._phase])
-        for leg in phases[self._phase]:
+        legs = phases[self._phase]
+        self._left = len(legs)
+        for leg in legs:
             self._flows.start(leg)
+        # Sharing makes none of them faster, so that this is not too late for those that come to it.
+        alone_s = max((leg.end_s for leg in legs if not leg.is_shared), default=None)
+        if alone_s is not None:
+            self._events.at(alone_s, self._moved_alone, legs)
 
-    def _moved(self) -> None:
-        self._left -= 1
-        if not self._left:
+    def _moved_alone(self, legs: Sequence[Flow]) -> None:
+        """All legs of a phase that never shared a port are through."""
+        now_s = self._events.now_s
+        self._moved(sum(leg.end_s <= now_s and not leg.has_event for leg in legs))
+
+    def _moved(self, number: int = 1) -> None:
+        self._left -= number
+        if number and not self._left:
             self._phase += 1
             self._move()
 
@@ -180,13 +191,14 @@ class Sums:
                 self._wake(rank)
         self._begin()
 
-    def standing(self, first: int) -> tuple[tuple[object, ...], list[float]]:
+    def standing(self, first: int, soon_s: float) -> tuple[tuple[object, ...], list[float]]:
         """Who has come to which sum, and when what moves will have come.
 
         When gradients come of a backward under way is no part of it: that one's end says all.
 
         Args:
             first: the round from which others are counted.
+            soon_s: what is through by then is taken to be through.
         """
         coming = tuple(
             (number - first, tuple(sorted(each.ranks)))
@@ -198,7 +210,7 @@ class Sums:
         phases = self._legs[self._part]
         if self._phase == len(phases):
             return (*place, self._phase), [self._due_s]
-        legs = [(k, leg) for k, leg in enumerate(phases[self._phase]) if not leg.is_done]
+        legs = [(k, leg) for k, leg in enumerate(phases[self._phase]) if leg.end_s > soon_s]
         under_way = tuple(k for k, _ in legs)
         return (*place, self._phase, under_way), [leg.end_s for _, leg in legs]
 
