@@ -1,7 +1,7 @@
 """The lines in which messages wait between two ranks, one for each direction's cargo.
 
-Here all that happens to a message is an event, as it must be where senders and receivers wait for
-room, or somebody writes down what happens. Else :mod:`.foresight` has less to do.
+Here each thing that happens to a message is an event. That is needed where messages wait for room
+and where a run is recorded; other runs do with fewer events (:mod:`.foresight`).
 """
 
 from __future__ import annotations
