@@ -4,8 +4,9 @@ Synthetic layers on four types of devices, 10,000 minibatches, on 8 to 1,024 dev
 parallelism; a stage for each type, as HETE-MP would have it; stages whose numbers of replicas have
 no common measure, so that a run hardly repeats itself; stages of eight; and a stage for each
 device. *Simulated* are the minibatches of the run until it repeats itself and drains; what is left
-follows from these. With --whole every run is simulated to its end beside that, and must end at the
-same time.
+follows from these. Data parallelism sums in a ring, in buckets while the backward runs; replicas of
+a stage sum after it in the order of their ranks, as ``task=simulate`` has it by default. With --whole
+every run is simulated to its end beside that, and must end at the same time.
 
     python benchmarks/simulate.py [--devices 8 64 ...] [--minibatches 10000] [--whole] [--task]
 
@@ -74,12 +75,12 @@ class Case:
     profiles: dict[str, Profile]
 
     def simulation(self) -> Simulation:
-        """Data parallelism sums in a ring, meanwhile; replicas of a stage each to each."""
+        """Of the plan; see the head of the file."""
         devices = [device for stage in self.plan.stages for device in stage.devices]
         is_dp = self.plan.num_stages == 1
         setting = Setting(
             network=Network.of(self.inventory, devices),
-            algorithm="ring" if is_dp else "direct",
+            algorithm="ring" if is_dp else "ordered",
             bucket_bytes=BUCKET_BYTES if is_dp else None,
         )
         return Simulation.of(Workload.of(self.plan, self.profiles), setting)

@@ -7,10 +7,17 @@ one backward (PipeDream, section 3.2), and updates its weights after every backw
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
-from sparsepipe.schedule.actions import Action, Schedule
+from sparsepipe.schedule.actions import Action, Kind, Schedule
 from sparsepipe.schedule.intake import Intake
 from sparsepipe.schedule.plan import Plan
+
+
+@lru_cache(maxsize=2**14)
+def _action(kind: Kind, number: int) -> Action:
+    """One object for all ranks: thousands of them come to the same."""
+    return Action(kind, number)
 
 
 class RankOrder:
@@ -70,14 +77,15 @@ class RankOrder:
 
         The generator must be run to its end before the next is asked for.
         """
-        for minibatch in range(self._come, self._come + count):
-            self._come += 1
-            if minibatch % self._replicas != self._replica:
-                continue
-            yield Action("F", minibatch)
+        end = self._come + count
+        first = self._come + (self._replica - self._come) % self._replicas
+        for minibatch in range(first, end, self._replicas):
+            self._come = minibatch + 1
+            yield _action("F", minibatch)
             self._forwards += 1
             if self._forwards > self._warmup:
                 yield from self._finish_round()
+        self._come = end
 
     def drain(self) -> Iterator[Action]:
         """What is left to do when no more minibatches come; then all begins anew.
@@ -92,8 +100,8 @@ class RankOrder:
         """The backward of this rank's oldest minibatch, if it has one left, and its update."""
         minibatch = self._updates * self._replicas + self._replica
         if minibatch < self._come:
-            yield Action("B", minibatch)
-        yield Action("U", self._updates)
+            yield _action("B", minibatch)
+        yield _action("U", self._updates)
         self._updates += 1
 
 

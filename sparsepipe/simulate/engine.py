@@ -3,30 +3,33 @@
 What the pipeline's worker does, on costs: a rank takes its actions in order; a forward waits for
 the activation, a backward for the gradient, an update for the sum over the replicas; messages and
 sums are on their way while ranks compute, on links that they share. A gradient goes upstream
-before the replicas meet. An update copies weights first where a minibatch in flight needs them.
+before the replicas meet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 
 from sparsepipe.errors import ScheduleError
-from sparsepipe.schedule import Action, Span
+from sparsepipe.schedule import Action
 from sparsepipe.simulate.events import Events
 from sparsepipe.simulate.flows import Flows
-from sparsepipe.simulate.lines import Line, Part
 from sparsepipe.simulate.links import Algorithm, Sends
+from sparsepipe.simulate.messages import Messages
 from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.record import Cargo, Record, Reduction, Transfer
+from sparsepipe.simulate.ranks import Rank
+from sparsepipe.simulate.record import Record, Reduction
 from sparsepipe.simulate.standing import EQUAL, Lookout, Standing
-from sparsepipe.simulate.stash import Stash
+from sparsepipe.simulate.stash import stash_of
 from sparsepipe.simulate.sums import Sums
 from sparsepipe.simulate.workload import Workload
 
 
 class Engine:
     """One run.
+
+    Ranks look ahead where senders wait for no room, sums follow the backward, and nobody writes
+    down what happens.
 
     Args:
         workload: the plan, and what it costs.
@@ -38,6 +41,9 @@ class Engine:
             (DDP's buckets); None: with the update, in one part.
         keep: whether spans, transfers and reductions are recorded.
         lookout: is told where the run stands, when it wants to know.
+
+    Raises:
+        PlanError: sums overlap with the backward, and the costs of layers are not known.
     """
 
     def __init__(
@@ -52,55 +58,89 @@ class Engine:
         keep: bool,
         lookout: Lookout | None = None,
     ) -> None:
-        plan = workload.plan
+        plan = self._plan = workload.plan
+        self._workload, self._network = workload, network
         self._keep, self._lookout = keep, lookout
+        self.record = Record(plan=plan, minibatches=0)
         self._events = Events()
         self._flows = Flows(self._events, network.bytes_per_s)
-        self._network, self._workload, self._sends = network, workload, sends
-        self._waits_to_send = sends.outbox is not None
-        self._sums_early = bucket_bytes is not None
-        self._ranks_of = [plan.ranks_of(stage) for stage in range(plan.num_stages)]
-        self._stages = [stage for stage, ranks in enumerate(self._ranks_of) for _ in ranks]
-        costs = workload.stages
-        self._seconds = {
-            "F": [seconds for stage in costs for seconds in stage.forward_s],
-            "B": [seconds for stage in costs for seconds in stage.backward_s],
-            "U": [
-                stage.update_s
-                for stage, own in zip(costs, self._ranks_of, strict=True)
-                for _ in own
-            ],
-        }
-        self._copy_s = [costs[stage].copy_s for stage in self._stages]
-        self._stashes = [Stash() for _ in self._stages]
-        self._todo = [iter(each) for each in actions]
-        self._next = [next(each, None) for each in self._todo]
-        self._is_split = any(a is not None and a.microbatch is not None for a in self._next)
-        self._ends_s: list[float | None] = [None] * plan.num_ranks  # of those that compute
-        # By sender or receiver: the line of a cargo to or from a replica of another stage.
-        self._puts: list[dict[int, Line]] = [{} for _ in range(plan.num_ranks)]
-        self._takes: list[dict[int, Line]] = [{} for _ in range(plan.num_ranks)]
-        self._lines: dict[tuple[Cargo, int, int], Line] = {}
-        self._sending: list[Line | None] = [None] * plan.num_ranks  # on which each sent last
-        self._seen = 0, 0.0  # the last update of the first rank: its first minibatch, and when
-        self.record = Record(plan=plan, minibatches=0, busy_s=[0.0] * plan.num_ranks)
-        self._spans: list[list[Span]] = [[] for _ in range(plan.num_ranks)]
+        may_look_ahead = sends.outbox is None and sends.inbox != 0
+        self._looks_ahead = may_look_ahead and bucket_bytes is None and not keep
         self._sums = [
-            Sums(
-                self._events,
-                self._flows,
-                network,
-                costs[stage],
-                ranks,
-                algorithm=algorithm,
-                bucket_bytes=bucket_bytes,
-                summed=lambda number, part, start_s, size, stage=stage: self._summed(  # type: ignore[misc]
-                    Reduction(stage, number, part, start_s, self._events.now_s, size)
-                ),
-                wake=self._go_on,
-            )
-            for stage, ranks in enumerate(self._ranks_of)
+            self._sums_of(stage, algorithm, bucket_bytes) for stage in range(plan.num_stages)
         ]
+        self._messages, self._ranks = self._lined_up(actions, sends)
+        first = [rank.action for rank in self._ranks]
+        self._is_split = any(a is not None and a.microbatch is not None for a in first)
+        self._seen = 0, 0.0  # the last update of the first rank: its first minibatch, and when
+
+    def _sums_of(
+        self, stage: int, algorithm: Algorithm, bucket_bytes: float | None
+    ) -> Sums | None:
+        """None: there is nothing to sum, and nobody waits for anybody, as in training."""
+        ranks, costs = self._plan.ranks_of(stage), self._workload.stages[stage]
+        if len(ranks) == 1 or not costs.parameter_bytes:
+            return None
+
+        def summed(number: int, part: int, start_s: float, size: float) -> None:
+            if self._keep:
+                now_s = self._events.now_s
+                self.record.reductions.append(Reduction(stage, number, part, start_s, now_s, size))
+
+        return Sums(
+            self._events,
+            self._flows,
+            self._network,
+            costs,
+            ranks,
+            algorithm=algorithm,
+            bucket_bytes=bucket_bytes,
+            summed=summed,
+            wake=lambda rank: self._ranks[rank].go_on(),
+        )
+
+    def _lined_up(
+        self, actions: Sequence[Iterable[Action]], sends: Sends
+    ) -> tuple[Messages, list[Rank]]:
+        """The ranks, and the lines between them: either knows the other."""
+        wakes: list[Callable[[], None]] = []
+        settles: list[Callable[[float], None]] = []
+        messages = Messages(
+            self._workload,
+            self._network,
+            sends,
+            self._events,
+            self._flows,
+            transfers=self.record.transfers if self._keep else None,
+            wakes=wakes,
+            settles=settles if self._looks_ahead else None,
+        )
+        ranks = [self._rank(number, each, messages) for number, each in enumerate(actions)]
+        wakes += [rank.go_on for rank in ranks]
+        settles += [rank.settle for rank in ranks]
+        return messages, ranks
+
+    def _rank(self, number: int, actions: Iterable[Action], messages: Messages) -> Rank:
+        stage, replica = self._plan.stage_of(number), self._plan.replica_of(number)
+        costs = self._workload.stages[stage]
+        return Rank(
+            self._events,
+            number,
+            actions,
+            seconds={
+                "F": costs.forward_s[replica],
+                "B": costs.backward_s[replica],
+                "U": costs.update_s,
+            },
+            copy_s=costs.copy_s,
+            stash=stash_of(self._workload, number) if costs.copy_s else None,
+            messages=messages,
+            sums=self._sums[stage],
+            looks_ahead=self._looks_ahead,
+            keep=self._keep,
+            updates=self._updates if number == 0 and self._lookout is not None else None,
+            returned=self._returned,
+        )
 
     def run(self) -> Record:
         """Lets everything happen.
@@ -108,106 +148,23 @@ class Engine:
         Raises:
             ScheduleError: ranks wait for one another for ever.
         """
-        for rank in range(len(self._todo)):
-            self._go_on(rank)
+        for rank in self._ranks:
+            rank.go_on()
         self._events.run()
         if stuck := [
-            f"rank {rank} at {action}"
-            for rank, action in enumerate(self._next)
-            if action is not None
+            f"rank {number} at {rank.action}"
+            for number, rank in enumerate(self._ranks)
+            if rank.action is not None
         ]:
             raise ScheduleError(
                 f"deadlock: {'; '.join(stuck[:8])} would wait for ever",
                 remedy="let lines hold more messages (outbox, inbox), or choose another schedule",
             )
-        self.record.spans = [span for spans in self._spans for span in spans]
+        # Since when all have nothing left to do; the queue's last call may have been void.
+        self.record.end_s = max(rank.free_s for rank in self._ranks)
+        self.record.busy_s = [rank.busy_s for rank in self._ranks]
+        self.record.spans = [span for rank in self._ranks for span in rank.spans]
         return self.record
-
-    def _go_on(self, rank: int) -> None:
-        """Begins the next action of a rank, if it is free and has what that needs."""
-        action = self._next[rank]
-        if action is None or self._ends_s[rank] is not None:
-            return
-        if self._waits_to_send and self._is_held_up(rank):
-            return
-        kind = action.kind
-        if kind == "U":
-            has_input = self._sums[self._stages[rank]].reached(rank, action.number)
-        else:
-            has_input = self._has_message(rank, action)
-        if not has_input:
-            return
-        now_s, seconds = self._events.now_s, self._seconds[kind][rank]
-        if kind == "U" and self._stashes[rank].in_use:
-            seconds += self._copy_s[rank]
-        if kind == "U" and not seconds:
-            self._done(rank, action, now_s)
-            self._go_on(rank)
-            return
-        if self._sums_early and kind == "B":
-            self._sums[self._stages[rank]].backward_begins(rank, action.number)
-        self._ends_s[rank] = end_s = now_s + seconds
-        self._events.at(end_s, self._end, (rank, action, now_s))
-
-    def _has_message(self, rank: int, action: Action) -> bool:
-        """Whether what an action needs is there; if not, the rank is woken later."""
-        forward = action.kind == "F"
-        source = self._stages[rank] + (-1 if forward else 1)
-        if not 0 <= source < len(self._ranks_of):
-            return True
-        number, microbatch = action.number, action.microbatch
-        ranks = self._ranks_of[source]
-        replica = (number if microbatch is None else microbatch) % len(ranks)
-        line = self._takes[rank].get(2 * replica + forward)
-        if line is None:
-            line = self._line("activation" if forward else "gradient", ranks[replica], rank)
-        return line.take((number, microbatch))
-
-    def _is_held_up(self, rank: int) -> bool:
-        """Whether what a rank has sent must go on its way before it does anything else."""
-        line = self._sending[rank]
-        return line is not None and line.is_full
-
-    def _end(self, what: tuple[int, Action, float]) -> None:
-        rank, action, start_s = what
-        self._ends_s[rank] = None
-        self.record.busy_s[rank] += self._events.now_s - start_s
-        self._done(rank, action, start_s)
-        if action.kind != "U":
-            self._send(rank, action)
-        self._go_on(rank)
-
-    def _done(self, rank: int, action: Action, start_s: float) -> None:
-        """Notes an action that is over, and which one comes next."""
-        if self._copy_s[rank]:
-            self._stashes[rank].see(action)
-        # Of all actions the last to be noted ends the run; the queue's last call may be void.
-        self.record.end_s = self._events.now_s
-        if self._keep:
-            self._spans[rank].append(Span(rank, action, start_s, self._events.now_s))
-        if rank == 0 and action.kind == "U" and self._lookout is not None:
-            now_s, number = self._events.now_s, self._turn(rank, action)
-            if self._lookout.wants(number, now_s):
-                self._seen = number, now_s
-                self._events.before_time_goes_on(self._look)
-        self._next[rank] = next(self._todo[rank], None)
-
-    def _send(self, rank: int, action: Action) -> None:
-        """Hands on what a forward or a backward has made."""
-        forward = action.kind == "F"
-        target = self._stages[rank] + (1 if forward else -1)
-        if not 0 <= target < len(self._ranks_of):
-            if not forward:
-                self._returned(action.number)
-            return
-        number, microbatch = action.number, action.microbatch
-        ranks = self._ranks_of[target]
-        replica = (number if microbatch is None else microbatch) % len(ranks)
-        line = self._puts[rank].get(2 * replica + forward)
-        if line is None:
-            line = self._line("activation" if forward else "gradient", rank, ranks[replica])
-        self._sending[rank] = line
-        line.put((number, microbatch))
 
     def _returned(self, minibatch: int) -> None:
         returns_s = self.record.returns_s
@@ -215,70 +172,58 @@ class Engine:
         returns_s[minibatch] = self._events.now_s
         self.record.minibatches = len(returns_s)
 
-    def _line(self, cargo: Cargo, source: int, target: int) -> Line:
-        """Makes a line when its first message is sent or waited for."""
-        first, forward = min(self._stages[source], self._stages[target]), cargo == "activation"
-        costs = self._workload.stages[first]
-        size = costs.output_bytes if forward else costs.gradient_bytes
-
-        def arrived(part: Part, start_s: float, end_s: float) -> None:
-            moved = Transfer(cargo, source, target, *part, start_s, end_s, size)
-            self.record.transfers.append(moved)
-
-        line = Line(
-            self._events,
-            self._flows,
-            self._sends,
-            ports=self._network.ports(source, target),
-            latency_s=self._network.latency_s(source, target),
-            num_bytes=size,
-            arrived=arrived if self._keep else None,
-            wake_source=partial(self._go_on, source),
-            wake_target=partial(self._go_on, target),
-        )
-        self._lines[cargo, source, target] = line
-        here, there = (self._ranks_of[self._stages[rank]].start for rank in (source, target))
-        self._puts[source][2 * (target - there) + forward] = line
-        self._takes[target][2 * (source - here) + forward] = line
-        return line
-
-    def _summed(self, reduction: Reduction) -> None:
-        if self._keep:
-            self.record.reductions.append(reduction)
+    def _updates(self, action: Action) -> None:
+        """Asks the lookout, when the first rank begins an update, whether it wants to know more."""
+        assert self._lookout is not None
+        number, now_s = self._turn(0, action), self._events.now_s
+        if self._lookout.wants(number, now_s):
+            self._seen = number, now_s
+            self._events.before_time_goes_on(self._look)
 
     def _look(self) -> None:
         """Tells the lookout where the run stands, once nothing else is about to happen."""
         assert self._lookout is not None
         number, time_s = self._seen
-        if self._events.next_s - self._events.now_s <= EQUAL * time_s / (number + 1):
+        self._flows.settle()
+        soon_s = self._events.now_s + EQUAL * time_s / (number + 1)
+        if self._events.next_s <= soon_s:
             self._events.before_time_goes_on(self._look)
             return
-        self._flows.settle()
-        self._lookout.sees(self._standing(number, time_s))
+        self._lookout.sees(self._standing(number, time_s, soon_s))
 
-    def _standing(self, number: int, time_s: float) -> Standing:
+    def _standing(self, number: int, time_s: float, soon_s: float) -> Standing:
+        """Where the run stands.
+
+        Args:
+            number: of the minibatch from which others are counted.
+            time_s: from which times are counted.
+            soon_s: what is over by then is taken to be over.
+        """
         places: list[object] = []
         ends_s: list[float] = []
-        for rank, action in enumerate(self._next):
-            end_s = self._ends_s[rank]
+        for rank, each in enumerate(self._ranks):
+            action, end_s, updates = each.action, each.end_s, each.free_s > soon_s
             turn = None if action is None else self._turn(rank, action) - number
             part = None if action is None else (action.kind, action.microbatch)
-            places.append((turn, part, end_s is None, self._is_held_up(rank)))
+            places.append((turn, part, updates, end_s is None, each.is_held_up, each.keeps))
+            ends_s += [each.free_s] if updates else []
             ends_s += [] if end_s is None else [end_s]
-        for key in sorted(self._lines):
-            if (stands := self._lines[key].standing(number)) is not None:
+        for key, stands in self._messages.standings(number, soon_s):
+            if stands is not None:
                 places.append((key, stands[0]))
                 ends_s += [] if stands[1] is None else [stands[1]]
         for stage, sums in enumerate(self._sums):
-            first = number if self._is_split else number // len(self._ranks_of[stage])
-            place, due_s = sums.standing(first)
-            places.append((stage, place))
-            ends_s += due_s
+            if sums is not None:
+                first = number if self._is_split else number // self._plan.replicas(stage)
+                place, due_s = sums.standing(first, soon_s)
+                places.append((stage, place))
+                ends_s += due_s
         since_s = tuple(end_s - time_s for end_s in ends_s)
-        return Standing(number, time_s, tuple(places), since_s, tuple(self.record.busy_s))
+        busy_s = tuple(rank.busy_s for rank in self._ranks)
+        return Standing(number, time_s, tuple(places), since_s, busy_s)
 
     def _turn(self, rank: int, action: Action) -> int:
         """The minibatch of an action; of an update the first of its minibatches."""
         if action.kind != "U" or self._is_split:
             return action.number
-        return action.number * len(self._ranks_of[self._stages[rank]])
+        return action.number * self._plan.replicas(self._plan.stage_of(rank))

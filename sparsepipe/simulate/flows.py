@@ -14,68 +14,136 @@ from typing import TypeAlias
 
 from sparsepipe.simulate.events import Events
 
-Done: TypeAlias = Callable[[], None]
+Told: TypeAlias = Callable[[], None]
 
 
 class Flow:
-    """A message under way: what is left of it, and since when it goes at what rate.
+    """A way that messages of one size go, one at a time; and the message under way.
+
+    Args:
+        ports: that it runs through; none: it takes no time.
+        num_bytes: of each message.
+        alone_s: seconds that a message takes which shares no port.
+        done: called when the last byte of a message has come; None: nobody is.
+        retimed: called when it becomes known that this will be at another time; None: nobody is.
+        is_foreseen: nobody is told of the end of a message that shares no port.
 
     Attributes:
-        end_s: when its last byte will have come if nothing changes.
-        is_done: whether it has.
+        end_s: when the message's last byte comes or came, as far as is known; infinite while that
+            is not.
+        has_event: whether that is an event.
+        is_done: whether this has happened.
+        is_shared: whether the message shares a port, or has done so.
     """
 
-    __slots__ = ("done", "end_s", "is_done", "left_bytes", "ports", "rate", "since_s", "turn")
+    __slots__ = (
+        "alone_s",
+        "done",
+        "end_s",
+        "has_event",
+        "is_done",
+        "is_foreseen",
+        "is_shared",
+        "left_bytes",
+        "num_bytes",
+        "ports",
+        "rate",
+        "retimed",
+        "since_s",
+    )
 
-    def __init__(self, ports: tuple[int, ...], num_bytes: float, done: Done, now_s: float) -> None:
-        self.ports = ports
-        self.left_bytes = num_bytes
-        self.done = done
+    def __init__(
+        self,
+        ports: tuple[int, ...],
+        num_bytes: float,
+        *,
+        alone_s: float = 0.0,
+        done: Told | None = None,
+        retimed: Told | None = None,
+        is_foreseen: bool = False,
+    ) -> None:
+        self.ports, self.num_bytes, self.alone_s = ports, num_bytes, alone_s
+        self.done, self.retimed, self.is_foreseen = done, retimed, is_foreseen
+        self.end_s = self.since_s = 0.0
+        self.left_bytes = num_bytes  # since then; where it shares ports, as what follows
         self.rate = 0.0
-        self.since_s = self.end_s = now_s
-        self.is_done = False
-        self.turn = 0  # counts changes of the rate: an end foreseen before one is void
+        self.is_done = True
+        self.is_shared = self.has_event = False
 
 
 class Flows:
     """All messages that are under way.
 
     Rates change when all that begins and ends at one time has done so: a sum over a thousand
-    ranks begins and ends thousands of messages at once.
+    ranks begins and ends thousands of messages at once. The end of a message that shares no port
+    concerns no other message, and is known from the beginning: so it is no event where it is
+    foreseen by whoever it concerns.
 
     Args:
-        events: in which their ends happen.
+        events: in which ends happen.
         bytes_per_s: of each port.
     """
 
     def __init__(self, events: Events, bytes_per_s: Sequence[float]) -> None:
         self._events = events
         self._speeds = bytes_per_s
-        self._through: list[dict[Flow, None]] = [{} for _ in bytes_per_s]
-        self._changed: dict[int, None] = {}  # ports that more or fewer messages run through
+        # By port: what went through it alone, at last; and what shares it or has shared it.
+        self._alone = [Flow((), 0.0)] * len(bytes_per_s)
+        self._sharing: list[dict[Flow, None]] = [{} for _ in bytes_per_s]
+        self._changed: dict[int, None] = {}  # ports that more or fewer messages share
 
-    def start(self, ports: tuple[int, ...], num_bytes: float, done: Done) -> Flow:
-        """Sends a message; ``done`` is called when its last byte has come.
+    def way(
+        self,
+        ports: tuple[int, ...],
+        num_bytes: float,
+        *,
+        done: Told | None = None,
+        retimed: Told | None = None,
+        is_foreseen: bool = False,
+    ) -> Flow:
+        """A way on which messages can be sent; see :class:`Flow`."""
+        alone_s = 0.0
+        if num_bytes <= 0:
+            ports = ()
+        elif ports:
+            alone_s = num_bytes / min(self._speeds[port] for port in ports)
+        return Flow(
+            ports,
+            num_bytes,
+            alone_s=alone_s,
+            done=done,
+            retimed=retimed,
+            is_foreseen=is_foreseen,
+        )
 
-        Args:
-            ports: that it runs through; none: it takes no time.
-            num_bytes: of the message.
-            done: what follows.
-        """
-        flow = Flow(ports, num_bytes, done, self._events.now_s)
-        if not ports or num_bytes <= 0:
-            self._events.at(self._events.now_s, _finish, flow)
-            return flow
-        alone = True
-        for port in ports:
-            through = self._through[port]
-            alone = alone and not through
-            through[flow] = None
-        if alone:
-            self._set_rate(flow, min([self._speeds[port] for port in ports]))
-        else:
-            self._change(ports)
-        return flow
+    def start(self, flow: Flow) -> None:
+        """Sends a message, after the last one on that way has come."""
+        now_s = flow.since_s = self._events.now_s
+        flow.is_done = flow.has_event = False
+        for port in flow.ports:
+            if self._sharing[port] or self._alone[port].end_s > now_s:
+                self._join(flow)
+                return
+        for port in flow.ports:
+            self._alone[port] = flow
+        flow.end_s = now_s + flow.alone_s
+        if not flow.is_foreseen:
+            self._tell(flow)
+
+    def _join(self, flow: Flow) -> None:
+        """Lets a message share ports; those that went alone through them now share theirs."""
+        for other in [self._alone[port] for port in flow.ports]:
+            if other.end_s > flow.since_s and not other.is_shared:
+                other.left_bytes, other.rate = other.num_bytes, other.num_bytes / other.alone_s
+                self._share(other)
+        flow.left_bytes, flow.rate, flow.end_s = flow.num_bytes, 0.0, float("inf")
+        self._share(flow)
+
+    def _share(self, flow: Flow) -> None:
+        flow.is_shared = True
+        for port in flow.ports:
+            self._sharing[port][flow] = None
+        self._change(flow.ports)
 
     def _change(self, ports: Iterable[int]) -> None:
         if not self._changed:
@@ -84,37 +152,40 @@ class Flows:
             self._changed[port] = None
 
     def settle(self) -> None:
-        """Gives whatever runs through ports that have changed its new rate."""
+        """Gives whatever shares ports that have changed its new rate."""
         if not self._changed:
             return
         ports, self._changed = self._changed, {}
-        through, speeds = self._through, self._speeds
-        for flow in {flow: None for port in ports for flow in through[port]}:
-            rate = min([speeds[port] / len(through[port]) for port in flow.ports])
+        sharing, speeds = self._sharing, self._speeds
+        for flow in {flow: None for port in ports for flow in sharing[port]}:
+            rate = min([speeds[port] / len(sharing[port]) for port in flow.ports])
             if rate != flow.rate:
                 self._set_rate(flow, rate)
+            elif not flow.has_event:  # its end is to change others' rates
+                self._tell(flow)
 
     def _set_rate(self, flow: Flow, rate: float) -> None:
         now_s = self._events.now_s
-        if flow.rate:
-            flow.left_bytes -= flow.rate * (now_s - flow.since_s)
+        flow.left_bytes -= flow.rate * (now_s - flow.since_s)
         flow.rate, flow.since_s = rate, now_s
-        flow.turn += 1
         flow.end_s = now_s + max(flow.left_bytes, 0.0) / rate
-        self._events.at(flow.end_s, self._end, (flow, flow.turn))
+        self._tell(flow)
+        if flow.retimed is not None:
+            flow.retimed()
 
-    def _end(self, foreseen: tuple[Flow, int]) -> None:
-        flow, turn = foreseen
-        if flow.turn != turn:
-            return
-        for port in flow.ports:
-            through = self._through[port]
-            del through[flow]
-            if through:
-                self._change((port,))
-        _finish(flow)
+    def _tell(self, flow: Flow) -> None:
+        flow.has_event = True
+        self._events.at(flow.end_s, self._end, flow)
 
-
-def _finish(flow: Flow) -> None:
-    flow.is_done = True
-    flow.done()
+    def _end(self, flow: Flow) -> None:
+        if flow.is_done or flow.end_s != self._events.now_s:
+            return  # that was foreseen wrongly
+        flow.is_done = True
+        if flow.is_shared:
+            flow.is_shared = False
+            for port in flow.ports:
+                del self._sharing[port][flow]
+                if self._sharing[port]:
+                    self._change((port,))
+        if flow.done is not None:
+            flow.done()

@@ -1,4 +1,8 @@
-"""The lines in which messages wait between two ranks, one for each direction's cargo."""
+"""The lines in which messages wait between two ranks, one for each direction's cargo.
+
+Here each thing that happens to a message is an event. That is needed where messages wait for room
+and where a run is recorded; other runs do with fewer events (:mod:`.foresight`).
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,16 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from sparsepipe.simulate.events import Events
-from sparsepipe.simulate.flows import Flow, Flows
+from sparsepipe.simulate.flows import Flows
 from sparsepipe.simulate.links import Sends
 
 Part: TypeAlias = tuple[int, int | None]
 """Number of the minibatch, and of its microbatch if it has some."""
+
+Place: TypeAlias = tuple[tuple[object, ...], float | None] | None
+"""Which messages of a line are where, by minibatches counted from a number; and when the one on its
+way will have come: None where nothing is. None of all where nobody waits either. What comes up to
+``soon_s`` counts as there."""
 
 Arrived: TypeAlias = Callable[[Part, float, float], None]
 """Told of each message that has come: which, when it began its way, and when that ended."""
@@ -35,7 +44,6 @@ class Line:
     __slots__ = (
         "_arrived",
         "_began_s",
-        "_bytes",
         "_due_s",
         "_events",
         "_flow",
@@ -44,7 +52,6 @@ class Line:
         "_latency_s",
         "_moving",
         "_outbox",
-        "_ports",
         "_there",
         "_waiting",
         "_wake_source",
@@ -67,12 +74,12 @@ class Line:
     ) -> None:
         self._events, self._flows = events, flows
         self._outbox, self._inbox = sends.outbox, sends.inbox
-        self._ports, self._latency_s, self._bytes = ports, latency_s, num_bytes
+        self._flow = flows.way(ports, num_bytes, done=self._left)
+        self._latency_s = latency_s
         self._arrived = arrived
         self._wake_source, self._wake_target = wake_source, wake_target
         self._waiting: deque[Part] = deque()
         self._moving: Part | None = None
-        self._flow: Flow | None = None  # that carries or has carried what moves
         self._began_s = 0.0  # when what moves did so
         self._due_s = 0.0  # when it comes, once its last byte has left
         self._there: deque[Part] = deque()
@@ -92,8 +99,8 @@ class Line:
             return False
         return len(self._waiting) > outbox or (outbox == 0 and self._moving is not None)
 
-    def take(self, part: Part) -> bool:
-        """The receiver asks for a message; whether it has it now. If not, it is woken later."""
+    def take(self, part: Part) -> float | None:
+        """The receiver asks for a message: since when it is there; None: it is woken later."""
         has = bool(self._there)
         if has:
             came = self._there.popleft()
@@ -101,7 +108,7 @@ class Line:
         self._wanted = not has
         if self._inbox is not None and self._moving is None:
             self._begin()
-        return has
+        return self._events.now_s if has else None
 
     def _begin(self) -> None:
         """Lets the next message begin its way, if there is one and it may."""
@@ -112,11 +119,11 @@ class Line:
             return
         self._moving = self._waiting.popleft()
         self._began_s = self._events.now_s
-        self._flow = self._flows.start(self._ports, self._bytes, self._sent)
+        self._flows.start(self._flow)
         if self._outbox:
             self._wake_source()
 
-    def _sent(self) -> None:
+    def _left(self) -> None:
         self._due_s = self._events.now_s + self._latency_s
         if self._latency_s:
             self._events.at(self._due_s, self._come, None)
@@ -136,15 +143,9 @@ class Line:
         if self._outbox == 0:
             self._wake_source()
 
-    def standing(self, number: int) -> tuple[tuple[object, ...], float | None] | None:
-        """Which messages are where, and when the one on its way will have come.
-
-        Args:
-            number: of the minibatch from which others are counted.
-
-        Returns:
-            None of the time where nothing is on its way; None of all where nobody waits either.
-        """
+    def standing(self, number: int, soon_s: float) -> Place:
+        """See :data:`Place`."""
+        del soon_s  # what is about to happen has an event
         if self._moving is None and not (self._waiting or self._there or self._wanted):
             return None
         waiting = tuple((part[0] - number, part[1]) for part in self._waiting)
@@ -152,6 +153,5 @@ class Line:
         if self._moving is None:
             return (waiting, None, there, self._wanted), None
         flow, (moving, microbatch) = self._flow, self._moving
-        assert flow is not None
         place = (waiting, (moving - number, microbatch, flow.is_done), there, self._wanted)
         return place, self._due_s if flow.is_done else flow.end_s

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sparsepipe.partition.memory import REPLICA_BUFFERS, MemoryModel
 from sparsepipe.schedule import Action, Span
 from sparsepipe.simulate.record import Record
-from sparsepipe.simulate.schedules import Simulation
+from sparsepipe.simulate.schedules import SCHEDULES, Simulation
 from sparsepipe.simulate.workload import StageCosts, Workload
 
 
@@ -59,14 +59,24 @@ def long_run_peaks_bytes(simulation: Simulation, model: MemoryModel) -> list[flo
         model: what counts.
     """
     plan, splits = simulation.workload.plan, simulation.recipe.splits
+    stages = list(enumerate(simulation.workload.stages))
+    if simulation.recipe is SCHEDULES["asynchronous"]:  # which the partitioners' model is of
+        return [
+            model.stage_bytes(
+                costs.parameter_bytes,
+                costs.stored_bytes,
+                replicas=plan.replicas(stage),
+                left=plan.num_ranks - plan.ranks_of(stage).start,
+            )
+            for stage, costs in stages
+            for _ in plan.ranks_of(stage)
+        ]
     found: list[float] = []
-    for stage, costs in enumerate(simulation.workload.stages):
+    for stage, costs in stages:
         ranks = plan.ranks_of(stage)
-        # Until all its minibatches are in flight, and each has another version of the weights.
-        rounds = 2 if splits else 2 * (plan.warmup(stage) + 2)
         peaks = []
         for rank in ranks if splits else ranks[:1]:  # with whole minibatches replicas are alike
-            order = simulation.order(rank, rounds * len(ranks))
+            order = simulation.order(rank, 2 * len(ranks))  # every round goes like the first
             peaks.append(max(_kept_bytes(order, costs, model, replicas=len(ranks))))
         found += peaks if splits else peaks * len(ranks)
     return found

@@ -1,7 +1,8 @@
-"""Where a run stands at a time: whether it stands there again later, and what follows from that.
+"""Recognises that a run repeats itself, so that the rest of it need not be simulated.
 
-A run has no memory but for this. Once it stands as it stood a while before, only some minibatches
-on, all that has happened since then happens again and again, until no more minibatches come.
+What a run does next follows from where it stands: what each rank does or waits for, and where each
+message and each sum is. If it stands in the same way twice, some minibatches apart, all that
+happened in between happens again and again, until no more minibatches come.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ EQUAL = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A run when the first rank has done an update.
+    """Where a run stands as the first rank begins an update.
 
     Attributes:
         number: of the first minibatch of that update.
-        time_s: when it was done.
-        places: what every rank does or waits for, and which messages and sums are where, by
-            minibatches counted from ``number``.
-        ends_s: when each thing under way ends, counted from ``time_s``.
+        time_s: when it begins.
+        places: what each rank does or waits for, and which messages and sums are where.
+            Minibatches are counted from ``number``, so that two standings can be compared.
+        ends_s: of each thing under way, how long after ``time_s`` it ends.
         busy_s: that each rank has computed so far.
     """
 
@@ -34,7 +35,7 @@ class Standing:
     busy_s: tuple[float, ...]
 
     def repeats(self, earlier: Standing) -> bool:
-        """Whether the run stands as it did before, but for the time and the minibatches."""
+        """Whether the run stands as it did then, later and some minibatches on."""
         slack_s = EQUAL * (self.time_s - earlier.time_s)
         return self.places == earlier.places and all(
             abs(now_s - then_s) <= slack_s
@@ -47,8 +48,8 @@ class Cycle:
     """What repeats itself.
 
     Attributes:
-        minibatches: after which all stands as before.
-        seconds: the same.
+        minibatches: that pass until the run stands in the same way again.
+        seconds: that this takes.
         busy: of each rank, the share of this time in which it computes.
     """
 
@@ -60,40 +61,47 @@ class Cycle:
 class Lookout:
     """Looks for a cycle while a run goes on, and cuts the run short when it has found one.
 
-    Times of the first rank's updates say when to look: when the last of them repeat. Then all
-    must stand as it did a cycle before. The run is left with as many minibatches as some rank
-    knows of already, and some more so that it ends at the same place of the cycle as it would.
+    To find out where a run stands takes time. So the lookout first compares the times of the first
+    rank's updates. When the last of them repeat, it asks where the run stands, and again a cycle
+    later. If it stands in the same way both times, the cycle is found.
+
+    Then the run is cut short. Minibatches that some rank knows of stay, and of the others as many
+    as are left when whole cycles of them are taken out.
 
     Args:
-        intake: of the run.
-        period: minibatches after which all ranks do the same again.
+        intake: tells the ranks how many minibatches there are.
+        period: minibatches after which each rank's order of actions repeats itself.
 
     Attributes:
-        cycle: that was found.
+        cycle: that was found; None: none yet.
     """
 
     def __init__(self, intake: Intake, period: int) -> None:
         self._intake, self._period = intake, period
-        self._ends_s: list[float] = []  # of each period
+        self._begins_s: list[float] = []  # of the first rank's update, once a period
         self._next = 3  # periods after which to look
-        self._cycle = 0  # minibatches after which all may stand as before
-        self._first: Standing | None = None  # where it stood then
+        self._cycle = 0  # minibatches after which the times of updates repeat
+        self._first: Standing | None = None  # where the run stood when it was looked at first
         self._wanted: int | None = None  # minibatch after whose update to look
         self.cycle: Cycle | None = None
 
     def wants(self, number: int, time_s: float) -> bool:
-        """Whether to look now; asked after each update of the first rank.
+        """Whether to look now; asked as each update of the first rank begins.
+
+        Ranks begin with forwards only, so that what is seen before each of them has done a
+        backward says nothing of what follows. The third period is late enough: each rank has a
+        minibatch in every period, and when the first rank updates, those before are back from all
+        stages.
 
         Args:
-            number: of the update's first minibatch. All before it are back from all stages, so
-                that from the second period on no rank is filling.
+            number: of the update's first minibatch.
             time_s: now.
         """
         if self.cycle is not None or number % self._period:
             return False
-        self._ends_s.append(time_s)
-        if self._wanted is None and len(self._ends_s) >= self._next:
-            periods = cycle_of(self._ends_s)
+        self._begins_s.append(time_s)
+        if self._wanted is None and len(self._begins_s) >= self._next:
+            periods = cycle_of(self._begins_s)
             if periods is None:
                 self._wait()
             else:
@@ -111,7 +119,7 @@ class Lookout:
             self._wait()
 
     def _wait(self) -> None:
-        self._next = len(self._ends_s) + max(1, len(self._ends_s) // 16)
+        self._next = len(self._begins_s) + max(1, len(self._begins_s) // 16)
 
     def _found(self, first: Standing, second: Standing) -> None:
         seconds = second.time_s - first.time_s
@@ -125,18 +133,18 @@ class Lookout:
         self._intake.limit = told + (self._intake.limit - told) % self._cycle
 
 
-def cycle_of(ends_s: list[float]) -> int | None:
-    """After how many periods times seem to repeat at the end of a run; None if they do not.
+def cycle_of(times_s: list[float]) -> int | None:
+    """After how many steps the steps from time to time repeat, at the end; None: they do not.
 
     Args:
-        ends_s: of each period.
+        times_s: of something that happens again and again.
     """
-    last = len(ends_s) - 1
+    last = len(times_s) - 1
     for cycle in range(1, last // 2 + 1):
-        took_s = ends_s[last] - ends_s[last - cycle]
+        took_s = times_s[last] - times_s[last - cycle]
         slack_s = EQUAL * took_s
         if all(
-            abs(ends_s[k] - ends_s[k - cycle] - took_s) <= slack_s
+            abs(times_s[k] - times_s[k - cycle] - took_s) <= slack_s
             for k in range(last - 1, last - 1 - cycle, -1)
         ):
             return cycle

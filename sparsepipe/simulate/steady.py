@@ -1,4 +1,4 @@
-"""How a long run goes: simulated until it repeats itself, and counted on from there."""
+"""How fast a long run goes: it is simulated until it repeats itself, the rest follows from that."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Order = Callable[[Plan, int, Intake], Iterable[Action]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How a long run goes.
+    """How fast a long run goes.
 
     Attributes:
         minibatches: of the run.
         total_s: from its beginning to the end of its last action.
-        minibatch_s: between two minibatches once the pipeline is filled, in the mean.
-        busy: of each rank, the share of its time in which it computes, once filled.
-        simulated: minibatches that were simulated; the others follow from these.
+        minibatch_s: that a minibatch takes in the mean, once the pipeline is full.
+        busy: of each rank, the share of the time in which it computes, once the pipeline is full.
+        simulated: minibatches that were simulated.
     """
 
     minibatches: int
@@ -43,19 +43,19 @@ def pace(
     order: Order = asynchronous_order,
     period: int | None = None,
 ) -> Pace:
-    """How fast a schedule goes in the long run: by default the asynchronous pipeline's.
+    """How fast a plan runs under a schedule, by default the asynchronous one.
 
-    The run is simulated until all stands as it stood a cycle before (:mod:`.standing`), then it
-    drains. What is left out are whole cycles, each of which takes as long as the one that was
-    seen. Where there is none, all is simulated.
+    The run is simulated until it stands as it stood a cycle before (:mod:`.standing`). Then whole
+    cycles are left out, each of which would take as long as the one that was seen, and the end of
+    the run is simulated. Where no cycle is found, all is simulated.
 
     Args:
         workload: the plan, and what it costs.
         minibatches: of the whole run, at least 1.
         setting: how ranks talk.
-        order: of the schedule; with one stage all are data parallelism.
-        period: minibatches after which each rank does the same again; None: the least common
-            multiple of the stages' replicas, which take turns.
+        order: of the schedule.
+        period: minibatches after which each rank's order of actions repeats itself; None: the
+            least common multiple of the stages' numbers of replicas, which take turns.
 
     Raises:
         ScheduleError: ranks wait for one another for ever.
@@ -81,7 +81,7 @@ def pace(
 
 
 def _whole(record: Record) -> Pace:
-    """Of a run without a cycle; the pace is that of its later half."""
+    """Of a run in which no cycle was found; its pace is that of the second half."""
     ends_s = record.returns_s
     first = len(ends_s) // 2
     count = len(ends_s) - 1 - first

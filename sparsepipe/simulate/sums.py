@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from sparsepipe.errors import PlanError
@@ -46,6 +46,19 @@ def buckets(parameter_bytes: Sequence[float], bucket_bytes: float) -> list[tuple
     return found
 
 
+@dataclass(slots=True)
+class _Coming:
+    """Who comes to a round of sums.
+
+    Attributes:
+        ranks: of whom it is known when they come.
+        last_s: of each part, when the last of these comes.
+    """
+
+    ranks: set[int]
+    last_s: list[float]
+
+
 class Sums:
     """Sums of one stage, one after another: a part begins when all replicas have come to it.
 
@@ -80,103 +93,126 @@ class Sums:
     ) -> None:
         self._events, self._flows, self._ranks = events, flows, ranks
         self._summed, self._wake = summed, wake
-        self._sizes = [costs.parameter_bytes] if len(ranks) > 1 else []
+        self._sizes = [costs.parameter_bytes]
         self._early: list[list[float]] | None = None  # seconds into the backward, by rank
-        if bucket_bytes is not None and self._sizes and costs.parameter_bytes:
+        if bucket_bytes is not None and costs.parameter_bytes:
             parts = _parts(costs, bucket_bytes)
             self._sizes = [size for _, size in parts]
             self._early = _ends_s(costs.layers_backward_s, [last for last, _ in parts])
-        self._plans = [reduction_legs(network, ranks, size, algorithm) for size in self._sizes]
-        self._came: dict[tuple[int, int], set[int]] = defaultdict(set)
+        self._legs: list[list[list[Flow]]] = []  # of each part and phase
+        self._latencies_s: list[float] = []  # of each part
+        for size in self._sizes:
+            phases, latency_s = reduction_legs(network, ranks, size, algorithm)
+            self._legs.append([self._ways(legs) for legs in phases])
+            self._latencies_s.append(latency_s)
+        self._coming: dict[int, _Coming] = {}  # by round, of those that are not over
         self._round = 0  # under way
         self._part = 0  # the same
         self._moving = False
-        self._phases = 0  # that are left of what moves, the one under way among them
-        self._legs: list[Flow] = []  # of that phase
-        self._due_s = 0.0  # when that is over
+        self._began_s = 0.0  # when what moves did so
+        self._phase = 0  # of what moves; after the last one only the latency is left
+        self._left = 0  # legs of that phase that are under way
+        self._due_s = 0.0  # when the latency is over
+
+    def _ways(self, legs: Sequence[Leg]) -> list[Flow]:
+        way, done = self._flows.way, self._moved
+        return [way(leg.ports, leg.num_bytes, done=done, is_foreseen=True) for leg in legs]
 
     def backward_begins(self, rank: int, minibatch: int) -> None:
-        """A replica begins a backward: its gradients come one after another."""
-        if self._early is None:
-            return
-        number = minibatch // len(self._ranks)
-        for part, after_s in enumerate(self._early[rank - self._ranks.start]):
-            self._events.at(self._events.now_s + after_s, self._has, (rank, number, part))
+        """A replica begins a backward: its gradients will come one after another."""
+        if self._early is not None:
+            begins_s = self._events.now_s
+            after_s = self._early[rank - self._ranks.start]
+            self._come(rank, minibatch // len(self._ranks), [begins_s + s for s in after_s])
 
     def reached(self, rank: int, number: int) -> bool:
         """A replica has come to an update; whether the sum is there. If not, it is woken later."""
-        if not self._sizes or number < self._round:
+        if number < self._round:
             return True
-        for part in range(len(self._sizes)):
-            self._come(rank, number, part)  # also without a minibatch in the last round
-        self._begin()
-        return number < self._round
+        # Also without a minibatch in the last round.
+        self._come(rank, number, [self._events.now_s] * len(self._sizes))
+        return False
 
-    def _has(self, what: tuple[int, int, int]) -> None:
-        self._come(*what)
-        self._begin()
+    def _come(self, rank: int, number: int, comes_s: list[float]) -> None:
+        """It is known when a replica comes to each part of a round."""
+        coming = self._coming.setdefault(number, _Coming(set(), comes_s))
+        if rank not in coming.ranks:
+            coming.ranks.add(rank)
+            coming.last_s = list(map(max, coming.last_s, comes_s))
+            self._begin()
 
-    def _come(self, rank: int, number: int, part: int) -> None:
-        if (number, part) >= (self._round, self._part + self._moving):  # else it has begun
-            self._came[number, part].add(rank)
-
-    def _begin(self) -> None:
-        key = self._round, self._part
-        if self._moving or len(self._came[key]) < len(self._ranks):
+    def _begin(self, nothing: None = None) -> None:
+        """Begins the next part, if all replicas have come to it; or when they will have."""
+        coming = self._coming.get(self._round)
+        if self._moving or coming is None or len(coming.ranks) < len(self._ranks):
             return
-        del self._came[key]
-        self._moving = True
-        phases, latency_s = self._plans[self._part]
-        self._move(phases, latency_s, self._events.now_s)
-
-    def _move(self, phases: list[list[Leg]], latency_s: float, start_s: float) -> None:
-        self._phases, self._legs = len(phases), []
-        if not phases:
-            self._due_s = self._events.now_s + latency_s
-            self._events.at(self._due_s, self._done, start_s)
+        now_s, last_s = self._events.now_s, coming.last_s[self._part]
+        if last_s > now_s:
+            self._events.at(last_s, self._begin, None)
             return
-        legs, left = phases[0], len(phases[0])
+        self._moving, self._began_s, self._phase = True, now_s, 0
+        self._move()
 
-        def moved() -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                self._move(phases[1:], latency_s, start_s)
+    def _move(self) -> None:
+        """Begins a phase, or waits for the latency after the last one."""
+        phases = self._legs[self._part]
+        if self._phase == len(phases):
+            self._due_s = self._events.now_s + self._latencies_s[self._part]
+            self._events.at(self._due_s, self._done, None)
+            return
+        legs = phases[self._phase]
+        self._left = len(legs)
+        for leg in legs:
+            self._flows.start(leg)
+        # Sharing makes none of them faster, so that this is not too late for those that come to it.
+        alone_s = max((leg.end_s for leg in legs if not leg.is_shared), default=None)
+        if alone_s is not None:
+            self._events.at(alone_s, self._moved_alone, legs)
 
-        self._legs = [self._flows.start(leg.ports, leg.num_bytes, moved) for leg in legs]
+    def _moved_alone(self, legs: Sequence[Flow]) -> None:
+        """All legs of a phase that never shared a port are through."""
+        now_s = self._events.now_s
+        self._moved(sum(leg.end_s <= now_s and not leg.has_event for leg in legs))
 
-    def _done(self, start_s: float) -> None:
+    def _moved(self, number: int = 1) -> None:
+        self._left -= number
+        if number and not self._left:
+            self._phase += 1
+            self._move()
+
+    def _done(self, nothing: None) -> None:
         self._moving = False
-        self._summed(self._round, self._part, start_s, self._sizes[self._part])
+        self._summed(self._round, self._part, self._began_s, self._sizes[self._part])
         self._part += 1
         if self._part == len(self._sizes):
+            del self._coming[self._round]
             self._round, self._part = self._round + 1, 0
             for rank in self._ranks:
                 self._wake(rank)
         self._begin()
 
-    def standing(self, first: int) -> tuple[tuple[object, ...], list[float]]:
+    def standing(self, first: int, soon_s: float) -> tuple[tuple[object, ...], list[float]]:
         """Who has come to which sum, and when what moves will have come.
 
-        Gradients that a backward under way will have are no part of it: when it began says all.
+        When gradients come of a backward under way is no part of it: that one's end says all.
 
         Args:
             first: the round from which others are counted.
+            soon_s: what is through by then is taken to be through.
         """
-        if not self._sizes:
-            return (), []
-        came = tuple(
-            (number - first, part, tuple(sorted(ranks)))
-            for (number, part), ranks in sorted(self._came.items())
-            if ranks
+        coming = tuple(
+            (number - first, tuple(sorted(each.ranks)))
+            for number, each in sorted(self._coming.items())
         )
-        place = (self._round - first, self._part, self._moving, came)
+        place = (self._round - first, self._part, self._moving, coming)
         if not self._moving:
             return place, []
-        if not self._phases:  # only the latency is left
-            return (*place, 0), [self._due_s]
-        left = tuple(k for k, leg in enumerate(self._legs) if not leg.is_done)
-        return (*place, self._phases, left), [self._legs[k].end_s for k in left]
+        phases = self._legs[self._part]
+        if self._phase == len(phases):
+            return (*place, self._phase), [self._due_s]
+        legs = [(k, leg) for k, leg in enumerate(phases[self._phase]) if leg.end_s > soon_s]
+        under_way = tuple(k for k, _ in legs)
+        return (*place, self._phase, under_way), [leg.end_s for _, leg in legs]
 
 
 def _parts(costs: StageCosts, bucket_bytes: float) -> list[tuple[int, float]]:

@@ -10,6 +10,8 @@ from sparsepipe.partition.spans import Spans, chain_spans
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 
+_COPYING = ("stash", "vertical_sync")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCosts:
@@ -19,8 +21,8 @@ class StageCosts:
         forward_s: seconds of a forward, on each of its ranks.
         backward_s: seconds of a backward, on each of its ranks.
         update_s: of an update; of ranks that are unlike, the slowest one's.
-        copy_s: of a copy of all its weights, which an update waits for where a minibatch in
-            flight went forward with these; the slowest rank's too.
+        copy_s: of a copy of all its weights, which an update waits for where these are still
+            needed; the slowest rank's too.
         output_bytes: of the activation that goes to the next stage.
         gradient_bytes: of the gradient that comes back from there.
         parameter_bytes: of its parameters, whose gradients its replicas sum.
@@ -49,6 +51,8 @@ class Workload:
     Args:
         plan: the stages and their ranks.
         stages: the costs of each.
+        vertical_sync: all stages use weights that include the same minibatches, and keep older
+            ones for that; else weights are kept for the minibatches that went forward with them.
 
     Raises:
         PlanError: there are other numbers of stages or ranks than the plan has.
@@ -56,6 +60,7 @@ class Workload:
 
     plan: Plan
     stages: tuple[StageCosts, ...]
+    vertical_sync: bool = False
 
     def __post_init__(self) -> None:
         ranks = [len(stage.forward_s) for stage in self.stages]
@@ -102,7 +107,7 @@ class Workload:
         return cls(plan=plan, stages=stages)
 
     @classmethod
-    def of(cls, plan: Plan, profiles: Mapping[str, Profile], *, stashes: bool = True) -> Workload:
+    def of(cls, plan: Plan, profiles: Mapping[str, Profile], *, mode: str = "stash") -> Workload:
         """What profiles say of a plan.
 
         Seconds are those of each rank's own device; bytes of layers are the most of any device of
@@ -116,7 +121,8 @@ class Workload:
         Args:
             plan: whose devices are named ``host/model/number``; a chain of layers.
             profiles: of each model of device.
-            stashes: weights that minibatches in flight went forward with are kept.
+            mode: which weights a minibatch sees, as the pipeline's worker has it: weights are
+                copied in the modes ``stash`` and ``vertical_sync``.
 
         Raises:
             ProfileError: a device has no profile.
@@ -131,7 +137,7 @@ class Workload:
                 remedy="choose the model that the plan was made for, or search for a new plan",
             )
         updates = all(profile.update_s is not None for profile in different)
-        copies = stashes and all(profile.copy_s is not None for profile in different)
+        copies = mode in _COPYING and all(profile.copy_s is not None for profile in different)
         stages = zip(plan.stages, held, strict=True)
         return cls(
             plan=plan,
@@ -139,6 +145,7 @@ class Workload:
                 _costs(stage.layers, own, spans, updates=updates, copies=copies)
                 for stage, own in stages
             ),
+            vertical_sync=mode == "vertical_sync",
         )
 
     def split(self, microbatches: int) -> Workload:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from sparsepipe.cluster import Link
 from sparsepipe.schedule import Plan, asynchronous
-from sparsepipe.simulate.links import Sends
+from sparsepipe.simulate.links import FREELY, Sends
 from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.run import Setting, simulate
+from sparsepipe.simulate.run import Setting, run_actions, simulate
+from sparsepipe.simulate.schedules import SCHEDULES, Simulation
 from sparsepipe.simulate.steady import pace
 from sparsepipe.simulate.workload import StageCosts, Workload
 
 ALGORITHMS = ("ring", "direct", "chain", "ordered")
 SENDS = (
-    Sends(),
-    Sends(),
+    FREELY,
+    FREELY,
+    FREELY,
+    FREELY,
     Sends(outbox=1),
     Sends(inbox=1),
     Sends(outbox=1, inbox=1),
@@ -25,6 +29,7 @@ SENDS = (
 )
 BUCKETS = (None, None, 1.0, 40.0)
 SEEDS = range(32)
+EXACT = 1e-12
 
 
 def drawn_costs(draw: random.Random, replicas: int) -> StageCosts:
@@ -79,6 +84,36 @@ def test_any_long_run_ends_when_it_is_foretold(seed: int) -> None:
     assert foretold.total_s == pytest.approx(whole.end_s, rel=1e-9)
     middle_s = whole.returns_s[300] - whole.returns_s[60]
     assert foretold.minibatch_s == pytest.approx(middle_s / 240, rel=0.02)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("seed", range(100, 112))
+def test_ranks_that_look_ahead_do_all_at_the_same_times(schedule: str, seed: int) -> None:
+    """Where messages share links, or do not, as in a run in which each message is an event."""
+    workload, drawn_setting = drawn(seed)
+    setting = replace(drawn_setting, sends=FREELY, bucket_bytes=None)
+    simulation = Simulation.of(workload, setting, schedule=schedule)
+    plan, minibatches = workload.plan, 30 + seed % 7
+    actions = [simulation.order(rank, minibatches) for rank in range(plan.num_ranks)]
+    ahead = run_actions(simulation.workload, actions, setting, keep=False)
+    events = simulation.record(minibatches)
+    assert ahead.returns_s == pytest.approx(events.returns_s, rel=EXACT)
+    assert ahead.busy_s == pytest.approx(events.busy_s, rel=EXACT)
+    assert ahead.end_s == pytest.approx(events.end_s, rel=EXACT)
+
+
+def test_a_message_that_is_counted_on_may_come_later() -> None:
+    """Rank 2 counts on 11 s until another message shares its link at 5 s, then on 17 s."""
+    plan = Plan.of(config="2-1", cuts=[1], num_layers=2)
+    costs = (
+        StageCosts(forward_s=(1.0, 5.0), backward_s=(0.5, 0.5), output_bytes=100.0),
+        StageCosts(forward_s=(0.5,), backward_s=(0.5,)),
+    )
+    setting = Setting(network=Network.flat(3, Link(bytes_per_s=10.0)))
+    actions = asynchronous(plan, 2).actions
+    found = run_actions(Workload(plan=plan, stages=costs), actions, setting, keep=False)
+    assert found.returns_s == pytest.approx([17.0 + 1.5, 21.0 + 1.5], rel=EXACT)
+    assert found.end_s == pytest.approx(22.5, rel=EXACT)
 
 
 def test_the_draws_cover_what_they_should() -> None:

@@ -85,7 +85,7 @@ def test_the_phases_of_a_sum_are_told_apart() -> None:
     )
     found: list[tuple[object, list[float]]] = []
     for time_s in (1.0, 5.0):
-        events.at(time_s, lambda _: found.append(sums.standing(0)), None)
+        events.at(time_s, lambda _: found.append(sums.standing(0, events.now_s)), None)
     for rank in range(2):
         sums.reached(rank, 0)
     events.run()

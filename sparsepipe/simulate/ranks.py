@@ -1,0 +1,198 @@
+"""What a rank does next, and until when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from sparsepipe.schedule import Action, Span
+from sparsepipe.simulate.events import Events
+from sparsepipe.simulate.messages import AnyLine, Messages
+from sparsepipe.simulate.stash import Stash
+from sparsepipe.simulate.sums import Sums
+
+
+class Rank:
+    """A rank, and its next action or the one under way.
+
+    A rank that looks ahead settles an action's end as soon as what that needs is on its way, and
+    counts on an update's end from its beginning: neither that a message has come nor that an
+    update is over is an event then, but the end that was settled may change until the action has
+    begun (:mod:`.foresight`).
+
+    Args:
+        events: in which actions end.
+        number: of the rank.
+        actions: in order; told as they are needed.
+        seconds: of each kind of action.
+        copy_s: of a copy of the weights, where an update makes one first.
+        stash: tells where it does; None: never.
+        messages: from and to it.
+        sums: of its stage; None: that has no other replica.
+        looks_ahead: see above.
+        keep: whether spans are written down.
+        updates: called with each update as it begins; None: nobody wants to know.
+        returned: called with each minibatch that is back from all stages.
+
+    Attributes:
+        action: that is next or under way; None: nothing is left to do.
+        end_s: when that ends; None: it is not settled.
+        free_s: from when on it could begin that; with nothing left to do, since when.
+        busy_s: that all actions before that took.
+        spans: of these, if they are written down.
+    """
+
+    __slots__ = (
+        "_copy_s",
+        "_events",
+        "_keep",
+        "_looks_ahead",
+        "_messages",
+        "_number",
+        "_puts",
+        "_returned",
+        "_seconds",
+        "_sent",
+        "_stash",
+        "_sums",
+        "_takes",
+        "_todo",
+        "_updates",
+        "action",
+        "busy_s",
+        "end_s",
+        "free_s",
+        "spans",
+    )
+
+    def __init__(
+        self,
+        events: Events,
+        number: int,
+        actions: Iterable[Action],
+        *,
+        seconds: Mapping[str, float],
+        copy_s: float,
+        stash: Stash | None,
+        messages: Messages,
+        sums: Sums | None,
+        looks_ahead: bool,
+        keep: bool,
+        updates: Callable[[Action], None] | None,
+        returned: Callable[[int], None],
+    ) -> None:
+        self._events, self._number, self._seconds = events, number, seconds
+        self._copy_s, self._stash = copy_s, stash
+        self._messages, self._sums = messages, sums
+        self._takes, self._puts = messages.takes[number], messages.puts[number]
+        self._looks_ahead, self._keep = looks_ahead, keep
+        self._updates, self._returned = updates, returned
+        self._todo = iter(actions)
+        self._sent: AnyLine | None = None  # on which it sent last
+        self.action = next(self._todo, None)
+        self.end_s: float | None = None
+        self.free_s = self.busy_s = 0.0
+        self.spans: list[Span] = []
+
+    @property
+    def keeps(self) -> int:
+        """How many versions of the weights stay for minibatches that are still to come."""
+        return 0 if self._stash is None else self._stash.kept
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether what it has sent must go on its way before it does anything else."""
+        return self._sent is not None and self._sent.is_full
+
+    def go_on(self) -> None:
+        """Settles when the next action ends, if the rank is free and can know that."""
+        action = self.action
+        if action is None or self.end_s is not None:
+            return
+        if self._sent is not None and self._sent.is_full:
+            return
+        kind = action.kind
+        if kind == "U":
+            self._update(action)
+            return
+        there_s = 0.0
+        if lines := self._takes[kind]:
+            number, microbatch = action.number, action.microbatch
+            replica = (number if microbatch is None else microbatch) % len(lines)
+            line = lines[replica] or self._messages.line_to(self._number, kind, replica)
+            now_s = self._events.now_s  # an update may be under way
+            asks_s = self.free_s if self.free_s > now_s else now_s
+            comes_s = line.take((number, microbatch), asks_s)
+            if comes_s is None:
+                return  # woken later
+            there_s = comes_s
+        if kind == "B" and self._sums is not None:
+            self._sums.backward_begins(self._number, action.number)
+        self.free_s = max(self.free_s, self._events.now_s)  # an update may be under way
+        self.settle(there_s)
+
+    def settle(self, there_s: float) -> None:
+        """Settles when an action ends.
+
+        Args:
+            there_s: when what it needs comes or came.
+        """
+        action = self.action
+        assert action is not None
+        begin_s = self.free_s if self.free_s > there_s else there_s
+        self.end_s = end_s = begin_s + self._lasts_s(action.kind)
+        self._events.at(end_s, self._end, None)
+
+    def _update(self, action: Action) -> None:
+        now_s = self._events.now_s
+        if self.free_s > now_s:  # another update is under way
+            self._events.at(self.free_s, self._free, None)
+            return
+        if self._sums is not None and not self._sums.reached(self._number, action.number):
+            return  # woken later
+        if self._updates is not None:
+            self._updates(action)
+        self.free_s = now_s
+        seconds = self._lasts_s("U")
+        if self._looks_ahead or not seconds:
+            self._over(action, now_s + seconds)
+            self.go_on()
+        else:
+            self.settle(now_s)
+
+    def _lasts_s(self, kind: str) -> float:
+        """Seconds of the action that is next, if it is of a kind."""
+        seconds = self._seconds[kind]
+        if kind == "U" and self._stash is not None and self._stash.in_use:
+            return seconds + self._copy_s
+        return seconds
+
+    def _free(self, nothing: None) -> None:
+        self.go_on()
+
+    def _end(self, nothing: None) -> None:
+        now_s, action = self._events.now_s, self.action
+        if self.end_s != now_s or action is None:
+            return  # that was foreseen wrongly
+        self.end_s = None
+        self._over(action, now_s)
+        kind = action.kind
+        if lines := self._puts[kind]:
+            number, microbatch = action.number, action.microbatch
+            replica = (number if microbatch is None else microbatch) % len(lines)
+            line = lines[replica] or self._messages.line_from(self._number, kind, replica)
+            if not self._looks_ahead:
+                self._sent = line
+            line.put((number, microbatch))
+        elif kind == "B":
+            self._returned(action.number)
+        self.go_on()
+
+    def _over(self, action: Action, end_s: float) -> None:
+        """Notes an action that is over, and which one comes next."""
+        self.busy_s += self._lasts_s(action.kind)
+        if self._stash is not None:
+            self._stash.see(action)
+        if self._keep:
+            self.spans.append(Span(self._number, action, self.free_s, end_s))
+        self.free_s = end_s
+        self.action = next(self._todo, None)
