@@ -1,10 +1,10 @@
 """Lines whose receivers know beforehand when a message comes.
 
 Most of a long run's events would be messages that have come. But a message that shares no link
-comes when it was to come as it left; and nothing keeps it from being taken then, if there is room
-for any number of messages. So a receiver that waits for a message on its way begins what that is
-for at the time foreseen, and no event is needed. Where messages share links, the time may become
-another while they are on their way: then the receiver is told, and begins earlier or later.
+comes when it was to come as it left; and nothing keeps it from being taken then. So a receiver that
+waits for a message on its way begins what that is for at the time foreseen, and no event is needed.
+Where messages share links, the time may become another while they are on their way: then the
+receiver is told, and begins earlier or later.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from sparsepipe.simulate.lines import Part, Place
 class ForeseenLine:
     """Messages of one cargo from one rank to another, one on its way at a time.
 
-    Any number of them may wait at both ends.
+    Any number of them may wait at the sender.
 
     Args:
         events: in which those leave that have waited.
         flows: that carry them.
+        inbox: how many may lie at the receiver, at least 1; None: any number.
         ports: between the two ranks.
         latency_s: the same.
         num_bytes: of each message.
@@ -38,10 +39,12 @@ class ForeseenLine:
         "_events",
         "_flow",
         "_flows",
+        "_inbox",
         "_is_taken",
         "_latency_s",
         "_moving",
         "_settle",
+        "_taken_s",
         "_there",
         "_waiting",
         "_wake",
@@ -55,33 +58,41 @@ class ForeseenLine:
         events: Events,
         flows: Flows,
         *,
+        inbox: int | None,
         ports: tuple[int, ...],
         latency_s: float,
         num_bytes: float,
         wake: Callable[[], None],
         settle: Callable[[float], None],
     ) -> None:
-        self._events, self._flows = events, flows
+        assert inbox is None or inbox > 0
+        self._events, self._flows, self._inbox = events, flows, inbox
         self._flow = flows.way(ports, num_bytes, retimed=self._retimed, is_foreseen=True)
         self._latency_s, self._wake, self._settle = latency_s, wake, settle
         self._waiting: deque[Part] = deque()
         self._moving: Part | None = None  # the last one that left, until the next one does
         self._due_s = 0.0  # when it comes; infinite while that is not known
         self._is_taken = False  # it was asked for, whether it has come or not
+        self._taken_s = 0.0  # when the last one that was asked for was; that may be still to come
         self._there: deque[Part] = deque()  # what has come before it
         self._wanted = False  # the receiver waits for a message that has not left
 
     def put(self, part: Part) -> None:
         """The sender hands a message over."""
-        if not self._waiting and (self._moving is None or self._due_s <= self._events.now_s):
+        if not self._waiting and self._free_s() <= self._events.now_s:
             self._begin(part)
             return
         self._waiting.append(part)
         if len(self._waiting) == 1:
             self._await()
 
-    def take(self, part: Part) -> float | None:
-        """The receiver asks for a message: when it comes or came; None: it is woken later."""
+    def take(self, part: Part, asks_s: float) -> float | None:
+        """The receiver asks for a message: when it comes or came; None: it is woken later.
+
+        Args:
+            part: which, the next one in order.
+            asks_s: when the receiver can begin what it is for; now, or later.
+        """
         if self._there:
             came, there_s = self._there.popleft(), 0.0
         elif self._moving is None or self._is_taken or self._due_s == float("inf"):
@@ -90,8 +101,23 @@ class ForeseenLine:
         else:
             came, there_s, self._is_taken = self._moving, self._due_s, True
         assert came == part, f"expected {part}, got {came}"
-        self._wanted = False
+        self._wanted, self._taken_s = False, asks_s
+        if self._waiting and self._inbox is not None:
+            self._await()
         return there_s
+
+    def _free_s(self) -> float:
+        """From when on the next message may begin its way; infinite: that is not known yet."""
+        if self._moving is None:
+            return 0.0
+        if self._inbox is None:
+            return self._due_s
+        lying = len(self._there) + (not self._is_taken)  # once the one that moves has come
+        if lying >= self._inbox:
+            return float("inf")
+        if lying + 1 == self._inbox:  # before the last one was taken there was no room
+            return max(self._due_s, self._taken_s)
+        return self._due_s
 
     def _begin(self, part: Part) -> None:
         """Lets a message begin its way, since the one before it has come."""
@@ -114,11 +140,12 @@ class ForeseenLine:
             self._await()
 
     def _await(self) -> None:
-        if self._due_s < float("inf"):
-            self._events.at(self._due_s, self._come, None)
+        free_s = self._free_s()
+        if free_s < float("inf"):
+            self._events.at(max(free_s, self._events.now_s), self._go, None)
 
-    def _come(self, nothing: None) -> None:
-        if self._waiting and self._due_s == self._events.now_s:  # else that was foreseen wrongly
+    def _go(self, nothing: None) -> None:
+        if self._waiting and self._free_s() <= self._events.now_s:  # else: foreseen wrongly
             self._begin(self._waiting.popleft())
             if self._waiting:
                 self._await()

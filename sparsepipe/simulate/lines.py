@@ -1,6 +1,6 @@
 """The lines in which messages wait between two ranks, one for each direction's cargo.
 
-Here each thing that happens to a message is an event. That is needed where messages wait for room
+Here each thing that happens to a message is an event. That is needed where senders wait for room
 and where a run is recorded; other runs do with fewer events (:mod:`.foresight`).
 """
 
@@ -99,8 +99,13 @@ class Line:
             return False
         return len(self._waiting) > outbox or (outbox == 0 and self._moving is not None)
 
-    def take(self, part: Part) -> float | None:
-        """The receiver asks for a message: since when it is there; None: it is woken later."""
+    def take(self, part: Part, asks_s: float) -> float | None:
+        """The receiver asks for a message: since when it is there; None: it is woken later.
+
+        Args:
+            part: which, the next one in order.
+            asks_s: when; now.
+        """
         has = bool(self._there)
         if has:
             came = self._there.popleft()
@@ -108,7 +113,7 @@ class Line:
         self._wanted = not has
         if self._inbox is not None and self._moving is None:
             self._begin()
-        return self._events.now_s if has else None
+        return asks_s if has else None
 
     def _begin(self) -> None:
         """Lets the next message begin its way, if there is one and it may."""

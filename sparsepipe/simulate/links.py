@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Literal
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.schedule.inbox import INBOX_DEPTH
 from sparsepipe.schedule.sums import CHUNK_BYTES, way_of
 from sparsepipe.simulate.network import Network
 
@@ -44,6 +45,10 @@ class Sends:
 
 FREELY = Sends()
 """Nobody waits for anybody but for what he needs."""
+
+AS_IN_TRAINING = Sends(inbox=INBOX_DEPTH)
+"""A message begins its way when the receiver has taken the one before it. A sender has room for all
+that a stage can have under way."""
 
 RENDEZVOUS = Sends(outbox=0, inbox=0)
 """Both ends wait until a message has come."""
@@ -122,7 +127,9 @@ def _chain(
     """All neighbours at once, and what the first chunk's way up and down the chain takes beside.
 
     From the first chunk to the last the busiest port has always something to send. So a sum takes
-    its time for the whole vector, and what the way of one chunk takes elsewhere.
+    its time for the whole vector, and what the way of one chunk takes elsewhere. A rank hands on
+    what it got at once: what a hop costs beside bytes and latency, which :func:`way_of` counts, is
+    left out.
     """
     ways = [way for pair in pairwise(ranks) for way in (pair, pair[::-1])]
     legs = [Leg(network.ports(*way), num_bytes) for way in ways]

@@ -117,6 +117,7 @@ class Messages:
             line = ForeseenLine(
                 self._events,
                 self._flows,
+                inbox=self._sends.inbox,
                 ports=ports,
                 latency_s=latency_s,
                 num_bytes=size,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sparsepipe.schedule import Action, Schedule, check
 from sparsepipe.simulate.engine import Engine
-from sparsepipe.simulate.links import FREELY, Algorithm, Sends
+from sparsepipe.simulate.links import AS_IN_TRAINING, Algorithm, Sends
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.record import Record
 from sparsepipe.simulate.standing import Lookout
@@ -27,7 +27,7 @@ class Setting:
     """
 
     network: Network
-    sends: Sends = FREELY
+    sends: Sends = AS_IN_TRAINING
     algorithm: Algorithm = "ordered"
     bucket_bytes: float | None = None
 

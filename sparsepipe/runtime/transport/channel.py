@@ -11,10 +11,7 @@ from sparsepipe.runtime.transport.codec import Packet
 from sparsepipe.runtime.transport.mailbox import Mailbox
 from sparsepipe.runtime.transport.routes import Route
 from sparsepipe.runtime.transport.wire import Arrival, Wire
-
-INBOX_DEPTH = 1
-"""Packets that lie ready before they are asked for. The next one is not begun until this
-one is taken, so that a rank's memory does not depend on how far its peers are ahead."""
+from sparsepipe.schedule.inbox import INBOX_DEPTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
