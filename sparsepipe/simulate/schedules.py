@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.schedule import (
@@ -93,6 +93,9 @@ class Simulation:
                 f"there is no schedule called {schedule!r}",
                 remedy=f"choose one of {', '.join(SCHEDULES)}",
             )
+        if recipe is not SCHEDULES["asynchronous"]:
+            # Each minibatch ends before the next update: all weights in use are the newest.
+            workload = replace(workload, vertical_sync=False)
         if not recipe.splits:
             if microbatches is not None:
                 raise ConfigError(
@@ -139,7 +142,7 @@ class Simulation:
             minibatches,
             self.setting,
             order=self._order,
-            period=1 if self.recipe.splits else None,
+            splits=self.recipe.splits,
         )
 
     def _order(self, plan: Plan, rank: int, intake: Intake) -> Iterable[Action]:
