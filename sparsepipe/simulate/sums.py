@@ -66,11 +66,10 @@ class Sums:
         events: in which they end.
         flows: that carry them.
         network: that replicas talk over.
-        costs: of the stage.
+        costs: of the stage, which has parameters.
         ranks: that hold it.
         algorithm: of each sum.
-        bucket_bytes: see :func:`buckets`; None: all in one part, with the update. So replicas
-            without parameters meet in any case.
+        bucket_bytes: see :func:`buckets`; None: all in one part, with the update.
         summed: see :data:`Summed`.
         wake: called with a rank whose update may begin.
 
@@ -95,7 +94,7 @@ class Sums:
         self._summed, self._wake = summed, wake
         self._sizes = [costs.parameter_bytes]
         self._early: list[list[float]] | None = None  # seconds into the backward, by rank
-        if bucket_bytes is not None and costs.parameter_bytes:
+        if bucket_bytes is not None:
             parts = _parts(costs, bucket_bytes)
             self._sizes = [size for _, size in parts]
             self._early = _ends_s(costs.layers_backward_s, [last for last, _ in parts])
