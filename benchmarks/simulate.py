@@ -76,10 +76,9 @@ class Case:
 
     def simulation(self) -> Simulation:
         """Of the plan; see the head of the file."""
-        devices = [device for stage in self.plan.stages for device in stage.devices]
         is_dp = self.plan.num_stages == 1
         setting = Setting(
-            network=Network.of(self.inventory, devices),
+            network=Network.of(self.inventory, self.plan),
             algorithm="ring" if is_dp else "ordered",
             bucket_bytes=BUCKET_BYTES if is_dp else None,
         )

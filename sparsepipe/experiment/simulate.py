@@ -26,13 +26,13 @@ from sparsepipe.experiment.simulated_run import Outcome, in_short, write_outcome
 from sparsepipe.experiment.simulated_ways import Contest, Ways
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
+from sparsepipe.schedule.inbox import INBOX_DEPTH
 from sparsepipe.simulate.links import Algorithm, Sends
 from sparsepipe.simulate.schedules import Simulation
 
 log = logging.getLogger(__name__)
 
 _BUCKET_MIB = 25  # DDP's, where the strategy names none
-_STASHING = ("stash", "vertical_sync")  # modes of a pipeline's weights
 
 
 def simulate(
@@ -45,7 +45,7 @@ def simulate(
     overlap: bool | None = None,
     all_reduce: Literal["ring", "direct", "chain", "ordered"] | None = None,
     outbox: int | None = None,
-    inbox: int | None = None,
+    inbox: int | None = INBOX_DEPTH,
     link_bytes_per_s: float | None = None,
     profiles: dict[str, str] | None = None,
     timeline_minibatches: int = 12,
@@ -60,8 +60,9 @@ def simulate(
         microbatches: parts of a minibatch, where the schedule has some; None: 4.
         overlap: sums over replicas overlap with the backward; None: in data parallelism only.
         all_reduce: how replicas sum; None: as the runtime does.
-        outbox: see :class:`sparsepipe.simulate.links.Sends`.
-        inbox: the same.
+        outbox: see :class:`sparsepipe.simulate.links.Sends`; by default no limit, since in training
+            there is room for all that can be under way.
+        inbox: the same; by default as in training.
         link_bytes_per_s: between hosts, for the search of a plan as well; None: the inventory's.
         profiles: files by the names of devices, in place of those that the inventory names.
         timeline_minibatches: that the picture and the trace show.
@@ -100,7 +101,7 @@ def _ways(
         all_reduce=all_reduce,
         sends=sends,
         bucket_mib=strategy.get("bucket_cap_mb") or _BUCKET_MIB,
-        stashes=strategy.get("mode", "stash") in _STASHING,
+        mode=strategy.get("mode", "stash"),
     )
 
 

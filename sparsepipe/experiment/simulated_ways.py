@@ -27,14 +27,14 @@ class Ways:
             order of the ranks (:mod:`sparsepipe.schedule.sums`).
         sends: how messages are handed over.
         bucket_mib: parts of sums that overlap.
-        stashes: weights that minibatches in flight went forward with are kept.
+        mode: which weights a minibatch sees (:class:`~sparsepipe.simulate.workload.Workload`).
     """
 
     overlap: bool | None
     all_reduce: Algorithm | None
     sends: Sends
     bucket_mib: float
-    stashes: bool
+    mode: str
 
     def setting(self, plan: Plan, inventory: Inventory, *, is_dp: bool) -> Setting:
         """Of a plan.
@@ -42,10 +42,9 @@ class Ways:
         Raises:
             HardwareError: a link that is needed has no bandwidth.
         """
-        devices = [device for stage in plan.stages for device in stage.devices]
         overlaps = is_dp if self.overlap is None else self.overlap
         return Setting(
-            network=Network.of(inventory, devices),
+            network=Network.of(inventory, plan),
             sends=self.sends,
             algorithm=self.all_reduce or ("ring" if is_dp else "ordered"),
             bucket_bytes=self.bucket_mib * 2.0**20 if overlaps else None,
@@ -101,7 +100,7 @@ class Contest:
             HardwareError: a link that the plan needs has no bandwidth.
         """
         simulated = Simulation.of(
-            Workload.of(plan, profiles, stashes=ways.stashes),
+            Workload.of(plan, profiles, mode=ways.mode),
             ways.setting(plan, inventory, is_dp=is_dp),
             schedule=schedule,
             microbatches=microbatches,

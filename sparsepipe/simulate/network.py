@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from sparsepipe.cluster import Inventory, Link
 from sparsepipe.errors import HardwareError, PlanError
+from sparsepipe.schedule import Plan
 
 INSTANT = Link(bytes_per_s=float("inf"))
 """A link that takes no time."""
@@ -51,27 +53,28 @@ class Network:
         return cls(hosts=(0,) * num_ranks, inside=(link,))
 
     @classmethod
-    def of(cls, inventory: Inventory, devices: Sequence[str]) -> Network:
+    def of(cls, inventory: Inventory, plan: Plan) -> Network:
         """The links of an inventory.
 
         Args:
             inventory: the hardware.
-            devices: of each rank, as a plan names them: ``host/model/number``.
+            plan: whose devices are named ``host/model/number``.
 
         Raises:
             PlanError: a device is on no host of the inventory.
-            HardwareError: a link that is needed has no bandwidth, or none above 0.
+            HardwareError: a link over which ranks talk has no bandwidth, or none above 0.
         """
         names = {host.name: number for number, host in enumerate(inventory.hosts)}
+        devices = [device for stage in plan.stages for device in stage.devices]
         if strange := [device for device in devices if device.split("/")[0] not in names]:
             raise PlanError(
                 f"the plan's {strange[0]} is on no host of the hardware ({', '.join(names)})",
                 remedy="choose the hardware that the plan was made for, or search for a new one",
             )
         hosts = tuple(names[device.split("/")[0]] for device in devices)
-        ranks = Counter(hosts)
+        talk = _hosts_that_talk(plan, hosts)
         inside = tuple(
-            _usable(host.link, f"host {host.name}") if ranks[number] > 1 else INSTANT
+            _usable(host.link, f"host {host.name}") if number in talk else INSTANT
             for number, host in enumerate(inventory.hosts)
         )
         if len(set(hosts)) < 2:
@@ -94,6 +97,25 @@ class Network:
         """From the last byte that one rank sends to its arrival at another."""
         here, there = self.hosts[source], self.hosts[target]
         return self.inside[here].latency_s if here == there else self.between.latency_s
+
+
+def _hosts_that_talk(plan: Plan, hosts: Sequence[int]) -> set[int]:
+    """Hosts inside which ranks talk: replicas of a stage, or ranks that a minibatch passes between.
+
+    Args:
+        plan: the stages and their ranks.
+        hosts: of each rank.
+    """
+    found: set[int] = set()
+    for stage in range(plan.num_stages):
+        of_stage = Counter(hosts[rank] for rank in plan.ranks_of(stage))
+        found.update(host for host, ranks in of_stage.items() if ranks > 1)
+    of_stages = [{hosts[rank] for rank in plan.ranks_of(s)} for s in range(plan.num_stages)]
+    for stage, (upper, lower) in enumerate(pairwise(of_stages)):
+        if upper & lower:
+            pairs = plan.peers(stage, stage + 1)
+            found.update(hosts[here] for here, there in pairs if hosts[here] == hosts[there])
+    return found
 
 
 def _usable(link: Link | None, where: str) -> Link:
