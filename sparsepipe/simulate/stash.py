@@ -69,8 +69,10 @@ class VerticalStash(Stash):
 
     @property
     def _drains(self) -> bool:
-        """Whether no more minibatches come, at an update: each but those of the drain follows a
-        forward, once all forwards ahead have run."""
+        """Whether no more minibatches come, asked at an update.
+
+        Each update but those of the drain follows a forward, once all forwards ahead have run.
+        """
         return not self._has_fed or self._forwards <= self._warmup
 
     def see(self, action: Action) -> None:

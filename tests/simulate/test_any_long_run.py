@@ -1,4 +1,4 @@
-"""Runs drawn at random end when they are foretold, against a simulation of every minibatch."""
+"""Runs drawn at random go as they are foretold, against a simulation of every minibatch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 
 from sparsepipe.cluster import Link
 from sparsepipe.schedule import Plan, asynchronous
-from sparsepipe.simulate.links import FREELY, Sends
+from sparsepipe.simulate.links import AS_IN_TRAINING, FREELY, Sends
 from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.record import Record
 from sparsepipe.simulate.run import Setting, run_actions, simulate
 from sparsepipe.simulate.schedules import SCHEDULES, Simulation
 from sparsepipe.simulate.steady import pace
@@ -20,10 +21,10 @@ ALGORITHMS = ("ring", "direct", "chain", "ordered")
 SENDS = (
     FREELY,
     FREELY,
-    FREELY,
-    FREELY,
+    AS_IN_TRAINING,
+    AS_IN_TRAINING,
     Sends(outbox=1),
-    Sends(inbox=1),
+    Sends(inbox=2),
     Sends(outbox=1, inbox=1),
     Sends(outbox=2, inbox=0),
 )
@@ -71,27 +72,44 @@ def drawn(seed: int) -> tuple[Workload, Setting]:
         bucket_bytes=draw.choice(BUCKETS),
     )
     costs = tuple(drawn_costs(draw, count) for count in replicas)
-    return Workload(plan=plan, stages=costs), setting
+    workload = Workload(plan=plan, stages=costs, vertical_sync=draw.random() < 0.3)
+    return workload, setting
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_any_long_run_ends_when_it_is_foretold(seed: int) -> None:
+def test_any_run_ends_when_it_is_foretold_and_tells_the_long_runs_pace(seed: int) -> None:
+    """Runs of some hundred minibatches, and short ones that say as much of how it would go on."""
     workload, setting = drawn(seed)
     minibatches = 390 + seed
-    foretold = pace(workload, minibatches, setting)
     whole = simulate(asynchronous(workload.plan, minibatches), workload, setting)
-    assert foretold.minibatches == whole.minibatches == minibatches
-    assert foretold.total_s == pytest.approx(whole.end_s, rel=1e-9)
-    middle_s = whole.returns_s[300] - whole.returns_s[60]
-    assert foretold.minibatch_s == pytest.approx(middle_s / 240, rel=0.02)
+    from_s, to_s = whole.returns_s[60], whole.returns_s[300]
+    busy = busy_between(whole, from_s, to_s)
+    few = random.Random(seed).randint(1, 40)
+    short = simulate(asynchronous(workload.plan, few), workload, setting)
+    for run in (whole, short):
+        foretold = pace(workload, run.minibatches, setting)
+        assert foretold.minibatches == run.minibatches
+        assert foretold.total_s == pytest.approx(run.end_s, rel=1e-9)
+        assert foretold.minibatch_s == pytest.approx((to_s - from_s) / 240, rel=0.02)
+        assert foretold.busy == pytest.approx(busy, abs=0.03)
+
+
+def busy_between(record: Record, from_s: float, to_s: float) -> list[float]:
+    """Of each rank, the share of this time in which it computes."""
+    busy_s = [0.0] * record.plan.num_ranks
+    for span in record.spans:
+        busy_s[span.rank] += max(0.0, min(span.end, to_s) - max(span.start, from_s))
+    return [each_s / (to_s - from_s) for each_s in busy_s]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("seed", range(100, 112))
 def test_ranks_that_look_ahead_do_all_at_the_same_times(schedule: str, seed: int) -> None:
-    """Where messages share links, or do not, as in a run in which each message is an event."""
+    """Where messages share links, or do not, and wait for room at the receiver, or do not, as in a
+    run in which each message is an event."""
     workload, drawn_setting = drawn(seed)
-    setting = replace(drawn_setting, sends=FREELY, bucket_bytes=None)
+    sends = (FREELY, AS_IN_TRAINING, Sends(inbox=2))[seed % 3]
+    setting = replace(drawn_setting, sends=sends, bucket_bytes=None)
     simulation = Simulation.of(workload, setting, schedule=schedule)
     plan, minibatches = workload.plan, 30 + seed % 7
     actions = [simulation.order(rank, minibatches) for rank in range(plan.num_ranks)]
@@ -127,4 +145,5 @@ def test_the_draws_cover_what_they_should() -> None:
     ]
     assert len(in_buckets) >= 8
     short = sum(pace(workload, 390, setting).simulated < 390 for workload, setting in runs)
-    assert short >= 28, "most are not simulated to their end"
+    assert short >= 27, "most are not simulated to their end"
+    assert 6 <= sum(workload.vertical_sync for workload, _ in runs) <= 16

@@ -168,8 +168,11 @@ def test_sums_in_buckets_overlap_with_the_backward() -> None:
 
 
 @pytest.mark.parametrize("layers_bytes", [(), (0.0, 0.0)])
-def test_replicas_without_parameters_meet_all_the_same(layers_bytes: tuple[float, ...]) -> None:
-    """Whether sums are to overlap or not: rank 0 waits for rank 1, which takes 5 s."""
+@pytest.mark.parametrize("bucket_bytes", [None, 1.0])
+def test_replicas_without_parameters_do_not_meet(
+    layers_bytes: tuple[float, ...], bucket_bytes: float | None
+) -> None:
+    """As in training. Rank 0 takes 3 s and rank 1 takes 5 s, each at its own pace."""
     plan = plan_of("2")
     costs = StageCosts(
         forward_s=(1.0, 1.0),
@@ -178,12 +181,15 @@ def test_replicas_without_parameters_meet_all_the_same(layers_bytes: tuple[float
         layers_parameter_bytes=layers_bytes,
     )
     workload = Workload(plan=plan, stages=(costs,))
-    network = Network.flat(2, Link(bytes_per_s=10.0))
-    for bucket_bytes in (None, 1.0):
-        setting = Setting(network=network, bucket_bytes=bucket_bytes)
-        found = pace(workload, 40, setting)
-        assert found.minibatch_s == pytest.approx(5.0 / 2, rel=EXACT)
-        assert found.total_s == pytest.approx(20 * 5.0, rel=EXACT)
+    setting = Setting(network=Network.flat(2, Link(bytes_per_s=10.0)), bucket_bytes=bucket_bytes)
+    record = simulate(asynchronous(plan, 40), workload, setting)
+    ends_s = [max(span.end for span in record.spans if span.rank == rank) for rank in (0, 1)]
+    assert ends_s == pytest.approx([20 * 3.0, 20 * 5.0], rel=EXACT)
+    assert not record.reductions
+    found = pace(workload, 40, setting)
+    assert found.total_s == pytest.approx(20 * 5.0, rel=EXACT)
+    assert found.minibatch_s == pytest.approx(5.0 / 2, rel=1e-3), "the slower one's"
+    assert found.busy == pytest.approx([3.0 / 5.0, 1.0], rel=1e-3)
 
 
 @pytest.mark.parametrize(

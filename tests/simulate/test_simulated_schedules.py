@@ -122,8 +122,14 @@ def test_a_plan_costs_what_the_profiles_of_its_devices_say() -> None:
     told = Workload.of(MIXED, {"fast": FAST, "slow": FAST}).stages
     assert [stage.update_s for stage in told] == [0.75, 0.75]
     assert [stage.copy_s for stage in told] == [2.0, 2.5]
-    unstashed = Workload.of(MIXED, {"fast": FAST, "slow": FAST}, stashes=False).stages
-    assert [stage.copy_s for stage in unstashed] == [0.0, 0.0]
+    for mode, copies, keeps in (
+        ("vertical_sync", [2.0, 2.5], True),
+        ("none", [0.0, 0.0], False),
+        ("spectrain", [0.0, 0.0], False),
+    ):
+        workload = Workload.of(MIXED, {"fast": FAST, "slow": FAST}, mode=mode)
+        assert [stage.copy_s for stage in workload.stages] == copies
+        assert workload.vertical_sync == keeps
     assert (first.output_bytes, first.gradient_bytes) == (20.0, 20.0)
     assert first.parameter_bytes == 300.0
     assert first.layers_backward_s == ((4.0, 2.0), (40.0, 20.0))
