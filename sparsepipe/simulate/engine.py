@@ -74,9 +74,7 @@ class Engine:
         self._is_split = any(a is not None and a.microbatch is not None for a in first)
         self._seen = 0, 0.0  # the last update of the first rank: its first minibatch, and when
 
-    def _sums_of(
-        self, stage: int, algorithm: Algorithm, bucket_bytes: float | None
-    ) -> Sums | None:
+    def _sums_of(self, stage: int, algorithm: Algorithm, bucket_bytes: float | None) -> Sums | None:
         """None: there is nothing to sum, and nobody waits for anybody, as in training."""
         ranks, costs = self._plan.ranks_of(stage), self._workload.stages[stage]
         if len(ranks) == 1 or not costs.parameter_bytes:
