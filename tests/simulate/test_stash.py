@@ -58,7 +58,8 @@ def really_copied(plan: Plan, minibatches: int, rank: int, mode: str) -> list[bo
     """
     parameter = nn.Parameter(torch.zeros(1))
     weights = Weights({"weight": parameter}, mode, replicas=plan.replicas(plan.stage_of(rank)))
-    order, found = RankOrder(plan, rank), []
+    order = RankOrder(plan, rank)
+    found: list[bool] = []
 
     def do(actions: Iterable[Action]) -> None:
         for action in actions:
