@@ -5,8 +5,8 @@ parallelism; a stage for each type, as HETE-MP would have it; stages whose numbe
 no common measure, so that a run hardly repeats itself; stages of eight; and a stage for each
 device. *Simulated* are the minibatches of the run until it repeats itself and drains; what is left
 follows from these. Data parallelism sums in a ring, in buckets while the backward runs; replicas of
-a stage sum after it in the order of their ranks, as ``task=simulate`` has it by default. With --whole
-every run is simulated to its end beside that, and must end at the same time.
+a stage sum after it in the order of their ranks, as ``task=simulate`` has it by default. With
+--whole every run is simulated to its end beside that, and must end at the same time.
 
     python benchmarks/simulate.py [--devices 8 64 ...] [--minibatches 10000] [--whole] [--task]
 
