@@ -43,7 +43,8 @@ def drawn(seed: int) -> tuple[list[Message], list[float]]:
     """Some alone, some in a crowd, some at the same time."""
     draw = random.Random(seed)
     speeds = [10.0, *(draw.choice([5.0, 20.0, float("inf")]) for _ in range(4))]
-    messages, time_s = [], 0.0
+    messages: list[Message] = []
+    time_s = 0.0
     for _ in range(40):
         time_s += draw.choice([0.0, draw.uniform(0.0, 2.0), draw.uniform(0.0, 20.0)])
         ports = tuple(draw.sample(range(5), draw.choice([1, 2])))
