@@ -86,16 +86,16 @@ class Outcome:
         simulation = contest.plan
         record = simulation.record(shown)
         pace = simulation.pace(minibatches)
-        dp, overlaps = None, contest.dp != contest.dp_apart
-        if contest.dp is not None:
+        dp = apart = None
+        if contest.dp is not None and contest.dp_apart is not None:
             dp = pace if contest.dp == simulation else contest.dp.pace(minibatches)
-        apart = contest.dp_apart
+            apart = dp if contest.dp == contest.dp_apart else contest.dp_apart.pace(minibatches)
         return cls(
             plan=simulation.workload.plan,
             pace=pace,
             dp=dp,
-            dp_overlaps=overlaps,
-            dp_apart=apart.pace(minibatches) if overlaps and apart is not None else dp,
+            dp_overlaps=contest.dp != contest.dp_apart,
+            dp_apart=apart,
             without_dp=contest.without_dp,
             batch_size=batch_size,
             record=record,

@@ -111,10 +111,7 @@ class Contest:
             dp = Simulation.of(
                 Workload.of(everywhere, profiles), ways.setting(everywhere, inventory, is_dp=True)
             )
-        except (
-            HardwareError,
-            ProfileError,
-        ) as error:  # of devices and links the plan has no use for
+        except (HardwareError, ProfileError) as error:  # of what the plan does without
             return cls(plan=simulated, dp=None, dp_apart=None, without_dp=error.message)
         apart = replace(dp, setting=replace(dp.setting, bucket_bytes=None))
         return cls(plan=simulated, dp=dp, dp_apart=apart)
