@@ -22,21 +22,22 @@ better one.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from pipeline_ranks import RankFailed, on_ranks
 
 from sparsepipe.cluster import Device, Host, Inventory, Link
 from sparsepipe.emulate import emulated_hosts, enter_host, told_to_ranks
+from sparsepipe.emulate.layout import Layout
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.runtime import group
 from sparsepipe.runtime.meeting import meeting, new_group
@@ -45,6 +46,8 @@ from sparsepipe.schedule.sums import way_of
 
 CPU = torch.device("cpu")
 TIMEOUT_S = 600.0
+LIMIT_S = 7200.0
+"""Of all sizes in one place."""
 MIB = 2**20
 
 
@@ -55,10 +58,12 @@ class Place:
     Attributes:
         hosts: of each rank.
         link_bytes_per_s: between any two hosts; None: there is no link.
+        layout: of hosts that have a network of their own.
     """
 
     hosts: tuple[str, ...]
     link_bytes_per_s: float | None = None
+    layout: Layout | None = None
 
 
 class Way:
@@ -135,18 +140,26 @@ def times_ms(ways: dict[str, Way], *, rank: int, repeats: int) -> dict[str, floa
 
 
 def measure(rank: int, options: argparse.Namespace, place: Place) -> None:
-    """What each rank does; rank 0 prints."""
-    ranks = dist.get_world_size()
-    made = new_group(list(range(ranks)), backend="gloo", timeout_s=TIMEOUT_S)
-    for mib in options.mib:
-        with meeting(f"sums of {mib:g} MiB", made):
-            ways = ways_of(
-                made, int(mib * MIB / 4), options.chunk_kib or [None], options.room or [None]
-            )
-            found = times_ms(ways, rank=rank, repeats=options.repeats)
-        if rank == 0:
-            tell(found, mib, place)
-    dist.destroy_process_group(made)
+    """What each rank does, on its host; rank 0 prints.
+
+    Raises:
+        HardwareError: its host is gone.
+    """
+    there = place.layout
+    with nullcontext() if there is None else told_to_ranks(there, place.hosts):
+        enter_host()
+        group.join("gloo", timeout_s=TIMEOUT_S)
+        made = new_group(list(range(len(place.hosts))), backend="gloo", timeout_s=TIMEOUT_S)
+        for mib in options.mib:
+            with meeting(f"sums of {mib:g} MiB", made):
+                ways = ways_of(
+                    made, int(mib * MIB / 4), options.chunk_kib or [None], options.room or [None]
+                )
+                found = times_ms(ways, rank=rank, repeats=options.repeats)
+            if rank == 0:
+                tell(found, mib, place)
+        dist.destroy_process_group(made)
+        group.leave()
 
 
 def tell(found: dict[str, float], mib: float, place: Place) -> None:
@@ -172,43 +185,16 @@ def tell(found: dict[str, float], mib: float, place: Place) -> None:
         print(f"{ranks:2d} ranks, {mib:6g} MiB: {way} is taken, {over:.2f}x the better", flush=True)
 
 
-def process(rank: int, port: int, options: argparse.Namespace, place: Place) -> None:
-    """One rank."""
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(len(place.hosts)),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        TORCHELASTIC_USE_AGENT_STORE="True",
-    )
-    enter_host()
-    torch.set_num_threads(1)
-    group.join("gloo", timeout_s=TIMEOUT_S)
-    measure(rank, options, place)
-    group.leave()
-
-
-def on_ranks(options: argparse.Namespace, place: Place) -> None:
-    """Starts the ranks and waits for them.
+def run(options: argparse.Namespace, place: Place) -> None:
+    """Starts the ranks of a place, and waits for them.
 
     Raises:
         SystemExit: one has failed.
     """
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False
-    )
-    context = multiprocessing.get_context("spawn")
-    started = [
-        context.Process(target=process, args=(rank, store.port, options, place))
-        for rank in range(len(place.hosts))
-    ]
-    for each in started:
-        each.start()
-    for each in started:
-        each.join()
-    if any(each.exitcode for each in started):
-        raise SystemExit(1)
+    try:
+        on_ranks(measure, len(place.hosts), options, place, limit_s=LIMIT_S)
+    except RankFailed as error:
+        raise SystemExit(str(error)) from error
 
 
 def on_hosts(options: argparse.Namespace) -> None:
@@ -219,15 +205,13 @@ def on_hosts(options: argparse.Namespace) -> None:
     )
     names = [host.name for host in hosts for _ in range(host.devices[0].count)]
     link = Link(bytes_per_s=options.link_bytes_per_s)
-    with ExitStack() as stack:
-        layout = stack.enter_context(emulated_hosts(Inventory(hosts=hosts, link=link)))
-        stack.enter_context(told_to_ranks(layout, names))
+    with emulated_hosts(Inventory(hosts=hosts, link=link)) as layout:
         print(
             f"{'+'.join(map(str, options.hosts))} ranks on hosts as network namespaces, joined at "
             f"{link.bytes_per_s / 1e6:g} MB/s each way",
             flush=True,
         )
-        on_ranks(options, Place(tuple(names), link.bytes_per_s))
+        run(options, Place(tuple(names), link.bytes_per_s, layout))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -245,11 +229,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args(arguments)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Of ranks, which torch would have warn that the launcher's address has no name.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if options.only != "link":
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         print("loopback", flush=True)
         for ranks in options.ranks:
-            on_ranks(options, Place(("loopback",) * ranks))
+            run(options, Place(("loopback",) * ranks))
     if options.only != "loopback":
         try:
             on_hosts(options)

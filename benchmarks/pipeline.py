@@ -185,8 +185,7 @@ def sleep(workload: Sleeping, options: argparse.Namespace) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = parser_of(__doc__, only=(*KINDS, "sleep"), repeats=5)
-    parser.add_argument("--minibatches", type=int, default=32, help="of an epoch, even")
+    parser = parser_of(__doc__, only=(*KINDS, "sleep"), repeats=5, minibatches=32)
     parser.add_argument("--passes", type=int, default=5, help="that time the layers")
     parser.add_argument("--bound-s", type=float, default=6.0, help="that a stage is measured")
     parser.add_argument("--ranks", type=int, nargs="+", default=[3, 4, 8], help="that sleep")

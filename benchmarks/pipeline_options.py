@@ -14,10 +14,12 @@ from pipeline_workloads import Vgg
 
 KINDS = ("dense", "sparse")
 """Of networks."""
+LEAST_MINIBATCHES = 4
+"""Of an epoch: each of two ranks that read ends two steps, and there is a time between them."""
 
 
 def parser_of(
-    description: str | None, *, only: Sequence[str], repeats: int
+    description: str | None, *, only: Sequence[str], repeats: int, minibatches: int
 ) -> argparse.ArgumentParser:
     """The options of all of them.
 
@@ -25,16 +27,30 @@ def parser_of(
         description: of the benchmark.
         only: what it can be told to measure, all of which it measures if it is not told.
         repeats: how many repetitions, if it is not told.
+        minibatches: of an epoch, if it is not told.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--only", choices=only, nargs="+", default=list(only))
     parser.add_argument("--repeats", type=int, default=repeats)
+    parser.add_argument(
+        "--minibatches", type=_with_a_middle, default=minibatches, help="of an epoch, even"
+    )
     parser.add_argument("--width", type=float, default=1.0, help="of VGG16; 1 is the paper's")
     parser.add_argument("--shapes", type=int, help="of a minibatch; default: dense 2, sparse 4")
     parser.add_argument("--quick", action="store_true", help="small and fast, times mean nothing")
     return parser
+
+
+def _with_a_middle(text: str) -> int:
+    minibatches = int(text)
+    if minibatches < LEAST_MINIBATCHES:
+        raise argparse.ArgumentTypeError(
+            f"an epoch of {minibatches} has no time between steps that could be measured: give "
+            f"{LEAST_MINIBATCHES} or more"
+        )
+    return minibatches
 
 
 @contextmanager

@@ -187,7 +187,7 @@ def print_stages(plan: Plan, rows: Sequence[Compared]) -> None:
             ("real", real, statistics.median(row.steady_s for row in rows)),
         ):
             figures = (*parts, sum(parts), 1e3 * minibatch_s)
-            print(f"  stage {stage} {name:11}" + "".join(f"{each:10.2f}" for each in figures))
+            print(f"  stage {stage} {name:11}" + "".join(f"{each:10.4f}" for each in figures))
 
 
 def print_layers(rows: Sequence[Compared]) -> None:
@@ -214,9 +214,8 @@ def print_verdict(what: str, ratios: Sequence[float]) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = parser_of(__doc__, only=KINDS, repeats=3)
+    parser = parser_of(__doc__, only=KINDS, repeats=3, minibatches=16)
     parser.add_argument("--turns", type=int, default=8, help="of profilers and trainers each")
-    parser.add_argument("--minibatches", type=int, default=16, help="of an epoch, which is a turn")
     parser.add_argument("--passes", type=int, default=4, help="of a profiler's turn")
     parser.add_argument("--cut-passes", type=int, default=5, help="that time the layers for a cut")
     options = parser.parse_args(arguments)

@@ -7,11 +7,12 @@ from sparsepipe.emulate.entering import (
     set_limits,
     told_to_ranks,
 )
-from sparsepipe.emulate.hosts import emulated_hosts
+from sparsepipe.emulate.hosts import clear, emulated_hosts
 from sparsepipe.emulate.machine import NotPermitted
 
 __all__ = [
     "NotPermitted",
+    "clear",
     "emulated_hosts",
     "emulated_layout",
     "enter_host",

@@ -1,7 +1,7 @@
 """Makes the hosts of an emulated cluster, and removes them on every way out.
 
-What a process that was killed has left is removed by the next one: the names of namespaces say
-whose they are.
+What a process that was killed has left is removed by the next one that emulates, with hosts of
+its own or without: the names of namespaces say whose they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from sparsepipe.cluster import Inventory
 from sparsepipe.emulate import machine
 from sparsepipe.emulate.layout import Layout, lay_out, making, unmaking
-from sparsepipe.emulate.leftovers import free_block, leftovers, owners
+from sparsepipe.emulate.leftovers import Leftovers, free_block, leftovers, owners
 from sparsepipe.errors import HardwareError
 
 log = logging.getLogger(__name__)
@@ -62,17 +62,32 @@ def emulated_hosts(inventory: Inventory, *, time_scale: float = 1.0) -> Iterator
                 remove(layout.namespaces, layout.cables)
 
 
+def clear() -> None:
+    """Does :func:`sweep` where this process may; what keeps it from that is told, no error."""
+    found = _left_over()
+    if not (found.namespaces or found.cables) or not machine.may_administer():
+        return
+    try:
+        with _signals_held(), _locked():
+            sweep()
+    except HardwareError as error:
+        log.warning("what a killed process has left is still there: %s", error.message)
+
+
 def sweep() -> None:
     """Removes what is left of clusters whose process has ended without removing it."""
-    there = machine.namespaces()
-    living = machine.living(owners(there))
-    found = leftovers(there, machine.interfaces(), living=living)
+    found = _left_over()
     if found.namespaces or found.cables:
         log.info(
             "removing what a killed process has left of an emulated cluster: %s",
             ", ".join((*found.namespaces, *found.cables)),
         )
         remove(found.namespaces, found.cables)
+
+
+def _left_over() -> Leftovers:
+    there = machine.namespaces()
+    return leftovers(there, machine.interfaces(), living=machine.living(owners(there)))
 
 
 def remove(namespaces: Sequence[str], cables: Sequence[str]) -> None:

@@ -34,6 +34,8 @@ _BURST_S = 0.004
 _LONGEST_BURST_S = 0.1
 _QUEUE_BYTES = 2**22
 """What a switch keeps before it drops packets."""
+_MOST_BYTES = 2**32 - 1
+"""Of a bucket with its queue: the kernel's ``tc_tbf_qopt.limit`` has 32 bits."""
 _MOST_HOSTS = 63
 BLOCKS = 512
 """Emulated clusters that one machine can have at a time."""
@@ -115,8 +117,8 @@ def lay_out(inventory: Inventory, *, owner: Owner, block: int, time_scale: float
         time_scale: how many times slower the links are made.
 
     Raises:
-        HardwareError: no link is said, it is too slow to be emulated, or there are too many
-            hosts.
+        HardwareError: no link is said, it is too slow or too fast to be emulated, or there are
+            too many hosts.
     """
     hosts = [host.name for host in inventory.hosts]
     if len(hosts) > _MOST_HOSTS:
@@ -160,20 +162,30 @@ def burst_bytes(rate_bytes_per_s: float, *, asked: float | None = None) -> int:
         asked: the link's bandwidth before it was stretched, for the message.
 
     Raises:
-        HardwareError: a bucket holds so much of the link's time that the rate means nothing.
+        HardwareError: a bucket holds so much of the link's time that the rate means nothing, or
+            more than the kernel can count.
     """
-    found = int(_BURST_BYTES + _BURST_S * rate_bytes_per_s)
+    found = _BURST_BYTES + _BURST_S * rate_bytes_per_s
+    link = rate_bytes_per_s if asked is None else asked
+    said = f"a link of {link:.4g} bytes/s, at {rate_bytes_per_s:.4g} by hardware.time_scale, is"
     if found > _LONGEST_BURST_S * rate_bytes_per_s:
         least = _BURST_BYTES / (_LONGEST_BURST_S - _BURST_S)
-        link = rate_bytes_per_s if asked is None else asked
         raise HardwareError(
-            f"a link of {link:.4g} bytes/s, at {rate_bytes_per_s:.4g} by hardware.time_scale, is "
-            f"slower than can be emulated: the {found} bytes that pass at once are more than "
-            f"{_LONGEST_BURST_S:g} s of it",
+            f"{said} slower than can be emulated: the {int(found)} bytes that pass at once are "
+            f"more than {_LONGEST_BURST_S:g} s of it",
             remedy=f"set a smaller hardware.time_scale, so that {least:.3g} bytes/s or more are "
             "left, or hardware.network=loopback, which limits no link",
         )
-    return found
+    if found + _QUEUE_BYTES > _MOST_BYTES:
+        most = (_MOST_BYTES - _QUEUE_BYTES - _BURST_BYTES) / _BURST_S
+        raise HardwareError(
+            f"{said} faster than can be emulated: the {found:.4g} bytes that pass at once are "
+            "more than 32 bits can count, as the kernel does",
+            remedy=f"set a larger hardware.time_scale, so that {most:.4g} bytes/s or less are "
+            "left, a smaller hardware.link_bytes_per_s, or hardware.network=loopback, which limits "
+            "no link",
+        )
+    return int(found)
 
 
 def making(layout: Layout) -> list[Command]:

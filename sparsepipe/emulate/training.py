@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytorch_lightning as pl
@@ -24,12 +24,16 @@ class ReplayModule(pl.LightningModule):
         profile: of the network on this rank's device.
         pace: lets time pass.
         momentum: of SGD, for modes that predict weights by it, and compute updates therefore.
+        updates: they take the time that the profile says, if it does; not where the profile of
+            another device tells none, as in simulations.
 
     Raises:
         ProfileError: no layer has parameters.
     """
 
-    def __init__(self, profile: Profile, pace: Pace, *, momentum: float = 0.0) -> None:
+    def __init__(
+        self, profile: Profile, pace: Pace, *, momentum: float = 0.0, updates: bool = True
+    ) -> None:
         super().__init__()
         if not profile.parameter_bytes:
             raise ProfileError(
@@ -38,6 +42,8 @@ class ReplayModule(pl.LightningModule):
                 "task=profile",
             )
         self._momentum = momentum
+        self._pace = pace
+        self._updates = updates and profile.update_s is not None
         self.layers = nn.Sequential(*(ReplayLayer(layer, pace) for layer in profile.layers))
 
     @override
@@ -47,16 +53,40 @@ class ReplayModule(pl.LightningModule):
 
     @override
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        if self._momentum:
-            return torch.optim.SGD(self.parameters(), lr=1e-3, momentum=self._momentum)
-        return UnmovedSGD(self.parameters(), lr=1e-3)
+        made = torch.optim.SGD if self._momentum else UnmovedSGD
+        optimizer = made(self.parameters(), lr=1e-3, momentum=self._momentum)
+        if self._updates:
+            pause_for_updates(optimizer, self.layers, self._pace)
+        return optimizer
+
+
+def pause_for_updates(
+    optimizer: torch.optim.Optimizer, layers: Iterable[nn.Module], pace: Pace
+) -> None:
+    """Lets each step take as long as the update of those layers whose parameters it holds then.
+
+    A pipeline's stage takes the others out of the optimizer.
+
+    Args:
+        optimizer: of the whole network.
+        layers: of the network, those of a profile.
+        pace: lets the time pass.
+    """
+    update_s = {
+        layer.weight_p: layer.profile.update_s or 0.0
+        for layer in layers
+        if isinstance(layer, ReplayLayer) and layer.weight_p is not None
+    }
+
+    def pause(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        held = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        pace.take(sum(update_s[parameter] for parameter in held))
+
+    optimizer.register_step_post_hook(pause)
 
 
 class UnmovedSGD(torch.optim.SGD):
-    """SGD by gradients that are all zeros: there is nothing to compute.
-
-    How long an update takes is in no profile, so that it is to take no time here.
-    """
+    """SGD by gradients that are all zeros: there is nothing to compute."""
 
     @override
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -81,26 +81,41 @@ def train_emulated(
     del time_scale, network, link_bytes_per_s  # :mod:`asked_emulation` has them in the hardware
     emulation = emulation_of(run.config)
     assert emulation is not None
-    profile = emulated_profiles(run.config, run.inventory)[run.places[group.rank()].name]
-    pulse = Pulse(emulation.time_scale)
-    trainer = _trained(run, profile, pulse, minibatches=minibatches_each(run, minibatches))
+    of_devices = emulated_profiles(run.config, run.inventory)
+    profiles = [of_devices[place.name] for place in run.places]
+    pulse, size = Pulse(emulation.time_scale), profiles[group.rank()].meta.get("batch_size")
+    trainer = _trained(run, profiles, pulse, minibatches=minibatches_each(run, minibatches))
     values = {
         "kind": "emulated",
         "network": "loopback" if emulated_layout() is None else "namespaces",
         "time_scale": emulation.time_scale,
         "link_bytes_per_s": None if run.inventory.link is None else run.inventory.link.bytes_per_s,
-        **_pace(pulse.rates(), plan_values(run, trainer), size=profile.meta.get("batch_size")),
+        **_pace(pulse.rates(), plan_values(run, trainer), size=size),
     }
     write_result(run, values)
     if group.rank() == 0:
         log.info("%s", _in_words(values))
 
 
-def _trained(run: Run, profile: Profile, pulse: Pulse, *, minibatches: int) -> pl.Trainer:
-    """The Trainer, after an epoch of as many minibatches for each rank that reads."""
+def _trained(
+    run: Run, profiles: Sequence[Profile], pulse: Pulse, *, minibatches: int
+) -> pl.Trainer:
+    """The Trainer, after an epoch of as many minibatches for each rank that reads.
+
+    Args:
+        run: what is trained.
+        profiles: of the ranks' devices.
+        pulse: notes the pace.
+        minibatches: of each rank that reads.
+    """
+    profile = profiles[group.rank()]
     mode = (run.config["parallel"]["strategy"] or {}).get("mode")
-    momentum = _MOMENTUM if mode == "spectrain" else 0.0
-    module = ReplayModule(profile, Pace(pulse.time_scale), momentum=momentum)
+    module = ReplayModule(
+        profile,
+        Pace(pulse.time_scale),
+        momentum=_MOMENTUM if mode == "spectrain" else 0.0,
+        updates=all(each.update_s is not None for each in profiles),
+    )
     check_division(run.config, module, kept=run.directory.plan)
     trainer = run.trainer(
         [*_keeping_plan(run), pulse, StopAtOnce(run.watch)], silent=True, **_INSTEAD

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.emulate import NotPermitted, emulated_hosts, told_to_ranks
+from sparsepipe.emulate import NotPermitted, clear, emulated_hosts, told_to_ranks
 from sparsepipe.experiment.emulation import emulation_of
 from sparsepipe.experiment.placing import places_of_ranks
 from sparsepipe.experiment.run import num_ranks
@@ -24,9 +24,9 @@ def hosts_emulated(
 ) -> Iterator[None]:
     """Ranks that are started within live on hosts of their own.
 
-    Does nothing where nothing is emulated, or all ranks are on one host. Where this process may
+    Makes none where nothing is emulated, or all ranks are on one host. Where this process may
     not make hosts, all ranks stay on this machine, which is told, unless ``hardware.network``
-    insists.
+    insists. Whatever is emulated, first goes what killed processes have left of clusters.
 
     Args:
         config: resolved and checked.
@@ -37,6 +37,8 @@ def hosts_emulated(
         HardwareError: they cannot be made.
     """
     emulation = emulation_of(config)
+    if emulation is not None:
+        clear()
     with ExitStack() as stack:
         if emulation is not None and emulation.network != "loopback":
             places = places_of_ranks(

@@ -41,7 +41,13 @@ def _rate(value: float) -> str:
     return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
 
-_RATES, _RATIO = ("train_shapes_per_s", "simulated_shapes_per_s"), "ratio_to_first"
+_RATES = ("train_shapes_per_s", "simulated_shapes_per_s", "samples_per_s", "minibatches_per_s")
+"""How fast something trains, measured, simulated and emulated; of a result the first that it has.
+
+Emulated minibatches have no known size where profiles do not tell.
+"""
+_RATIO = "ratio_to_first"
+_MINIBATCHES = "epoch_minibatches"
 
 _FIGURES = (
     _Figure("kind", "kind", str),
@@ -49,9 +55,12 @@ _FIGURES = (
     _Figure("plan", "plan", str),
     _Figure("train shapes/s", _RATES[0], _rate),
     _Figure("simulated shapes/s", _RATES[1], _rate),
+    _Figure("emulated samples/s", _RATES[2], _rate),
+    _Figure("minibatches/s", _RATES[3], _rate),
     _Figure("ratio", _RATIO, lambda value: f"{value:.2f}x"),
     _Figure("over DP", "speedup_over_dp", lambda value: f"{value:.2f}x"),
     _Figure("epoch s", "epoch_s", lambda value: f"{value:,.1f}"),
+    _Figure("of minibatches", _MINIBATCHES, "{:,}".format),
     _Figure("planned shapes/s", "plan_shapes_per_s", _rate),
     _Figure("test shapes/s", "test_shapes_per_s", _rate),
     _Figure("inference shapes/s", "inference_shapes_per_s", _rate),
@@ -68,8 +77,9 @@ def sweep_rows(jobs: Sequence[SweepJob]) -> list[dict[str, Any]]:
     """A row for each job, with the same keys in all: overrides, figures, status and directory.
 
     Overrides that are the same in all jobs are left out, as are figures that no job has, equal
-    numbers of ranks, and that figures are measured where all are. A ratio is of shapes a second,
-    of a training or simulated, to those of the first job that has any of the same kind.
+    numbers of ranks or of an epoch's minibatches, and that figures are measured where all are. A
+    ratio is of shapes a second, measured, simulated or emulated, to those of the first job that
+    has any of the same kind.
     """
     names = list(dict.fromkeys(name for job in jobs for name in job.overrides))
     differing = [name for name in names if len({job.overrides.get(name) for job in jobs}) > 1]
@@ -110,14 +120,18 @@ def _cell(row: Mapping[str, Any], key: str, figures: Mapping[str, _Figure]) -> s
 
 def _is_telling(key: str, found: Sequence[Mapping[str, Any]]) -> bool:
     values = {row[key] for row in found if key in row}
-    if key == "ranks":
+    if key in ("ranks", _MINIBATCHES):
         return len(values) > 1
     return bool(values) and (key != "kind" or values != {"measured"})
 
 
 def _figures(job: SweepJob) -> dict[str, Any]:
-    """What the job's result holds of the columns, with the plan in words."""
+    """What the job's result holds of the columns, with the plan in words and one rate."""
     result = {**job.result, "plan": _plan(job.result)}
+    if result.get("kind") == "emulated":
+        result[_MINIBATCHES] = result.get("minibatches")
+    for rate in [rate for rate in _RATES if result.get(rate) is not None][1:]:
+        del result[rate]
     return {
         figure.key: result[figure.key] for figure in _FIGURES if result.get(figure.key) is not None
     }

@@ -14,7 +14,11 @@ _ROWS = (
 )
 
 
-def profile(**meta: object) -> Profile:
+UPDATES_S = (1.0, 0.0, 0.125, 0.25)
+"""Of the layers, where they are told."""
+
+
+def profile(*, updates: bool = False, **meta: object) -> Profile:
     layers = tuple(
         LayerProfile(
             index=index,
@@ -24,6 +28,7 @@ def profile(**meta: object) -> Profile:
             backward_s=backward_s,
             activation_bytes=activation_bytes,
             parameter_bytes=parameter_bytes,
+            update_s=UPDATES_S[index] if updates else None,
         )
         for index, (forward_s, backward_s, activation_bytes, parameter_bytes) in enumerate(_ROWS)
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from namespace_cases import cluster, left, needs_namespaces
 
 from sparsepipe.emulate import NotPermitted, emulated_hosts, machine
 from sparsepipe.emulate.hosts import sweep
-from sparsepipe.emulate.layout import Station
+from sparsepipe.emulate.layout import Layout, Station, lifting
 from sparsepipe.errors import HardwareError
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -39,27 +41,62 @@ def seconds_of(source: Station, target: Station, size_bytes: int) -> float:
             return float(sender.stdout.read())
 
 
+def both_ways(layout: Layout, size_bytes: int) -> list[float]:
+    """How long bytes take from each of two hosts to the other, at once."""
+    a, b = layout.stations
+    found: list[float] = []
+    ways = [
+        threading.Thread(target=lambda p=pair: found.append(seconds_of(*p, size_bytes)))
+        for pair in ((a, b), (b, a))
+    ]
+    for way in ways:
+        way.start()
+    for way in ways:
+        way.join(120)
+    assert len(found) == 2
+    return found
+
+
+def sent_bytes(station: Station) -> int:
+    """What has left a host by the interface that is limited."""
+    told = subprocess.run(
+        ["ip", "-n", station.namespace, "-s", "-j", "link", "show", "data"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(json.loads(told.stdout)[0]["stats64"]["tx"]["bytes"])
+
+
+RATE = 2e6  # of bytes a second, so that a busy machine is still faster
+
+
 @needs_namespaces
 def test_bytes_take_as_long_as_the_link_says_and_both_ways_at_once() -> None:
     """A bucket that is full at the start makes it less, headers and a busy machine more."""
-    size, rate = 4_000_000, 2e6  # so that a busy machine is still faster
-    with emulated_hosts(cluster(bytes_per_s=10 * rate), time_scale=10) as layout:
-        a, b = layout.stations
-        found: list[float] = []
-        ways = [
-            threading.Thread(target=lambda p=pair: found.append(seconds_of(*p, size)))
-            for pair in ((a, b), (b, a))
-        ]
-        for way in ways:
-            way.start()
-        for way in ways:
-            way.join()
-        due_s = (size - layout.burst_bytes) / rate
-        assert len(found) == 2
+    size = 4_000_000
+    with emulated_hosts(cluster(bytes_per_s=10 * RATE), time_scale=10) as layout:
+        due_s = (size - layout.burst_bytes) / RATE
+        found = both_ways(layout, size)
         assert all(due_s <= found_s for found_s in found), (due_s, found)
-        assert min(found) < 1.9 * due_s, "each way has the whole rate"
-        unlimited_s = seconds_of(a, a, size)
-        assert unlimited_s < due_s / 2, "no link limits what stays on a host"
+        a, _ = layout.stations
+        before = sent_bytes(a)
+        assert before > size
+        seconds_of(a, a, size)
+        assert sent_bytes(a) - before < size / 100, "no link limits what stays on a host"
+
+
+@needs_namespaces
+@pytest.mark.full
+def test_each_way_has_the_whole_rate() -> None:
+    """A busy machine may take longer, but not time and again."""
+    size = 4_000_000
+    with emulated_hosts(cluster(bytes_per_s=10 * RATE), time_scale=10) as layout:
+        due_s = (size - layout.burst_bytes) / RATE
+        tries: list[float] = []
+        while len(tries) < 10 and not (tries and tries[-1] < 1.5 * due_s):
+            tries.append(max(both_ways(layout, size)))
+        assert min(tries) < 1.5 * due_s, "two ways that shared it would take twice as long"
 
 
 @needs_namespaces
@@ -77,6 +114,18 @@ def test_hosts_reach_the_launcher_and_no_other_machine() -> None:
             with inside(station, "reach.py", *where) as process:
                 assert process.stdout is not None
                 assert process.stdout.read() == "launcher refuses, own address refuses"
+
+
+@needs_namespaces
+def test_the_fastest_link_that_is_not_refused_can_be_made() -> None:
+    with emulated_hosts(cluster(bytes_per_s=1.07e12)) as layout:
+        assert layout.burst_bytes > 0.99 * (2**32 - 2**22)
+        wider = [w for command in lifting(layout)[:1] for w in command]  # at its first interface
+        machine.do(tuple(wider))
+        bucket = ("root", "tbf", "rate", "1gbit", "burst", "65536", "limit", str(2**32))
+        at = ("dev", wider[wider.index("dev") + 1])
+        with pytest.raises(HardwareError, match="limit"):
+            machine.do(("tc", "-n", wider[2], "qdisc", "add", *at, *bucket))
 
 
 @needs_namespaces
@@ -164,6 +213,11 @@ def runs(pid: int) -> bool:
         return False
 
 
+def blocks_of(names: Iterable[str]) -> set[str]:
+    """Blocks of addresses, of which the names of namespaces tell."""
+    return {name.split("-")[3] for name in names if "-" in name}
+
+
 @needs_namespaces
 def test_clusters_stand_beside_each_other() -> None:
     with emulated_hosts(cluster()) as first:
@@ -172,7 +226,9 @@ def test_clusters_stand_beside_each_other() -> None:
             process.stdout.readline()
             theirs = left(process.pid)
             assert len(theirs) == len(first.namespaces) + len(first.cables)
-            assert {name.split("-")[3] for name in theirs if "-" in name} == {"1"}, "of addresses"
+            blocks, (taken,) = blocks_of(theirs), blocks_of(first.namespaces)
+            assert len(blocks) == 1
+            assert taken not in blocks, "of addresses"
             process.terminate()
             process.wait(60)
         assert len(left(os.getpid())) == len(theirs)

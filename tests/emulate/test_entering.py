@@ -37,12 +37,12 @@ def exchange(rank: int) -> dict[str, object]:
         "sum": dist_sum(rank),
         "said": group.gather_objects(rank),
     }
-    for name, target in (("inside", 1), ("across", 2)):
-        found[name] = seconds_to(target)
+    found["inside"] = least_seconds_to(1)
+    found["across"] = seconds_to(2)
     if rank == 0:
         lift_limits()
     group.gather_objects(0)
-    found["lifted"] = seconds_to(2)
+    found["lifted"] = least_seconds_to(2)
     group.gather_objects(0)
     if rank == 0:
         set_limits()
@@ -69,6 +69,11 @@ def seconds_to(target: int) -> float:
         dist.recv(torch.zeros(SIZE // 4), 0)
         dist.send(torch.zeros(1), 0)
     return time.perf_counter() - begin_s
+
+
+def least_seconds_to(target: int) -> float:
+    """Of several messages: a busy machine makes some of them late."""
+    return min(seconds_to(target) for _ in range(5))
 
 
 @needs_namespaces

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -30,6 +31,18 @@ def end_well(process: subprocess.Popen[str]) -> None:
     process.wait(60)
 
 
+def kill_while_it_makes(process: subprocess.Popen[str], *, after_s: float) -> None:
+    """Kills a process some time after its first namespace is there; making takes tenths of one."""
+    deadline_s = time.monotonic() + 60
+    while not left(process.pid):
+        assert process.poll() is None, "it has ended before it made anything"
+        assert time.monotonic() < deadline_s, "it has made nothing"
+        time.sleep(0.001)
+    time.sleep(after_s)
+    process.kill()
+    assert process.wait(60) == -signal.SIGKILL
+
+
 @needs_namespaces
 @pytest.mark.full
 def test_of_twenty_owners_five_are_killed_and_nothing_stays() -> None:
@@ -42,10 +55,6 @@ def test_of_twenty_owners_five_are_killed_and_nothing_stays() -> None:
                 end_well(process)
                 assert [name for pid in (*killed, process.pid) for name in left(pid)] == []
                 continue
-            while not left(process.pid):
-                time.sleep(0.001)
-            time.sleep(0.3 * draw.random() ** 2)  # making takes some tenths of one
-            process.kill()
-            process.wait(60)
+            kill_while_it_makes(process, after_s=0.3 * draw.random() ** 2)
             killed.append(process.pid)
     assert len(killed) == 5

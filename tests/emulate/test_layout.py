@@ -130,6 +130,22 @@ def test_a_link_too_slow_is_refused() -> None:
     assert "6.83e+05 bytes/s" in caught.value.remedy
 
 
+def test_a_link_too_fast_for_a_bucket_is_refused() -> None:
+    """The bucket and 4 MiB of queue are to be below 2^32 bytes."""
+    most = (2**32 - 1 - 2**22 - 2**16) / 0.004
+    largest = burst_bytes(0.999999 * most)
+    assert 4.28e9 < largest < 2**32 - 2**22
+    fast = inventory(2, bytes_per_s=2e9)
+    lay_out(fast, owner=OWNER, block=0, time_scale=0.002)
+    with pytest.raises(HardwareError, match=r"link of 2e\+09 bytes/s, at 2e\+12") as caught:
+        lay_out(fast, owner=OWNER, block=0, time_scale=0.001)
+    assert "32 bits" in caught.value.message
+    assert "larger hardware.time_scale" in caught.value.remedy
+    assert f"{most:.4g} bytes/s" in caught.value.remedy
+    with pytest.raises(HardwareError, match="faster than can be emulated"):
+        burst_bytes(float("inf"))
+
+
 def test_a_link_that_is_not_said_is_refused() -> None:
     with pytest.raises(HardwareError, match="no bandwidth between") as caught:
         lay_out(inventory(2, bytes_per_s=None), owner=OWNER, block=0, time_scale=1)

@@ -11,7 +11,12 @@ ACTIVATION_BYTES, PARAMETER_BYTES = 200_000, 400_000
 LAYERS = 4
 
 
-def profile(*, slower: float = 1.0, parameter_bytes: float = PARAMETER_BYTES) -> Profile:
+def profile(
+    *,
+    slower: float = 1.0,
+    parameter_bytes: float = PARAMETER_BYTES,
+    update_s: float | None = None,
+) -> Profile:
     """Four like layers of the tiny network."""
     layers = tuple(
         LayerProfile(
@@ -22,6 +27,7 @@ def profile(*, slower: float = 1.0, parameter_bytes: float = PARAMETER_BYTES) ->
             backward_s=slower * BACKWARD_S,
             activation_bytes=ACTIVATION_BYTES,
             parameter_bytes=parameter_bytes,
+            update_s=update_s,
         )
         for index in range(LAYERS)
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 from emulated_cases import hosts, profile
 from experiment_harness import SUPPORT, composed
+from namespace_cases import left, needs_namespaces
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.emulate import NotPermitted, emulated_layout, machine
@@ -23,6 +25,7 @@ from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import Stage
 
 EMULATE = "hardware.emulate=true"
+LOOPBACK = "hardware.network=loopback"
 
 
 @pytest.fixture(autouse=True)
@@ -191,6 +194,24 @@ def test_a_plan_with_more_stages_than_layers_is_refused_before_ranks_start(tmp_p
 def test_schedules_are_of_simulations_and_refused_here(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"task\.schedule"):
         composed(*hosts(tmp_path), "parallel=hete_mp", "task.schedule=gpip")
+
+
+@needs_namespaces
+@pytest.mark.parametrize("overrides", [("parallel=dp", LOOPBACK), ("parallel=single",)])
+def test_what_a_killed_run_left_goes_before_any_emulation(
+    tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    """Also before one on loopback, and one on a single host, which make no namespaces."""
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait(60)
+    namespace = f"sparsepipe-{ended.pid}-1-511-0"
+    machine.do(("ip", "netns", "add", namespace))
+    config, inventory = asked(*hosts(tmp_path), *overrides)
+    config["parallel"] = parallel(config, inventory)
+    assert left(ended.pid) == [namespace]
+    with hosts_emulated(config, inventory, RunDir(tmp_path)):
+        assert emulated_layout() is None
+        assert left(ended.pid) == []
 
 
 def test_without_permission_it_says_that_links_are_not_limited(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
+import subprocess
 import time
 
 import pytest
@@ -15,6 +15,7 @@ from emulated_cases import (
     LAYERS,
     PARAMETER_BYTES,
     hosts,
+    profile,
 )
 from experiment_harness import Shell, fault, orphans, wait_for
 from namespace_cases import left, needs_namespaces
@@ -24,23 +25,26 @@ from sparsepipe.results.files import read_json
 
 COMPUTE_S = LAYERS * (FORWARD_S + BACKWARD_S)  # of the fast device; the slow ones take twice that
 PIPELINE = ("parallel=pipeline", "parallel.plan.config=1-2", "parallel.plan.cuts=[2]")
+ENDLESS = "trainer.limit_train_batches=2000"
+"""As good as: for runs that are ended from outside."""
 
 
 @pytest.mark.full
 @needs_namespaces
 def test_a_pipeline_over_two_hosts(shell: Shell) -> None:
-    """It goes as fast as its slowest part at most: here the link, by the bytes of a cut."""
+    """It takes as long as its slowest part at least: here the link, by the bytes of a cut."""
     rate = 4e6
     run = shell(*hosts(shell.cwd, bytes_per_s=rate), *PIPELINE, "hardware.time_scale=2").run
     result = read_json(run / "result.json")
     assert (result["kind"], result["network"]) == ("emulated", "namespaces")
     assert (result["time_scale"], result["minibatches"], result["ranks"]) == (2, 24, 3)
     assert (result["plan_config"], result["plan_cuts"]) == ("1-2", [2])
-    fastest = rate / ACTIVATION_BYTES
-    assert fastest < 2 / COMPUTE_S, "the first stage alone is faster"
-    assert 0 < result["minibatches_per_s"] < 1.1 * fastest, "but for the bucket"
+    crossing_s = ACTIVATION_BYTES / rate
+    assert crossing_s > COMPUTE_S / 2, "the first stage alone is faster"
+    assert result["epoch_s"] > 23 * crossing_s, "but for the bucket"
+    assert result["minibatches_per_s"] > 0
     assert result["samples_per_s"] == pytest.approx(16 * result["minibatches_per_s"])
-    assert 0 < result["epoch_minibatches_per_s"] < result["minibatches_per_s"] * 1.1
+    assert result["epoch_minibatches_per_s"] > 0
     assert {path.name for path in run.iterdir()} == {
         "config.yaml", "plan.json", "result.json", "DONE.json"
     }  # fmt: skip
@@ -49,20 +53,14 @@ def test_a_pipeline_over_two_hosts(shell: Shell) -> None:
 @pytest.mark.full
 def test_data_parallelism_on_loopback(shell: Shell) -> None:
     """Every step takes as long as the slowest device computes, at least."""
-    run = shell(
-        *hosts(shell.cwd),
-        "parallel=dp",
-        "hardware.network=loopback",
-        "trainer.limit_train_batches=8",
-    ).run
+    loopback, steps = "hardware.network=loopback", "trainer.limit_train_batches=16"
+    run = shell(*hosts(shell.cwd), "parallel=dp", loopback, steps).run
     result = read_json(run / "result.json")
-    assert (result["kind"], result["network"], result["minibatches"]) == (
-        "emulated",
-        "loopback",
-        24,
-    )
-    assert 0 < result["minibatches_per_s"] < 3 / (2 * COMPUTE_S)
-    assert result["epoch_s"] > 8 * 2 * COMPUTE_S
+    assert (result["kind"], result["network"]) == ("emulated", "loopback")
+    assert result["minibatches"] == 3 * 16
+    assert result["minibatches_per_s"] > 0
+    # The clock is the fast device's, which may have begun later than the slow ones.
+    assert result["epoch_s"] > 12 * 2 * COMPUTE_S
 
 
 @pytest.mark.full
@@ -72,6 +70,22 @@ def test_the_task_counts_minibatches_over_all_ranks(shell: Shell) -> None:
     result = read_json(shell(*here, "parallel=dp", *asked).run / "result.json")
     assert (result["minibatches"], result["time_scale"]) == (21, 0.5)
     assert result["link_bytes_per_s"] == 20e6
+
+
+@pytest.mark.full
+def test_updates_take_as_long_as_in_the_simulation(shell: Shell) -> None:
+    """The first stage is the slowest, and rests between minibatches for no less than it says."""
+    *here, _ = hosts(shell.cwd)
+    update_s = 0.03  # of a layer
+    for name, slower in (("fast", 1.0), ("slow", 2.0)):
+        profile(slower=slower, update_s=update_s).save(shell.cwd / f"{name}.json")
+    stage_s = 2 * (FORWARD_S + BACKWARD_S + update_s)
+    simulated = shell(*here, *PIPELINE, "task=simulate", "task.minibatches=24").run
+    assert read_json(simulated / "result.json")["minibatch_s"] == pytest.approx(stage_s)
+    asked = ("task=emulate", "task.network=loopback", "task.minibatches=24")
+    emulated = read_json(shell(*here, *PIPELINE, *asked).run / "result.json")
+    assert emulated["minibatches"] == 24
+    assert emulated["epoch_s"] > 24 * stage_s - 0.001, "but for a pause that is saved up"
 
 
 @needs_namespaces
@@ -84,7 +98,7 @@ def test_sums_of_gradients_cross_the_link(shell: Shell) -> None:
     ).run
     result = read_json(run / "result.json")
     step_s = LAYERS * PARAMETER_BYTES / rate
-    assert result["minibatches_per_s"] < 1.1 * 3 / step_s
+    assert result["epoch_s"] > 7 * step_s, "of the last step some may still be on its way"
 
 
 @pytest.mark.full
@@ -101,7 +115,7 @@ def test_a_searched_plan(shell: Shell) -> None:
 @pytest.mark.full
 def test_a_signal_leaves_nothing(shell: Shell) -> None:
     overrides = hosts(shell.cwd)
-    process = shell.start(*overrides, *PIPELINE, "trainer.limit_train_batches=2000")
+    process = shell.start(*overrides, *PIPELINE, ENDLESS)
     wait_for(lambda: bool(list(shell.cwd.glob("outputs/*/*/plan.json"))))
     assert left(process.pid)
     process.send_signal(signal.SIGTERM)
@@ -123,6 +137,16 @@ def test_a_rank_that_fails_leaves_nothing(shell: Shell) -> None:
     assert left(process.pid) == []
 
 
+def killed_at_random(process: subprocess.Popen[str], draw: random.Random) -> int:
+    """Kills a run while hosts are made, ranks start or train; its number."""
+    wait_for(lambda: bool(left(process.pid)) or process.poll() is not None)
+    time.sleep(8 * draw.random() ** 2)
+    process.kill()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, said
+    return process.pid
+
+
 @needs_namespaces
 @pytest.mark.full
 @pytest.mark.timeout(1500)
@@ -132,14 +156,10 @@ def test_twenty_runs_of_which_five_are_killed_leave_nothing(shell: Shell) -> Non
     killed: list[int] = []
     for number in range(20):
         overrides = (*hosts(shell.cwd), *PIPELINE, f"seed={number}")
-        process = shell.start(*overrides)
         if number in killed_runs:
-            wait_for(lambda pid=process.pid: bool(left(pid)))  # made, or about to be
-            time.sleep(8 * draw.random() ** 2)  # while hosts are made, ranks start or train
-            os.kill(process.pid, signal.SIGKILL)
-            process.communicate(timeout=60)
-            killed.append(process.pid)
+            killed.append(killed_at_random(shell.start(*overrides, ENDLESS), draw))
             continue
+        process = shell.start(*overrides)
         ended = shell.wait(process)
         assert ended.code == 0, ended.err
         assert read_json(ended.run / "result.json")["network"] == "namespaces"

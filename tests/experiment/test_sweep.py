@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 
 import pytest
+from emulated_cases import hosts
 from experiment_harness import Shell
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
@@ -73,6 +74,26 @@ def test_trainings_of_a_sweep_beside_each_other(shell: Shell) -> None:
     assert shell.sweep("data.prepare_s=0.1,0", ONE_EPOCH).code == 0
     (again,) = tables(shell) - {table}
     assert [row["run"] for row in read(again)] == [rows[1]["run"], rows[0]["run"]]
+
+
+@pytest.mark.full
+def test_what_is_emulated_beside_what_is_simulated(shell: Shell) -> None:
+    *here, _ = hosts(shell.cwd)
+    plan = ("parallel=pipeline", "parallel.plan.config=1-2", "parallel.plan.cuts=[2]")
+    swept = shell.sweep(*here, *plan, "task=simulate,emulate")
+    assert swept.code == 0, swept.err
+    runs = [Path(line) for line in swept.out.splitlines()]
+    results = [read_json(run / "result.json") for run in runs]
+    (table,) = tables(shell)
+    rows = read(table)
+    assert [row["kind"] for row in rows] == ["simulated", "emulated"]
+    keys = ("simulated_shapes_per_s", "samples_per_s")
+    assert [float(row[key]) for row, key in zip(rows, keys, strict=True)] == [
+        result[key] for result, key in zip(results, keys, strict=True)
+    ]
+    assert (rows[0]["samples_per_s"], rows[1]["simulated_shapes_per_s"]) == ("", "")
+    assert [row["ratio_to_first"] for row in rows] == ["1.0", "1.0"], "each of its kind"
+    assert [row["epoch_minibatches"] for row in rows] == ["154", "24"]
 
 
 def test_a_job_that_raises_is_a_failed_one_and_none_at_all_make_no_table(tmp_path: Path) -> None:

@@ -88,6 +88,58 @@ def test_plans_are_simulated_and_nobody_trains() -> None:
     ]
 
 
+def test_what_was_emulated_beside_what_was_simulated() -> None:
+    """Each kind has its own column and ratios; epochs of unlike lengths are told apart."""
+    dp = {"plan_config": None, "minibatches_per_s": 2.0}
+    mp = {"plan_config": "3-1", "plan_cuts": [8], "minibatches_per_s": 3.0}
+    simulated = {"kind": "simulated", "ranks": 1, "epoch_minibatches": 154}
+    emulated = {"kind": "emulated", "ranks": 4}
+    rows = sweep_rows(
+        [
+            job("a", {**simulated, **dp, "simulated_shapes_per_s": 128.0, "epoch_s": 77.5},
+                task="simulate", parallel="dp"),
+            job("b", {**simulated, **mp, "simulated_shapes_per_s": 192.0, "epoch_s": 52.0},
+                task="simulate", parallel="mp"),
+            job("c", {**emulated, **dp, "samples_per_s": 120.0, "epoch_s": 50.0,
+                      "minibatches": 96}, task="emulate", parallel="dp"),
+            job("d", {**emulated, **mp, "samples_per_s": 150.0, "epoch_s": 9.0,
+                      "minibatches": 24}, task="emulate", parallel="mp"),
+        ]
+    )  # fmt: skip
+    assert sweep_markdown(rows).splitlines() == [
+        "| task     | parallel | kind      | ranks | plan     | simulated shapes/s "
+        "| emulated samples/s | ratio | epoch s | of minibatches | run |",
+        "| -------- | -------- | --------- | ----: | -------- | -----------------: "
+        "| -----------------: | ----: | ------: | -------------: | --- |",
+        "| simulate | dp       | simulated |     1 |          |              128.0 "
+        "|                    | 1.00x |    77.5 |            154 | a   |",
+        "| simulate | mp       | simulated |     1 | 3-1 at 8 |              192.0 "
+        "|                    | 1.50x |    52.0 |            154 | b   |",
+        "| emulate  | dp       | emulated  |     4 |          |                    "
+        "|              120.0 | 1.00x |    50.0 |             96 | c   |",
+        "| emulate  | mp       | emulated  |     4 | 3-1 at 8 |                    "
+        "|              150.0 | 1.25x |     9.0 |             24 | d   |",
+    ]
+
+
+def test_epochs_of_one_length_need_no_word_of_it() -> None:
+    result = {"kind": "simulated", "simulated_shapes_per_s": 8.0, "epoch_minibatches": 154}
+    rows = sweep_rows([job("a", result, seed="0"), job("b", result, seed="1")])
+    assert "epoch_minibatches" not in rows[0]
+
+
+def test_minibatches_count_where_nobody_knows_their_size() -> None:
+    result = {"kind": "emulated", "minibatches": 24}
+    rows = sweep_rows(
+        [
+            job("a", {**result, "minibatches_per_s": 2.0}, seed="0"),
+            job("b", {**result, "minibatches_per_s": 3.0}, seed="1"),
+        ]
+    )
+    assert [row["minibatches_per_s"] for row in rows] == [2.0, 3.0]
+    assert [row["ratio_to_first"] for row in rows] == [1.0, 1.5]
+
+
 def test_ratios_are_to_the_first_job_that_trained() -> None:
     rows = sweep_rows(
         [

@@ -9,20 +9,30 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "pipeline.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 KIB = 4 * 1024
 HEADERS = 4096
 
 
+def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["pipeline.py", "simulated_pipeline.py"])
+@pytest.mark.parametrize("number", ["1", "3"])
+def test_an_epoch_without_a_middle_is_refused(name: str, number: str) -> None:
+    ran = run(name, "--minibatches", number)
+    assert ran.returncode == 2
+    assert "Traceback" not in ran.stderr
+    assert f"an epoch of {number} has no time between steps" in ran.stderr
+    assert "give 4 or more" in ran.stderr
+
+
 @pytest.mark.full
 def test_rows_bytes_and_versions_of_the_benchmark() -> None:
-    ran = subprocess.run(
-        [sys.executable, str(BENCHMARK), "--quick", "--ranks", "3"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    ran = run("pipeline.py", "--quick", "--ranks", "3")
     assert ran.returncode == 0, ran.stderr
     dense, sparse, sleep = ran.stdout.split("\n\n")[1:4]
     for part in (dense, sparse):

@@ -1,0 +1,73 @@
+"""Updates of replay layers: how long they take, whoever makes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+from replay_cases import UPDATES_S, Noted, profile
+
+from sparsepipe.emulate.training import ReplayData, ReplayModule
+from sparsepipe.profiling import Profile
+from sparsepipe.strategies.pipeline.optimizers import PrunedOptimizer
+
+MOMENTA = (0.0, 0.9)  # without, no numbers are updated; with, those of SpecTrain
+
+
+def taken_by_update(
+    measured: Profile, *, momentum: float, owned: range | None = None, **asked: bool
+) -> list[float]:
+    """The pauses of one update, by the layers of a stage; None: by all."""
+    noted = Noted()
+    module = ReplayModule(measured, noted.pace(), momentum=momentum, **asked)
+    optimizer = module.configure_optimizers()
+    if owned is not None:
+        mine = [p for index in owned for p in module.layers[index].parameters()]
+        PrunedOptimizer(optimizer, owned={id(parameter) for parameter in mine})
+    assert optimizer.step(lambda: 7.0) == 7.0
+    return noted.taken
+
+
+@pytest.mark.parametrize("momentum", MOMENTA)
+def test_an_update_takes_what_the_profile_says(momentum: float) -> None:
+    assert taken_by_update(profile(updates=True), momentum=momentum) == [sum(UPDATES_S)]
+
+
+@pytest.mark.parametrize("momentum", MOMENTA)
+@pytest.mark.parametrize(
+    ("owned", "taken"),
+    [(range(2), [1.0]), (range(2, 4), [0.375]), (range(3, 4), [0.25]), (range(1, 2), [])],
+)
+def test_a_stage_updates_its_own_layers(momentum: float, owned: range, taken: list[float]) -> None:
+    assert taken_by_update(profile(updates=True), momentum=momentum, owned=owned) == taken
+
+
+def test_what_is_not_told_takes_no_time() -> None:
+    measured = profile(updates=True)
+    partly = replace(
+        measured, layers=(replace(measured.layers[0], update_s=None), *measured.layers[1:])
+    )
+    for untold in (profile(), partly):
+        assert taken_by_update(untold, momentum=0.0) == []
+    assert taken_by_update(measured, momentum=0.0, updates=False) == [], "another device's is not"
+
+
+@pytest.mark.parametrize("momentum", MOMENTA)
+def test_a_plain_trainer_takes_it_in_every_step(momentum: float, tmp_path: Path) -> None:
+    noted, measured = Noted(), profile(updates=True, input_bytes=36)
+    module = ReplayModule(measured, noted.pace(), momentum=momentum)
+    trainer = pl.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(module, datamodule=ReplayData(measured, minibatches=3))
+    step = [0.1, 0.2, 0.05, 0.06, 0.5, 0.3, sum(UPDATES_S)]  # forward, backward, update
+    assert noted.taken == 3 * step
