@@ -181,6 +181,8 @@ class Engine:
     def _look(self) -> None:
         """Tells the lookout where the run stands, once nothing else is about to happen."""
         assert self._lookout is not None
+        if any(rank.action is None for rank in self._ranks):
+            return  # the run comes to its end: what repeats itself now is not what others did
         number, time_s = self._seen
         self._flows.settle()
         soon_s = self._events.now_s + EQUAL * time_s / (number + 1)

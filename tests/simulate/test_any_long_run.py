@@ -33,10 +33,15 @@ SEEDS = range(32)
 EXACT = 1e-12
 
 
-def drawn_costs(draw: random.Random, replicas: int) -> StageCosts:
-    """Of up to three layers, some of them without parameters, on unlike devices."""
+def drawn_costs(draw: random.Random, replicas: int, *, alone: bool) -> StageCosts:
+    """Of up to three layers, some of them without parameters, on unlike devices.
+
+    A stage that is alone has some: its replicas have nothing else to do with one another.
+    """
     layers = draw.randint(1, 3)
     parameters = tuple(draw.choice([0.0, draw.uniform(1.0, 40.0)]) for _ in range(layers))
+    if alone and not sum(parameters):
+        parameters = (5.0,) * layers
     backward_s = tuple(
         tuple(draw.uniform(0.5, 2.0) for _ in range(layers)) for _ in range(replicas)
     )
@@ -71,7 +76,7 @@ def drawn(seed: int) -> tuple[Workload, Setting]:
         algorithm=draw.choice(ALGORITHMS),  # type: ignore[arg-type]
         bucket_bytes=draw.choice(BUCKETS),
     )
-    costs = tuple(drawn_costs(draw, count) for count in replicas)
+    costs = tuple(drawn_costs(draw, count, alone=stages == 1) for count in replicas)
     workload = Workload(plan=plan, stages=costs, vertical_sync=draw.random() < 0.3)
     return workload, setting
 

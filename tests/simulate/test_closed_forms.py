@@ -66,7 +66,8 @@ def test_without_messages_times_are_those_of_the_drawn_timeline(config: str) -> 
     plan = plan_of(config)
     scale = [1.0, 2.5, 1.5][: plan.num_stages]
     schedule = asynchronous(plan, 13)
-    record = simulate(schedule, Workload.uniform(plan, scale=scale), instant(plan))
+    workload = Workload.uniform(plan, scale=scale, parameter_bytes=1.0)
+    record = simulate(schedule, workload, instant(plan))
     assert record.spans == list(timeline(schedule, unit_times(stages=scale)))
 
 

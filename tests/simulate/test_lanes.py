@@ -23,7 +23,8 @@ def plan_of(config: str) -> Plan:
 def test_what_takes_no_time_has_no_lane() -> None:
     plan = plan_of("2-1")
     schedule = asynchronous(plan, 6)
-    record = simulate(schedule, Workload.uniform(plan), Setting(network=Network.flat(3)))
+    workload = Workload.uniform(plan, parameter_bytes=1.0)
+    record = simulate(schedule, workload, Setting(network=Network.flat(3)))
     assert lanes(record) == drawn_lanes(schedule, drawn_timeline(schedule))
 
 
