@@ -124,7 +124,7 @@ def test_the_fastest_link_that_is_not_refused_can_be_made() -> None:
         machine.do(tuple(wider))
         bucket = ("root", "tbf", "rate", "1gbit", "burst", "65536", "limit", str(2**32))
         at = ("dev", wider[wider.index("dev") + 1])
-        with pytest.raises(HardwareError, match="limit"):
+        with pytest.raises(HardwareError, match='value for "limit"'):
             machine.do(("tc", "-n", wider[2], "qdisc", "add", *at, *bucket))
 
 
