@@ -40,9 +40,9 @@ def _listed_devices(hardware: DictConfig | None) -> int | str:
         return "any"
 
 
-def _choose(options: Mapping[str, Any], name: str | None) -> Any:
-    """The option of that name; None where there is none."""
-    return options.get(str(name))
+def _choose(options: Mapping[str, Any], name: str | None, otherwise: Any = None) -> Any:
+    """The option of that name, or what it is otherwise."""
+    return options.get(str(name), otherwise)
 
 
 # Hydra writes what was swept before our own code sees any path.

@@ -54,13 +54,11 @@ class Setting:
         kind: ``simulated`` or ``emulated``.
         link_bytes_per_s: between hosts; None where nobody knows.
         network: of what is emulated, ``namespaces`` or ``loopback``.
-        time_scale: of what is emulated.
     """
 
     kind: str
     link_bytes_per_s: float | None
     network: str | None = None
-    time_scale: float | None = None
 
     @property
     def title(self) -> str:
@@ -72,23 +70,18 @@ class Setting:
         if self.network == "loopback":
             link = "links not limited"
         network = "network namespaces" if self.network == "namespaces" else self.network
-        return f"emulated ({network}, time scale {self.time_scale:g}), {link}"
+        return f"emulated ({network}), {link}"
 
     @property
-    def order(self) -> tuple[bool, float, str, float]:
+    def order(self) -> tuple[bool, float, str]:
         """Simulated ones first, then by the links."""
         link = self.link_bytes_per_s
-        return (
-            self.kind != "simulated",
-            math.inf if link is None else link,
-            self.network or "",
-            self.time_scale or 0.0,
-        )
+        return self.kind != "simulated", math.inf if link is None else link, self.network or ""
 
 
 EXPECTED = (
     *(Setting(kind="simulated", link_bytes_per_s=link) for link in (50e6, 100e6, 125e6)),
-    Setting(kind="emulated", link_bytes_per_s=125e6, network="namespaces", time_scale=2.5),
+    Setting(kind="emulated", link_bytes_per_s=125e6, network="namespaces"),
 )
 """Of the whole sweep."""
 
@@ -103,6 +96,7 @@ class Cell:
         strategy: of :data:`STRATEGIES`, or another option of ``parallel``.
         plan: in words.
         minibatch_s: seconds between two minibatches at the steady pace.
+        time_scale: of what is emulated; such seconds are the cluster's, whatever the scale.
         steady_steps: of what is emulated, steps over which that pace was taken.
         dp_s: the same of data parallelism, where the job tells.
         dp_without_overlap_s: of data parallelism that sums gradients after the backward.
@@ -114,6 +108,7 @@ class Cell:
     strategy: str
     plan: str
     minibatch_s: float
+    time_scale: float | None
     steady_steps: int | None
     dp_s: float | None
     dp_without_overlap_s: float | None
@@ -134,6 +129,7 @@ def cell_of(job: Job) -> Cell | None:
         strategy=str(job.choices.get("parallel")),
         plan=plan_text(str(config), result.get("plan_cuts") or ()),
         minibatch_s=1 / float(pace),
+        time_scale=result.get("time_scale"),
         steady_steps=result.get("steady_steps"),
         dp_s=result.get("dp_minibatch_s"),
         dp_without_overlap_s=result.get("dp_without_overlap_minibatch_s"),
@@ -151,7 +147,6 @@ def _setting(result: Mapping[str, Any]) -> Setting:
         kind="emulated",
         link_bytes_per_s=None if link is None else float(link),
         network=str(result.get("network")),
-        time_scale=float(result.get("time_scale") or 1.0),
     )
 
 

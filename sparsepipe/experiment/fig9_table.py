@@ -106,7 +106,7 @@ class Fig9Table:
         return {
             "kind": setting.kind,
             "network": setting.network,
-            "time_scale": setting.time_scale,
+            "time_scale": cell.time_scale,
             "link_mb_per_s": None if link is None else link / 1e6,
             "gpus": cell.gpus,
             "strategy": cell.strategy,
@@ -131,7 +131,14 @@ class Fig9Table:
             parts += [f"## {_capital(setting.title)}", self._speedups(setting)]
         for setting in self.settings:
             if rows := list(self._beside(setting)):
-                head = ("GPUs", "strategy", "simulated, 1/s", "emulated, 1/s", "difference")
+                head = (
+                    "GPUs",
+                    "strategy",
+                    "simulated, 1/s",
+                    "emulated, 1/s",
+                    "difference",
+                    "time scale",
+                )
                 parts += [
                     f"## Minibatches a second, {setting.title}, beside the simulation",
                     markdown_table(head, rows),
@@ -179,6 +186,7 @@ class Fig9Table:
                     f"{1 / beside.minibatch_s:.3f}",
                     f"{1 / cell.minibatch_s:.3f}",
                     _number(self.off_percent(cell), "{:+.1f} %"),
+                    _number(cell.time_scale, "{:g}"),
                 ]
 
     def _plans(self) -> Iterator[list[str]]:
@@ -200,7 +208,7 @@ but follows from what is. As the smallest of HETE-MP the paper prints {SMALLEST_
 for how many GPUs."""
 
 
-def _order(cell: Cell) -> tuple[tuple[bool, float, str, float], int, int, str]:
+def _order(cell: Cell) -> tuple[tuple[bool, float, str], int, int, str]:
     names = list(STRATEGIES)
     number = names.index(cell.strategy) if cell.strategy in names else len(names)
     return cell.setting.order, cell.gpus, number, cell.strategy

@@ -81,9 +81,17 @@ def test_each_task_has_the_link_of_its_panel(task: str) -> None:
     (expected,) = [e for e in EXPECTED if (e.kind, e.link_bytes_per_s) == (kind, link)]
     assert task == f"fig9/{kind}" + (f"_{link / 1e6:g}" if kind == "simulated" else "")
     if kind == "emulated":
-        assert config["task"]["time_scale"] == expected.time_scale
+        assert expected.network == "namespaces"
         assert as_emulated(config)["hardware"]["link_bytes_per_s"] == 125e6
         assert config["hardware"]["value"]["link"]["bytes_per_s"] == 125e6, "1 Gb/s"
+
+
+@pytest.mark.parametrize(
+    ("parallel", "time_scale"), [("dp", 2.5), ("paper_mp", 2.5), ("hete_mp", 2.5), ("exact", 10)]
+)
+def test_emulated_sums_inside_hosts_have_time(parallel: str, time_scale: float) -> None:
+    config = composed(FIG9, "task=fig9/emulated", f"parallel={parallel}")
+    assert as_emulated(config)["hardware"]["time_scale"] == time_scale
 
 
 def test_without_a_sweep_it_is_one_bar() -> None:
