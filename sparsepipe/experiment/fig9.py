@@ -83,7 +83,7 @@ def _panel(table: Fig9Table, setting: Setting) -> Panel:
         if cell.setting == setting and cell.strategy in STRATEGIES and speedup is not None:
             place = (_group(cell.gpus), STRATEGIES[cell.strategy])
             bars[place] = Bar(value=speedup, frame=table.speedup_without_overlap(cell))
-    return Panel(title=setting.title, bars=bars)
+    return Panel(title=table.title(setting), bars=bars)
 
 
 def _group(gpus: int) -> str:

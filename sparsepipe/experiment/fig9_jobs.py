@@ -69,8 +69,7 @@ class Setting:
             return f"simulated, {link}"
         if self.network == "loopback":
             link = "links not limited"
-        network = "network namespaces" if self.network == "namespaces" else self.network
-        return f"emulated ({network}), {link}"
+        return f"emulated ({self.network}), {link}"
 
     @property
     def order(self) -> tuple[bool, float, str]:

@@ -43,6 +43,19 @@ class Fig9Table:
         """Those that there are, simulated ones first."""
         return sorted({cell.setting for cell in self.cells.values()}, key=lambda each: each.order)
 
+    def title(self, setting: Setting) -> str:
+        """A setting in words, with the scales of time at which it was emulated."""
+        scales: dict[float, list[str]] = {}
+        for cell in sorted(self.cells.values(), key=_order):
+            if cell.setting == setting and cell.time_scale is not None:
+                names = scales.setdefault(cell.time_scale, [])
+                names.append(STRATEGIES.get(cell.strategy, cell.strategy))
+        if not scales:
+            return setting.title
+        most, *others = sorted(scales, key=lambda scale: -len(scales[scale]))
+        told = [f"{', '.join(dict.fromkeys(scales[scale]))} {scale:g}" for scale in others]
+        return f"{setting.title}, time scale {most:g}" + (f" ({'; '.join(told)})" if told else "")
+
     def gpus(self, setting: Setting) -> list[int]:
         """Those of the figure, and others that were run."""
         return sorted({*GPUS, *(gpus for other, gpus, _ in self.cells if other == setting)})
@@ -128,7 +141,7 @@ class Fig9Table:
         """Markdown: a table for each setting, emulated beside simulated, plans, what is missing."""
         parts = [_INTRODUCTION]
         for setting in self.settings:
-            parts += [f"## {_capital(setting.title)}", self._speedups(setting)]
+            parts += [f"## {_capital(self.title(setting))}", self._speedups(setting)]
         for setting in self.settings:
             if rows := list(self._beside(setting)):
                 head = (
@@ -140,7 +153,7 @@ class Fig9Table:
                     "time scale",
                 )
                 parts += [
-                    f"## Minibatches a second, {setting.title}, beside the simulation",
+                    f"## Minibatches a second, {self.title(setting)}, beside the simulation",
                     markdown_table(head, rows),
                 ]
         parts += ["## Plans", markdown_table(("GPUs", "strategy", "plan"), list(self._plans()))]

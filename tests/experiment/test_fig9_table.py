@@ -111,7 +111,7 @@ def test_what_has_no_limited_link_is_not_what_is_missing() -> None:
     assert [setting.title for setting in table.settings] == [
         "emulated (loopback), links not limited"
     ]
-    wanted = "emulated (network namespaces), 125 MB/s between hosts"
+    wanted = "emulated (namespaces), 125 MB/s between hosts"
     assert f"nothing in this sweep is {wanted}" in table.notes
 
 
@@ -121,6 +121,8 @@ def test_runs_at_other_scales_of_time_are_compared() -> None:
     found = {row["strategy"]: row for row in table.rows()}
     assert found["exact"]["speedup_over_dp"] == pytest.approx(4)
     assert (found["dp"]["time_scale"], found["exact"]["time_scale"]) == (2.5, 10)
+    (setting,) = table.settings
+    assert table.title(setting).endswith("between hosts, time scale 2.5 (exact 10)")
 
 
 def test_of_two_runs_for_one_bar_the_last_counts_and_it_is_said() -> None:
@@ -152,7 +154,7 @@ def test_the_text_has_it_all() -> None:
         "5", "800.0 (960.0)", "no run", "no run", "2.03x", "2.50x (3.00x)", "3.11x",
         "3.20x (3.84x)", "1.28x",
     ]  # fmt: skip
-    emulated_title = "emulated (network namespaces), 125 MB/s between hosts"
+    emulated_title = "emulated (namespaces), 125 MB/s between hosts, time scale 2.5"
     begin = lines.index(f"## Minibatches a second, {emulated_title}, beside the simulation")
     assert [cell.strip() for cell in lines[begin + 5].split("|")[1:-1]] == [
         "5", "HETE-MP", "3.125", "2.857", "-8.6 %", "2.5"
@@ -165,7 +167,7 @@ def test_the_chart_has_a_panel_for_each_kind_and_link() -> None:
     assert [panel.title for panel in chart.panels] == [
         "simulated, 50 MB/s between hosts",
         "simulated, 125 MB/s between hosts",
-        "emulated (network namespaces), 125 MB/s between hosts",
+        "emulated (namespaces), 125 MB/s between hosts, time scale 2.5",
     ]
     assert chart.groups == ["5 GPUs", "6 GPUs", "7 GPUs", "8 GPUs"]
     bar = chart.panels[1].bars["5 GPUs", "HETE-MP"]
