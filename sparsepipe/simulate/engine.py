@@ -28,8 +28,7 @@ from sparsepipe.simulate.workload import Workload
 class Engine:
     """One run.
 
-    Ranks look ahead where senders wait for no room, sums follow the backward, and nobody writes
-    down what happens.
+    Ranks look ahead where the conditions for that hold (:mod:`.foresight`).
 
     Args:
         workload: the plan, and what it costs.
