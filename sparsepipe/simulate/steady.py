@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import linear_regression
@@ -88,19 +88,7 @@ def pace(
         return record, lookout.cycle
 
     runs = _runs(run, minibatches, enough=_enough(plan, period))
-    (record, cycle), (longer, its_cycle) = runs[0], runs[-1]
-    left_out_s = 0.0
-    if cycle is not None:
-        left_out = minibatches - record.minibatches
-        left_out_s = left_out // cycle.minibatches * cycle.seconds
-    full = its_cycle or _measured(longer, splits=splits)
-    return Pace(
-        minibatches=minibatches,
-        total_s=record.end_s + left_out_s,
-        minibatch_s=full.seconds / full.minibatches,
-        busy=full.busy,
-        simulated=sum(record.minibatches for record, _ in runs),
-    )
+    return _told_by(runs, minibatches, splits=splits)
 
 
 def _runs(run: Callable[[int], Run], minibatches: int, *, enough: int) -> list[Run]:
@@ -116,6 +104,23 @@ def _runs(run: Callable[[int], Run], minibatches: int, *, enough: int) -> list[R
     if cycle is None and minibatches < enough:
         return [first, run(enough)]
     return [first]
+
+
+def _told_by(runs: Sequence[Run], minibatches: int, *, splits: bool) -> Pace:
+    """What runs tell: the first of them when all ends, the last one the pace."""
+    (record, cycle), (longer, its_cycle) = runs[0], runs[-1]
+    left_out_s = 0.0
+    if cycle is not None:
+        left_out = minibatches - record.minibatches
+        left_out_s = left_out // cycle.minibatches * cycle.seconds
+    full = its_cycle or _measured(longer, splits=splits)
+    return Pace(
+        minibatches=minibatches,
+        total_s=record.end_s + left_out_s,
+        minibatch_s=full.seconds / full.minibatches,
+        busy=full.busy,
+        simulated=sum(each.minibatches for each, _ in runs),
+    )
 
 
 def _enough(plan: Plan, period: int) -> int:
