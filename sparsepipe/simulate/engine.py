@@ -28,8 +28,7 @@ from sparsepipe.simulate.workload import Workload
 class Engine:
     """One run.
 
-    Ranks look ahead where senders wait for no room, sums follow the backward, and nobody writes
-    down what happens.
+    Ranks look ahead where the conditions for that hold (:mod:`.foresight`).
 
     Args:
         workload: the plan, and what it costs.
@@ -70,7 +69,8 @@ class Engine:
             self._sums_of(stage, algorithm, bucket_bytes) for stage in range(plan.num_stages)
         ]
         self._messages, self._ranks = self._lined_up(actions, sends)
-        first = [rank.action for rank in self._ranks]
+        self._working = [rank for rank in self._ranks if rank.action is not None]
+        first = [rank.action for rank in self._working]
         self._is_split = any(a is not None and a.microbatch is not None for a in first)
         self._seen = 0, 0.0  # the last update of the first rank: its first minibatch, and when
 
@@ -181,7 +181,7 @@ class Engine:
     def _look(self) -> None:
         """Tells the lookout where the run stands, once nothing else is about to happen."""
         assert self._lookout is not None
-        if any(rank.action is None for rank in self._ranks):
+        if any(rank.action is None for rank in self._working):
             return  # the run comes to its end: what repeats itself now is not what others did
         number, time_s = self._seen
         self._flows.settle()

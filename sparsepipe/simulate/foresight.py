@@ -5,6 +5,16 @@ comes when it was to come as it left; and nothing keeps it from being taken then
 waits for a message on its way begins what that is for at the time foreseen, and no event is needed.
 Where messages share links, the time may become another while they are on their way: then the
 receiver is told, and begins earlier or later.
+
+That is right where four conditions hold; in other runs each message's arrival is an event
+(:mod:`.lines`):
+
+- a sender has room for any number of messages (no ``outbox``), so that it never waits for one to
+  leave;
+- a receiver has room for one at least (``inbox`` is not 0), so that a message need not wait until
+  it is asked for;
+- sums follow the backward (no ``bucket_bytes``), so that no sum hangs on when a backward begins;
+- spans, transfers and sums are not recorded, so that nobody wants to know of what has no event.
 """
 
 from __future__ import annotations
@@ -14,7 +24,7 @@ from collections.abc import Callable
 
 from sparsepipe.simulate.events import Events
 from sparsepipe.simulate.flows import Flows
-from sparsepipe.simulate.lines import Part, Place
+from sparsepipe.simulate.lines import Part, Place, places_of
 
 
 class ForeseenLine:
@@ -152,8 +162,7 @@ class ForeseenLine:
 
     def standing(self, number: int, soon_s: float) -> Place:
         """See :data:`~sparsepipe.simulate.lines.Place`."""
-        waiting = tuple((part[0] - number, part[1]) for part in self._waiting)
-        there = tuple((part[0] - number, part[1]) for part in self._there)
+        waiting, there = places_of(self._waiting, number), places_of(self._there, number)
         if self._moving is None:
             return ((waiting, None, there, self._wanted), None) if self._wanted else None
         moving = self._moving[0] - number, self._moving[1]

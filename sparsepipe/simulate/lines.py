@@ -1,13 +1,13 @@
 """The lines in which messages wait between two ranks, one for each direction's cargo.
 
-Here each thing that happens to a message is an event. That is needed where senders wait for room
-and where a run is recorded; other runs do with fewer events (:mod:`.foresight`).
+Here each thing that happens to a message is an event. Runs that meet the conditions of
+:mod:`.foresight` do with fewer.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from sparsepipe.simulate.events import Events
@@ -24,6 +24,11 @@ way will have come: None where nothing is. None of all where nobody waits either
 
 Arrived: TypeAlias = Callable[[Part, float, float], None]
 """Told of each message that has come: which, when it began its way, and when that ended."""
+
+
+def places_of(parts: Iterable[Part], number: int) -> tuple[Part, ...]:
+    """Parts with their minibatches counted from a number."""
+    return tuple((minibatch - number, microbatch) for minibatch, microbatch in parts)
 
 
 class Line:
@@ -153,8 +158,7 @@ class Line:
         del soon_s  # what is about to happen has an event
         if self._moving is None and not (self._waiting or self._there or self._wanted):
             return None
-        waiting = tuple((part[0] - number, part[1]) for part in self._waiting)
-        there = tuple((part[0] - number, part[1]) for part in self._there)
+        waiting, there = places_of(self._waiting, number), places_of(self._there, number)
         if self._moving is None:
             return (waiting, None, there, self._wanted), None
         flow, (moving, microbatch) = self._flow, self._moving

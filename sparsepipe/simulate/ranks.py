@@ -19,6 +19,10 @@ class Rank:
     update is over is an event then, but the end that was settled may change until the action has
     begun (:mod:`.foresight`).
 
+    A rank that begins with an update has no part of any minibatch: a schedule has more replicas
+    than microbatches. It comes to sums as the others do. Where there are none it does nothing, as
+    it has no gradient to update with, and would be through all updates before the others.
+
     Args:
         events: in which actions end.
         number: of the rank.
@@ -34,7 +38,7 @@ class Rank:
         returned: called with each minibatch that is back from all stages.
 
     Attributes:
-        action: that is next or under way; None: nothing is left to do.
+        action: that is next or under way; None: nothing is left to do, or ever was.
         end_s: when that ends; None: it is not settled.
         free_s: from when on it could begin that; with nothing left to do, since when.
         busy_s: that all actions before that took.
@@ -88,7 +92,9 @@ class Rank:
         self._updates, self._returned = updates, returned
         self._todo = iter(actions)
         self._sent: AnyLine | None = None  # on which it sent last
-        self.action = next(self._todo, None)
+        first = next(self._todo, None)
+        has_part = first is not None and (first.kind != "U" or sums is not None)
+        self.action = first if has_part else None
         self.end_s: float | None = None
         self.free_s = self.busy_s = 0.0
         self.spans: list[Span] = []
@@ -105,15 +111,17 @@ class Rank:
 
     def go_on(self) -> None:
         """Settles when the next action ends, if the rank is free and can know that."""
-        action = self.action
-        if action is None or self.end_s is not None:
-            return
-        if self._sent is not None and self._sent.is_full:
-            return
-        kind = action.kind
-        if kind == "U":
-            self._update(action)
-            return
+        while True:
+            action = self.action
+            if action is None or self.end_s is not None:
+                return
+            if self._sent is not None and self._sent.is_full:
+                return
+            kind = action.kind
+            if kind != "U":
+                break
+            if not self._update(action):
+                return  # woken later
         there_s = 0.0
         if lines := self._takes[kind]:
             number, microbatch = action.number, action.microbatch
@@ -142,22 +150,23 @@ class Rank:
         self.end_s = end_s = begin_s + self._lasts_s(action.kind)
         self._events.at(end_s, self._end, None)
 
-    def _update(self, action: Action) -> None:
+    def _update(self, action: Action) -> bool:
+        """Begins an update, if it may now; whether the rank can go on to its next action."""
         now_s = self._events.now_s
         if self.free_s > now_s:  # another update is under way
             self._events.at(self.free_s, self._free, None)
-            return
+            return False
         if self._sums is not None and not self._sums.reached(self._number, action.number):
-            return  # woken later
+            return False
         if self._updates is not None:
             self._updates(action)
         self.free_s = now_s
         seconds = self._lasts_s("U")
         if self._looks_ahead or not seconds:
             self._over(action, now_s + seconds)
-            self.go_on()
-        else:
-            self.settle(now_s)
+            return True
+        self.settle(now_s)
+        return False
 
     def _lasts_s(self, kind: str) -> float:
         """Seconds of the action that is next, if it is of a kind."""

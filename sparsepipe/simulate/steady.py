@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import linear_regression
@@ -16,6 +16,9 @@ from sparsepipe.simulate.workload import Workload
 
 Order = Callable[[Plan, int, Intake], Iterable[Action]]
 """What a rank does, told as it is asked for."""
+
+Run = tuple[Record, Cycle | None]
+"""What happened, and the cycle by which it was cut short; None: none was found."""
 
 _LEAST = 1000
 """Minibatches of any run that is long enough."""
@@ -77,29 +80,46 @@ def pace(
     plan = workload.plan
     period = 1 if splits else math.lcm(*[stage.replicas for stage in plan.stages])
 
-    def run(count: int) -> tuple[Record, Cycle | None]:
+    def run(count: int) -> Run:
         intake = Intake(count)
         lookout = Lookout(intake, period)
         actions = [order(plan, rank, intake) for rank in range(plan.num_ranks)]
         record = run_actions(workload, actions, setting, keep=False, lookout=lookout)
         return record, lookout.cycle
 
-    record, cycle = run(minibatches)
+    runs = _runs(run, minibatches, enough=_enough(plan, period))
+    return _told_by(runs, minibatches, splits=splits)
+
+
+def _runs(run: Callable[[int], Run], minibatches: int, *, enough: int) -> list[Run]:
+    """A run of so many minibatches; then a longer one, where the first does not tell the pace.
+
+    Args:
+        run: simulates a number of minibatches.
+        minibatches: of the first.
+        enough: of a run that is long enough.
+    """
+    first = run(minibatches)
+    _, cycle = first
+    if cycle is None and minibatches < enough:
+        return [first, run(enough)]
+    return [first]
+
+
+def _told_by(runs: Sequence[Run], minibatches: int, *, splits: bool) -> Pace:
+    """What runs tell: the first of them when all ends, the last one the pace."""
+    (record, cycle), (longer, its_cycle) = runs[0], runs[-1]
     left_out_s = 0.0
     if cycle is not None:
         left_out = minibatches - record.minibatches
         left_out_s = left_out // cycle.minibatches * cycle.seconds
-    longer, simulated = record, record.minibatches
-    if cycle is None and minibatches < (enough := _enough(plan, period)):
-        longer, cycle = run(enough)
-        simulated += longer.minibatches
-    full = cycle or _measured(longer, splits=splits)
+    full = its_cycle or _measured(longer, splits=splits)
     return Pace(
         minibatches=minibatches,
         total_s=record.end_s + left_out_s,
         minibatch_s=full.seconds / full.minibatches,
         busy=full.busy,
-        simulated=simulated,
+        simulated=sum(each.minibatches for each, _ in runs),
     )
 
 

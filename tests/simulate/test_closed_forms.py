@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from simulated_plans import plan_of
 
 from sparsepipe.cluster import Link
 from sparsepipe.errors import PlanError, ScheduleError
@@ -14,11 +15,6 @@ from sparsepipe.simulate.steady import pace
 from sparsepipe.simulate.workload import StageCosts, Workload
 
 EXACT = 1e-12
-
-
-def plan_of(config: str) -> Plan:
-    stages = config.count("-") + 1
-    return Plan.of(config=config, cuts=range(1, stages), num_layers=stages)
 
 
 def instant(plan: Plan) -> Setting:

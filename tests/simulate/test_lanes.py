@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from simulated_plans import plan_of
+
 from sparsepipe.cluster import Link
 from sparsepipe.results.timeline import is_of_messages
-from sparsepipe.schedule import Plan, asynchronous, naive
+from sparsepipe.schedule import asynchronous, naive
 from sparsepipe.schedule import lanes as drawn_lanes
 from sparsepipe.schedule import timeline as drawn_timeline
 from sparsepipe.simulate.lanes import lanes
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.run import Setting, simulate
 from sparsepipe.simulate.workload import Workload
-
-
-def plan_of(config: str) -> Plan:
-    stages = config.count("-") + 1
-    return Plan.of(config=config, cuts=range(1, stages), num_layers=stages)
 
 
 def test_what_takes_no_time_has_no_lane() -> None:

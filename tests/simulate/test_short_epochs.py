@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from simulated_plans import plan_of
 
 from sparsepipe.cluster import Link
-from sparsepipe.schedule import Plan, asynchronous
+from sparsepipe.schedule import asynchronous
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.run import Setting, simulate
 from sparsepipe.simulate.schedules import Simulation
@@ -15,11 +16,6 @@ from sparsepipe.simulate.steady import pace
 from sparsepipe.simulate.workload import StageCosts, Workload
 
 EXACT = 1e-9
-
-
-def plan_of(config: str) -> Plan:
-    stages = config.count("-") + 1
-    return Plan.of(config=config, cuts=range(1, stages), num_layers=stages)
 
 
 @pytest.mark.parametrize("ranks", [5, 8, 64, 128])

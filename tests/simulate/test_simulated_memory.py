@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from simulated_plans import plan_of
 
 from sparsepipe.cluster import Link
 from sparsepipe.partition.memory import MemoryModel
@@ -16,11 +17,6 @@ from sparsepipe.simulate.schedules import SCHEDULES, Simulation
 from sparsepipe.simulate.workload import Workload
 
 MODEL = MemoryModel(optimizer=0.0, gradients=0.0)
-
-
-def plan_of(config: str) -> Plan:
-    stages = config.count("-") + 1
-    return Plan.of(config=config, cuts=range(1, stages), num_layers=stages)
 
 
 def work(plan: Plan, *, parameter_bytes: float, stored_bytes: float) -> Workload:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from simulated_plans import plan_of
 
 from sparsepipe.cluster import Link
 from sparsepipe.errors import ConfigError, PlanError, ProfileError
@@ -12,11 +13,6 @@ from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.run import Setting
 from sparsepipe.simulate.schedules import SCHEDULES, Simulation
 from sparsepipe.simulate.workload import Workload
-
-
-def plan_of(config: str) -> Plan:
-    stages = config.count("-") + 1
-    return Plan.of(config=config, cuts=range(1, stages), num_layers=stages)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from simulated_plans import plan_of
 
 from sparsepipe.cluster import Link
 from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.schedule import Plan
 from sparsepipe.simulate.links import RENDEZVOUS, Sends
 from sparsepipe.simulate.memory import memory_over_time
 from sparsepipe.simulate.network import Network
@@ -22,11 +22,6 @@ from sparsepipe.simulate.trace import trace_text
 from sparsepipe.simulate.workload import StageCosts, Workload
 
 ROUNDING_US = 1e-3  # a billionth of a second; times are microseconds in floating point
-
-
-def plan_of(config: str) -> Plan:
-    stages = config.count("-") + 1
-    return Plan.of(config=config, cuts=range(1, stages), num_layers=stages)
 
 
 def recorded(config: str, schedule: str, sends: Sends, *, bytes_per_s: float = 90.0) -> Record:
