@@ -40,6 +40,7 @@ def workload_of(config: str, *, vertical_sync: bool = False) -> Workload:
             backward_s=(2.0,) * stage.replicas,
             update_s=UPDATE_S,
             copy_s=COPY_S,
+            parameter_bytes=1.0,
         )
         for stage in plan.stages
     )
