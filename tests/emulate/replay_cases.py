@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytorch_lightning as pl
+
 from sparsepipe.emulate.pace import Pace
 from sparsepipe.profiling import LayerProfile, Profile
 
@@ -48,3 +52,17 @@ class Noted:
     def _sleep(self, seconds: float) -> None:
         self.taken.append(round(seconds, 9))
         self._now_s += seconds
+
+
+def plain_trainer(directory: Path) -> pl.Trainer:
+    """One epoch on one CPU, without any strategy of ours."""
+    return pl.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=directory,
+    )

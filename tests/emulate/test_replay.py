@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import pytorch_lightning as pl
 import torch
-from replay_cases import Noted, profile
+from replay_cases import Noted, plain_trainer, profile
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -164,16 +163,7 @@ def test_a_plain_trainer_trains_on_as_many_minibatches(tmp_path: Path) -> None:
     module = ReplayModule(measured, noted.pace(), momentum=0.9)
     data = ReplayData(measured, minibatches=3)
     assert [4 * batch["input"].numel() for batch in data.train_dataloader()] == [36] * 3
-    trainer = pl.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
+    trainer = plain_trainer(tmp_path)
     trainer.fit(module, datamodule=data)
     assert trainer.global_step == 3
     assert sum(noted.taken) == pytest.approx(3 * measured.compute_s)

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import pytorch_lightning as pl
-from replay_cases import UPDATES_S, Noted, profile
+from replay_cases import UPDATES_S, Noted, plain_trainer, profile
 
 from sparsepipe.emulate.training import ReplayData, ReplayModule
 from sparsepipe.profiling import Profile
@@ -58,16 +57,7 @@ def test_what_is_not_told_takes_no_time() -> None:
 def test_a_plain_trainer_takes_it_in_every_step(momentum: float, tmp_path: Path) -> None:
     noted, measured = Noted(), profile(updates=True, input_bytes=36)
     module = ReplayModule(measured, noted.pace(), momentum=momentum)
-    trainer = pl.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
+    trainer = plain_trainer(tmp_path)
     trainer.fit(module, datamodule=ReplayData(measured, minibatches=3))
     step = [0.1, 0.2, 0.05, 0.06, 0.5, 0.3, sum(UPDATES_S)]  # forward, backward, update
     assert noted.taken == 3 * step

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from experiment_harness import composed
+
+from sparsepipe.experiment.asked_emulation import as_emulated
+from sparsepipe.experiment.build import build_inventory
+from sparsepipe.experiment.emulated import parallel
+from sparsepipe.experiment.prepare import prepare
 from sparsepipe.profiling import LayerProfile, Profile
 
 FORWARD_S, BACKWARD_S = 0.004, 0.008
@@ -50,3 +56,11 @@ def hosts(tmp_path: Path, *, fast: int = 1, slow: int = 2, bytes_per_s: float = 
         f"+hardware.value.link={{bytes_per_s: {bytes_per_s}}}",
         "hardware.emulate=true",
     ]
+
+
+def path_of(*overrides: str) -> Path:
+    """The directory of the run that the overrides ask for."""
+    config = dict(as_emulated(composed(*overrides)))
+    inventory = build_inventory(config)
+    config["parallel"] = parallel(config, inventory)
+    return prepare(config, inventory).path

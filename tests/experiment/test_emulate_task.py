@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from emulated_cases import hosts
+from emulated_cases import hosts, path_of
 from experiment_harness import SUPPORT, composed
 
 from sparsepipe.errors import ConfigError
@@ -14,7 +14,6 @@ from sparsepipe.experiment.asked_emulation import as_emulated
 from sparsepipe.experiment.build import build_inventory
 from sparsepipe.experiment.emulated import minibatches_each, parallel
 from sparsepipe.experiment.emulation import emulation_of
-from sparsepipe.experiment.prepare import prepare
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.settle import settle
@@ -31,13 +30,6 @@ def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def asked(*overrides: str) -> dict[str, Any]:
     return dict(as_emulated(composed(*overrides)))
-
-
-def path_of(*overrides: str) -> Path:
-    config = asked(*overrides)
-    inventory = build_inventory(config)
-    config["parallel"] = parallel(config, inventory)
-    return prepare(config, inventory).path
 
 
 def test_both_spellings_are_the_same_run(tmp_path: Path) -> None:

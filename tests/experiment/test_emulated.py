@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from emulated_cases import hosts, profile
+from emulated_cases import hosts, path_of, profile
 from experiment_harness import SUPPORT, composed
 from namespace_cases import left, needs_namespaces
 
@@ -19,7 +19,6 @@ from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.emulated import emulated_profiles, parallel
 from sparsepipe.experiment.emulated_hosts import hosts_emulated
 from sparsepipe.experiment.job import run_job
-from sparsepipe.experiment.prepare import prepare
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import Stage
@@ -37,12 +36,6 @@ def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def asked(*overrides: str) -> tuple[dict, Inventory]:
     config = dict(as_emulated(composed(*overrides)))
     return config, build_inventory(config)
-
-
-def path_of(*overrides: str) -> Path:
-    config, inventory = asked(*overrides)
-    config["parallel"] = parallel(config, inventory)
-    return prepare(config, inventory).path
 
 
 @pytest.mark.parametrize(
