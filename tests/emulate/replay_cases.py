@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytorch_lightning as pl
+from pytorch_lightning.strategies import Strategy
 
 from sparsepipe.emulate.pace import Pace
 from sparsepipe.profiling import LayerProfile, Profile
@@ -58,12 +59,15 @@ class Noted:
         self._now_s += seconds
 
 
-def plain_trainer(directory: Path, *callbacks: pl.Callback) -> pl.Trainer:
-    """One epoch on one CPU, without any strategy of ours."""
+def plain_trainer(
+    directory: Path, *callbacks: pl.Callback, strategy: Strategy | str = "auto"
+) -> pl.Trainer:
+    """One epoch on one CPU; without any strategy of ours, if none is given."""
     return pl.Trainer(
         max_epochs=1,
         accelerator="cpu",
         devices=1,
+        strategy=strategy,
         callbacks=list(callbacks),
         logger=False,
         enable_checkpointing=False,
