@@ -5,43 +5,20 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from emulated_cases import profile
-from experiment_harness import SUPPORT, Shell, composed
+from experiment_harness import SUPPORT, Shell
 from PIL import Image
+from simulated_cases import BY_HAND, PAPER, SEARCHED, layers_s, result, run
 
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError, ScheduleError
-from sparsepipe.experiment.job import run_job
-from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.schedule import Plan
-
-PAPER = ("task=simulate", "hardware=paper_5gpu", "task.timeline_minibatches=3")
-SEARCHED = (*PAPER, "parallel=hete_mp", "parallel.search.bandwidth_bytes_per_s=60e6")
-BY_HAND = (*PAPER, "parallel=pipeline", "parallel.plan.config=4-1", "parallel.plan.cuts=[24]")
 
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SUPPORT))
-
-
-def run(outputs: Path, *overrides: str) -> RunDir:
-    return run_job(composed(f"paths.outputs={outputs}", *overrides))
-
-
-def result(done: RunDir) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(done.result.read_text())
-    return found
-
-
-def layers_s(profile: str, layers: slice) -> float:
-    """Forward and backward, read from the file as it is shipped."""
-    text = (Path("conf/profiles/paper") / profile).read_text()
-    return sum(
-        each["forward_s"] + each["backward_s"] for each in json.loads(text)["layers"][layers]
-    )
 
 
 def test_a_searched_plan_with_all_its_files(tmp_path: Path) -> None:
@@ -83,28 +60,6 @@ def test_a_searched_plan_with_all_its_files(tmp_path: Path) -> None:
     assert len(computed) == 3
     with Image.open(done.path / "timeline.png") as picture:
         assert picture.width > 1000
-
-
-@pytest.mark.full  # three searches and simulations
-def test_mp_and_exact_are_searched_for_the_links_that_there_are(tmp_path: Path) -> None:
-    """Without one bandwidth for all links, as ``-m parallel=dp,mp,hete_mp,exact`` asks for them."""
-    files = {"TITAN V": "titan_v.json", "RTX 2080 Ti": "rtx_2080_ti.json"}
-    found = {}
-    for strategy in ("mp", "exact"):
-        done = run(tmp_path, *PAPER, f"parallel={strategy}")
-        found[strategy], plan = result(done), Plan.from_json(done.plan.read_text())
-        assert plan.details["strategy"] == strategy
-        assert plan.details["bandwidth_bytes_per_s"] is None
-        assert len({device for stage in plan.stages for device in stage.devices}) == 5
-        for stage in plan.stages:  # which no link makes faster than its devices can
-            layers = slice(stage.layers[0], stage.layers[1] + 1)
-            names = [device.split("/")[1] for device in stage.devices]
-            least_s = min(layers_s(files[name], layers) for name in names) / len(names)
-            assert found[strategy]["minibatch_s"] >= least_s * (1 - 1e-9)
-    by_hand = result(run(tmp_path, *BY_HAND))
-    assert found["exact"]["minibatch_s"] < found["mp"]["minibatch_s"]
-    assert found["exact"]["minibatch_s"] < by_hand["minibatch_s"], "Table III's, for equal links"
-    assert all(each["speedup_over_dp"] > 1 for each in found.values())
 
 
 def test_stages_are_as_busy_as_their_layers_take(tmp_path: Path) -> None:
