@@ -24,10 +24,17 @@ from sparsepipe.runtime.reports import (
 )
 from sparsepipe.runtime.variables import set_within
 
-__all__ = ["Stopped", "announce", "follow_parent", "launch", "report_failure"]
+__all__ = [
+    "LAUNCHER_VARIABLE",
+    "Stopped",
+    "announce",
+    "follow_parent",
+    "launch",
+    "report_failure",
+]
 
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
-_LAUNCHER_VARIABLE = "SPARSEPIPE_LAUNCHER"
+LAUNCHER_VARIABLE = "SPARSEPIPE_LAUNCHER"
 """Environment variable: the launching process, whose children ranks are."""
 
 
@@ -117,7 +124,7 @@ def follow_parent(interval_s: float = 0.5) -> None:
 
     A rank's parent may be gone before it asks, so ranks are told whose children they are.
     """
-    parent = int(os.environ.get(_LAUNCHER_VARIABLE, os.getppid()))
+    parent = int(os.environ.get(LAUNCHER_VARIABLE, os.getppid()))
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -141,7 +148,7 @@ def _environment(threads_per_rank: int, reports: Path) -> AbstractContextManager
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_per_rank)),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", _loopback()),
         REPORT_VARIABLE: str(reports),
-        _LAUNCHER_VARIABLE: str(os.getpid()),  # the agent runs here and starts ranks by fork
+        LAUNCHER_VARIABLE: str(os.getpid()),  # the agent runs here and starts ranks by fork
     }
     known = {name: value for name, value in values.items() if value}
     return set_within(known, restored=("TORCHELASTIC_SIGNALS_TO_HANDLE",))
