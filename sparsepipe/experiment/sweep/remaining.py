@@ -50,8 +50,8 @@ def sweep_left_s(done_s: Sequence[float], going: Sequence[Going], *, waiting: in
 
 def duration_text(seconds: float) -> str:
     """Such as ``45 s``, ``12 min`` and ``3.4 h``."""
-    if seconds < 90:
+    if seconds < 120:
         return f"{seconds:.0f} s"
-    if seconds < 90 * 60:
+    if seconds < 120 * 60:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"

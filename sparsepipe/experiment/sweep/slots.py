@@ -120,6 +120,8 @@ class Slots:
         used = {token for job in self.taken for token in job.gpus}
         free = [gpu for gpu in self.machine.gpus if gpu.token not in used]
         gpus = _of_kinds(free, wanted.gpus)
+        if gpus is None and not self.taken:  # nothing to wait for
+            gpus = tuple(gpu.token for gpu in free)
         if len(cores) < wanted.cores or gpus is None:
             return None
         threads = max(1, wanted.cores // wanted.ranks)
