@@ -24,17 +24,10 @@ from sparsepipe.runtime.reports import (
 )
 from sparsepipe.runtime.variables import set_within
 
-__all__ = [
-    "LAUNCHER_VARIABLE",
-    "Stopped",
-    "announce",
-    "follow_parent",
-    "launch",
-    "report_failure",
-]
+__all__ = ["Stopped", "announce", "follow_parent", "launch", "report_failure"]
 
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
-LAUNCHER_VARIABLE = "SPARSEPIPE_LAUNCHER"
+_LAUNCHER_VARIABLE = "SPARSEPIPE_LAUNCHER"
 """Environment variable: the launching process, whose children ranks are."""
 
 
@@ -119,12 +112,16 @@ def _heeded_signals() -> list[str]:
     ]
 
 
-def follow_parent(interval_s: float = 0.5) -> None:
+def follow_parent(interval_s: float = 0.5, *, parent: int | None = None) -> None:
     """Ends this process soon after its parent is gone, however that ended.
 
-    A rank's parent may be gone before it asks, so ranks are told whose children they are.
+    Args:
+        interval_s: between two looks.
+        parent: its number, since it may be gone before anybody asks; None: what a rank's
+            launcher has told it.
     """
-    parent = int(os.environ.get(LAUNCHER_VARIABLE, os.getppid()))
+    if parent is None:
+        parent = int(os.environ.get(_LAUNCHER_VARIABLE, os.getppid()))
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -148,7 +145,7 @@ def _environment(threads_per_rank: int, reports: Path) -> AbstractContextManager
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_per_rank)),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", _loopback()),
         REPORT_VARIABLE: str(reports),
-        LAUNCHER_VARIABLE: str(os.getpid()),  # the agent runs here and starts ranks by fork
+        _LAUNCHER_VARIABLE: str(os.getpid()),  # the agent runs here and starts ranks by fork
     }
     known = {name: value for name, value in values.items() if value}
     return set_within(known, restored=("TORCHELASTIC_SIGNALS_TO_HANDLE",))

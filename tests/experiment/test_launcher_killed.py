@@ -23,8 +23,7 @@ SWEEP = (
     "data.delay_s=0.02",
     "optim.optimizer.lr=0.1",
 )
-TIMES = ("_s", "_s_per_step", "memory_bytes", "git_commit")
-LIMIT_S = 250.0
+LIMIT_S = 280.0
 
 
 def epochs(shell: Shell) -> int:
@@ -53,11 +52,12 @@ def kill_after(shell: Shell, sweep: subprocess.Popen[str], count: int, delay_s: 
 
 
 def what_counts(run: Path) -> dict[str, object]:
-    """Of a result: all but how long it took and what it took of the machine."""
+    """Of a result: what was trained, and what came of it; not how long it took."""
+    names = ("epochs", "steps", "seed", "kind", "run_id", "ranks", "best_monitored")
     return {
         key: value
         for key, value in read_json(run / "result.json").items()
-        if not key.endswith(TIMES) and "_per_s" not in key
+        if key in names or (key.startswith(("test/", "val/", "train/")) and "_per_s" not in key)
     }
 
 
@@ -69,15 +69,17 @@ def test_it_ends_with_what_an_undisturbed_one_has(shell: Shell, tmp_path: Path) 
     # most of the time, so that some meet jobs that only begin.
     moments = sorted(draw.sample(range(SEEDS * EPOCHS), KILLS))
     done: dict[str, str] = {}
+    killed = 0
     for moment in moments:
         sweep = shell.start(*SWEEP, "hydra.mode=MULTIRUN")
-        assert kill_after(shell, sweep, moment, draw.uniform(0, 0.5))
+        killed += kill_after(shell, sweep, moment, draw.uniform(0, 0.5))
         assert not orphans(shell.cwd), "jobs end with it"
         for name, text in done.items():
             assert finished(shell)[name] == text, "done is done"
         done = finished(shell)
         for name in done:
             assert len(rows(shell.cwd / "outputs/tiny" / name)) == EPOCHS, "no partial row"
+    assert killed >= KILLS - 1, "the last one may be late"
     last = shell.sweep(*SWEEP, timeout_s=LIMIT_S)
     assert last.code == 0, last.err
     for name, text in done.items():

@@ -70,7 +70,7 @@ def test_lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
             lines.ended(row, lambda: BOARD)
         lines.show(lambda: BOARD)
     said = [record.getMessage() for record in caplog.records]
-    assert said[0] == "job 4 of 6: seed=3"
+    assert said[0] == "job 4: seed=3"
     assert said[1].startswith("job 1 failed after 3 s: wrong [red]key[/red] (3 of 6 jobs done, ")
     assert said[2].startswith("job 2 was finished before (")
     assert said[3].startswith("job 3 finished after 60 s (")

@@ -25,18 +25,18 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Runs the job that the given file holds."""
-    _end_with_parent()
     given = yaml.safe_load(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    _end_with(given["parent"])
     if given["cores"] is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, given["cores"])  # before torch counts them
     sys.exit(_run(given))
 
 
-def _end_with_parent() -> None:
-    """By the kernel where it does that, which is at once, and by looking."""
+def _end_with(parent: int) -> None:
+    """Ends this process with its parent: by the kernel where it does that, and by looking."""
     with suppress(OSError, AttributeError):  # not Linux
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    follow_parent()
+    follow_parent(parent=parent)
 
 
 def _run(given: dict[str, Any]) -> int:

@@ -6,7 +6,6 @@ import copy
 import logging
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,10 @@ from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from sparsepipe.errors import SparsePipeError
 from sparsepipe.experiment import compose
 from sparsepipe.experiment.sweep.board import own_texts
 from sparsepipe.experiment.sweep.directory import sweep_directory
-from sparsepipe.experiment.sweep.record import JobRecord, SweptJob, record_of, write_record
+from sparsepipe.experiment.sweep.record import JobRecord, SweptJob, refusal
 from sparsepipe.experiment.sweep.settings import Settings
 from sparsepipe.experiment.sweep.slots import Machine, Slots
 from sparsepipe.experiment.sweep.torchrun import refuse_within_torchrun
@@ -37,7 +35,7 @@ class _Composed:
     job: SweptJob
     whole: DictConfig
     config: Mapping[str, Any] | None = None
-    refused: SparsePipeError | None = None
+    refused: Exception | None = None
 
 
 def launch(
@@ -68,8 +66,32 @@ def launch(
         _compose(config, context, list(each), number=first + index, sweep=sweep)
         for index, each in enumerate(overrides)
     ]
-    records = _run(composed, settings)
+    hooks = _Hooks(context=context, composed={one.job.number: one for one in composed})
+    records = _run(composed, settings, hooks)
     return [_returned(one, records[one.job.number]) for one in composed]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hooks:
+    """Tells Hydra's callbacks of jobs, as if these ran in this process."""
+
+    context: HydraContext
+    composed: Mapping[int, _Composed]
+
+    def began(self, job: SweptJob) -> None:
+        """Of a job that is about to be started."""
+        whole = self.composed[job.number].whole
+        self.context.callbacks.on_job_start(config=whole, task_function=_nothing)
+
+    def ended(self, record: JobRecord) -> None:
+        """Of what has come of a job."""
+        one = self.composed[record.number]
+        done = _returned(one, record)
+        self.context.callbacks.on_job_end(config=one.whole, job_return=done)
+
+
+def _nothing(config: Any) -> None:
+    """In the place of a function: the job runs elsewhere."""
 
 
 def _compose(
@@ -90,7 +112,7 @@ def _compose(
     HydraConfig.instance().set_config(whole)  # which interpolations may ask
     try:
         found.config = compose.resolve(_task_config(whole))
-    except SparsePipeError as error:
+    except Exception as error:
         found.refused = error
     finally:
         HydraConfig.instance().cfg = before
@@ -104,7 +126,7 @@ def _task_config(whole: DictConfig) -> DictConfig:
     return config
 
 
-def _run(composed: Sequence[_Composed], settings: Settings) -> dict[int, JobRecord]:
+def _run(composed: Sequence[_Composed], settings: Settings, hooks: _Hooks) -> dict[int, JobRecord]:
     # Torch and Lightning, which --help and the like need not wait for.
     from sparsepipe.experiment.sweep.needs import machine
     from sparsepipe.experiment.sweep.runner import Runner
@@ -119,6 +141,8 @@ def _run(composed: Sequence[_Composed], settings: Settings) -> dict[int, JobReco
         job_limit_s=settings.job_limit_s,
         texts={one.job.number: text for one, text in zip(composed, texts, strict=True)},
         view=view(),
+        began=hooks.began,
+        ended=hooks.ended,
     )
     try:
         return runner.run(ready, same=same, known=refused)
@@ -156,28 +180,14 @@ def _ready(
                 raise one.refused
             assert one.config is not None
             wanted = needs(one.config, there, settings)
-        except SparsePipeError as error:
-            refused.append(_refusal(one.job, error))
+        except Exception as error:  # somebody's own too: the other jobs count all the same
+            refused.append(refusal(one.job, error))
         else:
-            env = OmegaConf.to_container(one.whole.hydra.job.env_set)
+            env = OmegaConf.to_container(one.whole.hydra.job.env_set, resolve=True)
             assert isinstance(env, dict)
             variables = {str(name): str(value) for name, value in env.items()}
             ready.append(ReadyJob(job=one.job, config=one.config, demand=wanted, env=variables))
     return ready, refused
-
-
-def _refusal(job: SweptJob, error: SparsePipeError) -> JobRecord:
-    now = time.time()
-    record = record_of(
-        job,
-        status="failed",
-        run=None,
-        error=str(error),
-        exit_code=error.exit_code,
-        began_s=now,
-        ended_s=now,
-    )
-    return write_record(job, record)
 
 
 def _returned(one: _Composed, record: JobRecord) -> JobReturn:

@@ -11,7 +11,7 @@ import yaml
 from sparsepipe import cluster
 from sparsepipe.cluster import Inventory
 from sparsepipe.experiment.build import build
-from sparsepipe.experiment.emulation import emulation_of, without_emulation
+from sparsepipe.experiment.emulation import without_emulation
 from sparsepipe.experiment.placing import places_of_ranks
 from sparsepipe.experiment.planned import search_of
 from sparsepipe.experiment.signature import locate
@@ -87,7 +87,6 @@ def with_whole_machine(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if not _finds_machine(config):
         return config
-    emulation_of(config)  # refuses what is said of none
     plain = without_emulation(config["hardware"])
     inventory = build(plain)
     said = {key: value for key, value in config["hardware"].items() if key not in plain}

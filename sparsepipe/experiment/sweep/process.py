@@ -17,7 +17,6 @@ import yaml
 from sparsepipe.experiment.sweep import tree
 from sparsepipe.experiment.sweep.record import SweptJob
 from sparsepipe.results.files import write_text_atomic
-from sparsepipe.runtime.launch import LAUNCHER_VARIABLE
 
 
 @dataclass(slots=True)
@@ -54,6 +53,7 @@ class JobProcess:
             "overrides": list(job.overrides),
             "choices": dict(job.choices),
             "sweep": str(job.sweep),
+            "parent": os.getpid(),
             "cores": None if cores is None else list(cores),
             "config": config,
         }
@@ -66,7 +66,6 @@ class JobProcess:
             **environment,
             "PYTHONUNBUFFERED": "1",  # the log is whole wherever the process ends
             tree.MARK_VARIABLE: mark,
-            LAUNCHER_VARIABLE: str(os.getpid()),
         }
         with job.log.open("wb") as log:
             first = subprocess.Popen(

@@ -8,11 +8,14 @@ soon as that is known) and ``log.txt`` (what it said).
 from __future__ import annotations
 
 import dataclasses
+import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sparsepipe.errors import SparsePipeError
 from sparsepipe.results.files import read_json, write_json
 
 Status = Literal["finished", "failed", "stopped"]
@@ -117,6 +120,25 @@ def write_record(job: SweptJob, record: JobRecord) -> JobRecord:
     """Leaves a record, whole or not at all, and returns it."""
     write_json(job.record, dataclasses.asdict(record))
     return record
+
+
+def refusal(job: SweptJob, error: Exception) -> JobRecord:
+    """Leaves and returns the record of a job that could not be started."""
+    now_s = time.time()
+    if isinstance(error, SparsePipeError):
+        told, code = str(error), error.exit_code
+    else:
+        told, code = "".join(traceback.format_exception_only(error)).strip(), 1
+    record = record_of(
+        job,
+        status="failed",
+        run=None,
+        error=told,
+        exit_code=code,
+        began_s=now_s,
+        ended_s=now_s,
+    )
+    return write_record(job, record)
 
 
 def read_record(path: Path) -> JobRecord:

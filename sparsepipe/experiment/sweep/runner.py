@@ -6,13 +6,14 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from sparsepipe.errors import SparsePipeError
 from sparsepipe.experiment.sweep.board import Board, Row
 from sparsepipe.experiment.sweep.hearing import heard
 from sparsepipe.experiment.sweep.progress import epochs_done, epochs_in_all, tail
-from sparsepipe.experiment.sweep.record import JobRecord, SweptJob, write_record
+from sparsepipe.experiment.sweep.record import JobRecord, SweptJob, refusal, write_record
 from sparsepipe.experiment.sweep.remaining import Going
 from sparsepipe.experiment.sweep.running import ReadyJob, RunningJob
 from sparsepipe.experiment.sweep.slots import Slots
@@ -31,11 +32,21 @@ class Runner:
         job_limit_s: how long a job may take; None: as long as it likes.
         texts: what each job is to be called, by its number.
         view: shows it.
+        began: is told of each job that is about to be started.
+        ended: is told what has come of each job.
     """
 
     def __init__(
-        self, slots: Slots, *, job_limit_s: float | None, texts: Mapping[int, str], view: View
+        self,
+        slots: Slots,
+        *,
+        job_limit_s: float | None,
+        texts: Mapping[int, str],
+        view: View,
+        began: Callable[[SweptJob], object],
+        ended: Callable[[JobRecord], object],
     ) -> None:
+        self._tell_began, self._tell_ended = began, ended
         self._slots, self._limit_s, self._texts, self._view = slots, job_limit_s, texts, view
         self._waiting: list[ReadyJob] = []
         self._running: list[RunningJob] = []
@@ -97,7 +108,12 @@ class Runner:
                 return
             ready = self._waiting.pop(0)
             whole = self._slots.is_whole(grant)
-            job = RunningJob.start(ready, grant, whole=whole, limit_s=self._limit_s)
+            self._tell_began(ready.job)
+            try:
+                job = RunningJob.start(ready, grant, whole=whole, limit_s=self._limit_s)
+            except (SparsePipeError, OSError) as error:  # the others may start yet
+                self._note(refusal(ready.job, error))
+                continue
             self._slots = self._slots.with_job(grant)
             self._running.append(job)
             self._view.began(self._row(job), self._board)
@@ -124,6 +140,7 @@ class Runner:
 
     def _note(self, record: JobRecord) -> None:
         self._records[record.number] = record
+        self._tell_ended(record)
         if record.run is not None:
             sys.stdout.write(f"{record.run}\n")  # as a command does that is no sweep
             sys.stdout.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -71,6 +72,7 @@ class RunningJob:
     _oom_before: int | None = field(default_factory=oom_kills)
     _ended_by: EndedBy | None = None
     _kill_s: float | None = None
+    _leaving: bool = False
 
     @classmethod
     def start(
@@ -113,8 +115,9 @@ class RunningJob:
         if self.limit_s is not None and self._ended_by is None and not ended:
             if self.elapsed_s > self.limit_s:
                 self.end(limit_signum, by="limit")
-        elif ended and self._kill_s is None:
-            self._kill_s = now_s + _LEAVING_S
+        elif ended and not self._leaving:
+            self._leaving = True
+            self._kill_s = min(self._kill_s or math.inf, now_s + _LEAVING_S)
         if ended and self.process.is_gone():
             return True
         if self._kill_s is not None and now_s > self._kill_s:

@@ -63,7 +63,7 @@ class Lines:
 
     def began(self, row: Row, board: Callable[[], Board]) -> None:
         """Says which."""
-        log.info("job %d of %d: %s", row.number, board().total, row.text)
+        log.info("job %d: %s", row.number, row.text)
 
     def ended(self, row: Row, board: Callable[[], Board]) -> None:
         """Says how, and how far the sweep is."""
