@@ -114,7 +114,8 @@ def test_a_part_of_the_machine_makes_no_other_run(request: pytest.FixtureRequest
 def test_what_is_written_down_or_emulated_stays_so() -> None:
     listed = composed("hardware=cores")
     assert with_whole_machine(listed) is listed
-    emulated = composed("hardware.accelerator=cpu", "hardware.emulate=true", "hardware.time_scale=2")
+    asked = ("hardware.emulate=true", "hardware.time_scale=2")
+    emulated = composed("hardware.accelerator=cpu", *asked)
     handed = with_whole_machine(emulated)["hardware"]
     assert (handed["emulate"], handed["time_scale"]) == (True, 2)
     assert set(handed) == {"_target_", "value", "emulate", "time_scale"}
