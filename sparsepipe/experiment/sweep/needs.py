@@ -91,7 +91,7 @@ def with_whole_machine(config: Mapping[str, Any]) -> Mapping[str, Any]:
     inventory = build(plain)
     said = {key: value for key, value in config["hardware"].items() if key not in plain}
     listed = {
-        "_target_": f"{Inventory.__module__}.{Inventory.__name__}.from_dict",
+        "_target_": "sparsepipe.cluster.Inventory.from_dict",
         "value": yaml.safe_load(inventory.to_yaml()),
     }
     return {**config, "hardware": {**listed, **said}}
