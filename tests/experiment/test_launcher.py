@@ -79,7 +79,7 @@ def test_a_job_that_hangs_is_ended_at_its_limit(shell: Shell) -> None:
     (hung,) = records(shell)
     assert "ended by hydra.launcher.job_limit_s=15" in (hung.error or "")
     assert "it hung or was too slow" in swept.err
-    assert 15 < hung.seconds < 100
+    assert hung.seconds < 100, "and none of the minutes that it sleeps"
     assert not orphans(shell.cwd)
 
 
