@@ -19,6 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.experiment import compose, logs
+from sparsepipe.experiment.completion import answerable
+from sparsepipe.experiment.telling import told_by
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -37,7 +39,7 @@ class _Outcome:
 def main() -> None:
     """Composes the configuration and runs its task; see ``sparsepipe --help``."""
     arguments = sys.argv[1:]
-    sys.argv[1:] = compose.admit(arguments)
+    sys.argv[1:] = compose.admit(answerable(arguments, os.environ))
     logs.configure()
     # Hydra would print its own view of an error and leave with 1; ours says more.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -76,6 +78,11 @@ def _job(config: DictConfig, outcome: _Outcome) -> str | None:
                 "a sweep (-m) within torchrun",
                 remedy="start the command without torchrun: every job starts its own ranks",
             )
+        told = told_by(config, job.runtime.config_sources, sweep=sweep)
+        if told is not None:
+            if _is_first_rank():
+                print(told, flush=True)
+            return None
         plain = compose.resolve(config)
         from sparsepipe.experiment.job import Stopped, run_job
 
