@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.experiment import compose, logs
 from sparsepipe.experiment.completion import answerable
+from sparsepipe.experiment.objective import scored
 from sparsepipe.experiment.telling import told_by
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def _job(config: DictConfig, outcome: _Outcome) -> str | None:
     """Runs one job; its errors are kept, so that a sweep goes on with the next.
 
     Returns:
-        The run's directory, for the table at a sweep's end; None where the job failed.
+        The run's directory, for the table at a sweep's end, worth its objective for sweepers that
+        search; None where the job failed.
     """
     job = HydraConfig.get()
     sweep = job.mode == RunMode.MULTIRUN
@@ -96,7 +98,7 @@ def _job(config: DictConfig, outcome: _Outcome) -> str | None:
             sys.exit(stop.exit_code)
         if _is_first_rank():
             print(directory.path, flush=True)
-        return str(directory.path)
+        return scored(str(directory.path), plain["objective"]) if sweep else str(directory.path)
     except SparsePipeError as error:
         _report(error, outcome)
     except Exception:

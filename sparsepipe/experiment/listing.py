@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Protocol
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.check import suggest
@@ -23,6 +24,18 @@ _DEFAULT = re.compile(
 # Up to a full stop before a capital letter ("Fig. 9" goes on), or a semicolon outside brackets.
 _SENTENCE = re.compile(r"(?:\([^)]*\)|[^(])*?(?:\.(?= [A-Z]|$)|;(?= |$))")
 _HEAD = "Groups with their defaults, and what there is to choose: sparsepipe GROUP=OPTION ..."
+
+
+class Source(Protocol):
+    """Where configuration comes from, as Hydra tells it."""
+
+    @property
+    def path(self) -> str:
+        """A directory or a package."""
+
+    @property
+    def schema(self) -> str:
+        """``file`` or ``pkg``, or another for what has no files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,15 +119,14 @@ def groups_in(directories: Sequence[Traversable]) -> list[Group]:
     ]
 
 
-def directories_of(sources: Iterable[Mapping[str, str]]) -> list[Traversable]:
-    """Where Hydra's sources of configuration lie; those of Hydra itself are left out."""
+def directories_of(sources: Iterable[Source]) -> list[Traversable]:
+    """Where sources of configuration lie; those of Hydra itself are left out."""
     found: list[Traversable] = []
     for source in sources:
-        path = str(source["path"])
-        if source["schema"] == "file" and Path(path).is_dir():
-            found.append(Path(path))
-        elif source["schema"] == "pkg" and path.partition(".")[0] not in ("hydra", ""):
-            found.append(resources.files(path))
+        if source.schema == "file" and Path(source.path).is_dir():
+            found.append(Path(source.path))
+        elif source.schema == "pkg" and source.path.partition(".")[0] not in ("hydra", ""):
+            found.append(resources.files(source.path))
     return found
 
 

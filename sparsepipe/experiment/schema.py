@@ -184,6 +184,7 @@ class Config:
     representation: Literal["sparse", "dense"]
     force: bool
     checkpoint: str | None
+    objective: str | None
     paths: Paths
     parallel: Parallel
     optim: Optim

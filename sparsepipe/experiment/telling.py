@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -11,15 +11,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.check import check_task
-from sparsepipe.experiment.listing import directories_of
+from sparsepipe.experiment.listing import Source, directories_of
 from sparsepipe.experiment.signature import locate
 
 _WIDTH = (100, 24)  # where there is no terminal
 
 
-def told_by(
-    config: DictConfig, sources: Iterable[Mapping[str, str]], *, sweep: bool = False
-) -> str | None:
+def told_by(config: DictConfig, sources: Iterable[Source], *, sweep: bool = False) -> str | None:
     """What the task tells where that is all that it does; None where it makes a run.
 
     Args:
@@ -38,8 +36,9 @@ def told_by(
         raise ConfigError(
             "every job of a sweep would tell the same", remedy="give this task without -m"
         )
-    node = OmegaConf.to_container(config.task, resolve=True)
-    assert isinstance(node, dict)
+    resolved = OmegaConf.to_container(config.task, resolve=True)
+    assert isinstance(resolved, dict)
+    node = {str(key): value for key, value in resolved.items()}
     check_task(node)
     node.pop("_target_")
     width = shutil.get_terminal_size(_WIDTH).columns

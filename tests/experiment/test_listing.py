@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from experiment_harness import Shell
+from hydra.conf import ConfigSourceInfo
 from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf
 
@@ -141,7 +142,7 @@ def test_a_misspelt_setting_is_refused(tmp_path: Path) -> None:
 
 def test_a_sweep_is_refused() -> None:
     config = OmegaConf.create({"task": {"_target_": "sparsepipe.experiment.listing.list_options"}})
-    source = {"path": str(config_dir()), "schema": "file", "provider": "main"}
+    source = ConfigSourceInfo(path=str(config_dir()), schema="file", provider="main")
     assert "task=train" in (told_by(config, [source]) or "")
     with pytest.raises(ConfigError, match="every job of a sweep would tell the same"):
         told_by(config, [source], sweep=True)
