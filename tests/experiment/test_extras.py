@@ -115,7 +115,7 @@ def test_the_best_is_searched_for_by_optuna(shell: Shell) -> None:
     assert set(bottlenecks_s) == {"dp", "exact"}
     (found,) = shell.cwd.glob("outputs/tiny/sweeps/*/optimization_results.yaml")
     best = yaml.safe_load(found.read_text())
-    assert best["best_params"] == {"task.search": "exact"}
+    assert best["best_params"] == {"++task.search": "exact"}  # as Hydra got it
     assert best["best_value"] == bottlenecks_s["exact"] < bottlenecks_s["dp"]
     with found.with_name("table.csv").open() as stream:
         assert {row["task.search"] for row in csv.DictReader(stream)} == {"dp", "exact"}
