@@ -82,10 +82,8 @@ def test_it_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PYTHONPATH", found)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = read(path)
-    client = NotebookClient(
-        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    )
-    client.execute()
+    place = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=240, kernel_name="python3", resources=place).execute()
     pictures = [
         output
         for cell in notebook.cells

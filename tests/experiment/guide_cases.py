@@ -14,7 +14,9 @@ from hydra.core.override_parser.types import IntervalSweep
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDES = ("own_model", "own_data", "own_cluster", "learning_rate")
 
-_FILE = re.compile(r"`([\w./]+\.(?:py|yaml))`[^`\n]*:\n\n```\w+\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_FILE = re.compile(
+    r"`([\w./]+\.(?:py|yaml))`[^`\n]*:\n\n```\w+\n(.*?)^```", re.DOTALL | re.MULTILINE
+)
 _COMMANDS = re.compile(r"^```\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _PRINTING = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", re.DOTALL | re.MULTILINE)
 

@@ -96,7 +96,8 @@ def test_the_own_network(here: Path) -> None:
 def test_the_own_point_clouds(here: Path) -> None:
     write_files("own_data", here)
     runpy.run_path("make_npz.py")
-    data = build_data(composed(["data=modelnet40_points", "data.root=.", "data.num_workers=0"], own=False)["data"])  # fmt: skip
+    settings = ["data=modelnet40_points", "data.root=.", "data.num_workers=0"]
+    data = build_data(composed(settings, own=False)["data"])
     data.prepare_data()
     data.setup("fit")
     batch = next(iter(data.train_dataloader()))
@@ -140,9 +141,7 @@ def test_the_guide_shows_the_job_script() -> None:
 
 
 # Its example: 9,600 shapes, 32 in a minibatch.
-@pytest.mark.parametrize(
-    ("config", "updates"), [("1-1-1-1", [300] * 4), ("3-1", [100, 300])]
-)
+@pytest.mark.parametrize(("config", "updates"), [("1-1-1-1", [300] * 4), ("3-1", [100, 300])])
 def test_updates_of_each_stage_are_counted_right(config: str, updates: list[int]) -> None:
     stages = [int(count) for count in config.split("-")]
     plan = Plan.of(config=config, cuts=range(1, len(stages)), num_layers=len(stages))
@@ -164,8 +163,8 @@ def test_gradients_are_as_old_as_the_guide_says() -> None:
 
 
 SHAPES = ("data.source.train_per_class=2", "data.source.test_per_class=1", "data.resolution=16",
-          "data.num_points=256", "data.cached_points=512", "data.batch_size=8", "data.num_workers=0",
-          "task.gallery=0", "trainer.max_epochs=1", "hardware.accelerator=cpu",
+          "data.num_points=256", "data.cached_points=512", "data.batch_size=8",
+          "data.num_workers=0", "task.gallery=0", "trainer.max_epochs=1", "hardware.accelerator=cpu",
           "hardware.cpu_devices=2")  # fmt: skip
 
 
