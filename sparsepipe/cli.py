@@ -9,22 +9,24 @@ import signal
 import sys
 import traceback
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import hydra
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.experiment import compose, logs
 from sparsepipe.experiment.completion import answerable
 from sparsepipe.experiment.objective import scored
+from sparsepipe.experiment.sweep.directory import announced
+from sparsepipe.experiment.sweep.ending import exit_code_of_sweep
+from sparsepipe.experiment.sweep.record import SweptJob
+from sparsepipe.experiment.sweep.torchrun import refuse_within_torchrun
 from sparsepipe.experiment.telling import told_by
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,9 @@ def main() -> None:
     outcome = _Outcome()
     try:
         _hydra_main(outcome)
+        outcome.exit_code = outcome.exit_code or exit_code_of_sweep()
+    except SparsePipeError as error:
+        _report(error, outcome)
     except (HydraException, OmegaConfBaseException) as error:
         _report(_explained(error, arguments), outcome)
     except KeyboardInterrupt:
@@ -69,36 +74,33 @@ def _job(config: DictConfig, outcome: _Outcome) -> str | None:
     """Runs one job; its errors are kept, so that a sweep goes on with the next.
 
     Returns:
-        The run's directory, for the table at a sweep's end, worth its objective for sweepers that
-        search; None where the job failed.
+        The run's directory, worth its objective for sweepers that search; None where the job
+        failed.
     """
     job = HydraConfig.get()
     sweep = job.mode == RunMode.MULTIRUN
     try:
-        if sweep and "LOCAL_RANK" in os.environ:
-            raise ConfigError(
-                "a sweep (-m) within torchrun",
-                remedy="start the command without torchrun: every job starts its own ranks",
-            )
-        told = told_by(config, job.runtime.config_sources, sweep=sweep)
+        if sweep:
+            refuse_within_torchrun()
+        told = None if sweep else told_by(config, job.runtime.config_sources)
         if told is not None:
             if _is_first_rank():
                 print(told, flush=True)
             return None
-        plain = compose.resolve(config)
         from sparsepipe.experiment.job import Stopped, run_job
 
-        if sweep:
-            log.info("job %d: %s", job.job.num + 1, " ".join(job.overrides.task))
         try:
-            directory = run_job(plain, fresh_processes=sweep)
+            if sweep:
+                directory = _job_of_sweep(config, job)
+            else:
+                directory = str(run_job(compose.resolve(config)).path)
         except Stopped as stop:
             if _is_first_rank():
                 print(f"\n{stop.message}", file=sys.stderr)
             sys.exit(stop.exit_code)
         if _is_first_rank():
-            print(directory.path, flush=True)
-        return scored(str(directory.path), plain["objective"]) if sweep else str(directory.path)
+            print(directory, flush=True)
+        return scored(directory, config.objective) if sweep else directory
     except SparsePipeError as error:
         _report(error, outcome)
     except Exception:
@@ -107,6 +109,24 @@ def _job(config: DictConfig, outcome: _Outcome) -> str | None:
         traceback.print_exc()  # the jobs before and after it count all the same
         outcome.exit_code = outcome.exit_code or 1
     return None
+
+
+def _job_of_sweep(config: DictConfig, hydra_config: HydraConf) -> str:
+    """Runs a job that another launcher than ours has come to; returns its run's directory."""
+    from sparsepipe.experiment.sweep.one_job import run_swept
+
+    logs.configure()  # it may be another process than the sweep's
+    overrides = hydra_config.overrides.task
+    log.info("job %d: %s", hydra_config.job.num + 1, " ".join(overrides))
+    job = SweptJob(
+        number=int(hydra_config.job.num),
+        overrides=tuple(map(str, overrides)),
+        choices={str(group): str(one) for group, one in hydra_config.runtime.choices.items()},
+        sweep=announced(str(hydra_config.sweep.dir)),
+    )
+    done = run_swept(job, lambda: compose.resolve(config), fresh_processes=True)
+    assert done.run is not None
+    return done.run
 
 
 def _report(error: SparsePipeError, outcome: _Outcome) -> None:

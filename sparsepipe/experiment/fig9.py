@@ -6,14 +6,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from sparsepipe.experiment.fig9_jobs import STRATEGIES, Job, Setting
 from sparsepipe.experiment.fig9_paper import FIG9
 from sparsepipe.experiment.fig9_table import Fig9Table
-from sparsepipe.experiment.swept import near, result_of
+from sparsepipe.experiment.swept import JobRecord, near, records_of, result_of
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.results.speedups import Bar, Chart, Mark, Panel, speedups
 from sparsepipe.results.tables import write_csv
@@ -28,35 +27,26 @@ class Fig9(Callback):
     broke off is given again. What is missing is named.
     """
 
-    def __init__(self) -> None:
-        self._jobs: list[Job] = []
-
-    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """Notes what the job was and where its run is."""
-        done = job_return.status is JobStatus.COMPLETED  # else its value raises
-        run = job_return.return_value if done else None
-        choices = OmegaConf.to_container(config.hydra.runtime.choices)
-        assert isinstance(choices, dict)
-        self._jobs.append(
-            Job(
-                choices={str(group): str(option) for group, option in choices.items()},
-                run=None if run is None else near(Path(run)),
-                result={} if run is None else result_of(Path(run)),
-            )
-        )
-
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Makes the chart, unless no job has anything for it."""
-        table = Fig9Table.of(self._jobs)
+        directory = Path(str(config.hydra.sweep.dir))
+        table = Fig9Table.of([_job(record) for record in records_of(directory)])
         if not table.cells:
             log.warning("no job has a figure for the chart of Fig. 9")
             return
-        directory = Path(str(config.hydra.sweep.dir))
         text = table.text()
         log.info("(%s)\n\n%s", near(directory / "fig9.md"), text)
         write_text_atomic(directory / "fig9.md", text)
         write_csv(directory / "fig9.csv", table.rows())
         speedups(chart_of(table), directory / "fig9.png")
+
+
+def _job(record: JobRecord) -> Job:
+    return Job(
+        choices=record.choices,
+        run=None if record.run is None else near(Path(record.run)),
+        result={} if record.run is None else result_of(Path(record.run)),
+    )
 
 
 def chart_of(table: Fig9Table) -> Chart:

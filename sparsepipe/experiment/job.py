@@ -11,7 +11,7 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,6 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, SparsePipeError
-from sparsepipe.experiment.asked_emulation import as_emulated
-from sparsepipe.experiment.build import build_inventory
 from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.emulated_hosts import hosts_emulated
 from sparsepipe.experiment.emulation import emulation_of
@@ -30,7 +28,7 @@ from sparsepipe.experiment.joining import joined, meet
 from sparsepipe.experiment.lock import locked
 from sparsepipe.experiment.logs import quiet
 from sparsepipe.experiment.outputs import writing
-from sparsepipe.experiment.prepare import prepare, refuse_search
+from sparsepipe.experiment.prepare import prepare
 from sparsepipe.experiment.renumber import renumber
 from sparsepipe.experiment.run import Run, num_ranks
 from sparsepipe.experiment.rundir import RunDir
@@ -39,6 +37,7 @@ from sparsepipe.experiment.settle import settle
 from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.experiment.signature import locate
 from sparsepipe.experiment.stopping import failing_as_rank, kept_from_saving, tell_loss, tell_stop
+from sparsepipe.experiment.understanding import understood
 from sparsepipe.machine import usable_cores
 from sparsepipe.results.files import read_json
 from sparsepipe.runtime import group
@@ -52,7 +51,12 @@ log = logging.getLogger(__name__)
 
 
 def run_job(
-    config: Mapping[str, Any], *, fresh_processes: bool = False, wait_s: float = 0.0
+    config: Mapping[str, Any],
+    *,
+    fresh_processes: bool = False,
+    wait_s: float = 0.0,
+    anew_since_s: float | None = None,
+    opened: Callable[[RunDir], object] = lambda directory: None,
 ) -> RunDir:
     """Runs a job, or skips it when it is finished, or goes on with it.
 
@@ -60,6 +64,9 @@ def run_job(
         config: resolved and checked.
         fresh_processes: start a process even for a single rank, as sweeps must.
         wait_s: how long to wait for another process that does the same job.
+        anew_since_s: a run that has finished since then (seconds since 1970) counts as one that
+            ``force`` has started anew already.
+        opened: is told the run's directory as soon as that is known.
 
     Returns:
         The run's directory, finished.
@@ -68,62 +75,57 @@ def run_job(
         SparsePipeError: something a user can mend.
         Stopped: a signal ended the run.
     """
-    config = as_emulated(config)
-    refuse_search(config)
-    inventory = build_inventory(config)
-    config = _as_task_runs(config, inventory)
-    ranks = num_ranks(config, inventory)
+    config, inventory, ranks = understood(config)
     with SignalWatch() as watch:
         if group.started_externally():
             return _run_as_rank(config, inventory, watch, ranks)
         # What may have to begin again needs processes that can be ended.
         processes = fresh_processes or config["parallel"].get("max_restarts", 0) > 0
         alone = ranks == 1 and not processes and emulation_of(config) is None
-        return _run_here(config, inventory, watch, alone=alone, wait_s=wait_s)
+        directory = _prepare_here(config, inventory)
+        opened(directory)
+        with locked(directory, wait_s=wait_s):
+            if not _finished(directory, config, anew_since_s=anew_since_s):
+                _run_here(directory, config, inventory, watch, alone=alone)
+        return directory
 
 
-def _as_task_runs(config: Mapping[str, Any], inventory: Inventory) -> Mapping[str, Any]:
-    """The configuration with a task's own ``parallel`` where it has one."""
-    choose = getattr(locate(config["task"]["_target_"]), "parallel", None)
-    return config if choose is None else {**config, "parallel": choose(config, inventory)}
-
-
-def _run_here(
-    config: Mapping[str, Any],
-    inventory: Inventory,
-    watch: SignalWatch,
-    *,
-    alone: bool,
-    wait_s: float,
-) -> RunDir:
-    """Runs as the one process that the user started."""
+def _prepare_here(config: Mapping[str, Any], inventory: Inventory) -> RunDir:
+    """Prepares a run as the one process that the user started."""
     nodes = config["parallel"]["num_nodes"]
     if nodes > 1 and emulation_of(config) is None:
         raise ConfigError(
             f"parallel.num_nodes={nodes}, but only this machine was asked",
             remedy="start the command on every node with torchrun",
         )
-    directory = prepare(config, inventory)
-    with locked(directory, wait_s=wait_s):
-        if _finished(directory, config):
-            return directory
-        with writing(directory.path):
-            directory.open(config)
-        try:
-            _settle(config, inventory, directory, measure=True)
-            if alone:
-                execute(directory, config, inventory, watch)
-            else:
-                _launch(directory, config, inventory)
-        except BaseException as error:
-            if isinstance(error, Stopped):
-                tell_stop(error, directory, config)
-            directory.remove_if_unused()
-            if isinstance(error, Stopped) and error.broke is not None:
-                raise error.broke from None
-            raise
-        _finish(directory)
-    return directory
+    return prepare(config, inventory)
+
+
+def _run_here(
+    directory: RunDir,
+    config: Mapping[str, Any],
+    inventory: Inventory,
+    watch: SignalWatch,
+    *,
+    alone: bool,
+) -> None:
+    """Runs in the directory, which is locked, from the one process that the user started."""
+    with writing(directory.path):
+        directory.open(config)
+    try:
+        _settle(config, inventory, directory, measure=True)
+        if alone:
+            execute(directory, config, inventory, watch)
+        else:
+            _launch(directory, config, inventory)
+    except BaseException as error:
+        if isinstance(error, Stopped):
+            tell_stop(error, directory, config)
+        directory.remove_if_unused()
+        if isinstance(error, Stopped) and error.broke is not None:
+            raise error.broke from None
+        raise
+    _finish(directory)
 
 
 def _launch(directory: RunDir, config: Mapping[str, Any], inventory: Inventory) -> None:
@@ -268,9 +270,16 @@ def _group(run: Run) -> Iterator[None]:
         yield
 
 
-def _finished(directory: RunDir, config: Mapping[str, Any]) -> bool:
-    if config["force"] or not directory.done.exists():
+def _finished(
+    directory: RunDir, config: Mapping[str, Any], *, anew_since_s: float | None = None
+) -> bool:
+    if not directory.done.exists():
         return False
+    if config["force"]:
+        if anew_since_s is None or read_json(directory.done)["time"] < anew_since_s:
+            return False
+        log.info("started anew and finished by another job of this sweep, nothing to do")
+        return True
     log.info("finished before, nothing to do; force=true starts anew")
     return True
 

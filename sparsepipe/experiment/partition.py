@@ -99,4 +99,5 @@ def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
     return fingerprint_of(inventory, model_name(config), given=given)
 
 
+partition.cores = 1  # type: ignore[attr-defined]
 partition.prepare = fingerprint  # type: ignore[attr-defined]

@@ -255,6 +255,7 @@ def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
+simulate.cores = 1  # type: ignore[attr-defined]
 simulate.parallel = one_process  # type: ignore[attr-defined]
 simulate.prepare = fingerprint  # type: ignore[attr-defined]
 simulate.not_identity = (  # type: ignore[attr-defined]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -17,25 +17,20 @@ from sparsepipe.experiment.signature import locate
 _WIDTH = (100, 24)  # where there is no terminal
 
 
-def told_by(config: DictConfig, sources: Iterable[Source], *, sweep: bool = False) -> str | None:
+def told_by(config: DictConfig, sources: Iterable[Source]) -> str | None:
     """What the task tells where that is all that it does; None where it makes a run.
 
     Args:
         config: composed. But for the task it is neither resolved nor checked: that may import much
             and want what is not there.
         sources: where Hydra found the configuration.
-        sweep: the job is one of several.
 
     Raises:
-        ConfigError: an argument of the task cannot be used; or jobs of a sweep are to tell.
+        ConfigError: an argument of the task cannot be used.
     """
     task = _teller(config)
     if task is None:
         return None
-    if sweep:
-        raise ConfigError(
-            "every job of a sweep would tell the same", remedy="give this task without -m"
-        )
     resolved = OmegaConf.to_container(config.task, resolve=True)
     assert isinstance(resolved, dict)
     node = {str(key): value for key, value in resolved.items()}
@@ -45,9 +40,25 @@ def told_by(config: DictConfig, sources: Iterable[Source], *, sweep: bool = Fals
     return str(task(directories_of(sources), width=width, **node))
 
 
+def refuse_run(config: Mapping[str, Any]) -> None:
+    """Refuses to make a run of a task that only tells something.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if _tells(locate(config["task"]["_target_"])):
+        raise ConfigError(
+            "every job of a sweep would tell the same", remedy="give this task without -m"
+        )
+
+
 def _teller(config: DictConfig) -> Callable[..., Any] | None:
     try:
-        task = locate(str(OmegaConf.select(config, "task._target_")))
+        task: Callable[..., Any] = locate(str(OmegaConf.select(config, "task._target_")))
     except (ConfigError, OmegaConfBaseException):
         return None  # the check of the whole configuration says what is wrong
-    return task if getattr(task, "tells", False) else None
+    return task if _tells(task) else None
+
+
+def _tells(task: Callable[..., Any]) -> bool:
+    return bool(getattr(task, "tells", False))

@@ -14,9 +14,9 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
+from sweep_cases import leave_record
 
 from sparsepipe.experiment import compose
 from sparsepipe.experiment.asked_emulation import as_emulated
@@ -111,18 +111,18 @@ def test_the_chart_is_drawn_by_what_hydra_calls() -> None:
 
 def test_a_sweep_in_part_ends_with_its_figure(tmp_path: Path) -> None:
     """Real simulations, given to the callback as Hydra gives them."""
-    callback, runs = Fig9(), {}
+    runs = {}
     sweep = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path / "sweep")}}})
-    for strategy in ("paper_mp", "hete_mp", "exact"):
+    for number, strategy in enumerate(("paper_mp", "hete_mp", "exact")):
         overrides = ["hardware=paper_5gpu", f"parallel={strategy}", "task=fig9/simulated_125"]
-        done = JobReturn(overrides=overrides, status=JobStatus.COMPLETED)
-        done.return_value = None
+        run = None
         if strategy != "exact":
             short = "task.timeline_minibatches=2"
             run = run_job(composed(f"paths.outputs={tmp_path}", FIG9, *overrides, short)).path
-            done.return_value, runs[strategy] = str(run), read_json(run / "result.json")
-        callback.on_job_end(with_hydra(FIG9, *overrides), done)
-    callback.on_multirun_end(sweep)
+            runs[strategy] = read_json(run / "result.json")
+        choices = with_hydra(FIG9, *overrides).hydra.runtime.choices
+        leave_record(tmp_path / "sweep", number, *overrides, run=run, choices=choices)
+    Fig9().on_multirun_end(sweep)
     rows = list(csv.DictReader((tmp_path / "sweep" / "fig9.csv").open()))
     assert [row["strategy"] for row in rows[:2]] == ["paper_mp", "hete_mp"]
     assert rows[2]["status"] == "failed"
@@ -137,14 +137,13 @@ def test_a_sweep_in_part_ends_with_its_figure(tmp_path: Path) -> None:
 
 
 def test_without_any_figure_nothing_is_written(tmp_path: Path) -> None:
-    callback = Fig9()
-    failed = JobReturn(overrides=[], status=JobStatus.FAILED)
-    failed.return_value = ValueError("somebody's own")
-    callback.on_job_end(with_hydra(FIG9), failed)
-    callback.on_multirun_end(
-        OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path / "sweep")}}})
-    )
-    assert not (tmp_path / "sweep").exists()
+    leave_record(tmp_path, 0, run=None)
+    Fig9().on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
+    assert {path.name for path in tmp_path.iterdir()} == {"jobs"}
+
+
+def test_its_jobs_run_beside_each_other() -> None:
+    assert with_hydra(FIG9).hydra.launcher._target_.endswith("SparsePipeLauncher")
 
 
 @pytest.mark.full  # three processes of their own
@@ -165,4 +164,5 @@ def test_the_command_ends_with_the_figure(tmp_path: Path) -> None:
     (table,) = tmp_path.glob("outputs/fig9/sweeps/*/fig9.csv")
     links = [row["link_mb_per_s"] for row in csv.DictReader(table.open())]
     assert links == ["50.0", "125.0"]
+    assert sorted(path.name for path in table.parent.glob("jobs/*/log.txt")) == 2 * ["log.txt"]
     assert table.with_name("fig9.md").read_text() in done.stderr

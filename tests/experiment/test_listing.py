@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from experiment_harness import Shell
+from experiment_harness import Shell, composed
 from hydra.conf import ConfigSourceInfo
 from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf
@@ -18,6 +18,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.compose import config_dir, config_loader
 from sparsepipe.experiment.listing import first_comment, groups_in, list_options
 from sparsepipe.experiment.telling import told_by
+from sparsepipe.experiment.understanding import understood
 
 OURS = groups_in([config_dir()])
 LOADER = config_loader()
@@ -140,12 +141,12 @@ def test_a_misspelt_setting_is_refused(tmp_path: Path) -> None:
     assert not refused.out
 
 
-def test_a_sweep_is_refused() -> None:
+def test_no_run_is_made_of_it() -> None:
     config = OmegaConf.create({"task": {"_target_": "sparsepipe.experiment.listing.list_options"}})
     source = ConfigSourceInfo(path=str(config_dir()), schema="file", provider="main")
     assert "task=train" in (told_by(config, [source]) or "")
     with pytest.raises(ConfigError, match="every job of a sweep would tell the same"):
-        told_by(config, [source], sweep=True)
+        understood(composed("task=list"))
 
 
 def test_other_tasks_tell_nothing() -> None:

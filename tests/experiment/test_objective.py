@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from experiment_harness import composed
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.objective import scored
+from sparsepipe.experiment.objective import scored, value_of
 from sparsepipe.experiment.rundir import identity_of
 from sparsepipe.results.files import write_json
 
@@ -40,9 +41,18 @@ def test_without_an_objective_it_is_no_number(run: str) -> None:
 
 
 @pytest.mark.parametrize("objective", ["test/acuracy", "kind", "done", "none"])
-def test_what_is_no_figure_is_refused(run: str, objective: str) -> None:
+def test_what_is_no_figure_is_told(
+    run: str, objective: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(ConfigError, match=f"objective={objective} is no figure") as refused:
-        scored(run, objective)
+        value_of(run, objective)
+    # The run is done all the same, and other jobs of its sweep go on.
+    monkeypatch.setattr(logging.getLogger("sparsepipe"), "propagate", True)
+    found = scored(run, objective)
+    assert found == run
+    assert f"objective={objective} is no figure" in caplog.text
+    with pytest.raises(ValueError, match="could not convert"):
+        float(found)
     if objective == "test/acuracy":
         assert "(nearest: 'test/accuracy')" in refused.value.message
 

@@ -203,7 +203,9 @@ def test_wheel_holds_the_configuration(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "from sparsepipe.experiment.compose import config_dir; print(config_dir())",
+            "import sys; from hydra.core.plugins import Plugins; Plugins.instance();"
+            "from sparsepipe.experiment.compose import config_dir; print(config_dir());"
+            "print(sys.modules['hydra_plugins.sparsepipe_launcher'].__file__)",
         ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(site)},
@@ -211,4 +213,9 @@ def test_wheel_holds_the_configuration(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert where.stdout.strip() == str(site / "sparsepipe" / "conf")
+    plugins = site / "hydra_plugins"
+    assert not (plugins / "__init__.py").exists(), "a namespace that plugins share"
+    assert where.stdout.splitlines() == [
+        str(site / "sparsepipe" / "conf"),
+        str(plugins / "sparsepipe_launcher" / "__init__.py"),
+    ]

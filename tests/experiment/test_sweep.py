@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from emulated_cases import hosts
 from experiment_harness import Shell
-from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
+from sweep_cases import leave_record
 
+from sparsepipe.experiment.sweep.record import records_of
 from sparsepipe.experiment.sweep_table import SweepTable
 from sparsepipe.results.files import read_json, write_json
 
@@ -98,17 +99,19 @@ def test_what_is_emulated_beside_what_is_simulated(shell: Shell) -> None:
 
 def test_a_job_that_raises_is_a_failed_one_and_none_at_all_make_no_table(tmp_path: Path) -> None:
     write_json(tmp_path / "run" / "result.json", {"train_shapes_per_s": 2.0})
-    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path / "sweep")}}})
-    raised = JobReturn(overrides=["++seed=0"], status=JobStatus.FAILED)
-    raised.return_value = ValueError("somebody's own")
-    table = SweepTable()
-    table.on_job_end(config, raised)
-    table.on_multirun_end(config)
-    assert not (tmp_path / "sweep").exists()
-    done = JobReturn(overrides=["++seed=1"], status=JobStatus.COMPLETED)
-    done.return_value = str(tmp_path / "run")
-    table.on_job_end(config, done)
-    table.on_multirun_end(config)
-    first, second = read(tmp_path / "sweep" / "table.csv")
+    sweep = tmp_path / "sweep"
+    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(sweep)}}})
+    leave_record(sweep, 0, "++seed=0", run=None)
+    SweepTable().on_multirun_end(config)
+    assert {path.name for path in sweep.iterdir()} == {"jobs"}
+    leave_record(sweep, 1, "++seed=1", run=tmp_path / "run")
+    SweepTable().on_multirun_end(config)
+    first, second = read(sweep / "table.csv")
     assert (first["seed"], first["status"]) == ("0", "failed")
     assert (second["seed"], second["train_shapes_per_s"]) == ("1", "2.0")
+
+
+def test_jobs_stand_in_their_order(tmp_path: Path) -> None:
+    for number in (10, 9, 0):
+        leave_record(tmp_path, number, f"seed={number}", run=tmp_path / "run")
+    assert [record.number for record in records_of(tmp_path)] == [0, 9, 10]

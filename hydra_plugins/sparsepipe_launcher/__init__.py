@@ -1,0 +1,80 @@
+"""Registers the launcher of SparsePipe's sweeps with Hydra: ``hydra/launcher=sparsepipe``.
+
+Hydra imports this at the start of every program in the environment, so it imports little itself.
+It does so before the module is in ``sys.modules``, where dataclasses would look up annotations that
+are text: there is no ``from __future__ import annotations`` here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+
+@dataclass
+class SparsePipeLauncherConf:
+    """``hydra.launcher``."""
+
+    _target_: str = "hydra_plugins.sparsepipe_launcher.SparsePipeLauncher"
+    max_jobs: int | None = None
+    cores_per_rank: int | None = None
+    job_limit_s: float | None = None
+
+
+class SparsePipeLauncher(Launcher):
+    """Runs each job in processes of its own, several at a time where they find room.
+
+    Args:
+        max_jobs: at most so many at a time; None: as many as find cores and GPUs.
+        cores_per_rank: how many cores each process of a job gets; None: without GPUs all cores
+            are one job's.
+        job_limit_s: a job that takes longer is ended; None: no limit.
+    """
+
+    def __init__(
+        self,
+        max_jobs: int | None = None,
+        cores_per_rank: int | None = None,
+        job_limit_s: float | None = None,
+    ) -> None:
+        super().__init__()
+        self._settings = {
+            "max_jobs": max_jobs,
+            "cores_per_rank": cores_per_rank,
+            "job_limit_s": job_limit_s,
+        }
+        self._config: DictConfig | None = None
+        self._context: HydraContext | None = None
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Takes what Hydra gives; jobs run the configuration's task and no function of ours."""
+        del task_function
+        self._config, self._context = config, hydra_context
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """Runs jobs and waits for all of them."""
+        from sparsepipe.experiment.sweep.launch import launch
+        from sparsepipe.experiment.sweep.settings import Settings
+
+        assert self._config is not None
+        assert self._context is not None
+        settings = Settings(**self._settings)  # type: ignore[arg-type]
+        return launch(
+            self._config, self._context, job_overrides, first=initial_job_idx, settings=settings
+        )
+
+
+ConfigStore.instance().store(
+    group="hydra/launcher",
+    name="sparsepipe",
+    node=SparsePipeLauncherConf,
+    provider="sparsepipe_launcher",
+)

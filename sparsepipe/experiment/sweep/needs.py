@@ -1,0 +1,97 @@
+"""What a job takes of the machine by its configuration, and what it gets to see of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from sparsepipe import cluster
+from sparsepipe.cluster import Inventory
+from sparsepipe.experiment.build import build
+from sparsepipe.experiment.emulation import without_emulation
+from sparsepipe.experiment.placing import places_of_ranks
+from sparsepipe.experiment.planned import search_of
+from sparsepipe.experiment.signature import locate
+from sparsepipe.experiment.sweep.settings import Settings
+from sparsepipe.experiment.sweep.slots import Demand, Gpu, Machine, demand
+from sparsepipe.experiment.understanding import understood
+
+
+def machine() -> Machine:
+    """The cores and GPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = tuple(sorted(os.sched_getaffinity(0)))
+    else:
+        cores = tuple(range(os.cpu_count() or 1))
+    return Machine(cores=cores, gpus=_gpus())
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return ()
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    tokens = visible.split(",") if visible else [str(index) for index in range(len(names))]
+    return tuple(Gpu(token=token, kind=name) for token, name in zip(tokens, names, strict=False))
+
+
+def needs(config: Mapping[str, Any], there: Machine, settings: Settings) -> Demand:
+    """What a job takes.
+
+    Args:
+        config: resolved and checked.
+        there: the machine.
+        settings: of the sweep.
+
+    Raises:
+        SparsePipeError: what a user can mend, and no process is needed to find out.
+    """
+    config, inventory, ranks = understood(config)
+    task = locate(config["task"]["_target_"])
+    count = getattr(task, "processes", None)  # of what is measured as one of several
+    return demand(
+        there,
+        ranks=ranks if count is None else count(config, inventory),
+        gpus=_kinds(config, inventory, there, ranks=ranks),
+        task_cores=getattr(task, "cores", None),
+        cores_per_rank=settings.cores_per_rank,
+    )
+
+
+def _kinds(
+    config: Mapping[str, Any], inventory: Inventory, there: Machine, *, ranks: int
+) -> tuple[str, ...]:
+    """Of the GPUs that a job computes on; all, where it is not known beforehand which."""
+    task = locate(config["task"]["_target_"])
+    if inventory.accelerator != "cuda" or hasattr(task, "cores"):
+        return ()
+    own_way = any(hasattr(task, name) for name in ("parallel", "processes"))
+    if own_way or search_of(config) is not None or not _finds_machine(config):
+        return tuple(gpu.kind for gpu in there.gpus)
+    return tuple(place.name for place in places_of_ranks(config, inventory, ranks=ranks))
+
+
+def _finds_machine(config: Mapping[str, Any]) -> bool:
+    return locate(config["hardware"]["_target_"]) is cluster.local
+
+
+def with_whole_machine(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration such that a job which gets a part of the machine is the run it always is.
+
+    What it would find out of the machine by itself is that part; a run is named by the whole.
+    """
+    if not _finds_machine(config):
+        return config
+    plain = without_emulation(config["hardware"])
+    inventory = build(plain)
+    said = {key: value for key, value in config["hardware"].items() if key not in plain}
+    listed = {
+        "_target_": "sparsepipe.cluster.Inventory.from_dict",
+        "value": yaml.safe_load(inventory.to_yaml()),
+    }
+    return {**config, "hardware": {**listed, **said}}

@@ -1,0 +1,80 @@
+"""One job of a sweep in the process at hand: it runs, and leaves its record however it ends."""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sparsepipe.errors import DataError, SparsePipeError
+from sparsepipe.experiment.sweep.record import (
+    JobRecord,
+    SweptJob,
+    began_s,
+    record_of,
+    write_record,
+)
+from sparsepipe.results.files import read_json, write_json
+from sparsepipe.runtime.launch import Stopped
+
+
+def run_swept(
+    job: SweptJob, resolved: Callable[[], Mapping[str, Any]], *, fresh_processes: bool
+) -> JobRecord:
+    """Runs a job of a sweep.
+
+    A run that another process works on, maybe as another job of this sweep or as one that was
+    killed with the last sweep and is about to end, is waited for.
+
+    Args:
+        job: which.
+        resolved: makes its checked configuration.
+        fresh_processes: start a process even for a single rank.
+
+    Returns:
+        The record of a finished job.
+
+    Raises:
+        SparsePipeError: something a user can mend; the record tells it too.
+        Stopped: a signal ended the job.
+        Exception: whatever the user's own code raised.
+    """
+    began = time.time()
+
+    def leave(**values: Any) -> JobRecord:
+        record = record_of(job, began_s=began, ended_s=time.time(), **values)
+        return write_record(job, record)
+
+    try:
+        config = resolved()
+        from sparsepipe.experiment.job import run_job
+
+        directory = run_job(
+            config,
+            fresh_processes=fresh_processes,
+            wait_s=math.inf,
+            anew_since_s=began_s(job.sweep),
+            opened=lambda found: write_json(job.started, {"run": str(found.path)}),
+        )
+    except Stopped as stop:
+        leave(status="stopped", run=None, error=stop.message, exit_code=stop.exit_code)
+        raise
+    except SparsePipeError as error:
+        leave(status="failed", run=None, error=str(error), exit_code=error.exit_code)
+        raise
+    except Exception as error:
+        told = "".join(traceback.format_exception_only(error)).strip()
+        leave(status="failed", run=None, error=told, exit_code=1)
+        raise
+    run = str(directory.path)
+    before = _ended_s(directory.done) < began
+    return leave(status="finished", run=run, before=before)
+
+
+def _ended_s(done: Any) -> float:
+    try:
+        return float(read_json(done)["time"])
+    except (DataError, KeyError, TypeError, ValueError):
+        return math.inf

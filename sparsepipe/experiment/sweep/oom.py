@@ -1,0 +1,53 @@
+"""How many processes the kernel has ended for want of memory, where it tells."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+_MOUNT = Path("/sys/fs/cgroup")
+
+
+def oom_kills() -> int | None:
+    """Of this process's control group, else of the machine; None where nobody counts.
+
+    It only grows: what counts is the difference between two moments.
+    """
+    try:
+        own = Path("/proc/self/cgroup").read_text(encoding="utf-8")
+    except OSError:
+        own = ""
+    for path in (*counters(own), Path("/proc/vmstat")):
+        try:
+            count = kills_in(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError):
+            continue
+        if count is not None:
+            return count
+    return None
+
+
+def counters(own: str) -> list[Path]:
+    """Files that count them for the control groups of ``/proc/self/cgroup``.
+
+    A container mounts its own group as the root, so that the named path need not be there.
+    """
+    found = []
+    for line in own.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        below = str(PurePosixPath(path)).lstrip("/")
+        if not controllers:
+            found += [_MOUNT / below / "memory.events", _MOUNT / "memory.events"]
+        elif "memory" in controllers.split(","):
+            memory = _MOUNT / "memory"
+            found += [memory / below / "memory.oom_control", memory / "memory.oom_control"]
+    return list(dict.fromkeys(found))
+
+
+def kills_in(text: str) -> int | None:
+    """What such a file says."""
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill":
+            return int(value)
+    return None

@@ -1,0 +1,165 @@
+"""What each job of a sweep leaves in the sweep's directory, whichever process ran it.
+
+``<sweep>/jobs/<number>/`` holds ``record.json``, written when the job has ended, and, where our
+launcher has started it, ``job.yaml`` (what it was given), ``started.json`` (its run directory, as
+soon as that is known) and ``log.txt`` (what it said).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sparsepipe.errors import SparsePipeError
+from sparsepipe.results.files import read_json, write_json
+
+Status = Literal["finished", "failed", "stopped"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweptJob:
+    """A job of a sweep, before anything has come of it.
+
+    Args:
+        number: from 0.
+        overrides: of the command line, its own ones and those of all jobs.
+        choices: the option of each group.
+        sweep: the sweep's directory.
+    """
+
+    number: int
+    overrides: tuple[str, ...]
+    choices: Mapping[str, str]
+    sweep: Path
+
+    @property
+    def path(self) -> Path:
+        """Where it leaves what it leaves."""
+        return self.sweep / "jobs" / str(self.number)
+
+    @property
+    def file(self) -> Path:
+        """What its process is given."""
+        return self.path / "job.yaml"
+
+    @property
+    def log(self) -> Path:
+        """What its process says."""
+        return self.path / "log.txt"
+
+    @property
+    def started(self) -> Path:
+        """Where its run is, once that is known."""
+        return self.path / "started.json"
+
+    @property
+    def record(self) -> Path:
+        """What has come of it."""
+        return self.path / "record.json"
+
+    @property
+    def text(self) -> str:
+        """As the command line has it."""
+        return " ".join(override.lstrip("+") for override in self.overrides)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """What has come of a job.
+
+    Args:
+        number: from 0.
+        overrides: as :class:`SweptJob` has them.
+        choices: as :class:`SweptJob` has them.
+        status: what has come of it.
+        run: the run's directory; None where it did not finish.
+        error: why it did not, with a remedy.
+        exit_code: 0 where it finished.
+        began_s: in seconds since 1970.
+        ended_s: in seconds since 1970.
+        before: the run had been finished before the job began.
+        log: file with what it said, where it had one of its own.
+    """
+
+    number: int
+    overrides: tuple[str, ...]
+    choices: Mapping[str, str]
+    status: Status
+    run: str | None
+    error: str | None = None
+    exit_code: int = 0
+    began_s: float
+    ended_s: float
+    before: bool = False
+    log: str | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return max(0.0, self.ended_s - self.began_s)
+
+    @property
+    def text(self) -> str:
+        """What the job was, as the command line has it."""
+        return " ".join(override.lstrip("+") for override in self.overrides)
+
+
+def record_of(job: SweptJob, **values: Any) -> JobRecord:
+    """A record with what is known of the job."""
+    return JobRecord(
+        number=job.number, overrides=job.overrides, choices=dict(job.choices), **values
+    )
+
+
+def write_record(job: SweptJob, record: JobRecord) -> JobRecord:
+    """Leaves a record, whole or not at all, and returns it."""
+    write_json(job.record, dataclasses.asdict(record))
+    return record
+
+
+def refusal(job: SweptJob, error: Exception) -> JobRecord:
+    """Leaves and returns the record of a job that could not be started."""
+    now_s = time.time()
+    if isinstance(error, SparsePipeError):
+        told, code = str(error), error.exit_code
+    else:
+        told, code = "".join(traceback.format_exception_only(error)).strip(), 1
+    record = record_of(
+        job,
+        status="failed",
+        run=None,
+        error=told,
+        exit_code=code,
+        began_s=now_s,
+        ended_s=now_s,
+    )
+    return write_record(job, record)
+
+
+def read_record(path: Path) -> JobRecord:
+    """Reads a record.
+
+    Raises:
+        DataError: it is missing or broken.
+    """
+    values = read_json(path)
+    return JobRecord(**{**values, "overrides": tuple(values["overrides"])})
+
+
+def records_of(sweep: Path) -> list[JobRecord]:
+    """What the jobs of a sweep have left so far, in their order."""
+    found = [read_record(path) for path in sweep.glob("jobs/*/record.json")]
+    return sorted(found, key=lambda record: record.number)
+
+
+def began_s(sweep: Path) -> float | None:
+    """When a sweep began, in seconds since 1970: its sweeper writes its configuration first."""
+    try:
+        return (sweep / "multirun.yaml").stat().st_mtime
+    except OSError:
+        return None

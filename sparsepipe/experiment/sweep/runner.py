@@ -1,0 +1,187 @@
+"""Runs a sweep's jobs, as many at a time as find cores and GPUs."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from sparsepipe.errors import SparsePipeError
+from sparsepipe.experiment.sweep.board import Board, Row
+from sparsepipe.experiment.sweep.hearing import heard
+from sparsepipe.experiment.sweep.progress import epochs_done, epochs_in_all, tail
+from sparsepipe.experiment.sweep.record import JobRecord, SweptJob, refusal, write_record
+from sparsepipe.experiment.sweep.remaining import Going
+from sparsepipe.experiment.sweep.running import ReadyJob, RunningJob
+from sparsepipe.experiment.sweep.slots import Slots
+from sparsepipe.experiment.sweep.view import View
+from sparsepipe.runtime.launch import Stopped
+
+log = logging.getLogger(__name__)
+_POLL_S = 0.05
+
+
+class Runner:
+    """The jobs of a sweep from their start to their records.
+
+    Args:
+        slots: the machine, with nothing taken.
+        job_limit_s: how long a job may take; None: as long as it likes.
+        texts: what each job is to be called, by its number.
+        view: shows it.
+        began: is told of each job that is about to be started.
+        ended: is told what has come of each job.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        *,
+        job_limit_s: float | None,
+        texts: Mapping[int, str],
+        view: View,
+        began: Callable[[SweptJob], object],
+        ended: Callable[[JobRecord], object],
+    ) -> None:
+        self._tell_began, self._tell_ended = began, ended
+        self._slots, self._limit_s, self._texts, self._view = slots, job_limit_s, texts, view
+        self._waiting: list[ReadyJob] = []
+        self._running: list[RunningJob] = []
+        self._records: dict[int, JobRecord] = {}
+        self._same: dict[int, list[SweptJob]] = {}
+
+    def run(
+        self,
+        jobs: Sequence[ReadyJob],
+        *,
+        same: Mapping[int, Sequence[SweptJob]],
+        known: Sequence[JobRecord],
+    ) -> dict[int, JobRecord]:
+        """Runs all jobs, whatever becomes of one or the other.
+
+        Args:
+            jobs: in their order.
+            same: by a job's number, others that are the very same: they share its record.
+            known: records of jobs that could not be started.
+
+        Returns:
+            Records by number.
+
+        Raises:
+            Stopped: a signal came; every job has been ended.
+        """
+        self._waiting = list(jobs)
+        self._same = {number: list(others) for number, others in same.items()}
+        with self._view, heard() as signals:
+            for record in known:
+                self._note(record)
+            try:
+                self._loop(signals)
+            finally:
+                self._kill_what_is_left()
+        if signals:
+            raise Stopped(signals[0])
+        return self._records
+
+    def _loop(self, signals: Sequence[int]) -> None:
+        told = 0
+        while self._waiting or self._running:
+            if len(signals) > told:
+                self._stop(signals[told], at_once=told > 0)
+                told += 1
+            self._start_what_fits()
+            for job in list(self._running):
+                if job.look_after(signal.SIGTERM):
+                    self._running.remove(job)
+                    self._slots = self._slots.without_job(job.grant)
+                    self._note(job.record())
+            self._view.show(self._board)
+            time.sleep(_POLL_S)
+
+    def _start_what_fits(self) -> None:
+        while self._waiting:
+            grant = self._slots.grant(self._waiting[0].demand)
+            if grant is None:
+                return
+            ready = self._waiting.pop(0)
+            whole = self._slots.is_whole(grant)
+            self._tell_began(ready.job)
+            try:
+                job = RunningJob.start(ready, grant, whole=whole, limit_s=self._limit_s)
+            except (SparsePipeError, OSError) as error:  # the others may start yet
+                self._note(refusal(ready.job, error))
+                continue
+            self._slots = self._slots.with_job(grant)
+            self._running.append(job)
+            self._view.began(self._row(job), self._board)
+
+    def _stop(self, signum: int, *, at_once: bool) -> None:
+        self._waiting.clear()
+        if not at_once and self._running:
+            log.warning(
+                "%s: ending %d jobs, which may write checkpoints; once more ends them at once",
+                signal.Signals(signum).name,
+                len(self._running),
+            )
+        for job in self._running:
+            job.end(signum, by="stop", grace_s=0.0 if at_once else None)
+
+    def _kill_what_is_left(self) -> None:
+        """Where something has gone wrong here."""
+        while self._running:
+            for job in list(self._running):
+                job.process.kill()
+                if job.process.is_gone():
+                    self._running.remove(job)
+            time.sleep(_POLL_S)
+
+    def _note(self, record: JobRecord) -> None:
+        self._records[record.number] = record
+        self._tell_ended(record)
+        if record.run is not None:
+            sys.stdout.write(f"{record.run}\n")  # as a command does that is no sweep
+            sys.stdout.flush()
+        self._view.ended(self._row_of(record), self._board)
+        for job in self._same.pop(record.number, []):
+            twin = replace(record, number=job.number, overrides=job.overrides)
+            self._note(write_record(job, replace(twin, choices=dict(job.choices))))
+
+    def _board(self) -> Board:
+        ended = [self._row_of(record) for record in self._records.values()]
+        found = self._records.values()
+        done = [one.seconds for one in found if one.status == "finished" and not one.before]
+        return Board(
+            rows=[*ended, *(self._row(job) for job in self._running)],
+            total=len(self._texts),
+            done_s=done,
+        )
+
+    def _row_of(self, record: JobRecord) -> Row:
+        error = (record.error or "").splitlines()
+        return Row(
+            number=record.number + 1,
+            text=self._texts[record.number],
+            state="before" if record.before else record.status,
+            seconds=record.seconds,
+            detail=error[0] if error else "",
+        )
+
+    def _row(self, job: RunningJob) -> Row:
+        swept = job.ready.job
+        epochs, in_all = epochs_done(swept), epochs_in_all(job.ready.config)
+        if job.epochs_before is None and epochs is not None:
+            job.epochs_before = epochs
+        share = None if epochs is None or in_all is None else min(1.0, epochs / in_all)
+        before = 0.0 if in_all is None else min(1.0, (job.epochs_before or 0) / in_all)
+        last = tail(swept.log, lines=1)
+        return Row(
+            number=swept.number + 1,
+            text=self._texts[swept.number],
+            state="running",
+            going=Going(elapsed_s=job.elapsed_s, share=share, share_before=before),
+            detail=last[0].removeprefix("[sparsepipe] ") if last else "",
+            seconds=job.elapsed_s,
+        )

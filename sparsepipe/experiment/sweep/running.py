@@ -1,0 +1,165 @@
+"""One job while it runs: its process tree, its limit, and how it is ended."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparsepipe.errors import DataError
+from sparsepipe.experiment.sweep.needs import with_whole_machine
+from sparsepipe.experiment.sweep.oom import oom_kills
+from sparsepipe.experiment.sweep.process import JobProcess
+from sparsepipe.experiment.sweep.record import (
+    JobRecord,
+    SweptJob,
+    read_record,
+    record_of,
+    write_record,
+)
+from sparsepipe.experiment.sweep.slots import Demand, Grant, environment
+from sparsepipe.experiment.sweep.verdict import End, EndedBy, judged, verdict
+
+_LEAVING_S = 5.0
+"""How long what a job has started may take to end after it."""
+_KILL_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyJob:
+    """A job that can be started.
+
+    Args:
+        job: which.
+        config: resolved and checked.
+        demand: what it takes of the machine.
+        env: variables that the user sets for jobs (``hydra.job.env_set``).
+    """
+
+    job: SweptJob
+    config: Mapping[str, Any]
+    demand: Demand
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def grace_s(self) -> float:
+        """How long it may take to end when it is asked to; its ranks have a little less."""
+        return float(self.config["parallel"]["grace_s"]) + 10.0
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningJob:
+    """A job that runs.
+
+    Args:
+        ready: what it was.
+        grant: what it was given.
+        process: its processes.
+        limit_s: how long it may take; None: as long as it likes.
+        epochs_before: of the run, when it began.
+    """
+
+    ready: ReadyJob
+    grant: Grant
+    process: JobProcess
+    limit_s: float | None
+    epochs_before: int | None = None
+    began: float = field(default_factory=time.time)
+    _began_s: float = field(default_factory=time.monotonic)
+    _oom_before: int | None = field(default_factory=oom_kills)
+    _ended_by: EndedBy | None = None
+    _kill_s: float | None = None
+    _leaving: bool = False
+
+    @classmethod
+    def start(
+        cls, ready: ReadyJob, grant: Grant, *, whole: bool, limit_s: float | None
+    ) -> RunningJob:
+        """Starts a job.
+
+        Args:
+            ready: the job.
+            grant: what it gets.
+            whole: that is all of the machine.
+            limit_s: how long it may take.
+        """
+        variables = environment(grant, whole=whole, inherited=os.environ)
+        process = JobProcess.start(
+            ready.job,
+            ready.config if whole else with_whole_machine(ready.config),
+            cores=None if whole else grant.cores,
+            environment={**ready.env, **variables},
+        )
+        return cls(ready=ready, grant=grant, process=process, limit_s=limit_s)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._began_s
+
+    def end(self, signum: int, *, by: EndedBy, grace_s: float | None = None) -> None:
+        """Asks it to end, and lets :meth:`look_after` kill what has not by then."""
+        if self.process.exit_code() is None:
+            self._ended_by = self._ended_by or by
+            self.process.ask_to_end(signum)
+        limit_s = self.ready.grace_s if grace_s is None else grace_s
+        self._kill_s = time.monotonic() + limit_s
+
+    def look_after(self, limit_signum: int) -> bool:
+        """Ends it where it takes too long, and kills what does not end; whether all is gone."""
+        now_s = time.monotonic()
+        ended = self.process.exit_code() is not None
+        if self.limit_s is not None and self._ended_by is None and not ended:
+            if self.elapsed_s > self.limit_s:
+                self.end(limit_signum, by="limit")
+        elif ended and not self._leaving:
+            self._leaving = True
+            self._kill_s = min(self._kill_s or math.inf, now_s + _LEAVING_S)
+        if ended and self.process.is_gone():
+            return True
+        if self._kill_s is not None and now_s > self._kill_s:
+            self.process.kill()
+            self._kill_s = now_s + _KILL_AGAIN_S  # what was just being started
+        return False
+
+    def record(self) -> JobRecord:
+        """What has come of it, which is left in the sweep's directory."""
+        job = self.ready.job
+        code = self.process.exit_code()
+        assert code is not None, "it runs"
+        end = End(
+            exit_code=code,
+            ended_by=self._ended_by,
+            limit_s=self.limit_s,
+            oom_kills=self._killed_for_memory(),
+        )
+        told = self._told()
+        if told is None:
+            found = verdict(None, end)
+            told = record_of(
+                job,
+                status=found.status,
+                run=None,
+                error=found.error,
+                exit_code=found.exit_code,
+                began_s=self.began,
+                ended_s=time.time(),
+                log=str(job.log),
+            )
+            return write_record(job, told)
+        return write_record(job, judged(told, end, log=str(job.log)))
+
+    def _told(self) -> JobRecord | None:
+        try:
+            return read_record(self.ready.job.record)
+        except (DataError, TypeError, KeyError):
+            return None
+
+    def _killed_for_memory(self) -> int | None:
+        now = oom_kills()
+        if now is None or self._oom_before is None:
+            return None
+        return now - self._oom_before

@@ -1,0 +1,39 @@
+"""What users say of a sweep's jobs: ``hydra.launcher``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparsepipe.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How many jobs run at a time, on how much, and for how long.
+
+    Args:
+        max_jobs: at most so many at a time; None: as many as find cores and GPUs.
+        cores_per_rank: how many cores each process of a job gets; None: a job's share of the
+            machine, see :func:`sparsepipe.experiment.sweep.slots.demand`.
+        job_limit_s: a job that takes longer is ended; None: no limit.
+
+    Raises:
+        ConfigError: a number is too small.
+    """
+
+    max_jobs: int | None = None
+    cores_per_rank: int | None = None
+    job_limit_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_jobs", 1), ("cores_per_rank", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(
+                    f"hydra.launcher.{name}={value}", remedy=f"set it to {least} or more, or null"
+                )
+        if self.job_limit_s is not None and not self.job_limit_s > 0:
+            raise ConfigError(
+                f"hydra.launcher.job_limit_s={self.job_limit_s}",
+                remedy="set it to a number of seconds above 0, or null",
+            )

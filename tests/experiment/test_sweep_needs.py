@@ -1,0 +1,121 @@
+"""What jobs take of a machine by their configuration, and that a part of it makes no other run."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+
+import pytest
+from experiment_harness import composed
+
+from sparsepipe.cluster import Device
+from sparsepipe.errors import ConfigError
+from sparsepipe.experiment.build import build_inventory
+from sparsepipe.experiment.rundir import identity_of
+from sparsepipe.experiment.sweep.needs import machine, needs, with_whole_machine
+from sparsepipe.experiment.sweep.settings import Settings
+from sparsepipe.experiment.sweep.slots import Demand, Gpu, Machine
+
+CPU = Machine(cores=(0, 1, 2, 3))
+KINDS = ("RTX", "RTX", "RTX", "TITAN")
+GPUS = Machine(
+    cores=tuple(range(8)), gpus=tuple(Gpu(token=str(n), kind=kind) for n, kind in enumerate(KINDS))
+)
+SIMULATED = ("task=simulate", "hardware=paper_5gpu", "parallel=hete_mp")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cores_per_rank", "demand"),
+    [
+        (("hardware.accelerator=cpu",), None, Demand(ranks=1, cores=4)),
+        (("hardware.accelerator=cpu",), 1, Demand(ranks=1, cores=1)),
+        (("parallel=dp", "parallel.devices=2", "hardware=cores"), None, Demand(ranks=2, cores=4)),
+        (("parallel=dp", "parallel.devices=2", "hardware=cores"), 1, Demand(ranks=2, cores=2)),
+        (("parallel=dp", "parallel.devices=8", "hardware=cores"), 1, Demand(ranks=8, cores=4)),
+        (SIMULATED, None, Demand(ranks=1, cores=1)),
+        (("task=table3", "hardware=paper_8gpu"), None, Demand(ranks=1, cores=1)),
+    ],
+)
+def test_needs_of_jobs(
+    overrides: tuple[str, ...], cores_per_rank: int | None, demand: Demand
+) -> None:
+    config = composed(*overrides)
+    assert needs(config, CPU, Settings(cores_per_rank=cores_per_rank)) == demand
+
+
+def test_what_needs_no_process_to_be_refused() -> None:
+    with pytest.raises(ConfigError, match="without a strategy"):
+        needs(composed("parallel.devices=2", "hardware=cores"), CPU, Settings())
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where torch finds four."""
+    found = (
+        Device(name="RTX", count=3, accelerator="cuda"),
+        Device(name="TITAN", count=1, accelerator="cuda"),
+    )
+    local = importlib.import_module("sparsepipe.cluster.local")
+    monkeypatch.setattr(local, "_cuda_devices", lambda: found)
+
+
+LISTED = (
+    "hardware._target_=sparsepipe.cluster.Inventory.from_dict",
+    "~hardware.accelerator",
+    "~hardware.cpu_devices",
+    "+hardware.value={hosts: [{name: a, devices: [{name: RTX, count: 2, accelerator: cuda}]}]}",
+)
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize(
+    ("overrides", "kinds"),
+    [
+        ((), KINDS[:1]),
+        (("parallel=dp", "parallel.devices=2"), KINDS[:2]),
+        (("parallel=dp",), KINDS),
+        # Which ones, the search or the task finds out, or an inventory says.
+        (("parallel=hete_mp",), KINDS),
+        (("task=profile",), KINDS),
+        (LISTED, KINDS),
+        # None at all.
+        (("hardware.accelerator=cpu",), ()),
+        (SIMULATED, ()),
+    ],
+)
+def test_gpus_of_jobs(overrides: tuple[str, ...], kinds: tuple[str, ...]) -> None:
+    found = needs(composed(*overrides), GPUS, Settings())
+    assert found.gpus == kinds
+    if kinds:
+        assert found.cores == 2 * len(kinds), "their share"
+
+
+@pytest.fixture
+def one_core() -> Iterator[None]:
+    """This process on one core, as a job that has a part of the machine."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+def test_a_part_of_the_machine_makes_no_other_run(request: pytest.FixtureRequest) -> None:
+    config = composed("hardware.accelerator=cpu")
+    whole, handed = build_inventory(config), with_whole_machine(config)
+    assert identity_of(handed) == identity_of(config)
+    request.getfixturevalue("one_core")
+    assert machine().cores == (min(os.sched_getaffinity(0)),)
+    assert build_inventory(handed).fingerprint() == whole.fingerprint()
+    if whole.num_devices > 1:
+        assert build_inventory(config).fingerprint() != whole.fingerprint()
+
+
+def test_what_is_written_down_or_emulated_stays_so() -> None:
+    listed = composed("hardware=cores")
+    assert with_whole_machine(listed) is listed
+    asked = ("hardware.emulate=true", "hardware.time_scale=2")
+    emulated = composed("hardware.accelerator=cpu", *asked)
+    handed = with_whole_machine(emulated)["hardware"]
+    assert (handed["emulate"], handed["time_scale"]) == (True, 2)
+    assert set(handed) == {"_target_", "value", "emulate", "time_scale"}
