@@ -79,16 +79,28 @@ def test_it_composes_and_takes_settings(override: str, target: str, settings: di
 
 
 @pytest.mark.full
-@needs("joblib")
-def test_jobs_beside_each_other_by_joblib(shell: Shell) -> None:
-    swept = shell.sweep(
-        *PLANS, "task.search=hete_mp,exact", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"
-    )
-    assert swept.code == 0, swept.err
-    runs = [Path(line) for line in swept.out.splitlines()]
-    searches = {yaml.safe_load((run / "config.yaml").read_text())["task"]["search"] for run in runs}
-    assert searches == {"hete_mp", "exact"}
-    assert all((run / "DONE.json").exists() for run in runs)
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param(("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"), marks=needs("joblib")),
+        pytest.param(
+            ("hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"), marks=needs("slurm")
+        ),
+    ],
+    ids=lambda settings: settings[0].partition("=")[2],
+)
+def test_jobs_that_others_launch(shell: Shell, launcher: tuple[str, ...]) -> None:
+    """One that fails beside one that is done: the sweep says so at its end."""
+    swept = shell.sweep(*PLANS, "seed=-1,0", *launcher)
+    assert swept.code == 2, swept.err
+    assert "1 of 2 jobs failed" in swept.err
+    (run,) = shell.runs()
+    assert (run / "DONE.json").exists()
+    (table,) = shell.cwd.glob("outputs/tiny/sweeps/*/table.csv")
+    with table.open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [(row["seed"], row["status"]) for row in rows] == [("-1", "failed"), ("0", "finished")]
+    assert shell.cwd / rows[1]["run"] == run
 
 
 @pytest.mark.full
