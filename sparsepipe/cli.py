@@ -20,10 +20,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.experiment import compose, logs
+from sparsepipe.experiment.completion import answerable
+from sparsepipe.experiment.objective import scored
 from sparsepipe.experiment.sweep.directory import announced
 from sparsepipe.experiment.sweep.ending import exit_code_of_sweep
 from sparsepipe.experiment.sweep.record import SweptJob
 from sparsepipe.experiment.sweep.torchrun import refuse_within_torchrun
+from sparsepipe.experiment.telling import told_by
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +42,7 @@ class _Outcome:
 def main() -> None:
     """Composes the configuration and runs its task; see ``sparsepipe --help``."""
     arguments = sys.argv[1:]
-    sys.argv[1:] = compose.admit(arguments)
+    sys.argv[1:] = compose.admit(answerable(arguments, os.environ))
     logs.configure()
     # Hydra would print its own view of an error and leave with 1; ours says more.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -71,13 +74,19 @@ def _job(config: DictConfig, outcome: _Outcome) -> str | None:
     """Runs one job; its errors are kept, so that a sweep goes on with the next.
 
     Returns:
-        The run's directory; None where the job failed.
+        The run's directory, worth its objective for sweepers that search; None where the job
+        failed.
     """
     job = HydraConfig.get()
     sweep = job.mode == RunMode.MULTIRUN
     try:
         if sweep:
             refuse_within_torchrun()
+        told = None if sweep else told_by(config, job.runtime.config_sources)
+        if told is not None:
+            if _is_first_rank():
+                print(told, flush=True)
+            return None
         from sparsepipe.experiment.job import Stopped, run_job
 
         try:
@@ -91,7 +100,7 @@ def _job(config: DictConfig, outcome: _Outcome) -> str | None:
             sys.exit(stop.exit_code)
         if _is_first_rank():
             print(directory, flush=True)
-        return directory
+        return scored(directory, config.objective) if sweep else directory
     except SparsePipeError as error:
         _report(error, outcome)
     except Exception:

@@ -33,6 +33,20 @@ def check(config: Mapping[str, Any]) -> None:
     if not problems:
         for path, value, node in _nodes(config):
             problems.extend(_check_node(value, node, path))
+    _refuse(problems)
+
+
+def check_task(value: Mapping[str, Any]) -> None:
+    """Checks the task alone, for one that reads nothing else of the configuration.
+
+    Raises:
+        ConfigError: see :func:`check`.
+    """
+    node = Config.__dataclass_fields__["task"].metadata["node"]
+    _refuse(list(_check_node(value, node, "task")))
+
+
+def _refuse(problems: list[str]) -> None:
     if problems:
         raise ConfigError(
             "; ".join(problems),

@@ -37,6 +37,7 @@ _NOT_IDENTITY = (
     "hardware",
     "logger",
     "name",
+    "objective",
     "parallel.devices",
     "parallel.grace_s",
     "parallel.max_restarts",

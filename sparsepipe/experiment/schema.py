@@ -184,11 +184,12 @@ class Config:
     representation: Literal["sparse", "dense"]
     force: bool
     checkpoint: str | None
+    objective: str | None
     paths: Paths
     parallel: Parallel
     optim: Optim
     trainer: TrainerArguments
-    task: Any = field(metadata=_node("run"))
+    task: Any = field(metadata=_node("run", "directories", "width"))  # telling.py has the latter
     model: Any = field(metadata=_node("num_classes", "class_names"))
     data: Any = field(metadata=_node())
     hardware: Any = field(metadata={"node": Node(own=Emulation)})

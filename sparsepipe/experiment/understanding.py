@@ -11,6 +11,7 @@ from sparsepipe.experiment.build import build_inventory
 from sparsepipe.experiment.prepare import refuse_search
 from sparsepipe.experiment.run import num_ranks
 from sparsepipe.experiment.signature import locate
+from sparsepipe.experiment.telling import refuse_run
 
 
 def understood(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Inventory, int]:
@@ -22,6 +23,7 @@ def understood(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Inventory,
     Raises:
         SparsePipeError: what can be refused before anything is prepared.
     """
+    refuse_run(config)
     config = as_emulated(config)
     refuse_search(config)
     inventory = build_inventory(config)

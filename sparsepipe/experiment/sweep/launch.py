@@ -17,6 +17,7 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from sparsepipe.experiment import compose
+from sparsepipe.experiment.objective import scored
 from sparsepipe.experiment.sweep.board import own_texts
 from sparsepipe.experiment.sweep.directory import sweep_directory
 from sparsepipe.experiment.sweep.record import JobRecord, SweptJob, refusal
@@ -47,6 +48,8 @@ def launch(
     settings: Settings,
 ) -> list[JobReturn]:
     """Runs jobs and returns what Hydra's sweepers expect: run directories, None where one failed.
+
+    A directory is worth its objective for sweepers that search.
 
     Args:
         config: of the sweep.
@@ -201,5 +204,6 @@ def _returned(one: _Composed, record: JobRecord) -> JobReturn:
         task_name=str(one.whole.hydra.job.name),
         status=JobStatus.COMPLETED,
     )
-    done.return_value = record.run
+    objective = OmegaConf.select(one.whole, "objective")
+    done.return_value = None if record.run is None else scored(record.run, objective)
     return done

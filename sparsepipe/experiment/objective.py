@@ -1,0 +1,69 @@
+"""What a search over runs optimizes: a figure of each run's result, by the key ``objective``.
+
+Hydra's sweepers take what a job returns. That is the run's directory; sweepers that search, as
+Optuna's does, ask it for its value as a number.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from sparsepipe.errors import ConfigError, SparsePipeError
+from sparsepipe.experiment.check import suggest
+from sparsepipe.results.files import read_json
+
+log = logging.getLogger(__name__)
+
+
+class ScoredRun(str):
+    """A run's directory that is also worth a number."""
+
+    value: float
+
+    def __new__(cls, directory: str, value: float) -> ScoredRun:
+        run = super().__new__(cls, directory)
+        run.value = value
+        return run
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ScoredRun, (str(self), self.value)  # launchers hand it from process to process
+
+
+def scored(directory: str, objective: str | None) -> str:
+    """The directory of a finished run, worth its ``objective`` where it has that.
+
+    Where it has not, that is told and no more: the run itself is as good as any.
+    """
+    if objective is None:
+        return directory
+    try:
+        return ScoredRun(directory, value_of(directory, objective))
+    except SparsePipeError as error:
+        log.error("%s", error)
+        return directory
+
+
+def value_of(directory: str, objective: str) -> float:
+    """A figure of a run's result.
+
+    Raises:
+        ConfigError: the result has no such figure.
+        DataError: the result cannot be read.
+    """
+    result = read_json(Path(directory) / "result.json")
+    figures = [key for key, value in result.items() if _is_number(value)]
+    if objective not in figures:
+        raise ConfigError(
+            f"objective={objective} is no figure of {directory}/result.json"
+            f"{suggest(objective, figures)}",
+            remedy="name one of its keys that has a number, such as test/accuracy",
+        )
+    return float(result[objective])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
