@@ -118,7 +118,7 @@ def _run_here(
             else:
                 _launch(directory, config, inventory)
                 if emulation_of(config) is not None:  # whose ranks have no way to the world
-                    _track(Run(config=config, directory=directory, inventory=inventory, watch=watch))
+                    _track(config, directory, inventory, watch)
         except BaseException as error:
             if isinstance(error, Stopped):
                 tell_stop(error, directory, config)
@@ -130,9 +130,12 @@ def _run_here(
     return directory
 
 
-def _track(run: Run) -> None:
+def _track(
+    config: Mapping[str, Any], directory: RunDir, inventory: Inventory, watch: SignalWatch
+) -> None:
+    """Tells trackers of a run what its ranks could not."""
     try:
-        log_outcome(run)
+        log_outcome(Run(config=config, directory=directory, inventory=inventory, watch=watch))
     finally:
         end_tracking(failed=False)
 

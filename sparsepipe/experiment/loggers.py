@@ -167,6 +167,9 @@ def _name(name: str, metrics: Mapping[str, Any]) -> str:
 def end_tracking(*, failed: bool) -> None:
     """Ends a Weights & Biases run with its job: the next job of the process is another.
 
+    So does the process that writes it, which jobs started from here would share else: there the
+    run of one that is killed stays open.
+
     Args:
         failed: the job has not done what it should.
     """
@@ -175,6 +178,7 @@ def end_tracking(*, failed: bool) -> None:
         return
     folder = str(Path(wandb.run.settings.wandb_dir).absolute() / "data")
     wandb.run.finish(exit_code=int(failed))
+    wandb.teardown()
     if os.environ.get(_DATA_DIR) == folder:
         del os.environ[_DATA_DIR]
 

@@ -79,4 +79,6 @@ def test_without_a_record_the_metrics_file_tells(tmp_path: Path) -> None:
     history = History(tmp_path / "history.jsonl")
     history.go_on(place(2, 0, 8), [{**row, "val/loss": "", "test/loss": "1"} for row in EPOCHS])
     assert [(row["epoch"], row[STEP]) for row in history.rows()] == [(0, 3), (1, 7)]
-    assert all(row.keys() == {"epoch", STEP, "time/epoch_s", "train/loss"} for row in history.rows())
+    assert all(
+        row.keys() == {"epoch", STEP, "time/epoch_s", "train/loss"} for row in history.rows()
+    )

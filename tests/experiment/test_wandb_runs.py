@@ -59,12 +59,13 @@ def test_what_a_training_shows(job: Job) -> None:
     assert found.of("exit")[0].get("exit_code", 0) == 0
 
 
+@pytest.mark.full
 def test_failed_and_forced_runs_are_ended_and_kept_apart(job: Job) -> None:
     short = ("logger=wandb", "trainer.max_epochs=1", fault([(3, 0)]))
     with pytest.raises(ValueError, match="somebody's own mistake"):
         job(*short)
     assert wandb.run is None
-    (failed,) = Path.cwd().glob("outputs/tiny/*")
+    (failed,) = (path.parent for path in Path.cwd().glob("outputs/tiny/*/config.yaml"))
     assert recorded(failed).of("exit")[0]["exit_code"] == 1
     run = job(*short)
     assert run == failed
@@ -75,6 +76,7 @@ def test_failed_and_forced_runs_are_ended_and_kept_apart(job: Job) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)  # three processes and a job, one after another
 def test_killed_and_interrupted_runs_stay_one(shell: Shell, job: Job) -> None:
     """What was done twice is there once, what a kill took from Weights & Biases is there too."""
     settings = (*TRACKED, "trainer.max_epochs=3", "model.dropout=0.5", "data.train_size=40")
