@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 import wandb
+from emulated_cases import hosts
 from experiment_harness import Shell, composed, fault, rows
 from wandb_records import recorded
 
 from sparsepipe.cluster import local
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.history import STEP
+from sparsepipe.experiment.job import run_job
 from sparsepipe.experiment.loggers import end_tracking, wandb_logger
 from sparsepipe.experiment.outcome import log_table
 from sparsepipe.experiment.run import Run
@@ -133,17 +135,35 @@ def test_jobs_of_a_sweep_are_a_group(shell: Shell) -> None:
     assert all(run["tags"] == ["swept"] for run in runs)
 
 
-def test_a_task_without_a_trainer(job: Job) -> None:
-    run = job("experiment=table3", "logger=wandb", "name=planned")
+def test_a_task_without_a_trainer(tmp_path: Path) -> None:
+    run = run_job(composed(
+        f"paths.outputs={tmp_path}", "task=simulate", "hardware=paper_5gpu", "parallel=hete_mp",
+        "parallel.search.bandwidth_bytes_per_s=60e6", "task.timeline_minibatches=3",
+        "logger=wandb", "tags=[paper]",
+    )).path  # fmt: skip
     found = recorded(run)
-    assert found.run["job_type"] == "table3"
-    assert found.run["tags"] == ["paper", "table3"]
-    assert found.config["task"]["bandwidth_bytes_per_s"] == 60e6
-    assert found.summary["kind"] == "simulated"
-    pictures = {f"figures/{path.stem}" for path in run.glob("*.png")}
-    tables = {f"tables/{path.stem}" for path in run.glob("*.csv")}
-    assert set(found.media) >= pictures | tables
-    assert tables
+    assert (found.run["job_type"], found.run["tags"]) == ("simulate", ["paper"])
+    assert found.config["task"]["timeline_minibatches"] == 3
+    result = read_json(run / "result.json")
+    for name in ("simulated_shapes_per_s", "speedup_over_dp", "plan_config"):
+        assert found.summary[name] == result[name]
+    assert set(found.media) == {"figures/timeline", "tables/devices", "tables/plan"}
+    table = read_json(found.media["tables/devices"])
+    assert len(table["data"]) == 5
+    column = table["columns"].index("busy_share")
+    assert all(0 < row[column] <= 1 for row in table["data"])
+    assert len(found.history) == 1
+
+
+@pytest.mark.full
+def test_an_emulated_run_is_told_by_who_started_it(shell: Shell) -> None:
+    """Its ranks may be where no server can be reached."""
+    settings = ("hardware.network=loopback", "trainer.limit_train_batches=8", "logger=wandb")
+    run = shell(*hosts(shell.cwd), "parallel=dp", *settings).run
+    found = recorded(run)
+    assert found.run["job_type"] == "train_emulated"
+    assert found.summary["kind"] == "emulated"
+    assert found.summary["samples_per_s"] == read_json(run / "result.json")["samples_per_s"]
 
 
 def test_tables_of_any_task(tmp_path: Path) -> None:

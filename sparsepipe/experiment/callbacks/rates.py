@@ -15,7 +15,7 @@ class LogRates(pl.Callback):
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.optimizers:
+        if not trainer.optimizers or not trainer.is_global_zero:
             return
         row = {"lr": trainer.optimizers[0].param_groups[0]["lr"], "epoch": trainer.current_epoch}
         for logger in trainer.loggers:
