@@ -5,13 +5,13 @@ from __future__ import annotations
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.schedule import Plan, asynchronous, lanes, timeline, unit_times
 
-_MOST_RANKS = 32  # that have lanes
+_MOST_RANKS = 16  # more are too many for a picture
 _WIDTH_IN = 24.0  # of the bars
 _BACKWARD = 2.0  # times as long as the forward
 
 
 def draw_schedule(directory: RunDir) -> None:
-    """``timeline.png`` of a pipeline's first minibatches; nothing where there is one device only.
+    """``timeline.png`` of a pipeline's first minibatches; nothing of one device, or of too many.
 
     Stages take the times that the plan's search expected, or as long as one another; of both
     the backward is twice the forward, and messages take no time. Nothing of it is measured.
