@@ -81,13 +81,13 @@ def _media(directory: RunDir) -> Iterator[tuple[str, Any]]:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    with path.open(encoding="utf-8", newline="") as stream:
-        found = islice(csv.DictReader(stream), _MOST_ROWS)
-        return [{str(name): _cell(text) for name, text in row.items()} for row in found]
+    with path.open(encoding="utf-8", errors="replace", newline="") as stream:
+        found = islice(csv.DictReader(stream, restkey=""), _MOST_ROWS)
+        return [{name: _cell(text) for name, text in row.items() if name} for row in found]
 
 
-def _cell(text: str) -> float | str | None:
-    if text == "":
+def _cell(text: str | None) -> float | str | None:
+    if not text:
         return None
     try:
         return float(text)
