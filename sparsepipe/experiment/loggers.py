@@ -84,7 +84,7 @@ class RunLogger(WandbLogger):
 
     def __init__(self, run_dir: Path, *, offline: bool, **init: Any) -> None:
         super().__init__(save_dir=str(run_dir), offline=offline, **init)
-        del self._wandb_init["anonymous"]  # Weights & Biases warns of it
+        self._wandb_init.pop("anonymous", None)  # Weights & Biases warns of it
         self._folder = run_dir / "wandb"
         self._history = History(self._folder / "history.jsonl")
         self._goes_on = False
