@@ -77,7 +77,7 @@ def test_the_plan_file_of_the_document_is_one() -> None:
     assert [(stage.layers, len(stage.devices)) for stage in stages] == [((0, 23), 2), ((24, 51), 1)]
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/pipeline.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/pipeline.md", "docs/wandb.md"])
 def test_commands_compose(document: str) -> None:
     text = (ROOT / document).read_text().replace("\\\n", " ")
     blocks = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)

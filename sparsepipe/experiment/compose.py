@@ -14,10 +14,12 @@ from typing import Any
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -45,10 +47,18 @@ def _choose(options: Mapping[str, Any], name: str | None, otherwise: Any = None)
     return options.get(str(name), otherwise)
 
 
+def _sweep_or(name: str) -> str:
+    """The sweep that a job belongs to, by ``name`` and the sweep's time; ``name`` without one."""
+    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
+        return name
+    return f"{name} {Path(HydraConfig.get().sweep.dir).name}"
+
+
 # Hydra writes what was swept before our own code sees any path.
 OmegaConf.register_new_resolver("expanded", lambda path: str(expanded(path)), replace=True)
 OmegaConf.register_new_resolver("listed_devices", _listed_devices, replace=True)
 OmegaConf.register_new_resolver("choose", _choose, replace=True)
+OmegaConf.register_new_resolver("sweep_or", _sweep_or, replace=True)
 # A dotted key, or the one key of ours whose mapping starts empty; groups have no dots.
 _PLAIN_ASSIGNMENT = re.compile(r"^(callbacks|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
 

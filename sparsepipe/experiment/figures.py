@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sparsepipe.errors import DataError
 from sparsepipe.experiment.run import Run
+from sparsepipe.results.tables import write_csv
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +37,15 @@ def draw_curves(run: Run) -> None:
 def draw_test(
     run: Run, module: pl.LightningModule, data: pl.LightningDataModule, *, gallery: int
 ) -> None:
-    """Confusion, per-class accuracies and ``gallery`` predictions, for modules that keep them."""
-    from sparsepipe.results.confusion import confusion_matrix, per_class_accuracy
+    """Confusion, per-class accuracies and ``gallery`` predictions, for modules that keep them.
+
+    The counts of the confusion as ``confusion.csv`` as well.
+    """
+    from sparsepipe.results.confusion import (
+        confusion_matrix,
+        confusion_rows,
+        per_class_accuracy,
+    )
     from sparsepipe.results.gallery import prediction_gallery
 
     counts_KK = getattr(module, "test_confusion", None)
@@ -45,6 +53,7 @@ def draw_test(
     if counts_KK is None or not classes:
         return
     directory = run.directory.path
+    write_csv(run.directory.confusion, confusion_rows(counts_KK.numpy(), classes))
     confusion_matrix(counts_KK.numpy(), classes, directory / "confusion.png")
     per_class_accuracy(counts_KK.numpy(), classes, directory / "per_class_accuracy.png")
     shapes: list[NDArray[np.float64]] = []

@@ -26,7 +26,9 @@ from sparsepipe.experiment.emulation import emulation_of
 from sparsepipe.experiment.evaluate import keep_plan_of_training
 from sparsepipe.experiment.joining import joined, meet
 from sparsepipe.experiment.lock import locked
+from sparsepipe.experiment.loggers import end_tracking
 from sparsepipe.experiment.logs import quiet
+from sparsepipe.experiment.outcome import log_outcome
 from sparsepipe.experiment.outputs import writing
 from sparsepipe.experiment.prepare import prepare
 from sparsepipe.experiment.renumber import renumber
@@ -118,6 +120,8 @@ def _run_here(
             execute(directory, config, inventory, watch)
         else:
             _launch(directory, config, inventory)
+            if emulation_of(config) is not None:  # whose ranks have no way to the world
+                _track(config, directory, inventory, watch)
     except BaseException as error:
         if isinstance(error, Stopped):
             tell_stop(error, directory, config)
@@ -126,6 +130,16 @@ def _run_here(
             raise error.broke from None
         raise
     _finish(directory)
+
+
+def _track(
+    config: Mapping[str, Any], directory: RunDir, inventory: Inventory, watch: SignalWatch
+) -> None:
+    """Tells trackers of a run what its ranks could not."""
+    try:
+        log_outcome(Run(config=config, directory=directory, inventory=inventory, watch=watch))
+    finally:
+        end_tracking(failed=False)
 
 
 def _launch(directory: RunDir, config: Mapping[str, Any], inventory: Inventory) -> None:
@@ -167,8 +181,12 @@ def execute(
         seed_model(int(config["seed"]))
         node = dict(config["task"])
         task = locate(node.pop("_target_"))
+        done = False
         try:
             task(run, **node)
+            if emulation_of(config) is None:
+                log_outcome(run)
+            done = True
         except Exception as error:
             if watch.signum is not None and kept_from_saving(error):
                 tell_loss(error, watch.signum, directory)
@@ -181,20 +199,13 @@ def execute(
                 ) from error
             raise
         finally:
-            _close_wandb()
+            end_tracking(failed=not done)
 
 
 def _refused_by_lightning(error: Exception) -> bool:
     # What it finds out in the middle of fitting is a plain ValueError.
     late = isinstance(error, ValueError) and "`val_check_interval`" in str(error)
     return late or isinstance(error, MisconfigurationException)
-
-
-def _close_wandb() -> None:
-    """Ends a Weights & Biases run with its job: the next job of the process is another."""
-    wandb = sys.modules.get("wandb")
-    if wandb is not None and wandb.run is not None:
-        wandb.finish()
 
 
 def _run_as_rank(

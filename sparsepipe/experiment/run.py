@@ -97,7 +97,7 @@ class Run:
             accelerator="gpu" if cuda else "cpu",
             **self._devices(places),
             strategy=self._strategy(parallel["strategy"], places[group.rank()].slowdown),
-            logger=not silent and (self._loggers() or False),
+            logger=not silent and (self.loggers() or False),
             callbacks=[NamePlace(), *rates, *more, *shown, *callbacks],
             default_root_dir=str(self.directory.path),
             use_distributed_sampler=False,
@@ -142,7 +142,8 @@ class Run:
             given["slowdown"] = slowdown
         return build_with({**node, **given}, cluster_environment=RankEnvironment())
 
-    def _loggers(self) -> list[Any]:
+    def loggers(self) -> list[Any]:
+        """New ones, as configured."""
         return [
             build_with(
                 node,

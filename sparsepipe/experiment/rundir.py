@@ -45,6 +45,7 @@ _NOT_IDENTITY = (
     "parallel.search",
     "parallel.strategy.timeout_s",
     "paths",
+    "tags",
     "task.gallery",
     "trainer.enable_autolog_hparams",
     "trainer.enable_model_summary",
@@ -107,6 +108,11 @@ class RunDir:
     def shares(self) -> Path:
         """Where the costs of the layers lie, and the cuts of a plan that was searched for."""
         return self.path / "shares.png"
+
+    @property
+    def confusion(self) -> Path:
+        """How many test shapes of which class were taken for which."""
+        return self.path / "confusion.csv"
 
     @property
     def done(self) -> Path:

@@ -196,3 +196,4 @@ class Config:
     backend: Any = field(metadata=_node())
     logger: Any = field(metadata=_node_map("run_id", "run_dir", "job_type"))
     callbacks: Any = field(metadata=_node_map())
+    tags: list[str] = field(default_factory=list)

@@ -15,6 +15,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.build import build_data, build_module
 from sparsepipe.experiment.callbacks import (
     KeepPlan,
+    LogRates,
     MetricsCsv,
     Resume,
     RunCheckpoint,
@@ -30,6 +31,7 @@ from sparsepipe.experiment.callbacks.stop import stop_if_any_asked
 from sparsepipe.experiment.checkpoints import find_checkpoint, load_weights, read_checkpoint
 from sparsepipe.experiment.figures import draw_curves, draw_test
 from sparsepipe.experiment.loaders import EpochSeeds, adapt_loaders
+from sparsepipe.experiment.loggers import RunLogger
 from sparsepipe.experiment.report import (
     StartLine,
     class_accuracies,
@@ -39,6 +41,7 @@ from sparsepipe.experiment.report import (
 )
 from sparsepipe.experiment.result import plan_values, write_result
 from sparsepipe.experiment.run import Run
+from sparsepipe.experiment.schedule_picture import draw_schedule
 from sparsepipe.experiment.seeding import seed_epoch
 from sparsepipe.results.files import read_json, write_json
 from sparsepipe.runtime import group
@@ -91,12 +94,15 @@ def train(
             ),
             EpochSeeds(seed),
             MetricsCsv(run.directory.metrics),
+            LogRates(),
             StopOnSignal(run.watch, checkpoint),
             checkpoint,
         ]
     )
     _check_splits(trainer, data, test=test)
     for logger in trainer.loggers:
+        if isinstance(logger, RunLogger) and resume is not None:
+            logger.go_on(resume, read_rows(run.directory.metrics))
         logger.log_hyperparams(dict(run.config))
     seed_epoch(seed, 0)
     if fitted:  # by an earlier process
@@ -116,6 +122,7 @@ def train(
         if test:
             draw_test(run, module, data, gallery=gallery)
         draw_curves(run)
+        draw_schedule(run.directory)
         log_profiling(values)
         log_test(run, module, values)
 

@@ -47,6 +47,19 @@ def per_class_accuracy(
     style.save_png(per_class_figure(counts_KK, classes), path)
 
 
+def confusion_rows(counts_KK: ArrayLike, classes: Sequence[str]) -> list[dict[str, str | int]]:
+    """The counts as a table: class, what was predicted, and of how many shapes.
+
+    Arguments and errors are those of :func:`confusion_matrix`.
+    """
+    counts = _checked(counts_KK, classes)
+    return [
+        {"actual": actual, "predicted": predicted, "shapes": int(counts[i, j])}
+        for i, actual in enumerate(classes)
+        for j, predicted in enumerate(classes)
+    ]
+
+
 def confusion_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
     """The figure that :func:`confusion_matrix` writes."""
     counts = _checked(counts_KK, classes)

@@ -136,6 +136,7 @@ def test_several_mistakes_are_told_at_once() -> None:
         (["+trainer.max_epoch=3"], 2, "(nearest: 'trainer.max_epochs')"),
         (["modle=mlp"], 2, "unknown key or group 'modle' (nearest: 'model')"),
         (["model=mpl"], 2, "'model' has no option 'mpl' (nearest: 'mlp'); there are: dense_vgg11"),
+        (["logger=wandb_offline"], 2, "'logger' has no option 'wandb_offline' (nearest: 'wandb')"),
         (["experiment=tinny"], 2, "(nearest: 'tiny')"),
         (["task=fig9/emulatd"], 2, "(nearest: 'fig9/emulated')"),
         (["trainer.max_epochs=abc"], 2, "must be a whole number or null, not 'abc'"),
@@ -165,7 +166,8 @@ def test_several_devices_need_a_strategy(job) -> None:
 
 def test_identity_leaves_out_what_changes_nothing() -> None:
     base = identity_of(composed("data=vectors"))
-    same = composed("data=vectors", "data.num_workers=3", "force=true", "logger=wandb_offline")
+    same = composed("data=vectors", "data.num_workers=3", "force=true", "logger=wandb",
+                    "tags=[a]")  # fmt: skip
     assert identity_of(same) == base
     # The inventory's fingerprint and the number of ranks stand for these.
     same = composed("data=vectors", "hardware.accelerator=cpu", "parallel.devices=auto",

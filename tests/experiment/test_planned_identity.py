@@ -48,7 +48,7 @@ def test_what_matters_to_a_profile_is_its_identity() -> None:
 
     base = identity("parallel=hete_mp")
     other = ("seed=3", "optim.optimizer.lr=0.5", "trainer.max_epochs=9", "name=other", "force=true")
-    assert identity("parallel=exact", SLOW, *other, "logger=wandb_offline") == base
+    assert identity("parallel=exact", SLOW, *other, "logger=wandb") == base
     assert identity("parallel=hete_mp", "data.batch_size=8") != base
     assert identity("parallel=hete_mp", "optim=adamw") != base, "its update takes longer"
     assert identity("parallel=hete_mp", "model.width=32") != base

@@ -29,6 +29,7 @@ def test_what_a_run_leaves(job: Job, tmp_path: Path) -> None:
         "DONE.json",
         "checkpoints",
         "config.yaml",
+        "confusion.csv",
         "confusion.png",
         "learning_curves.png",
         "metrics.csv",
@@ -168,14 +169,6 @@ def test_a_sweep_is_recorded_where_its_runs_are(
     assert "nearest: 'trainer.max_epochs'" in swept.err, "a refused job does: Hydra comes first"
     assert len(list(shell.cwd.glob("home/runs/tiny/sweeps/*/multirun.yaml"))) == 1
     assert {path.name for path in shell.cwd.iterdir()} == {"home"}
-
-
-def test_wandb_offline(job: Job) -> None:
-    run = job("logger=wandb_offline", "trainer.max_epochs=1")
-    (directory,) = (run / "wandb").glob("offline-run-*")
-    assert directory.name.endswith(f"tiny-{run.name}")
-    assert list(directory.glob("*.wandb"))
-    assert {path.name for path in Path.cwd().iterdir()} == {"outputs"}
 
 
 def test_wheel_holds_the_configuration(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from PIL import Image
 from sparsepipe.results.confusion import (
     confusion_figure,
     confusion_matrix,
+    confusion_rows,
     per_class_accuracy,
     per_class_figure,
 )
@@ -28,6 +29,14 @@ def test_rows_are_in_percent_of_their_class_and_zeros_are_left_out():
     assert cells(figure) == {(0, 0): "80", (0, 1): "20", (1, 0): "25", (1, 1): "75"}
     shown = figure.axes[0].images[0].get_array()
     np.testing.assert_allclose(shown, [[80, 20, 0], [25, 75, 0], [0, 0, 0]])
+
+
+def test_every_pair_of_classes_is_a_row_of_the_table():
+    rows = confusion_rows(COUNTS, CLASSES)
+    assert [(row["actual"], row["predicted"]) for row in rows] == [
+        (actual, predicted) for actual in CLASSES for predicted in CLASSES
+    ]
+    assert [row["shapes"] for row in rows] == [8, 2, 0, 1, 3, 0, 0, 0, 0]
 
 
 def test_title_and_labels_say_what_is_counted():

@@ -6,12 +6,14 @@ from sparsepipe.experiment.callbacks.place import NamePlace
 from sparsepipe.experiment.callbacks.plan import KeepPlan
 from sparsepipe.experiment.callbacks.progress import EpochLines, ShapesProgressBar
 from sparsepipe.experiment.callbacks.pulse import Pulse
+from sparsepipe.experiment.callbacks.rates import LogRates
 from sparsepipe.experiment.callbacks.stop import StopAtOnce, StopOnSignal
 from sparsepipe.experiment.callbacks.throughput import Throughput
 
 __all__ = [
     "EpochLines",
     "KeepPlan",
+    "LogRates",
     "MetricsCsv",
     "NamePlace",
     "Pulse",

@@ -34,6 +34,7 @@ class Resume:
         path: the checkpoint.
         epoch: number of the epoch that comes next or is under way.
         batches: how many of its batches are done, on each rank.
+        steps: training steps done, as loggers count them.
         randomness: state of the random generators of each rank.
         metrics: what the epoch under way has measured of validation.
     """
@@ -41,6 +42,7 @@ class Resume:
     path: Path
     epoch: int
     batches: int
+    steps: int
     randomness: list[dict[str, Any]]
     metrics: dict[str, Tensor]
 
@@ -48,7 +50,8 @@ class Resume:
     def read(cls, path: Path, callbacks: dict[str, Any]) -> Resume:
         """Takes the place from the callback states of a loaded checkpoint."""
         state = callbacks[STATE_KEY]
-        place = (state["epoch"], state["batches"], state["randomness"])
+        steps = state.get("steps", 0)
+        place = (state["epoch"], state["batches"], steps, state["randomness"])
         return cls(path, *place, metrics=state.get("metrics", {}))
 
     def start(self, loader: Any) -> None:
@@ -97,7 +100,7 @@ class RunCheckpoint(Checkpoint):
         self._sign = 1.0 if mode == "max" else -1.0
         self._best: float | None = None
         self._resume = resume
-        self._position = (0, 0)
+        self._position = (0, 0, 0)
         self._metrics: dict[str, Tensor] = {}
 
     @property
@@ -157,7 +160,9 @@ class RunCheckpoint(Checkpoint):
         Raises:
             OutputError: it cannot be written.
         """
-        self._position = (epoch, batches)
+        # Within an epoch Lightning counts the last batch when it goes on.
+        steps = trainer.fit_loop.epoch_loop._batches_that_stepped + bool(batches)
+        self._position = (epoch, batches, steps)
         self._metrics = {
             name: value.detach().cpu().clone()
             for name, value in trainer.callback_metrics.items()
@@ -176,10 +181,11 @@ class RunCheckpoint(Checkpoint):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        epoch, batches = self._position
+        epoch, batches, steps = self._position
         return {
             "epoch": epoch,
             "batches": batches,
+            "steps": steps,
             "best": self._best,
             "metrics": self._metrics,
             "randomness": group.gather_objects(get_randomness()),

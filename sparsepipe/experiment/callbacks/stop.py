@@ -56,6 +56,7 @@ class StopOnSignal(pl.Callback):
         if _validation_follows(trainer, batch_idx):
             return  # Lightning would leave it out when the run goes on
         if self._all_stop(trainer.global_step):
+            _log_step(trainer)
             self._checkpoint.save(trainer, epoch=trainer.current_epoch, batches=batch_idx + 1)
             raise Stopped(self._watch.signum or signal.SIGTERM)
 
@@ -94,6 +95,13 @@ class StopAtOnce(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # Lightning has put its own handler in place of ours by now.
         self._watch.install()
+
+
+def _log_step(trainer: pl.Trainer) -> None:
+    """Gives loggers what the step has measured, as Lightning does when it comes back from here."""
+    if trainer.loggers:
+        trainer._logger_connector.on_batch_end()
+        trainer._logger_connector.update_train_step_metrics()
 
 
 def _validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:

@@ -1,0 +1,137 @@
+"""What a finished run shows in a tracker: its settings, results, figures and tables.
+
+All of it lies in the run's directory by then, whatever the task and with or without a Trainer.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from sparsepipe.experiment.loggers import RunLogger, wandb_logger
+from sparsepipe.experiment.run import Run
+from sparsepipe.experiment.rundir import RunDir, flatten
+from sparsepipe.experiment.signature import locate
+from sparsepipe.results.files import read_json
+from sparsepipe.runtime import group
+from sparsepipe.schedule import Plan
+
+_MOST_ROWS = 10_000  # of a table there
+
+
+def log_outcome(run: Run) -> None:
+    """Logs configuration, result, figures and tables of a run that is done, if a tracker is chosen.
+
+    Every picture of the run's directory is logged as ``figures/<name>``, every table as
+    ``tables/<name>``, the counts of the test as ``confusion_matrix``.
+    """
+    for logger in _trackers(run):
+        logger.log_hyperparams(dict(run.config))
+        _log_result(logger.experiment, run)
+        if media := dict(_media(run.directory)):
+            logger.experiment.log(media)
+
+
+def log_table(run: Run, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Logs a table under its name, in a run of any task, if a tracker is chosen.
+
+    Tables that a task writes as CSV into its directory are logged without it.
+
+    Args:
+        run: of whichever rank; the first one logs.
+        name: what it is called there.
+        rows: with the same keys.
+    """
+    for logger in _trackers(run):
+        logger.experiment.log({name: _table(rows)})
+
+
+def _trackers(run: Run) -> Iterator[RunLogger]:
+    """Those of this rank; users' own loggers are not asked."""
+    nodes = run.config["logger"].values()
+    if group.rank() == 0 and any(locate(node["_target_"]) is wandb_logger for node in nodes):
+        yield from (logger for logger in run.loggers() if isinstance(logger, RunLogger))
+
+
+def _log_result(tracked: Any, run: Run) -> None:
+    """What is not among the settings; ``test/accuracy`` and the like come as they are called."""
+    if not run.directory.result.exists():
+        return
+    settings = flatten(run.config)
+    result = read_json(run.directory.result).items()
+    found = {k: v for k, v in result if k not in settings and v is not None}
+    tracked.summary.update(found)
+
+
+def _media(directory: RunDir) -> Iterator[tuple[str, Any]]:
+    import wandb
+
+    for path in sorted(directory.path.glob("*.png")):
+        yield f"figures/{path.stem}", wandb.Image(str(path))
+    for path in sorted(directory.path.glob("*.csv")):
+        if path == directory.confusion:
+            yield "confusion_matrix", _confusion(path)
+        elif path != directory.metrics and (rows := _rows(path)):
+            yield f"tables/{path.stem}", _table(rows)
+    if directory.plan.exists() and not directory.plan_figures.exists():
+        yield "tables/plan", _table(_stages(directory.plan))
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    with path.open(encoding="utf-8", errors="replace", newline="") as stream:
+        found = islice(csv.DictReader(stream, restkey=""), _MOST_ROWS)
+        return [{name: _cell(text) for name, text in row.items() if name} for row in found]
+
+
+def _cell(text: str | None) -> float | str | None:
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    import wandb
+
+    columns = list(rows[0]) if rows else []
+    cells = [[row.get(name) for name in columns] for row in rows[:_MOST_ROWS]]
+    return wandb.Table(columns=columns, data=cells, allow_mixed_types=True)
+
+
+def _confusion(path: Path) -> Any:
+    """The chart that Weights & Biases draws of labels and predictions."""
+    import wandb
+
+    rows = _rows(path)
+    names = list(dict.fromkeys(str(row["actual"]) for row in rows))
+    number = {name: place for place, name in enumerate(names)}
+    pairs = [
+        (number[str(row["actual"])], number[str(row["predicted"])])
+        for row in rows
+        for _ in range(int(row["shapes"]))
+    ]
+    return wandb.plot.confusion_matrix(
+        y_true=[actual for actual, _ in pairs],
+        preds=[predicted for _, predicted in pairs],
+        class_names=names,
+        title="Confusion matrix of the test",
+    )
+
+
+def _stages(path: Path) -> list[dict[str, Any]]:
+    """A plan by hand or by equal shares, of which no search has left figures."""
+    plan = Plan.from_json(path.read_text(encoding="utf-8"))
+    return [
+        {
+            "stage": number,
+            "first": stage.layers[0],
+            "last": stage.layers[1],
+            "devices": ", ".join(stage.devices),
+        }
+        for number, stage in enumerate(plan.stages)
+    ]
