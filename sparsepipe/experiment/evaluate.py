@@ -69,10 +69,12 @@ class Clock(pl.Callback):
         _synchronize(pl_module.device)
         self.seconds = time.perf_counter() - self._started
 
-    @property
-    def shapes_per_s(self) -> float:
-        """Of this rank."""
-        return self.shapes / max(self.seconds, 1e-9)
+    def values(self) -> dict[str, float]:
+        """The test's time on the rank that took longest, and the rate; every rank must ask."""
+        parts = group.gather_objects((self.seconds, self.shapes))
+        longest_s = max(seconds for seconds, _ in parts)
+        shapes = sum(shapes for _, shapes in parts)
+        return {"test_time_s": longest_s, "test_shapes_per_s": shapes / max(longest_s, 1e-9)}
 
 
 def evaluate(
@@ -103,12 +105,12 @@ def evaluate(
     trainer.test(module, datamodule=data, verbose=False)
     values: dict[str, Any] = mean_over_ranks(epoch_metrics(trainer))
     metrics = dict(values)
-    values.update(over_ranks({"test_shapes_per_s": clock.shapes_per_s}))
+    values.update(clock.values())
     values.update(peak_values())  # before batches are kept in memory to be timed
     split = plan_values(run, trainer)
     if not split:  # else no device need have room for the whole network
         rate = inference_rate(trainer, module, data, warmup=warmup_batches, timed=timed_batches)
-        values.update(over_ranks({"inference_shapes_per_s": rate}))
+        values["inference_shapes_per_s"] = sum(group.gather_objects(rate))
     values["evaluated_checkpoint"] = path.name
     values.update(split)
     values.update(class_accuracies(module))
@@ -160,12 +162,6 @@ def keep_plan_of_training(
     log.info("by the plan of the training: %s", plan)
     with writing(directory.path):
         write_text_atomic(directory.plan, plan.read_text(encoding="utf-8"))
-
-
-def over_ranks(rates: Mapping[str, float]) -> dict[str, float]:
-    """Sums of each rank's rates; every rank must ask."""
-    everyone = group.gather_objects(dict(rates))
-    return {name: sum(rank[name] for rank in everyone) for name in rates}
 
 
 @torch.inference_mode()

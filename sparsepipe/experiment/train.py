@@ -28,7 +28,7 @@ from sparsepipe.experiment.callbacks.metrics_csv import (
 )
 from sparsepipe.experiment.callbacks.stop import stop_if_any_asked
 from sparsepipe.experiment.checkpoints import find_checkpoint, load_weights, read_checkpoint
-from sparsepipe.experiment.evaluate import Clock, inference_rate, over_ranks
+from sparsepipe.experiment.evaluate import Clock, inference_rate
 from sparsepipe.experiment.figures import draw_curves, draw_test
 from sparsepipe.experiment.loaders import EpochSeeds, adapt_loaders
 from sparsepipe.experiment.report import (
@@ -117,7 +117,7 @@ def train(
     values.update(_peaks(values))  # before batches are kept in memory to be timed
     if test and isinstance(module, Classifier) and "plan_config" not in values:
         rate = inference_rate(trainer, module, data, **_FORWARDS)
-        values.update(over_ranks({"inference_shapes_per_s": rate}))
+        values["inference_shapes_per_s"] = sum(group.gather_objects(rate))
     if group.rank() == 0 and test:
         tested = {k: v for k, v in values.items() if k.startswith("test/")}
         add_to_last_row(run.directory.metrics, tested)
@@ -235,8 +235,7 @@ def _test(
     trainer: pl.Trainer, module: pl.LightningModule, data: pl.LightningDataModule, clock: Clock
 ) -> dict[str, float]:
     trainer.test(module, datamodule=data, verbose=False)
-    metrics = mean_over_ranks(epoch_metrics(trainer))
-    return {**metrics, **over_ranks({"test_shapes_per_s": clock.shapes_per_s})}
+    return {**mean_over_ranks(epoch_metrics(trainer)), **clock.values()}
 
 
 def _peaks(values: Mapping[str, Any]) -> dict[str, int]:

@@ -47,7 +47,7 @@ ALWAYS = (
     *_columns("float64", "0 to 1", "test/accuracy", "test/class_accuracy"),
     *_columns("float64", "nats", "train/loss", "val/loss", "test/loss"),
     Column("best_monitored", "float64"),
-    *_columns("float64", "s", "epoch_time_s", "train_time_s"),
+    *_columns("float64", "s", "epoch_time_s", "train_time_s", "test_time_s"),
     *_columns("float64", "1/s", "train_shapes_per_s", "test_shapes_per_s"),
     Column("inference_shapes_per_s", "float64", "1/s"),
     *_columns("Int64", "bytes", "peak_memory_bytes", "peak_device_memory_bytes"),

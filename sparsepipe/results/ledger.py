@@ -46,7 +46,7 @@ def load_results(
         DataError: there is no such file or directory, no finished run in it or none that is asked
             for, a file that is no ledger, or a run that is there twice.
     """
-    source = Path(os.path.expandvars(os.fspath(where))).expanduser()
+    source = _meant(where)
     below = source if experiment is None else source / experiment
     if experiment is not None and below.is_dir():
         rows = _rows(below)
@@ -70,9 +70,9 @@ def gather(experiment_dir: PathLike, *, to: PathLike | None = None) -> pd.DataFr
     Raises:
         DataError: there is no finished run, one is there twice, or a file cannot be written.
     """
-    source = Path(experiment_dir)
+    source = _meant(experiment_dir)
     frame = _table(_rows_of_runs(source))
-    directory = source if to is None else Path(to)
+    directory = source if to is None else _meant(to)
     stream = io.BytesIO()
     frame.to_parquet(stream, engine="pyarrow", index=False)
     write_bytes_atomic(directory / PARQUET, stream.getvalue())
@@ -84,6 +84,10 @@ def gather(experiment_dir: PathLike, *, to: PathLike | None = None) -> pd.DataFr
         ],
     )
     return frame
+
+
+def _meant(path: PathLike) -> Path:
+    return Path(os.path.expandvars(os.fspath(path))).expanduser()
 
 
 def _table(rows: Iterable[Row]) -> pd.DataFrame:

@@ -45,7 +45,7 @@ def test_a_training_tells_all_that_the_ledger_always_has(job: Job) -> None:
     assert result["parameters"] == 90
     assert [result[f"{split}_shapes"] for split in ("train", "val", "test")] == [32, 8, 9]
     assert 0 <= result["train/accuracy"] <= 1
-    assert result["test_shapes_per_s"] > 0
+    assert result["test_shapes_per_s"] * result["test_time_s"] == pytest.approx(9)
     assert result["inference_shapes_per_s"] > 0
     assert 0 < result["train_peak_memory_bytes"] <= result["peak_memory_bytes"]
     assert result["hardware_hosts"] == 1
@@ -58,9 +58,24 @@ def test_a_training_tells_all_that_the_ledger_always_has(job: Job) -> None:
     assert row["inference_shapes_per_s"] == result["inference_shapes_per_s"]
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("strategy", ["dp", "pipeline"])
+def test_several_ranks_are_one_run(shell: Shell, strategy: str) -> None:
+    """No shape counts twice; a network that is split can infer on no device alone."""
+    split = ("parallel.plan.balance=layers",) if strategy == "pipeline" else ()
+    run = shell(f"parallel={strategy}", "parallel.devices=2", "hardware=cores", *split).run
+    result = read_json(run / "result.json")
+    assert (result["strategy"], result["ranks"], result["parameters"]) == (strategy, 2, 90)
+    assert [result[f"{name}_shapes"] for name in ("train", "val", "test")] == [32, 8, 9]
+    assert result["test_shapes_per_s"] * result["test_time_s"] == pytest.approx(9)
+    assert ("inference_shapes_per_s" in result) == (strategy == "dp")
+    assert result["train_peak_memory_bytes"] > 0
+
+
 def test_a_training_that_is_not_tested_does_not_infer(job: Job) -> None:
     result = read_json(job("task.test=false", "trainer.max_epochs=1") / "result.json")
-    assert not {"test_shapes", "test_shapes_per_s", "inference_shapes_per_s"} & set(result)
+    untold = {"test_shapes", "test_time_s", "test_shapes_per_s", "inference_shapes_per_s"}
+    assert not untold & set(result)
     assert result["train_shapes"] == 32
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.results.columns import ALWAYS, OF_TASKS, Column
+from sparsepipe.results.files import write_json
 
 TEXT = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
 
@@ -33,3 +34,18 @@ def test_units_stand_in_names() -> None:
                        if column.name.endswith(e)), None)  # fmt: skip
         if ending is not None:
             assert column.unit == endings[ending], column.name
+
+
+def test_code_of_the_document_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {"data.resolution": 32, "data.point_ratio": 0.5, "test/accuracy": 0.75}
+    for number, task in enumerate(("train", "evaluate")):
+        run = tmp_path / "outputs" / "first" / str(number)
+        write_json(run / "result.json", {"kind": "measured", "task_name": task, **told})
+        write_json(run / "DONE.json", {})
+    monkeypatch.chdir(tmp_path)
+    for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
+        exec(compile(block, "results.md", "exec"), {})
+    assert re.search(r"32 +0\.5 +0\.75", capsys.readouterr().out)
+    assert (tmp_path / "experiments" / "first" / "ledger.csv").exists()
