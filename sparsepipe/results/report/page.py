@@ -1,0 +1,40 @@
+"""A report as one HTML page: nothing beside it is needed, nor a network."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+
+import jinja2
+
+from sparsepipe.results.paper import CITATION
+from sparsepipe.results.report.chapters import Chapter
+from sparsepipe.results.report.exhibit import MISSING
+
+
+def page(title: str, chapters: Sequence[Chapter], pictures: Mapping[str, bytes]) -> str:
+    """The whole report.
+
+    Args:
+        title: of the document.
+        chapters: one for each table or figure of the paper.
+        pictures: PNG files by their names.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__, ""),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html.j2").render(
+        title=title,
+        citation=CITATION,
+        chapters=chapters,
+        pictures={name: _inline(content) for name, content in pictures.items()},
+        missing=MISSING,
+    )
+
+
+def _inline(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
