@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import jinja2
 
+from sparsepipe.results import style
 from sparsepipe.results.paper import CITATION
 from sparsepipe.results.report.chapters import Chapter
 from sparsepipe.results.report.exhibit import MISSING
@@ -31,10 +34,26 @@ def page(title: str, chapters: Sequence[Chapter], pictures: Mapping[str, bytes])
         title=title,
         citation=CITATION,
         chapters=chapters,
-        pictures={name: _inline(content) for name, content in pictures.items()},
+        pictures={name: _Picture.of(content) for name, content in pictures.items()},
         missing=MISSING,
     )
 
 
-def _inline(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Picture:
+    """A picture within the page.
+
+    Attributes:
+        uri: all of it.
+        width: in the page's pixels, of which an inch has 96.
+    """
+
+    uri: str
+    width: int
+
+    @classmethod
+    def of(cls, png: bytes) -> Self:
+        """From the content of a PNG file, whose header has its width."""
+        encoded = base64.b64encode(png).decode("ascii")
+        width = int.from_bytes(png[16:20], "big") * 96 / style.DPI
+        return cls(uri=f"data:image/png;base64,{encoded}", width=round(width))
