@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,7 +13,7 @@ from sparsepipe.results import style
 from sparsepipe.results.report.exhibit import Block, Cell, Column
 from sparsepipe.results.report.picture import wrapped
 
-_LOOKS: Mapping[str, Mapping[str, object]] = {
+_LOOKS: Mapping[str, Mapping[str, Any]] = {
     # Line, marker and filling tell them apart without colour.
     "dense": {
         "color": style.VERMILION, "linestyle": "--", "marker": "s", "markerfacecolor": "white",
@@ -20,7 +21,7 @@ _LOOKS: Mapping[str, Mapping[str, object]] = {
     },
     "sparse": {"color": style.BLUE, "linestyle": "-", "marker": "o"},
 }  # fmt: skip
-_PAPER: Mapping[str, Mapping[str, object]] = {
+_PAPER: Mapping[str, Mapping[str, Any]] = {
     network: {
         "marker": "D", "markersize": 8, "linestyle": "none", "markeredgecolor": style.INK,
         "markerfacecolor": face,
@@ -62,10 +63,10 @@ def _draw(axes: Axes, column: Column, block: Block, grids: Sequence[str]) -> Non
     for network, look in _LOOKS.items():
         cells = [block.rows.get((grid, network), {}).get(column) for grid in grids]
         ours = [(place, value) for place, cell in enumerate(cells) if (value := _ours(cell))]
-        axes.plot([place for place, _ in ours], [value for _, value in ours], zorder=3, **look)  # type: ignore[arg-type]
+        axes.plot([place for place, _ in ours], [value for _, value in ours], zorder=3, **look)
         for place, cell in enumerate(cells):
             if cell is not None and cell.paper is not None and cell.paper.value is not None:
-                axes.plot([place], [cell.paper.value], zorder=2, **_PAPER[network])  # type: ignore[arg-type]
+                axes.plot([place], [cell.paper.value], zorder=2, **_PAPER[network])
             if cell is not None and cell.ours is not None and isinstance(cell.ours.value, str):
                 axes.annotate(
                     f"{network} {cell.ours.value}", (place, 0.03 + 0.07 * refused),
@@ -87,10 +88,10 @@ def _ours(cell: Cell | None) -> float | None:
 
 
 def _legend(block: Block) -> list[Line2D]:
-    handles = [Line2D([], [], label=f"{name}, ours", **look) for name, look in _LOOKS.items()]  # type: ignore[arg-type]
+    handles = [Line2D([], [], label=f"{name}, ours", **look) for name, look in _LOOKS.items()]
     if any(cell.paper is not None for cell in block.cells):
         handles += [
-            Line2D([], [], label=f"{name}, the paper's", **look)  # type: ignore[arg-type]
+            Line2D([], [], label=f"{name}, the paper's", **look)
             for name, look in _PAPER.items()
         ]
     return handles

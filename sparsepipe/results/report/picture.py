@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -13,11 +15,11 @@ _ROW_IN = 0.27
 _PANEL_IN = 2.9
 _LABELS_IN = 1.5
 # Shape and filling tell them apart without colour.
-_OURS = {
+_OURS: dict[str, Any] = {
     "marker": "o", "markersize": 7.0, "markerfacecolor": style.BLUE, "markeredgecolor": style.INK,
     "linestyle": "none",
 }  # fmt: skip
-_PAPER = {
+_PAPER: dict[str, Any] = {
     "marker": "D", "markersize": 8.0, "markerfacecolor": "white", "markeredgecolor": style.INK,
     "markeredgewidth": 1.4, "linestyle": "none",
 }  # fmt: skip
