@@ -133,7 +133,7 @@ def _device(run: Run, nodes: int) -> torch.device:
 
 def _write(run: Run, links: Links) -> None:
     """Every rank must call it; rank 0 writes."""
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {"model": None, "strategy": None}  # links belong to none
     for host, link in links.inside.items():
         values[f"inside/{host}/bytes_per_s"] = link.bytes_per_s
         values[f"inside/{host}/latency_s"] = link.latency_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from itertools import islice
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from sparsepipe.cluster import Inventory
@@ -26,7 +29,7 @@ from sparsepipe.experiment.outputs import writing
 from sparsepipe.experiment.placing import are_there
 from sparsepipe.experiment.planned import search_of
 from sparsepipe.experiment.report import class_accuracies, log_test
-from sparsepipe.experiment.result import plan_values, write_result
+from sparsepipe.experiment.result import peak_values, plan_values, write_result
 from sparsepipe.experiment.run import Run, num_ranks
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.seeding import seed_epoch
@@ -37,8 +40,10 @@ from sparsepipe.runtime.throttle import Throttle
 
 log = logging.getLogger(__name__)
 
+_PREPARED_BYTES = 2**28
 
-class _Clock(pl.Callback):
+
+class Clock(pl.Callback):
     """Times a test from its first batch to its last, loader included."""
 
     def __init__(self) -> None:
@@ -64,6 +69,11 @@ class _Clock(pl.Callback):
         _synchronize(pl_module.device)
         self.seconds = time.perf_counter() - self._started
 
+    @property
+    def shapes_per_s(self) -> float:
+        """Of this rank."""
+        return self.shapes / max(self.seconds, 1e-9)
+
 
 def evaluate(
     run: Run, *, gallery: int = 24, warmup_batches: int = 2, timed_batches: int = 20
@@ -87,20 +97,18 @@ def evaluate(
     load_weights(module, read_checkpoint(path)["state_dict"], path)
     seed = int(run.config["seed"])
     adapt_loaders(data, seed=seed)
-    clock = _Clock()
+    clock = Clock()
     trainer = run.trainer([clock])
     seed_epoch(seed, 0)
     trainer.test(module, datamodule=data, verbose=False)
     values: dict[str, Any] = mean_over_ranks(epoch_metrics(trainer))
     metrics = dict(values)
-    rates = {"test_shapes_per_s": clock.shapes / max(clock.seconds, 1e-9)}
+    values.update(over_ranks({"test_shapes_per_s": clock.shapes_per_s}))
+    values.update(peak_values())  # before batches are kept in memory to be timed
     split = plan_values(run, trainer)
     if not split:  # else no device need have room for the whole network
-        rates["inference_shapes_per_s"] = inference_rate(
-            trainer, module, data, warmup=warmup_batches, timed=timed_batches
-        )
-    everyone = group.gather_objects(rates)
-    values.update({name: sum(rank[name] for rank in everyone) for name in rates})
+        rate = inference_rate(trainer, module, data, warmup=warmup_batches, timed=timed_batches)
+        values.update(over_ranks({"inference_shapes_per_s": rate}))
     values["evaluated_checkpoint"] = path.name
     values.update(split)
     values.update(class_accuracies(module))
@@ -154,6 +162,12 @@ def keep_plan_of_training(
         write_text_atomic(directory.plan, plan.read_text(encoding="utf-8"))
 
 
+def over_ranks(rates: Mapping[str, float]) -> dict[str, float]:
+    """Sums of each rank's rates; every rank must ask."""
+    everyone = group.gather_objects(dict(rates))
+    return {name: sum(rank[name] for rank in everyone) for name in rates}
+
+
 @torch.inference_mode()
 def inference_rate(
     trainer: pl.Trainer,
@@ -162,9 +176,19 @@ def inference_rate(
     *,
     warmup: int,
     timed: int,
+    most_s: float = math.inf,
 ) -> float:
-    """Shapes a second of this rank's forwards, kernel maps included, loading excluded."""
-    read = list(islice(iter(data.test_dataloader()), warmup + timed))
+    """Shapes a second of this rank's forwards, kernel maps included, loading excluded.
+
+    Args:
+        trainer: that has tested the module.
+        module: the network, whole.
+        data: whose test split is taken.
+        warmup: forwards before the clock starts.
+        timed: forwards while it runs.
+        most_s: once these have taken longer, no more are made.
+    """
+    read = _some_batches(data.test_dataloader(), most=warmup + timed)
     if not read or not timed:
         return 0.0
     module.eval()
@@ -182,7 +206,20 @@ def inference_rate(
         if number >= warmup:
             elapsed_s += time.perf_counter() - started_s
             shapes += batch_size_of(batch)
+        if elapsed_s > most_s:
+            break
     return shapes / elapsed_s
+
+
+def _some_batches(loader: Any, *, most: int) -> list[Any]:
+    """The first batches, which take turns: dense ones are so large that few have to do."""
+    found, held_bytes = [], 0
+    for batch in islice(iter(loader), most):
+        found.append(batch)
+        held_bytes += sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+        if held_bytes > _PREPARED_BYTES:
+            break
+    return found
 
 
 def _uncached(batch: dict[str, Any]) -> dict[str, Any]:

@@ -84,6 +84,7 @@ def partition(
         run,
         {
             "kind": "simulated",
+            "strategy": search,  # of the plan; the task itself is one process
             "plan_config": found.plan.config,
             "plan_cuts": list(found.plan.cuts),
             "bottleneck_s": found.told.bottleneck_s,

@@ -1,4 +1,7 @@
-"""``result.json``: what came out of a run, flat, so that a table can be made of many."""
+"""``result.json``: what came out of a run, flat, so that a table can be made of many.
+
+What all tasks tell of a run is put together here; docs/results.md lists what each key means.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import platform
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -15,9 +19,14 @@ import pytorch_lightning as pl
 import torch
 
 from sparsepipe import __version__
+from sparsepipe.cluster import Inventory
+from sparsepipe.experiment.model_names import model_name
+from sparsepipe.experiment.planned import search_of
 from sparsepipe.experiment.run import Run
-from sparsepipe.experiment.rundir import flatten
+from sparsepipe.experiment.rundir import RunDir, flatten
+from sparsepipe.machine import usable_cores
 from sparsepipe.results.files import read_json, write_json
+from sparsepipe.results.run_tree import moment
 from sparsepipe.runtime import group
 from sparsepipe.strategies import PipelineStrategy
 
@@ -26,14 +35,13 @@ _LEFT_OUT = ("callbacks", "checkpoint", "force", "logger", "paths")
 
 
 def write_result(run: Run, values: Mapping[str, Any]) -> None:
-    """Writes a task's ``values`` with configuration, memory, hardware and versions.
+    """Writes a task's ``values`` with configuration, times, memory, hardware and versions.
 
-    Every rank must call it; rank 0 writes.
+    What the task says counts before what is said of all. Every rank must call it; rank 0 writes.
     """
-    peaks = group.gather_objects(peak_memory_bytes())
+    peaks = peak_values()
     if group.rank() != 0:
         return
-    devices = [device for host in run.inventory.hosts for device in host.devices]
     settings = {key: item for key, item in run.config.items() if key not in _LEFT_OUT}
     settings["data"] = {k: v for k, v in settings["data"].items() if k not in ("root", "cache_dir")}
     write_json(
@@ -42,19 +50,73 @@ def write_result(run: Run, values: Mapping[str, Any]) -> None:
             "run_id": run.directory.run_id,
             "task_name": run.task_name,
             "kind": "measured",
+            "model": model_name(run.config),
+            "strategy": strategy_name(run.config),
+            **_times(run.directory),
+            **peaks,
             **values,
-            **{f"peak_{name}": max(peak[name] for peak in peaks) for name in peaks[0]},
             "ranks": run.ranks,
-            "hardware_devices": ", ".join(f"{d.count} x {d.name}" for d in devices),
-            "hardware_accelerator": run.inventory.accelerator,
-            "threads_per_rank": torch.get_num_threads(),
-            "python": platform.python_version(),
-            "sparsepipe": __version__,
-            **{name: metadata.version(name) for name in _PACKAGES},
-            "git_commit": git_commit(),
+            **_hardware(run.inventory),
+            **_versions(),
             **flatten(settings),
         },
     )
+
+
+def strategy_name(config: Mapping[str, Any]) -> str:
+    """How devices share the work: ``single``, ``dp``, the search of a plan, or ``pipeline``.
+
+    Of a simulation it is what that simulates.
+    """
+    parallel = config["task"].get("parallel") or config["parallel"]
+    if parallel["strategy"] is None:
+        return "single"
+    if parallel.get("plan") is None:
+        return "dp"
+    search = search_of({**config, "parallel": parallel})
+    return "pipeline" if search is None else search.search
+
+
+def _times(directory: RunDir) -> dict[str, Any]:
+    """When the run began and ended; pauses of one that was gone on with are in its length."""
+    now_s, starts = time.time(), directory.starts
+    began_s = starts[0] if starts else None
+    return {
+        "started_at": None if began_s is None else moment(began_s),
+        "finished_at": moment(now_s),
+        "wall_s": None if began_s is None else now_s - began_s,
+        "starts": len(starts),
+    }
+
+
+def _hardware(inventory: Inventory) -> dict[str, Any]:
+    devices = [device for host in inventory.hosts for device in host.devices]
+    memories = [d.count * d.memory_bytes for d in devices if d.memory_bytes is not None]
+    return {
+        "hardware_devices": ", ".join(f"{d.count} x {d.name}" for d in devices),
+        "hardware_accelerator": inventory.accelerator,
+        "hardware_hosts": len(inventory.hosts),
+        "hardware_memory_bytes": sum(memories) if len(memories) == len(devices) else None,
+        "machine_cores": usable_cores(),
+        "threads_per_rank": torch.get_num_threads(),
+    }
+
+
+def _versions() -> dict[str, Any]:
+    return {
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "sparsepipe": __version__,
+        "cuda": torch.version.cuda,
+        **{name: metadata.version(name) for name in _PACKAGES},
+        "git_commit": git_commit(),
+    }
+
+
+def peak_values() -> dict[str, int]:
+    """The largest memory of a process so far, over the ranks, all of which must ask."""
+    peaks = group.gather_objects(peak_memory_bytes())
+    return {f"peak_{name}": max(peak[name] for peak in peaks) for name in peaks[0]}
 
 
 def plan_values(run: Run, trainer: pl.Trainer) -> dict[str, Any]:

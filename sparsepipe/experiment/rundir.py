@@ -20,12 +20,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.errors import ConfigError
+from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.outputs import expanded
 from sparsepipe.experiment.planned import searched_plan_of
 from sparsepipe.experiment.signature import locate
-from sparsepipe.results.files import write_json, write_text_atomic
+from sparsepipe.results.files import read_json, write_json, write_text_atomic
 
 _NOT_IDENTITY = (
     "data.cache_dir",
@@ -54,7 +54,7 @@ _NOT_IDENTITY = (
 """Keys that do not change what a run computes, or that a fingerprint, the number of ranks, the
 plan or the search stands for."""
 
-_ATTEMPT = ".attempt"
+_ATTEMPT, _STARTS = ".attempt", ".starts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,17 @@ class RunDir:
         return self.checkpoints / "fitted.json"
 
     @property
+    def starts(self) -> tuple[float | None, ...]:
+        """When the run was begun and gone on with, as Unix times.
+
+        The first is None where a version began it that did not note that.
+        """
+        try:
+            return tuple(read_json(self.path / _STARTS))
+        except (DataError, TypeError):
+            return (None,) if self.config.exists() else ()
+
+    @property
     def attempt(self) -> int:
         """How often the run was started anew by force."""
         try:
@@ -151,13 +162,14 @@ class RunDir:
         self.path.mkdir(parents=True, exist_ok=True)
         if again is not None:
             write_text_atomic(self.path / _ATTEMPT, str(again))
+        write_json(self.path / _STARTS, [*self.starts, time.time()])  # before there is a config.yaml
         settings = {key: value for key, value in config.items() if key != "force"}
         write_text_atomic(self.config, OmegaConf.to_yaml(OmegaConf.create(settings)))
 
     def remove_if_unused(self) -> None:
         """Removes the directory of a run that failed before it had anything to keep."""
         plan = (self.plan, self.plan_table, self.plan_figures, self.shares)
-        told = {self.config.name, _ATTEMPT, *(path.name for path in plan)}
+        told = {self.config.name, _ATTEMPT, _STARTS, *(path.name for path in plan)}
         if {path.name for path in self.path.iterdir()} <= told:
             shutil.rmtree(self.path)
 

@@ -28,6 +28,7 @@ from sparsepipe.experiment.callbacks.metrics_csv import (
 )
 from sparsepipe.experiment.callbacks.stop import stop_if_any_asked
 from sparsepipe.experiment.checkpoints import find_checkpoint, load_weights, read_checkpoint
+from sparsepipe.experiment.evaluate import Clock, inference_rate, over_ranks
 from sparsepipe.experiment.figures import draw_curves, draw_test
 from sparsepipe.experiment.loaders import EpochSeeds, adapt_loaders
 from sparsepipe.experiment.report import (
@@ -37,13 +38,17 @@ from sparsepipe.experiment.report import (
     log_test,
     num_shapes,
 )
-from sparsepipe.experiment.result import plan_values, write_result
+from sparsepipe.experiment.result import peak_values, plan_values, write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.seeding import seed_epoch
+from sparsepipe.models import Classifier
 from sparsepipe.results.files import read_json, write_json
 from sparsepipe.runtime import group
 
 log = logging.getLogger(__name__)
+
+_FORWARDS = {"warmup": 2, "timed": 20, "most_s": 20.0}
+"""How many tell how fast a trained network infers; as many as task=evaluate makes by default."""
 
 
 def train(
@@ -74,15 +79,17 @@ def train(
     if test:
         data.setup("test")
     module = build_module(run.config, data, plan=run.directory.plan)
+    sizes = {"parameters": sum(p.numel() for p in module.parameters())}  # while it is whole
     resume = _place(run, module)
     fitted = _agreed(run, resume)
     test_shapes = num_shapes(data.test_dataloader()) if test else 0
     seed = int(run.config["seed"])
     adapt_loaders(data, seed=seed, resume=resume)
     checkpoint = RunCheckpoint(run.directory, monitor=monitor, mode=mode, resume=resume)
-    division = run.division
+    division, clock = run.division, Clock()
     trainer = run.trainer(
         [
+            clock,
             StartLine(run, test_shapes=test_shapes),
             KeepPlan(
                 run.directory,
@@ -103,10 +110,14 @@ def train(
         done: dict[str, Any] = read_json(run.directory.fitted)
     else:
         done = _fit(run, trainer, module, data, checkpoint=checkpoint, resume=resume)
-    values = {**_training_values(run), **done}
+    values = {**sizes, **_training_values(run), **done}
     values.update(_profiling_share(values))
     if test:
-        values.update(_test(trainer, module, data))
+        values.update(_test(trainer, module, data, clock), test_shapes=test_shapes)
+    values.update(_peaks(values))  # before batches are kept in memory to be timed
+    if test and isinstance(module, Classifier) and "plan_config" not in values:
+        rate = inference_rate(trainer, module, data, **_FORWARDS)
+        values.update(over_ranks({"inference_shapes_per_s": rate}))
     if group.rank() == 0 and test:
         tested = {k: v for k, v in values.items() if k.startswith("test/")}
         add_to_last_row(run.directory.metrics, tested)
@@ -148,6 +159,9 @@ def _fit(
     done = {
         "steps": trainer.global_step,
         "best_monitored": checkpoint.best,
+        "train_shapes": num_shapes(trainer.train_dataloader),
+        "val_shapes": num_shapes(trainer.val_dataloaders),
+        **{f"train_{name}": size for name, size in peak_values().items()},
         **plan_values(run, trainer),
     }
     if group.rank() == 0 and run.directory.last.exists():
@@ -218,7 +232,15 @@ def _number(text: str) -> float | None:
 
 
 def _test(
-    trainer: pl.Trainer, module: pl.LightningModule, data: pl.LightningDataModule
+    trainer: pl.Trainer, module: pl.LightningModule, data: pl.LightningDataModule, clock: Clock
 ) -> dict[str, float]:
     trainer.test(module, datamodule=data, verbose=False)
-    return mean_over_ranks(epoch_metrics(trainer))
+    metrics = mean_over_ranks(epoch_metrics(trainer))
+    return {**metrics, **over_ranks({"test_shapes_per_s": clock.shapes_per_s})}
+
+
+def _peaks(values: Mapping[str, Any]) -> dict[str, int]:
+    """Of the whole run, also where an earlier process has trained."""
+    return {
+        name: max(size, values.get(f"train_{name}", 0)) for name, size in peak_values().items()
+    }

@@ -46,7 +46,7 @@ def test_a_pipeline_over_two_hosts(shell: Shell) -> None:
     assert result["samples_per_s"] == pytest.approx(16 * result["minibatches_per_s"])
     assert result["epoch_minibatches_per_s"] > 0
     assert {path.name for path in run.iterdir()} == {
-        "config.yaml", "plan.json", "result.json", "DONE.json"
+        ".starts", "config.yaml", "plan.json", "result.json", "DONE.json"
     }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ def test_what_a_run_leaves(job: Job, tmp_path: Path) -> None:
     assert run.parent == tmp_path / "outputs" / "tiny"
     files = {path.name for path in run.iterdir()}
     assert files == {
+        ".starts",
         "DONE.json",
         "checkpoints",
         "config.yaml",
