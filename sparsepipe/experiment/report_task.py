@@ -27,6 +27,9 @@ from sparsepipe.results.report.writing import write_report
 log = logging.getLogger(__name__)
 
 ALL = "all"
+"""The experiment of all."""
+NONE = "default"
+"""The name without an experiment."""
 
 
 def report(
@@ -115,7 +118,8 @@ def chosen_rows(
     found = {}
     for name in names:
         # An experiment may have been given another name.
-        own = config["name"] if len(names) == 1 and config["name"] != ALL else name
+        given = len(names) == 1 and config["name"] not in (ALL, NONE)
+        own = config["name"] if given else name
         rows = _finished(source, own)
         found[name] = [row for row in rows if scale is None or row.get("scale", scale) == scale]
     return found

@@ -97,7 +97,11 @@ def _draw(block: Block) -> Figure | None:
     axes = figure.axes[0]
     axes.set_title(wrapped(block.title, 50), fontsize=style.TICK_PT, color=style.INK)
     places = [int(paper["last_layer"]) for paper in _PAPER]
-    look: dict[str, Any] = {"linestyle": "none", "markeredgecolor": style.INK, "markerfacecolor": "white"}
+    look: dict[str, Any] = {
+        "linestyle": "none",
+        "markeredgecolor": style.INK,
+        "markerfacecolor": "white",
+    }
     for (name, heading), marker in zip(_COLUMNS.values(), ("o", "s", "^"), strict=True):
         shares = [float(paper[f"{name}_percent"]) for paper in _PAPER]
         label = f"{heading}, {_TITAN}"

@@ -91,7 +91,6 @@ def _legend(block: Block) -> list[Line2D]:
     handles = [Line2D([], [], label=f"{name}, ours", **look) for name, look in _LOOKS.items()]
     if any(cell.paper is not None for cell in block.cells):
         handles += [
-            Line2D([], [], label=f"{name}, the paper's", **look)
-            for name, look in _PAPER.items()
+            Line2D([], [], label=f"{name}, the paper's", **look) for name, look in _PAPER.items()
         ]
     return handles
