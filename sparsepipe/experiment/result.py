@@ -96,7 +96,7 @@ def _hardware(inventory: Inventory) -> dict[str, Any]:
         "hardware_devices": ", ".join(f"{d.count} x {d.name}" for d in devices),
         "hardware_accelerator": inventory.accelerator,
         "hardware_hosts": len(inventory.hosts),
-        "hardware_memory_bytes": sum(memories) if len(memories) == len(devices) else None,
+        "hardware_memory_bytes": int(sum(memories)) if len(memories) == len(devices) else None,
         "machine_cores": usable_cores(),
         "threads_per_rank": torch.get_num_threads(),
     }

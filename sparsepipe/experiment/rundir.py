@@ -162,7 +162,9 @@ class RunDir:
         self.path.mkdir(parents=True, exist_ok=True)
         if again is not None:
             write_text_atomic(self.path / _ATTEMPT, str(again))
-        write_json(self.path / _STARTS, [*self.starts, time.time()])  # before there is a config.yaml
+        write_json(
+            self.path / _STARTS, [*self.starts, time.time()]
+        )  # before there is a config.yaml
         settings = {key: value for key, value in config.items() if key != "force"}
         write_text_atomic(self.config, OmegaConf.to_yaml(OmegaConf.create(settings)))
 

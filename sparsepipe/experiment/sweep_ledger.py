@@ -49,4 +49,5 @@ def _gather(experiment: Path) -> None:
     except DataError as error:
         log.warning("no ledger of %s: %s", near(experiment), error)
         return
-    log.info("ledger of %d finished runs: %s", len(frame), near(experiment / CSV))
+    runs = "1 finished run" if len(frame) == 1 else f"{len(frame)} finished runs"
+    log.info("ledger of %s: %s", runs, near(experiment / CSV))

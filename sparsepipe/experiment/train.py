@@ -47,7 +47,7 @@ from sparsepipe.runtime import group
 
 log = logging.getLogger(__name__)
 
-_FORWARDS = {"warmup": 2, "timed": 20, "most_s": 20.0}
+_FORWARDS: Mapping[str, Any] = {"warmup": 2, "timed": 20, "most_s": 20.0}
 """How many tell how fast a trained network infers; as many as task=evaluate makes by default."""
 
 
@@ -241,6 +241,4 @@ def _test(
 
 def _peaks(values: Mapping[str, Any]) -> dict[str, int]:
     """Of the whole run, also where an earlier process has trained."""
-    return {
-        name: max(size, values.get(f"train_{name}", 0)) for name, size in peak_values().items()
-    }
+    return {name: max(size, values.get(f"train_{name}", 0)) for name, size in peak_values().items()}

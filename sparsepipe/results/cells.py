@@ -53,9 +53,7 @@ def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
         str(name): [None if pd.isna(value) else value for value in frame[name].tolist()]
         for name in frame.columns
     }
-    return [
-        dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)
-    ]
+    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
 
 
 def cell_text(value: Any) -> str:

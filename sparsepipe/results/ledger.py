@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -175,8 +175,8 @@ def _read_csv(source: Path) -> list[dict[str, Any]]:
 
 
 def _chosen(
-    rows: Sequence[dict[str, Any]], key: str, value: str | None, source: Path
-) -> Sequence[dict[str, Any]]:
+    rows: list[dict[str, Any]], key: str, value: str | None, source: Path
+) -> list[dict[str, Any]]:
     """Rows with a value, which some must have; all where none is asked for."""
     if value is None:
         return rows

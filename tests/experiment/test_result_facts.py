@@ -147,7 +147,7 @@ def test_of_a_plan(job: Job) -> None:
     assert result["wall_s"] > 0
     assert result["hardware_devices"] == "1 x TITAN V, 4 x RTX 2080 Ti"
     assert result["hardware_hosts"] == 2
-    assert result["hardware_memory_bytes"] == (12 + 4 * 11) * 2**30
+    assert result["hardware_memory_bytes"] == (12 + 4 * 11) * 10**9
 
 
 def test_inference_stops_in_time() -> None:
@@ -181,7 +181,12 @@ def test_inference_stops_in_time() -> None:
         precision_plugin = type("P", (), {"predict_step_context": staticmethod(torch.no_grad)})()
 
     rate = evaluate.inference_rate(
-        Trainer(), Slow(), Data(), warmup=2, timed=50, most_s=0.0  # type: ignore[arg-type]
+        Trainer(),
+        Slow(),
+        Data(),
+        warmup=2,
+        timed=50,
+        most_s=0.0,  # type: ignore[arg-type]
     )
     assert rate > 0
     assert Slow.forwards == 3

@@ -90,7 +90,7 @@ def test_a_sweep_leaves_a_ledger_of_what_is_finished(shell: Shell) -> None:
     assert swept.code == 2
     (run,) = [Path(line) for line in swept.out.splitlines()]
     experiment = shell.cwd / "outputs" / "tiny"
-    assert "ledger of 1 finished runs: outputs/tiny/ledger.csv" in swept.err
+    assert "ledger of 1 finished run: outputs/tiny/ledger.csv" in swept.err
     first = load_results(experiment / "ledger.parquet")
     assert list(first["run_id"]) == [run.name]
     result = read_json(run / "result.json")

@@ -49,7 +49,9 @@ def test_a_cell_is_one_line(text: str) -> None:
 @pytest.mark.full
 @settings(max_examples=60, deadline=None)
 @given(RESULTS)
-def test_runs_parquet_and_csv_are_one_table(tmp_path_factory, results: list[dict[str, Any]]) -> None:
+def test_runs_parquet_and_csv_are_one_table(
+    tmp_path_factory, results: list[dict[str, Any]]
+) -> None:
     root = tmp_path_factory.mktemp("ledger") / "study"
     for number, result in enumerate(results):
         directory = root / f"run{number}"
