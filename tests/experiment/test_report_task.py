@@ -11,12 +11,12 @@ import pytest
 from experiment_harness import Shell, composed
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment import compose
 from sparsepipe.experiment.job import run_job
-from sparsepipe.experiment.report_sweep import SweepReport
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.results.files import read_json, write_json, write_text_atomic
 from sparsepipe.results.report.exhibits import EXHIBITS
@@ -153,31 +153,36 @@ def test_every_experiment_can_be_reported_on(name: str) -> None:
     assert config["name"] == name
 
 
-def test_a_sweep_ends_in_a_report(tmp_path: Path) -> None:
-    leave_training(tmp_path / "outputs", "a", scale="smoke")
+def at_the_end_of_a_sweep(tmp_path: Path, experiment: str, *overrides: str) -> Path:
+    """Where its report is, if there is any."""
     with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
         config = hydra_compose(
             "config",
-            ["name=table2", f"paths.outputs={tmp_path / 'outputs'}"],
+            [f"experiment={experiment}", f"paths.outputs={tmp_path / 'outputs'}", *overrides],
             return_hydra_config=True,
         )
     OmegaConf.update(config, "hydra.sweep.dir", str(tmp_path / "sweep"), force_add=True)
-    SweepReport().on_multirun_end(config)
-    assert "80.00" in (tmp_path / "sweep/report/report.md").read_text()
+    callback = instantiate(config.hydra.callbacks.sweep_report)
+    callback.on_multirun_end(config)
+    return tmp_path / "sweep/report"
 
 
-def test_a_sweep_of_nothing_that_is_reported_on_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = OmegaConf.create(
-        {
-            "name": "demo",
-            "paths": {"outputs": str(tmp_path)},
-            "hydra": {"sweep": {"dir": str(tmp_path / "sweep")}},
-        }
-    )
-    SweepReport().on_multirun_end(config)
-    assert "no report: the paper has no table or figure 'demo'" in caplog.text
+def test_a_sweep_ends_in_a_report(tmp_path: Path) -> None:
+    told = {
+        "task_name": "table3",
+        "8gpu/HETE-MP/config": "7-1",
+        "task.bandwidth_bytes_per_s": 60e6,
+        "task.mp_cost_model": "sparsepipe_mp",
+        "task.hete_cost_model": "sparsepipe_hete",
+        "task.order": "by_count",
+    }
+    leave(tmp_path / "outputs", "a", name="mine", **told)
+    made = at_the_end_of_a_sweep(tmp_path, "table3", "name=mine")
+    assert "60 MB/s between all GPUs" in (made / "report.md").read_text()
+
+
+def test_other_sweeps_have_no_report(tmp_path: Path) -> None:
+    assert not at_the_end_of_a_sweep(tmp_path, "demo").exists()
 
 
 @pytest.mark.full
