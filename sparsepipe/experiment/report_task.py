@@ -30,6 +30,7 @@ ALL = "all"
 """The experiment of all."""
 NONE = "default"
 """The name without an experiment."""
+_DONE = "DONE.json"
 
 
 def report(
@@ -52,7 +53,7 @@ def report(
 
     Raises:
         ConfigError: nothing of the paper has such a name.
-        DataError: a file cannot be written.
+        DataError: finished runs cannot be read, or a file cannot be written.
     """
     del of_the_experiment
     run.assert_one_rank()
@@ -112,6 +113,7 @@ def chosen_rows(
 
     Raises:
         ConfigError: nothing of the paper has such a name.
+        DataError: finished runs that are there cannot be read.
     """
     names = _names(config, exhibits)
     source = expanded(where or config["paths"]["outputs"])
@@ -140,10 +142,18 @@ def _names(config: Mapping[str, Any], exhibits: Sequence[str] | None) -> list[st
 
 
 def _finished(source: Path, experiment: str) -> list[Row]:
-    """Of an experiment; none where it has none, which is no reason not to tell what is missing."""
+    """Of an experiment; none where it has none, which is no reason not to tell what is missing.
+
+    Raises:
+        DataError: there are some, and they cannot be read.
+    """
     try:
         frame = load_results(source, experiment=experiment)
     except DataError as error:
+        if any((source / experiment).glob(f"*/{_DONE}")):
+            raise  # it has some, and they cannot be read
+        if source.is_file():
+            load_results(source)  # else it is no ledger, which this says
         log.warning("%s", error.message)
         return []
     return [row for row in plain_rows(rows_of(frame)) if row.get("task_name") != report.__name__]

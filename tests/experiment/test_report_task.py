@@ -14,7 +14,7 @@ from hydra import initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from sparsepipe.errors import ConfigError
+from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.experiment import compose
 from sparsepipe.experiment.job import run_job
 from sparsepipe.experiment.rundir import RunDir
@@ -101,6 +101,19 @@ def test_nothing_finished_tells_all_that_is_missing(report: Report) -> None:
     text = (report("name=table2").path / "report.md").read_text()
     assert "0 of 96 figures are there." in text
     assert "sparsepipe -m experiment=table2" in text
+
+
+def test_runs_that_cannot_be_read_are_not_missing(report: Report, tmp_path: Path) -> None:
+    leave_training(tmp_path / "outputs", "a")
+    (tmp_path / "outputs/table2/a/result.json").write_text("{")
+    with pytest.raises(DataError, match="broken"):
+        report("name=table2")
+
+
+def test_a_file_that_is_no_ledger(report: Report, tmp_path: Path) -> None:
+    (tmp_path / "ledger.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match="no ledger"):
+        report("name=table2", f"task.where={tmp_path / 'ledger.csv'}")
 
 
 def test_an_experiment_of_another_name(report: Report, tmp_path: Path) -> None:

@@ -121,6 +121,20 @@ def test_each_way_to_take_fig9_has_a_block_of_its_own() -> None:
     )
 
 
+def test_commands_of_other_links_name_them() -> None:
+    found = fig9(
+        simulated("dp", 5, 0.8, **{"task.link_bytes_per_s": 60e6}),
+        simulated("dp", 5, 0.8, kind="emulated", network="loopback", link_bytes_per_s=125e6,
+                  **{"parallel.search.search": "exact"}),
+    )  # fmt: skip
+    at_60 = found["simulated, 60 MB/s between hosts"]
+    assert at_60.sweep == (
+        "sparsepipe -m experiment=fig9 task=fig9/simulated_125 task.link_bytes_per_s=6e+07"
+    )
+    unlimited = found["emulated (loopback), links not limited"]
+    assert "task=fig9/emulated task.network=loopback" in unlimited.sweep
+
+
 def refused(network: str, resolution: int) -> Row:
     """As task=train_if_fits leaves what does not fit."""
     row = fitting8(network, resolution, fits=False, limited_by="over_budget")

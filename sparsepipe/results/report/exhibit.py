@@ -191,7 +191,7 @@ class Exhibit:
     Attributes:
         name: of the experiment that makes it.
         title: in print.
-        about: what it shows, what the paper says of it, and how ours is taken. Markdown.
+        about: what it shows, what the paper says of it, and how ours is taken.
         heads: what the labels of a row are.
         blocks: finds our figures; at least one block, of cells to fill where there are none.
         pictured: keys of the columns that are drawn.

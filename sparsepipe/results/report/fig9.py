@@ -64,11 +64,11 @@ def _block(setting: Setting, rows: Sequence[Row]) -> Block:
         for gpus in GPUS
         for strategy in STRATEGIES
     }
-    task = f"task={_task(setting)}"
+    task = _task(setting)
     cells = []
     for (gpus, strategy), runs in by_place.items():
         label = (str(gpus), STRATEGIES[strategy])
-        made_by = command("fig9", task, f"hardware=paper_{gpus}gpu", f"parallel={strategy}")
+        made_by = command("fig9", *task, f"hardware=paper_{gpus}gpu", f"parallel={strategy}")
         of_gpus = [row for row in rows if devices_of(row) == gpus]
         cells += [
             Cell(
@@ -90,15 +90,20 @@ def _block(setting: Setting, rows: Sequence[Row]) -> Block:
         title=setting.title,
         cells=tuple(cells),
         notes=tuple(notes),
-        sweep=command("fig9", task, sweep=True),
+        sweep=command("fig9", *task, sweep=True),
     )
 
 
-def _task(setting: Setting) -> str:
-    """The option of ``task`` that makes such figures."""
-    if setting.kind == "emulated":
-        return "fig9/emulated"
-    return f"fig9/simulated_{(setting.link_bytes_per_s or 0) / 1e6:g}"
+def _task(setting: Setting) -> tuple[str, ...]:
+    """What makes such figures, as overrides."""
+    link = setting.link_bytes_per_s
+    if setting in EXPECTED:
+        own = "emulated" if setting.kind == "emulated" else f"simulated_{(link or 0) / 1e6:g}"
+        return (f"task=fig9/{own}",)
+    own = "emulated" if setting.kind == "emulated" else "simulated_125"
+    network = (f"task.network={setting.network}",) if setting.network else ()
+    speed = (f"task.link_bytes_per_s={link:g}",) if link is not None else ()
+    return (f"task=fig9/{own}", *network, *speed)
 
 
 def _time(runs: Sequence[Row]) -> Ours | None:
