@@ -83,7 +83,7 @@ def test_the_same_runs_are_not_reported_on_twice(report: Report, tmp_path: Path)
     leave_training(outputs, "b", seed=1)
     second = report("name=table2")
     assert second.path != first.path
-    assert "80.00 to 80.00" in (second.path / "report.md").read_text()
+    assert "80.00 to 80.00, 2 runs" in (second.path / "report.md").read_text()
 
 
 def test_rows_of_another_scale_are_left_out(report: Report, tmp_path: Path) -> None:

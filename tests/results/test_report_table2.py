@@ -193,6 +193,16 @@ def test_missing_cells_name_the_command_that_fills_them() -> None:
     assert block.sweep == "sparsepipe -m experiment=table2 scale=desk"
 
 
+def test_what_a_ratio_lacks_may_be_its_baseline() -> None:
+    (block,) = blocks(training("sparse", 32), fitting("sparse", 32, batch=100))
+    first = "network=dense data.resolution=32"
+    assert cell(block, "speedup", *S1).command.endswith(f"trial=one_device {first}")
+    assert cell(block, "batch_ratio", *S1).command.endswith(f"trial=largest_batch {first}")
+    crowded = training("sparse", 32, ranks=4)
+    (block,) = blocks(crowded)
+    assert value(block, "speedup", *S4) == "no speedup", "whatever the baseline"
+
+
 def test_commands_name_other_data() -> None:
     source = {"data.source._target_": "sparsepipe.data.sources.NpzBundle", "data.num_points": None}
     (block,) = blocks(training("dense", 32, **source))

@@ -100,7 +100,7 @@ def test_the_page_has_ours_beside_the_papers(written: tuple[Path, list[Chapter]]
     assert heads[:7] == ["grid", "devices", "network", "p", "paper", "ours", "difference"]
     (sparse,) = [row for row in table if row[:4] == ["32³", "1", "sparse", "1"]]
     assert sparse[7] == "86.28"
-    assert re.sub(r"\s+", " ", sparse[8]) == "86.00 A, B84.00 to 88.00"
+    assert re.sub(r"\s+", " ", sparse[8]) == "86.00 A, B84.00 to 88.00, 2 runs"
     assert sparse[9] == "-0.28"
     assert all(len(row) == len(heads) for row in table[2:])
 
@@ -119,7 +119,7 @@ def test_markdown_has_the_same(written: tuple[Path, list[Chapter]]) -> None:
     text = (written[0] / "report.md").read_text()
     (row,) = re.findall(r"^\| 32³ +\| +1 \| sparse +\| +1 \|(.*)\|$", text, re.MULTILINE)
     cells = [part.strip() for part in row.split("|")]
-    assert cells[3:6] == ["86.28", "86.00 (84.00 to 88.00) [A, B]", "-0.28"]
+    assert cells[3:6] == ["86.28", "86.00 (84.00 to 88.00, 2 runs) [A, B]", "-0.28"]
     assert "no speedup [A, 2]" in text
     assert "- [2] no speedup: 4 ranks share 2 cores" in text
     assert "![Table II" in text
@@ -153,7 +153,7 @@ def test_csv_has_a_row_for_each_cell(written: tuple[Path, list[Chapter]]) -> Non
     test = row(grid="32³", devices="1", network="sparse", p="1", quantity="test_accuracy")
     assert (test["paper"], test["paper_source"]) == ("86.28", "printed")
     assert [float(test[key]) for key in ("ours", "ours_least", "ours_most")] == [86, 84, 88]
-    assert test["status"] == "there"
+    assert (test["averaged"], test["status"]) == ("2", "there")
     assert test["commit"] == "abc123; def456789012345-dirty"
     assert float(test["compared"]) == pytest.approx(-0.28)
     lacking = row(grid="50³", devices="4", network="dense", quantity="speedup")

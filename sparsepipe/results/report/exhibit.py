@@ -91,13 +91,15 @@ class Ours:
     Attributes:
         value: the mean over its runs; or words.
         spread: least and most of several runs.
-        runs: the finished runs it comes from.
+        count: of how many runs it is the mean.
+        runs: the finished runs it comes from, those of a baseline too.
         note: what is to be known of it: printed below the table.
         counts: it may be compared with the paper's.
     """
 
     value: float | str
     spread: tuple[float, float] | None = None
+    count: int = 1
     runs: tuple[Row, ...]
     note: str = ""
     counts: bool = True

@@ -49,6 +49,7 @@ def mean_of(
     return Ours(
         value=fmean(values),
         spread=(min(values), max(values)) if len(values) > 1 else None,
+        count=len(values),
         runs=tuple(row for row, _ in found),
     )
 

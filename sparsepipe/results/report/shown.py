@@ -200,11 +200,11 @@ def _number(note: str, numbers: dict[str, str]) -> str:
 
 
 def spread_text(column: Column, ours: Ours) -> str:
-    """Least and most of several runs; empty where there is one."""
+    """Least and most of several runs and their number; empty where there is one."""
     if ours.spread is None:
         return ""
     least, most = (column.text(value) for value in ours.spread)
-    return f"{least} to {most}"
+    return f"{least} to {most}, {ours.count} runs"
 
 
 def compared_text(cell: Cell) -> str:

@@ -48,6 +48,7 @@ def _ours(cell: Cell) -> dict[str, Any]:
         "ours": None if ours is None else ours.value,
         "ours_least": least,
         "ours_most": most,
+        "averaged": None if ours is None else ours.count,
         "status": "missing" if cell.missing else "" if ours is None else "there",
         "note": None if ours is None else ours.note,
         "kind": _joined(place.kind for place in places),

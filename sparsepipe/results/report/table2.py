@@ -72,10 +72,8 @@ def _block(rows: Sequence[Row], *, title: str = "", given: Sequence[str] = ()) -
 
 def _cells(asked: Asked, rows: Sequence[Row], given: Sequence[str]) -> list[Cell]:
     runs, paper = asked.runs(rows), _PAPER[asked]
-    base = _PAPER[_first(asked)]
-    trial = "one_device" if asked.devices == 1 else "four_devices"
-    training = command("table2", *given, f"trial={trial}", *asked.overrides)
-    fitting = command("table2", *given, "trial=largest_batch", *asked.overrides)
+    first, base = _first(asked), _PAPER[_first(asked)]
+    training, fitting = _training(asked, given), _fitting(asked, given)
     ratio = int(paper["batch_size"]) / int(base["batch_size"])
     found: list[tuple[Column, Printed, Ours | None, str]] = [
         (TRAIN, Printed(text=paper["train_accuracy_percent"]), accuracy(runs, "train"), training),
@@ -84,8 +82,8 @@ def _cells(asked: Asked, rows: Sequence[Row], given: Sequence[str]) -> list[Cell
         (
             SPEEDUP,
             Printed(text=paper["speedup_over_D1_1gpu"]),
-            _speedup(runs, _first(asked).runs(rows)),
-            training,
+            _speedup(runs, first.runs(rows)),
+            _training(first, given) if runs else training,  # what it lacks, if it does
         ),
         (BATCH, Printed(text=paper["batch_size"]), _batch(asked, rows), fitting),
         (
@@ -94,7 +92,7 @@ def _cells(asked: Asked, rows: Sequence[Row], given: Sequence[str]) -> list[Cell
                 text=f"{ratio:g}", derived="not printed: the ratio of two batch sizes that are"
             ),
             _batch_ratio(asked, rows),
-            fitting,
+            _fitting(first, given) if _batch(asked, rows) else fitting,
         ),
     ]
     row = (
@@ -109,6 +107,15 @@ def _cells(asked: Asked, rows: Sequence[Row], given: Sequence[str]) -> list[Cell
     ]
 
 
+def _training(asked: Asked, given: Sequence[str]) -> str:
+    trial = "one_device" if asked.devices == 1 else "four_devices"
+    return command("table2", *given, f"trial={trial}", *asked.overrides)
+
+
+def _fitting(asked: Asked, given: Sequence[str]) -> str:
+    return command("table2", *given, "trial=largest_batch", *asked.overrides)
+
+
 def _time(runs: Sequence[Row]) -> Ours | None:
     found = mean_of(runs, "epoch_time_s")
     reason = _reason(runs)
@@ -118,13 +125,18 @@ def _time(runs: Sequence[Row]) -> Ours | None:
 def _speedup(runs: Sequence[Row], first: Sequence[Row]) -> Ours | None:
     """Shapes a second over those of D-1: epochs may be of unlike length."""
     rate, base = mean_of(runs, "train_shapes_per_s"), mean_of(first, "train_shapes_per_s")
+    if rate is not None and (reason := _reason(runs)):
+        return Ours(value="no speedup", runs=rate.runs, note=reason, counts=False)
     if rate is None or base is None:
         return None
-    if reason := _reason(runs):
-        return Ours(value="no speedup", runs=rate.runs, note=reason, counts=False)
     one = float(base.value)
     spread = None if rate.spread is None else (rate.spread[0] / one, rate.spread[1] / one)
-    return Ours(value=float(rate.value) / one, spread=spread, runs=(*rate.runs, *base.runs))
+    return Ours(
+        value=float(rate.value) / one,
+        spread=spread,
+        count=rate.count,
+        runs=(*rate.runs, *base.runs),
+    )
 
 
 def _reason(runs: Sequence[Row]) -> str:
