@@ -6,23 +6,26 @@ by which strategy.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sparsepipe.results.fig9_settings import (
+    EXPECTED,
+    GPUS,
+    STRATEGIES,
+    Setting,
+    devices_of,
+    setting_of,
+)
 from sparsepipe.results.sweep_table import plan_text
 
-STRATEGIES: Mapping[str, str] = {
-    "dp": "DP",
-    "mp": "MP",
-    "paper_mp": "MP, the paper's split",
-    "hete_mp": "HETE-MP",
-    "exact": "exact",
-}
-"""Names by ``parallel``, in the order of the figure."""
-GPUS = (5, 6, 7, 8)
+__all__ = ["EXPECTED", "GPUS", "STRATEGIES", "Cell", "Job", "Setting", "cell_of", "notes"]
+
+_LOOPBACK = (
+    ", but on loopback: a run does not know who asks, and as root, who may make namespaces, the "
+    "same command leaves out what is finished; give it force=true"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,49 +47,6 @@ class Job:
         """As the command line has it."""
         groups = ("parallel", "hardware", "task")
         return " ".join(f"{group}={self.choices.get(group)}" for group in groups)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """How figures came about.
-
-    Attributes:
-        kind: ``simulated`` or ``emulated``.
-        link_bytes_per_s: between hosts; None where nobody knows.
-        network: of what is emulated, ``namespaces`` or ``loopback``.
-    """
-
-    kind: str
-    link_bytes_per_s: float | None
-    network: str | None = None
-
-    @property
-    def title(self) -> str:
-        """In words."""
-        known = self.link_bytes_per_s
-        link = "link unknown" if known is None else f"{known / 1e6:g} MB/s between hosts"
-        if self.kind == "simulated":
-            return f"simulated, {link}"
-        if self.network == "loopback":
-            link = "links not limited"
-        return f"emulated ({self.network}), {link}"
-
-    @property
-    def order(self) -> tuple[bool, float, str]:
-        """Simulated ones first, then by the links."""
-        link = self.link_bytes_per_s
-        return self.kind != "simulated", math.inf if link is None else link, self.network or ""
-
-
-EXPECTED = (
-    *(Setting(kind="simulated", link_bytes_per_s=link) for link in (50e6, 100e6, 125e6)),
-    Setting(kind="emulated", link_bytes_per_s=125e6, network="namespaces"),
-)
-"""Of the whole sweep."""
-_LOOPBACK = (
-    ", but on loopback: a run does not know who asks, and as root, who may make namespaces, the "
-    "same command leaves out what is finished; give it force=true"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,13 +81,13 @@ class Cell:
 def cell_of(job: Job) -> Cell | None:
     """What came of a job; None where that is no pace of a simulation or an emulation."""
     result = job.result
-    pace, devices = result.get("minibatches_per_s"), _devices(result)
+    pace, devices = result.get("minibatches_per_s"), devices_of(result)
     if result.get("kind") not in ("simulated", "emulated") or not pace or not devices:
         return None
     assert job.run is not None, "what failed has no result"
     config = result.get("plan_config") or str(devices)
     return Cell(
-        setting=_setting(result),
+        setting=setting_of(result),
         gpus=devices,
         strategy=str(job.choices.get("parallel")),
         plan=plan_text(str(config), result.get("plan_cuts") or ()),
@@ -138,25 +98,6 @@ def cell_of(job: Job) -> Cell | None:
         dp_without_overlap_s=result.get("dp_without_overlap_minibatch_s"),
         run=job.run,
     )
-
-
-def _setting(result: Mapping[str, Any]) -> Setting:
-    inventory = result.get("hardware.value.link.bytes_per_s")
-    if result["kind"] == "simulated":
-        link = result.get("task.link_bytes_per_s") or inventory
-        return Setting(kind="simulated", link_bytes_per_s=None if link is None else float(link))
-    link = result.get("link_bytes_per_s") or inventory
-    return Setting(
-        kind="emulated",
-        link_bytes_per_s=None if link is None else float(link),
-        network=str(result.get("network")),
-    )
-
-
-def _devices(result: Mapping[str, Any]) -> int:
-    """From words such as ``1 x TITAN V, 4 x RTX 2080 Ti``."""
-    counts = re.findall(r"(?:^|, )(\d+) x ", str(result.get("hardware_devices") or ""))
-    return sum(map(int, counts))
 
 
 def notes(jobs: Sequence[Job], cells: Sequence[Cell]) -> list[str]:

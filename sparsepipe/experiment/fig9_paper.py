@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sparsepipe.results.paper import printed
+
+_PARALLEL = {"MP": "paper_mp", "HETE-MP": "hete_mp"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperSpeedup:
@@ -26,13 +30,15 @@ class PaperSpeedup:
 
 
 FIG9: Mapping[tuple[int, str], PaperSpeedup] = {
-    (5, "paper_mp"): PaperSpeedup(value=2.03, source="printed"),
-    (5, "hete_mp"): PaperSpeedup(value=3.11, source="printed, the largest of HETE-MP"),
-    (6, "paper_mp"): PaperSpeedup(value=2.27, source="printed, the largest of MP"),
-    (8, "paper_mp"): PaperSpeedup(value=1.33, source="printed, the smallest of MP"),
-    (8, "hete_mp"): PaperSpeedup(value=2.63, source="1.98 times MP, printed", derived=True),
+    (int(row["num_gpus"]), _PARALLEL[row["strategy"]]): PaperSpeedup(
+        value=float(row["speedup_over_dp"]), source=row["source"], derived=row["derived"] == "yes"
+    )
+    for row in printed("fig9")
+    if row["num_gpus"] != "any"
 }
 """By GPUs and ``parallel``. MP are the paper's own splits."""
 
-SMALLEST_HETE_MP = 2.41
+(SMALLEST_HETE_MP,) = (
+    float(row["speedup_over_dp"]) for row in printed("fig9") if row["num_gpus"] == "any"
+)
 """Printed of HETE-MP over 5 to 8 GPUs, not of which: by the others, of 6 or 7."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,11 @@ class Beside:
         check_agreement({**self.profiles, device: profile})
         cuts = () if self.plan is None else self.plan.cuts or ()
         draw_shares({**self.profiles, device: profile}, path, cuts=cuts)
+
+
+def by_layer(profile: Profile) -> dict[str, list[float]]:
+    """What ``result.json`` keeps of a profile's layers, a list each: ``layers_compute_s``, ..."""
+    return {f"layers_{name}": list(values) for name, values in asdict(_costs(profile)).items()}
 
 
 def _costs(profile: Profile) -> Costs:

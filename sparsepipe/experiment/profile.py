@@ -22,7 +22,7 @@ from sparsepipe.experiment.build import (
     ready_data,
 )
 from sparsepipe.experiment.device_profiles import dtype_of, optimizer_words, workload
-from sparsepipe.experiment.layer_shares import Beside
+from sparsepipe.experiment.layer_shares import Beside, by_layer
 from sparsepipe.experiment.loaders import adapt_loaders
 from sparsepipe.experiment.measured_device import (
     devices_beside,
@@ -226,7 +226,7 @@ def _write(run: Run, found: Profile, training_s: float | None) -> None:
     values |= {name: time_s for name, time_s in known_s.items() if time_s is not None}
     if training_s is not None:
         values["profile_share_of_training"] = cost_s / training_s
-    write_result(run, values)
+    write_result(run, values | by_layer(found))
 
 
 def _input_of(

@@ -30,6 +30,8 @@ from sparsepipe.results.tables import markdown_table, write_csv
 
 log = logging.getLogger(__name__)
 
+_KEPT = ("config", "devices", "layers", "bottleneck_ms", "paper_bottleneck_ms", "verdict")
+
 
 def table3(
     run: Run,
@@ -76,7 +78,14 @@ def table3(
         "rows_equal": verdicts.count("equal"),
         "rows_co_optimal": verdicts.count("co-optimal"),
     }
-    write_result(run, {"kind": "simulated", **counts})
+    write_result(run, {"kind": "simulated", **counts, **_flat(rows)})
+
+
+def _flat(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What ``result.json`` keeps of the rows, so that a report can be made of it."""
+    return {
+        f"{row['gpus']}gpu/{row['strategy']}/{name}": row[name] for row in rows for name in _KEPT
+    }
 
 
 def _rows(mp_model: str, hete_model: str, bandwidth: float, order: str) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -10,6 +11,7 @@ from sparsepipe.partition.evaluate import bottleneck_s
 from sparsepipe.partition.fleet import Counts, Kind
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.ties import Choice
+from sparsepipe.results.paper import printed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +32,28 @@ class PaperRow:
         return "-".join(str(sum(_numbers(stage).values())) for stage in self.hete_mp)
 
 
-PAPER: Mapping[int, PaperRow] = {
-    5: PaperRow(mp="1-2-1-1", hete_mp=("4 x RTX 2080 Ti", "1 x TITAN V")),
-    6: PaperRow(mp="4-1-1", hete_mp=("4 x RTX 2080 Ti", "1 x TITAN V", "1 x TITAN Xp")),
-    7: PaperRow(mp="4-1-1-1", hete_mp=("2 x TITAN Xp + 4 x RTX 2080 Ti", "1 x TITAN V")),
-    8: PaperRow(mp="4-1-1-1-1", hete_mp=("3 x TITAN Xp + 4 x RTX 2080 Ti", "1 x TITAN V")),
-}
+_NAMES = {"TitanV": "TITAN V", "TitanXP": "TITAN Xp", "RTX": "RTX 2080 Ti"}
+"""Of the inventories by those of the table, in the order of the inventories."""
+
+
+def _paper_rows() -> Iterator[tuple[int, PaperRow]]:
+    rows = {(int(row["num_gpus"]), row["strategy"]): row for row in printed("table3")}
+    for gpus in dict.fromkeys(gpus for gpus, _ in rows):
+        stages = re.findall(r"\((.*?)\)", rows[gpus, "HETE-MP"]["stage_assignment"])
+        yield (
+            gpus,
+            PaperRow(mp=rows[gpus, "MP"]["split_config"], hete_mp=tuple(map(_devices, stages))),
+        )
+
+
+def _devices(stage: str) -> str:
+    """A stage such as ``4 RTX + 3 TitanXP`` by the names and in the order of the inventories."""
+    counts = {name: number for number, name in (part.split(" ") for part in stage.split(" + "))}
+    return " + ".join(f"{counts[name]} x {ours}" for name, ours in _NAMES.items() if name in counts)
+
+
+PAPER: Mapping[int, PaperRow] = dict(_paper_rows())
+"""By the number of GPUs."""
 CUT = 24
 """First layer of the second stage of HETE-MP; the paper prints it for 8 GPUs. It prints no cut
 behind that: the third stage of its row of 6 GPUs may begin anywhere."""

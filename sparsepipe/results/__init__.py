@@ -4,7 +4,8 @@
 writes atomically, ``metrics`` reads a run's metrics back, ``timeline`` draws schedules with
 characters; ``curves``, ``comparison``, ``confusion``, ``gallery`` and ``timeline_picture`` draw
 pictures. Only the last five import matplotlib, and this package imports none of them, nor pandas
-before a ledger is read, so that writing a file stays cheap.
+before a ledger is read, so that writing a file stays cheap. ``paper`` has what the paper prints,
+``report`` sets ours beside it.
 """
 
 from sparsepipe.results.ledger import gather, load_results

@@ -1,0 +1,39 @@
+"""What the paper prints, as it prints it: the one place for its figures.
+
+Zhai, He, Banerjee, Rangarajan, Ranka, "SparsePipe: Parallel Deep Learning for 3D Point Clouds".
+``table1`` to ``table3`` are its Tables I to III, ``fig9`` what the text says of Fig. 9; of Fig. 7
+and Fig. 8 it prints curves and bars without figures. ``fig7`` is computed from the authors' own
+measurements of a TITAN Xp, the GPU of that figure (``conf/profiles/paper``).
+
+The setting: VGG16 with batch normalization on ModelNet40; 4,096 points of a shape, 90 epochs, SGD
+with learning rate 0.01 and momentum 0.9. Table II: one GPU, and four with data parallelism;
+speedups over the dense network on one GPU at the same resolution; the batch size is the largest
+that fits. Table III and Fig. 9: 50³, batches of 64, the two servers of Table I.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+CITATION = (
+    'Zhai, He, Banerjee, Rangarajan, Ranka, "SparsePipe: Parallel Deep Learning for 3D Point '
+    'Clouds"'
+)
+
+Name = Literal["table1", "table2", "table3", "fig7", "fig9"]
+
+
+@cache
+def printed(name: Name) -> tuple[Mapping[str, str], ...]:
+    """The rows of a table or figure, digit by digit as they are printed.
+
+    Args:
+        name: of the table or figure.
+    """
+    file = resources.files(__package__).joinpath(f"{name}.csv")
+    return tuple(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))))

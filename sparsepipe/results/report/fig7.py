@@ -1,0 +1,127 @@
+"""The paper's Fig. 7: in which layers computing, activations and parameters lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from sparsepipe.results import style
+from sparsepipe.results.paper import printed
+from sparsepipe.results.report.commands import command
+from sparsepipe.results.report.exhibit import (
+    Block,
+    Cell,
+    Column,
+    Compare,
+    Exhibit,
+    Ours,
+    Printed,
+    Row,
+)
+from sparsepipe.results.report.picture import wrapped
+from sparsepipe.results.shares import Costs, accumulated_shares_figure
+
+_LAYERS = 52
+"""Of the paper's VGG16; rows end at its poolings."""
+_COLUMNS = {
+    "layers_compute_s": ("compute", "compute time"),
+    "layers_activation_bytes": ("activation", "activation size"),
+    "layers_parameter_bytes": ("parameter", "parameter size"),
+}
+"""By what a profile's run holds for each layer."""
+_PAPER = printed("fig7")
+_DERIVED = "not printed: computed from the authors' own measurements on a TITAN Xp"
+_TITAN = "TITAN Xp, the authors'"
+
+
+def _blocks(rows: Sequence[Row]) -> list[Block]:
+    runs = [
+        row
+        for row in rows
+        if row.get("task_name") == "profile"
+        and all(len(row.get(key) or ()) == _LAYERS for key in _COLUMNS)
+    ]
+    return [_block(run) for run in runs] or [_block(None)]
+
+
+def _block(run: Row | None) -> Block:
+    title = "" if run is None else _title(run)
+    return Block(title=title, cells=tuple(cell for paper in _PAPER for cell in _cells(paper, run)))
+
+
+def _title(run: Row) -> str:
+    names = [
+        str(run.get("model._target_", "")).rpartition(".")[2],
+        f"width {run['model.width']:g}" if "model.width" in run else "",
+        f"{run.get('data.resolution')}³, batches of {run.get('data.batch_size')}",
+        str(run.get("hardware_devices", "")),
+    ]
+    return "; ".join(name for name in names if name)
+
+
+def _cells(paper: Mapping[str, str], run: Row | None) -> Iterator[Cell]:
+    last = int(paper["last_layer"])
+    for key, (name, heading) in _COLUMNS.items():
+        column = Column(
+            key=f"{name}_share", heading=heading, unit="%", form="{:.1f}",
+            compare=Compare.DIFFERENCE,
+        )  # fmt: skip
+        text = f"{float(paper[f'{name}_percent']):.1f}"
+        yield Cell(
+            row=(f"0 to {last}",),
+            column=column,
+            paper=Printed(text=text, derived=_DERIVED),
+            ours=None if run is None else _share(run, key, last),
+            command=command("fig7"),
+        )
+
+
+def _share(run: Row, key: str, last: int) -> Ours:
+    values = [float(value) for value in run[key]]
+    return Ours(value=100 * sum(values[: last + 1]) / (sum(values) or 1.0), runs=(run,))
+
+
+def _draw(block: Block) -> Figure | None:
+    """Our curves, and the authors' at the ends of rows."""
+    if not block.runs:
+        return None
+    (run,) = block.runs
+    costs = Costs(
+        compute_s=run["layers_compute_s"],
+        activation_bytes=run["layers_activation_bytes"],
+        parameter_bytes=run["layers_parameter_bytes"],
+    )
+    figure = accumulated_shares_figure({block.title: costs})
+    axes = figure.axes[0]
+    axes.set_title(wrapped(block.title, 50), fontsize=style.TICK_PT, color=style.INK)
+    places = [int(paper["last_layer"]) for paper in _PAPER]
+    look: dict[str, Any] = {
+        "linestyle": "none",
+        "markeredgecolor": style.INK,
+        "markerfacecolor": "white",
+    }
+    for (name, heading), marker in zip(_COLUMNS.values(), ("o", "s", "^"), strict=True):
+        shares = [float(paper[f"{name}_percent"]) for paper in _PAPER]
+        label = f"{heading}, {_TITAN}"
+        axes.plot(places, shares, marker=marker, zorder=4, clip_on=False, label=label, **look)
+    figure.legends[0].remove()
+    figure.legend(fontsize=style.TICK_PT, frameon=False, loc="outside lower center", ncols=2)
+    return figure
+
+
+FIG7 = Exhibit(
+    name="fig7",
+    title="Fig. 7: where computing, activations and parameters lie",
+    about=(
+        "Shares of VGG16's compute time (forward and backward), activation size and parameter "
+        "size in its first layers. The paper draws them for a TITAN Xp and prints no figures: "
+        "most computing lies in early layers with large activations, most parameters in late "
+        "ones. Its column here is computed from the measurements in its authors' repository. "
+        "Rows end at the poolings."
+    ),
+    heads=("layers",),
+    blocks=_blocks,
+    draw=_draw,
+)

@@ -1,0 +1,125 @@
+"""The paper's Fig. 8: accuracy, inference rate and memory over the resolution of the grid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from sparsepipe.results.paper import printed
+from sparsepipe.results.report.commands import command
+from sparsepipe.results.report.exhibit import (
+    Block,
+    Cell,
+    Column,
+    Compare,
+    Exhibit,
+    Ours,
+    Printed,
+    Row,
+)
+from sparsepipe.results.report.over_resolution import over_resolution
+from sparsepipe.results.report.rows import mean_of
+from sparsepipe.results.report.trainings import Asked, accuracy, seed_notes, settings_of
+
+TRAIN = Column(key="train_accuracy", heading="train accuracy", unit="%", compare=Compare.DIFFERENCE)
+TEST = Column(key="test_accuracy", heading="test accuracy", unit="%", compare=Compare.DIFFERENCE)
+RATE = Column(
+    key="inference_rate", heading="inference", unit="shapes/s", form="{:.1f}", printed=False
+)
+MEMORY = Column(
+    key="memory", heading="memory of a training step", unit="MB", form="{:,.0f}", printed=False
+)
+
+_RESOLUTIONS = (32, 50, 100, 200)
+_NETWORKS = ("dense", "sparse")
+_TASK = "train_if_fits"
+_PAPER: Mapping[tuple[str, str], Mapping[str, str]] = {
+    (row["resolution"], row["network"]): row
+    for row in printed("table2")
+    if row["num_gpus"] == "1" and row["point_ratio_p"] == "1"
+}
+_FROM_TABLE = "not printed with Fig. 8: of Table II"
+
+
+def _blocks(rows: Sequence[Row]) -> list[Block]:
+    found = [
+        _block(theirs, title=setting.title, given=setting.overrides)
+        for setting, theirs in settings_of(rows).items()
+    ]
+    return found or [_block([])]
+
+
+def _block(rows: Sequence[Row], *, title: str = "", given: Sequence[str] = ()) -> Block:
+    every = [
+        Asked(resolution=resolution, network=network)
+        for resolution in _RESOLUTIONS
+        for network in _NETWORKS
+    ]
+    return Block(
+        title=title,
+        cells=tuple(cell for asked in every for cell in _cells(asked, rows, given)),
+        notes=tuple(
+            note for asked in every for note in seed_notes(asked, asked.runs(rows, task=_TASK))
+        ),
+        sweep=command("fig8", *given, sweep=True),
+    )
+
+
+def _cells(asked: Asked, rows: Sequence[Row], given: Sequence[str]) -> list[Cell]:
+    runs = asked.runs(rows, task=_TASK)
+    paper = _PAPER.get((str(asked.resolution), asked.network), {})
+    found = (
+        (TRAIN, paper.get("train_accuracy_percent"), accuracy(runs, "train")),
+        (TEST, paper.get("test_accuracy_percent"), accuracy(runs, "test")),
+        (RATE, None, mean_of(runs, "inference_shapes_per_s")),
+        (MEMORY, None, mean_of(runs, "step_memory_bytes", scale=1e-6)),
+    )
+    refused = _refused(runs)
+    return [
+        Cell(
+            row=(f"{asked.resolution}³", asked.network),
+            column=column,
+            paper=None if text is None else Printed(text=text, derived=_FROM_TABLE),
+            ours=ours or (_in_words(refused, column) if refused else None),
+            command=command("fig8", *given, *asked.overrides),
+        )
+        for column, text, ours in found
+    ]
+
+
+def _refused(runs: Sequence[Row]) -> Ours | None:
+    """What is to be said of a network that did not fit; None where none was refused."""
+    refused = [run for run in runs if run.get("fits") is False]
+    if not refused:
+        return None
+    why = str(refused[0].get("limited_by") or "over_budget").replace("_", " ")
+    batch, budget = refused[0].get("data.batch_size"), refused[0].get("budget_bytes")
+    limit = f", the budget is {float(budget) / 1e6:,.0f} MB" if budget else ""
+    return Ours(
+        value="does not fit",
+        runs=tuple(refused),
+        note=f"a training step of {batch} shapes does not fit: {why}{limit}",
+        counts=False,
+    )
+
+
+def _in_words(refused: Ours, column: Column) -> Ours:
+    budget = refused.runs[0].get("budget_bytes")
+    if column is MEMORY and budget and refused.runs[0].get("limited_by") == "over_budget":
+        return replace(refused, value=f"over {float(budget) / 1e6:,.0f}")
+    return refused
+
+
+FIG8 = Exhibit(
+    name="fig8",
+    title="Fig. 8: accuracy, inference rate and memory over the resolution",
+    about=(
+        "VGG16, dense and sparse, on one device, on grids of 32³ to 200³; dense until a training "
+        "step no longer fits into memory. The paper draws accuracies and prints no figures with "
+        "them: those at 32³ and 50³ are of its Table II, for 100³ and 200³ there are none. It "
+        "says that the dense network could not be held in memory at 100³ and 200³."
+    ),
+    heads=("grid", "network"),
+    blocks=_blocks,
+    draw=lambda block: over_resolution(block, (TRAIN, TEST, RATE, MEMORY)),
+)

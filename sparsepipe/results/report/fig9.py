@@ -1,0 +1,176 @@
+"""The paper's Fig. 9: speedups of pipelines over data parallelism on 5 to 8 unlike GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from matplotlib.figure import Figure
+
+from sparsepipe.results.fig9_settings import (
+    EXPECTED,
+    GPUS,
+    STRATEGIES,
+    Setting,
+    devices_of,
+    setting_of,
+    strategy_of,
+)
+from sparsepipe.results.paper import printed
+from sparsepipe.results.report.commands import command
+from sparsepipe.results.report.exhibit import (
+    Block,
+    Cell,
+    Column,
+    Compare,
+    Exhibit,
+    Ours,
+    Printed,
+    Row,
+)
+from sparsepipe.results.report.rows import mean_of, same_seeds
+from sparsepipe.results.speedups import Bar, Chart, Mark, Panel, speedups_figure
+from sparsepipe.results.sweep_table import plan_text
+
+SPEEDUP = Column(key="speedup", heading="speedup over DP", unit="x", compare=Compare.RATIO)
+TIME = Column(key="minibatch", heading="minibatch", unit="ms", form="{:.1f}", printed=False)
+PLAN = Column(key="plan", heading="plan", printed=False)
+
+_PAPER: Mapping[tuple[str, str], Printed] = {
+    (row["num_gpus"], {"MP": "paper_mp", "HETE-MP": "hete_mp"}[row["strategy"]]): Printed(
+        text=row["speedup_over_dp"],
+        derived=f"not printed: {row['source']}" if row["derived"] == "yes" else "",
+    )
+    for row in printed("fig9")
+}
+_SMALLEST = _PAPER["any", "hete_mp"].text
+
+
+def _blocks(rows: Sequence[Row]) -> list[Block]:
+    found: dict[Setting, list[Row]] = {setting: [] for setting in EXPECTED}
+    for row in rows:
+        if row.get("kind") in ("simulated", "emulated") and row.get("minibatches_per_s"):
+            found.setdefault(setting_of(row), []).append(row)
+    return [
+        _block(setting, found[setting]) for setting in sorted(found, key=lambda each: each.order)
+    ]
+
+
+def _block(setting: Setting, rows: Sequence[Row]) -> Block:
+    by_place = {
+        (gpus, strategy): [
+            row for row in rows if (devices_of(row), strategy_of(row)) == (gpus, strategy)
+        ]
+        for gpus in GPUS
+        for strategy in STRATEGIES
+    }
+    task = _task(setting)
+    cells = []
+    for (gpus, strategy), runs in by_place.items():
+        label = (str(gpus), STRATEGIES[strategy])
+        made_by = command("fig9", *task, f"hardware=paper_{gpus}gpu", f"parallel={strategy}")
+        of_gpus = [row for row in rows if devices_of(row) == gpus]
+        cells += [
+            Cell(
+                row=label,
+                column=SPEEDUP,
+                paper=_PAPER.get((str(gpus), strategy)),
+                ours=_speedup(runs, by_place[gpus, "dp"], of_gpus),
+                command=made_by,
+            ),
+            Cell(row=label, column=TIME, ours=_time(runs), command=made_by),
+            Cell(row=label, column=PLAN, ours=_plan(runs), command=made_by),
+        ]
+    notes = [
+        f"{STRATEGIES[strategy]} on {gpus} GPUs: {note}"
+        for (gpus, strategy), runs in by_place.items()
+        for note in same_seeds(runs)
+    ]
+    return Block(
+        title=setting.title,
+        cells=tuple(cells),
+        notes=tuple(notes),
+        sweep=command("fig9", *task, sweep=True),
+    )
+
+
+def _task(setting: Setting) -> tuple[str, ...]:
+    """What makes such figures, as overrides."""
+    link = setting.link_bytes_per_s
+    if setting in EXPECTED:
+        own = "emulated" if setting.kind == "emulated" else f"simulated_{(link or 0) / 1e6:g}"
+        return (f"task=fig9/{own}",)
+    own = "emulated" if setting.kind == "emulated" else "simulated_125"
+    network = (f"task.network={setting.network}",) if setting.network else ()
+    speed = (f"task.link_bytes_per_s={link:g}",) if link is not None else ()
+    return (f"task=fig9/{own}", *network, *speed)
+
+
+def _time(runs: Sequence[Row]) -> Ours | None:
+    return mean_of(runs, _minibatch_s, scale=1e3)
+
+
+def _minibatch_s(row: Row) -> float:
+    return 1 / float(row["minibatches_per_s"])
+
+
+def _speedup(runs: Sequence[Row], own: Sequence[Row], others: Sequence[Row]) -> Ours | None:
+    """Over data parallelism: its own runs, or what the others tell of it."""
+    told = [row for row in others if row.get("dp_minibatch_s")]
+    dp_s = [_minibatch_s(row) for row in own] or [float(row["dp_minibatch_s"]) for row in told]
+    if not dp_s:
+        return None
+    return mean_of(runs, lambda row: fmean(dp_s) / _minibatch_s(row))
+
+
+def _plan(runs: Sequence[Row]) -> Ours | None:
+    if not runs:
+        return None
+    plans = dict.fromkeys(
+        plan_text(str(run.get("plan_config") or devices_of(run)), run.get("plan_cuts") or ())
+        for run in runs
+    )
+    return Ours(value=" or ".join(plans), runs=tuple(runs))
+
+
+def _draw(block: Block) -> Figure | None:
+    """Bars by GPUs and strategy, as in the paper; None where there is none of ours."""
+    bars: dict[tuple[str, str], Bar] = {}
+    marks: dict[tuple[str, str], Mark] = {}
+    for cell in block.cells:
+        place = (f"{cell.row[0]} GPUs", cell.row[1])
+        if cell.column is not SPEEDUP:
+            continue
+        if cell.ours is not None and not isinstance(cell.ours.value, str):
+            bars[place] = Bar(value=cell.ours.value)
+        if cell.paper is not None and cell.paper.value is not None:
+            marks[place] = Mark(value=cell.paper.value, derived=bool(cell.paper.derived))
+    if not bars:
+        return None
+    chart = Chart(
+        groups=[f"{gpus} GPUs" for gpus in GPUS],
+        strategies=list(STRATEGIES.values()),
+        panels=[Panel(title=block.title, bars=bars)],
+        marks=marks,
+        bar_label="speedup over DP",
+        mark_label="the paper's",
+    )
+    return speedups_figure(chart)
+
+
+FIG9 = Exhibit(
+    name="fig9",
+    title="Fig. 9: pipelines over data parallelism on unlike GPUs",
+    about=(
+        "How many times as fast as data parallelism (DP) pipelines train a sparse VGG16 at 50³ in "
+        "batches of 64, on 5 to 8 GPUs of the two servers of Table I. Layers take as long as the "
+        "authors measured; no GPU of ours is in it. The paper prints five of its bars, and as the "
+        f"smallest of HETE-MP {_SMALLEST}, not for how many GPUs; nor does it print the speed of "
+        "the link between the servers, hence several. MP is by our search, beside it with the "
+        "paper's split (its Table III), with which its figure is compared. DP sums gradients while "
+        "the backward runs."
+    ),
+    heads=("GPUs", "strategy"),
+    blocks=_blocks,
+    draw=_draw,
+)

@@ -1,0 +1,76 @@
+"""A report as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from sparsepipe.results.paper import CITATION
+from sparsepipe.results.report.chapters import Chapter
+from sparsepipe.results.report.shown import ShownBlock
+from sparsepipe.results.tables import markdown_table
+
+
+def markdown(title: str, chapters: Sequence[Chapter]) -> str:
+    """The whole report.
+
+    Args:
+        title: of the document.
+        chapters: one for each table or figure of the paper.
+    """
+    parts = [f"# {title}", INTRODUCTION]
+    for chapter in chapters:
+        parts += _chapter(chapter)
+    return "\n\n".join(parts) + "\n"
+
+
+INTRODUCTION = (
+    f'"Paper" is what is printed in: {CITATION}. "Ours" are the finished runs of the ledger, means '
+    "over seeds, in brackets the least and the most; letters say where they were taken, numbers "
+    "refer to the notes. A ratio is ours over the paper's, of what is a ratio itself, such as a "
+    "speedup, and never of seconds; a difference is ours less the paper's."
+)
+
+
+def _chapter(chapter: Chapter) -> Iterator[str]:
+    yield f"## {chapter.exhibit.title}"
+    yield chapter.exhibit.about
+    for block, pictures in zip(chapter.blocks, chapter.pictures, strict=True):
+        if block.title:
+            yield f"### {block.title[:1].upper()}{block.title[1:]}"
+        yield _table(block)
+        yield from _lists(block)
+        yield from (f"![{chapter.exhibit.title}]({name})" for name in pictures)
+
+
+def _table(block: ShownBlock) -> str:
+    head = [
+        f"{group.title}: {name}" if group.title else name
+        for group in block.groups
+        for name in group.heads
+    ]
+    return markdown_table(head, [[text.plain for text in row] for row in block.rows])
+
+
+def _lists(block: ShownBlock) -> Iterator[str]:
+    filled, wanted = block.filled
+    yield f"{filled} of {wanted} figures are there."
+    if block.footnotes:
+        yield _listed(block.footnotes)
+    if block.notes:
+        yield "\n".join(f"- {note}" for note in block.notes)
+    if block.places:
+        rows = [
+            [letter, place.kind, place.hardware, place.versions, place.short_commit, str(runs)]
+            for (letter, place), runs in zip(block.places.items(), block.runs.values(), strict=True)
+        ]
+        yield "Where these figures were taken:"
+        yield markdown_table(("", "kind", "hardware", "versions", "commit", "runs"), rows)
+    if block.gaps:
+        yield "Missing, with the commands that fill it:"
+        yield "\n".join(f"- {gap.text}\n\n      {gap.command}" for gap in block.gaps)
+        if block.sweep:
+            yield f"All of it, and what is there already is skipped:\n\n    {block.sweep}"
+
+
+def _listed(notes: Mapping[str, str]) -> str:
+    return "\n".join(f"- [{mark}] {note}" for mark, note in notes.items())

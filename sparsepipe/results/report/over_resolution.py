@@ -1,0 +1,96 @@
+"""Quantities over the resolution of the grid, a line for each network (Fig. 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from sparsepipe.results import style
+from sparsepipe.results.report.exhibit import Block, Cell, Column
+from sparsepipe.results.report.picture import wrapped
+
+_LOOKS: Mapping[str, Mapping[str, Any]] = {
+    # Line, marker and filling tell them apart without colour.
+    "dense": {
+        "color": style.VERMILION, "linestyle": "--", "marker": "s", "markerfacecolor": "white",
+        "markeredgewidth": 1.6,
+    },
+    "sparse": {"color": style.BLUE, "linestyle": "-", "marker": "o"},
+}  # fmt: skip
+_PAPER: Mapping[str, Mapping[str, Any]] = {
+    network: {
+        "marker": "D", "markersize": 8, "linestyle": "none", "markeredgecolor": style.INK,
+        "markerfacecolor": face,
+    }
+    for network, face in (("dense", "white"), ("sparse", style.INK))
+}  # fmt: skip
+
+
+def over_resolution(block: Block, columns: Sequence[Column]) -> Figure | None:
+    """A panel for each column that has figures of ours; None where none has.
+
+    Args:
+        block: whose rows are labelled by the grid and the network.
+        columns: what to draw.
+    """
+    shown = [
+        column
+        for column in columns
+        if any(_ours(cell) is not None for cell in block.cells if cell.column is column)
+    ]
+    if not shown:
+        return None
+    grids = list(dict.fromkeys(grid for grid, _ in block.rows))
+    figure = style.new_figure(width_in=3.2 * len(shown), height_in=3.9)
+    panels = figure.subplots(1, len(shown), squeeze=False)[0]
+    for axes, column in zip(panels, shown, strict=True):
+        _draw(axes, column, block, grids)
+    figure.suptitle(wrapped(block.title, 34 * len(shown)), fontsize=style.TICK_PT)
+    figure.legend(
+        handles=_legend(block), fontsize=style.TICK_PT, frameon=False,
+        loc="outside lower center", ncols=4,
+    )  # fmt: skip
+    return figure
+
+
+def _draw(axes: Axes, column: Column, block: Block, grids: Sequence[str]) -> None:
+    style.tidy(axes)
+    refused = 0
+    for network, look in _LOOKS.items():
+        cells = [block.rows.get((grid, network), {}).get(column) for grid in grids]
+        ours = [(place, value) for place, cell in enumerate(cells) if (value := _ours(cell))]
+        axes.plot([place for place, _ in ours], [value for _, value in ours], zorder=3, **look)
+        for place, cell in enumerate(cells):
+            if cell is not None and cell.paper is not None and cell.paper.value is not None:
+                axes.plot([place], [cell.paper.value], zorder=2, **_PAPER[network])
+            if cell is not None and cell.ours is not None and isinstance(cell.ours.value, str):
+                axes.annotate(
+                    f"{network} {cell.ours.value}", (place, 0.03 + 0.07 * refused),
+                    xycoords=("data", "axes fraction"), ha="right" if place else "left",
+                    fontsize=7.5, style="italic", color=style.INK,
+                )  # fmt: skip
+                refused += 1
+    axes.set_xticks(range(len(grids)), grids)
+    axes.set_xlim(-0.4, len(grids) - 0.6)
+    axes.margins(y=0.15)
+    axes.set_xlabel("grid", fontsize=style.LABEL_PT, color=style.INK)
+    axes.set_ylabel(column.title, fontsize=style.LABEL_PT, color=style.INK)
+
+
+def _ours(cell: Cell | None) -> float | None:
+    if cell is None or cell.ours is None or isinstance(cell.ours.value, str):
+        return None
+    return cell.ours.value
+
+
+def _legend(block: Block) -> list[Line2D]:
+    handles = [Line2D([], [], label=f"{name}, ours", **look) for name, look in _LOOKS.items()]
+    if any(cell.paper is not None for cell in block.cells):
+        handles += [
+            Line2D([], [], label=f"{name}, the paper's", **look) for name, look in _PAPER.items()
+        ]
+    return handles

@@ -1,0 +1,80 @@
+"""Finished runs as plain rows, and figures taken of several."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from sparsepipe.results.report.exhibit import Ours, Row
+
+
+def plain_rows(records: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """Rows of a ledger without what they lack, and with lists as such.
+
+    Args:
+        records: missing values are None, lists and mappings JSON text.
+    """
+    return [
+        {key: _plain(value) for key, value in record.items() if value is not None}
+        for record in records
+    ]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str) and value[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+def mean_of(
+    rows: Sequence[Row], key: str | Callable[[Row], float | None], *, scale: float = 1.0
+) -> Ours | None:
+    """The mean over runs with its spread; None where no run has the figure.
+
+    Args:
+        rows: runs that differ in their seed.
+        key: of the figure, or what finds it.
+        scale: by which it is multiplied.
+    """
+    find = key if callable(key) else _value_of(key)
+    found = [(row, value) for row in rows if (value := find(row)) is not None]
+    if not found:
+        return None
+    values = [scale * float(value) for _, value in found]
+    return Ours(
+        value=fmean(values),
+        spread=(min(values), max(values)) if len(values) > 1 else None,
+        count=len(values),
+        runs=tuple(row for row, _ in found),
+    )
+
+
+def _value_of(key: str) -> Callable[[Row], float | None]:
+    return lambda row: row.get(key)
+
+
+def same_seeds(rows: Sequence[Row]) -> list[str]:
+    """What is to be said of runs that have a seed in common and yet were averaged."""
+    by_seed: dict[Any, list[Row]] = {}
+    for row in rows:
+        by_seed.setdefault(row.get("seed"), []).append(row)
+    notes = []
+    for seed, runs in by_seed.items():
+        if len(runs) > 1:
+            names = ", ".join(str(run.get("run_id")) for run in runs)
+            keys = ", ".join(_differing(runs)) or "nothing that is recorded"
+            notes.append(
+                f"runs {names} all have seed {seed} and differ in {keys}: the mean is of all"
+            )
+    return notes
+
+
+def _differing(runs: Sequence[Row]) -> list[str]:
+    """Settings that are not the same in all."""
+    keys = dict.fromkeys(key for run in runs for key in run if "." in key)
+    return [key for key in keys if len({repr(run.get(key)) for run in runs}) > 1]

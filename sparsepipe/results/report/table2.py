@@ -1,0 +1,174 @@
+"""The paper's Table II: dense and sparse networks on one and on four GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from sparsepipe.results.paper import printed
+from sparsepipe.results.report.commands import command
+from sparsepipe.results.report.exhibit import (
+    Block,
+    Cell,
+    Column,
+    Compare,
+    Exhibit,
+    Ours,
+    Printed,
+    Row,
+)
+from sparsepipe.results.report.places import crowded
+from sparsepipe.results.report.rows import mean_of
+from sparsepipe.results.report.trainings import (
+    Asked,
+    accuracy,
+    budget_notes,
+    seed_notes,
+    settings_of,
+)
+
+TRAIN = Column(key="train_accuracy", heading="train accuracy", unit="%", compare=Compare.DIFFERENCE)
+TEST = Column(key="test_accuracy", heading="test accuracy", unit="%", compare=Compare.DIFFERENCE)
+TIME = Column(key="epoch_time", heading="epoch time", unit="s")
+SPEEDUP = Column(key="speedup", heading="speedup over D-1", unit="x", compare=Compare.RATIO)
+BATCH = Column(key="batch", heading="largest batch", unit="shapes a device", form="{:.0f}")
+BATCHES = Column(key="batch_ratio", heading="batch over D-1", unit="x", compare=Compare.RATIO)
+
+_PAPER: Mapping[Asked, Mapping[str, str]] = {
+    Asked(
+        resolution=int(row["resolution"]),
+        devices=int(row["num_gpus"]),
+        network=row["network"],
+        point_ratio=float(row["point_ratio_p"]),
+    ): row
+    for row in printed("table2")
+}
+
+
+def _first(asked: Asked) -> Asked:
+    """D-1: the dense network on one device at the same resolution."""
+    return Asked(resolution=asked.resolution, network="dense")
+
+
+def _blocks(rows: Sequence[Row]) -> list[Block]:
+    found = [
+        _block(theirs, title=setting.title, given=setting.overrides)
+        for setting, theirs in settings_of(rows).items()
+    ]
+    return found or [_block([])]
+
+
+def _block(rows: Sequence[Row], *, title: str = "", given: Sequence[str] = ()) -> Block:
+    return Block(
+        title=title,
+        cells=tuple(cell for asked in _PAPER for cell in _cells(asked, rows, given)),
+        notes=(
+            *budget_notes(rows),
+            *(note for asked in _PAPER for note in seed_notes(asked, asked.runs(rows))),
+        ),
+        sweep=command("table2", *given, sweep=True),
+    )
+
+
+def _cells(asked: Asked, rows: Sequence[Row], given: Sequence[str]) -> list[Cell]:
+    runs, paper = asked.runs(rows), _PAPER[asked]
+    first, base = _first(asked), _PAPER[_first(asked)]
+    training, fitting = _training(asked, given), _fitting(asked, given)
+    ratio = int(paper["batch_size"]) / int(base["batch_size"])
+    found: list[tuple[Column, Printed, Ours | None, str]] = [
+        (TRAIN, Printed(text=paper["train_accuracy_percent"]), accuracy(runs, "train"), training),
+        (TEST, Printed(text=paper["test_accuracy_percent"]), accuracy(runs, "test"), training),
+        (TIME, Printed(text=paper["epoch_time_s"]), _time(runs), training),
+        (
+            SPEEDUP,
+            Printed(text=paper["speedup_over_D1_1gpu"]),
+            _speedup(runs, first.runs(rows)),
+            _training(first, given) if runs else training,  # what it lacks, if it does
+        ),
+        (BATCH, Printed(text=paper["batch_size"]), _batch(asked, rows), fitting),
+        (
+            BATCHES,
+            Printed(
+                text=f"{ratio:g}", derived="not printed: the ratio of two batch sizes that are"
+            ),
+            _batch_ratio(asked, rows),
+            _fitting(first, given) if _batch(asked, rows) else fitting,
+        ),
+    ]
+    row = (
+        f"{asked.resolution}³",
+        str(asked.devices),
+        asked.network,
+        f"{asked.point_ratio:g}",
+    )
+    return [
+        Cell(row=row, column=column, paper=printed_, ours=ours, command=made_by)
+        for column, printed_, ours, made_by in found
+    ]
+
+
+def _training(asked: Asked, given: Sequence[str]) -> str:
+    trial = "one_device" if asked.devices == 1 else "four_devices"
+    return command("table2", *given, f"trial={trial}", *asked.overrides)
+
+
+def _fitting(asked: Asked, given: Sequence[str]) -> str:
+    return command("table2", *given, "trial=largest_batch", *asked.overrides)
+
+
+def _time(runs: Sequence[Row]) -> Ours | None:
+    found = mean_of(runs, "epoch_time_s")
+    reason = _reason(runs)
+    return replace(found, note=reason) if found and reason else found
+
+
+def _speedup(runs: Sequence[Row], first: Sequence[Row]) -> Ours | None:
+    """Shapes a second over those of D-1: epochs may be of unlike length."""
+    rate, base = mean_of(runs, "train_shapes_per_s"), mean_of(first, "train_shapes_per_s")
+    if rate is not None and (reason := _reason(runs)):
+        return Ours(value="no speedup", runs=rate.runs, note=reason, counts=False)
+    if rate is None or base is None:
+        return None
+    one = float(base.value)
+    spread = None if rate.spread is None else (rate.spread[0] / one, rate.spread[1] / one)
+    return Ours(
+        value=float(rate.value) / one,
+        spread=spread,
+        count=rate.count,
+        runs=(*rate.runs, *base.runs),
+    )
+
+
+def _reason(runs: Sequence[Row]) -> str:
+    return next((reason for run in runs if (reason := crowded(run))), "")
+
+
+def _batch(asked: Asked, rows: Sequence[Row]) -> Ours | None:
+    """On one device: each of several holds the whole network and its own batch."""
+    runs = replace(asked, devices=1).runs(rows, task="fit_batch")
+    return mean_of(runs, "largest_batch")
+
+
+def _batch_ratio(asked: Asked, rows: Sequence[Row]) -> Ours | None:
+    ours, base = _batch(asked, rows), _batch(_first(asked), rows)
+    if ours is None or base is None or not base.value:
+        return None
+    ratio = float(ours.value) / float(base.value)
+    return Ours(value=ratio, runs=(*ours.runs, *base.runs))
+
+
+TABLE2 = Exhibit(
+    name="table2",
+    title="Table II: dense and sparse, on one device and on four",
+    about=(
+        "VGG16 with batch normalization, dense and sparse, on one device and on four with data "
+        "parallelism. p is the share of the points that is kept, in training and in testing. "
+        "D-1 is the dense network on one device at the same resolution; the speedup is of shapes "
+        "trained in a second. Seconds and batch sizes depend on device and size of the network: "
+        "only their ratios are set against the paper's. The paper trained on ModelNet40 for 90 "
+        "epochs, on GPUs of its Table I."
+    ),
+    heads=("grid", "devices", "network", "p"),
+    blocks=_blocks,
+    pictured=(TRAIN.key, TEST.key, SPEEDUP.key, BATCHES.key),
+)

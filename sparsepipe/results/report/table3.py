@@ -1,0 +1,85 @@
+"""The paper's Table III: how MP and HETE-MP split the layers over 5 to 8 GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from sparsepipe.results.paper import printed
+from sparsepipe.results.report.commands import command
+from sparsepipe.results.report.exhibit import (
+    Block,
+    Cell,
+    Column,
+    Compare,
+    Exhibit,
+    Ours,
+    Printed,
+    Row,
+)
+
+SPLIT = Column(key="split", heading="GPUs of each stage", compare=Compare.WORDS)
+DEVICES = Column(key="devices", heading="devices of each stage")
+BOTTLENECK = Column(key="bottleneck", heading="bottleneck", unit="ms", form="{:.1f}")
+
+_PAPER = printed("table3")
+_COMMAND = command("table3")
+_COMPUTED = "not printed: the paper's split with its best cuts, by our cost model"
+
+
+def _blocks(rows: Sequence[Row]) -> list[Block]:
+    runs = [row for row in rows if row.get("task_name") == "table3"]
+    return [_block(run) for run in runs] or [_block(None)]
+
+
+def _block(run: Row | None) -> Block:
+    return Block(
+        title="" if run is None else _title(run),
+        cells=tuple(cell for paper in _PAPER for cell in _cells(paper, run)),
+    )
+
+
+def _title(run: Row) -> str:
+    return (
+        f"{float(run['task.bandwidth_bytes_per_s']) / 1e6:g} MB/s between all GPUs; MP by the cost "
+        f"model {run['task.mp_cost_model']}; HETE-MP by {run['task.hete_cost_model']}, order "
+        f"{run['task.order']}"
+    )
+
+
+def _cells(paper: Mapping[str, str], run: Row | None) -> Iterator[Cell]:
+    gpus, strategy = paper["num_gpus"], paper["strategy"]
+    key = f"{gpus}gpu/{strategy}"
+    stages = ", ".join(re.findall(r"\((.*?)\)", paper["stage_assignment"]))
+    found = (
+        (SPLIT, Printed(text=paper["split_config"]), "config", "verdict"),
+        (DEVICES, Printed(text=stages) if stages else None, "devices", ""),
+        (BOTTLENECK, _bottleneck(run, key), "bottleneck_ms", ""),
+    )
+    for column, printed_, name, note in found:
+        value = None if run is None else run.get(f"{key}/{name}")
+        ours = None
+        if run is not None and value is not None:
+            ours = Ours(value=value, runs=(run,), note=str(run.get(f"{key}/{note}", "")))
+        yield Cell(row=(gpus, strategy), column=column, paper=printed_, ours=ours, command=_COMMAND)
+
+
+def _bottleneck(run: Row | None, key: str) -> Printed | None:
+    value = None if run is None else run.get(f"{key}/paper_bottleneck_ms")
+    return None if value is None else Printed(text=f"{value:.1f}", derived=_COMPUTED)
+
+
+TABLE3 = Exhibit(
+    name="table3",
+    title="Table III: splits of the layers over unlike GPUs",
+    about=(
+        "How MP (PipeDream's optimizer, for which all GPUs are alike) and HETE-MP split a sparse "
+        "VGG16 over 5 to 8 GPUs, computed from the layer times that the authors measured. The "
+        "paper prints no bandwidth; one is assumed for the whole table. The verdict: the same "
+        "split and cuts (equal), another split whose slowest stage takes as long (co-optimal), or "
+        "it differs. The slowest stage is the bottleneck."
+    ),
+    heads=("GPUs", "strategy"),
+    blocks=_blocks,
+    pictured=(BOTTLENECK.key,),
+)

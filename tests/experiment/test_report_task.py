@@ -1,0 +1,209 @@
+"""The task ``report`` on run directories, as experiments leave them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from experiment_harness import Shell, composed
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.experiment import compose
+from sparsepipe.experiment.job import run_job
+from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.results.files import read_json, write_json, write_text_atomic
+from sparsepipe.results.report.exhibits import EXHIBITS
+
+Report = Callable[..., RunDir]
+SHAPES = "sparsepipe.data.sources.GeneratedShapes"
+
+
+def leave(outputs: Path, run_id: str, *, name: str, **values: Any) -> None:
+    """A finished run."""
+    path = outputs / name / run_id
+    result = {"run_id": run_id, "name": name, "kind": "measured", "seed": 0, "ranks": 1, **values}
+    write_text_atomic(path / "config.yaml", "{}\n")
+    write_json(path / "result.json", result)
+    write_json(path / "DONE.json", {"run_id": run_id, "time": 0.0})
+
+
+def leave_training(
+    outputs: Path, run_id: str, *, name: str = "table2", test: float = 0.8, **more: Any
+) -> None:
+    values = {
+        "task_name": "train",
+        "representation": "sparse",
+        "data.source._target_": SHAPES,
+        "data.num_points": 4096,
+        "data.resolution": 32,
+        "data.point_ratio": 1.0,
+        "hardware_devices": "2 x Xeon",
+        "hardware_accelerator": "cpu",
+        "test/accuracy": test,
+        "epoch_time_s": 2.0,
+        "train_shapes_per_s": 100.0,
+        **more,
+    }
+    leave(outputs, run_id, name=name, **values)
+
+
+@pytest.fixture
+def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Report:
+    monkeypatch.chdir(tmp_path)
+    return lambda *overrides: run_job(composed("task=report", *overrides))
+
+
+def test_finished_runs_come_into_the_report(report: Report, tmp_path: Path) -> None:
+    leave_training(tmp_path / "outputs", "a", test=0.80)
+    leave_training(tmp_path / "outputs", "b", test=0.82, seed=1)
+    (tmp_path / "outputs/table2/b/DONE.json").unlink()  # it is not finished
+    done = report("name=table2")
+    assert "80.00" in (done.path / "report.md").read_text()
+    assert "<table>" in (done.path / "report.html").read_text()
+    assert (done.path / "table2.csv").exists()
+    result = read_json(done.result)
+    assert result["task_name"] == "report"
+    assert result["exhibits"] == ["table2"]
+    # Test accuracy and the time of an epoch; there is no training accuracy, and no D-1.
+    assert (result["figures"], result["figures_missing"]) == (2, 94)
+
+
+def test_the_same_runs_are_not_reported_on_twice(report: Report, tmp_path: Path) -> None:
+    outputs = tmp_path / "outputs"
+    leave_training(outputs, "a")
+    first = report("name=table2")
+    assert report("name=table2", "model.width=0.5", "seed=3").path == first.path
+    leave_training(outputs, "b", seed=1)
+    second = report("name=table2")
+    assert second.path != first.path
+    assert "80.00 to 80.00, 2 runs" in (second.path / "report.md").read_text()
+
+
+def test_rows_of_another_scale_are_left_out(report: Report, tmp_path: Path) -> None:
+    outputs = tmp_path / "outputs"
+    leave_training(outputs, "a", test=0.80, scale="desk")
+    leave_training(outputs, "b", test=0.60, scale="smoke")
+    text = (report("name=table2", "task.scale=desk").path / "report.md").read_text()
+    assert "80.00" in text
+    assert "60.00" not in text
+    both = (report("name=table2").path / "report.md").read_text()
+    assert both.index("### Scale desk") < both.index("### Scale smoke")
+
+
+def test_nothing_finished_tells_all_that_is_missing(report: Report) -> None:
+    text = (report("name=table2").path / "report.md").read_text()
+    assert "0 of 96 figures are there." in text
+    assert "sparsepipe -m experiment=table2" in text
+
+
+def test_runs_that_cannot_be_read_are_not_missing(report: Report, tmp_path: Path) -> None:
+    leave_training(tmp_path / "outputs", "a")
+    (tmp_path / "outputs/table2/a/result.json").write_text("{")
+    with pytest.raises(DataError, match="broken"):
+        report("name=table2")
+
+
+def test_a_file_that_is_no_ledger(report: Report, tmp_path: Path) -> None:
+    (tmp_path / "ledger.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match="no ledger"):
+        report("name=table2", f"task.where={tmp_path / 'ledger.csv'}")
+
+
+def test_an_experiment_of_another_name(report: Report, tmp_path: Path) -> None:
+    leave_training(tmp_path / "outputs", "a", name="mine")
+    done = report("name=mine", "task.exhibits=[table2]")
+    assert "80.00" in (done.path / "report.md").read_text()
+    assert done.path.parent.name == "mine"
+
+
+def test_an_exhibit_without_an_experiment(report: Report, tmp_path: Path) -> None:
+    leave_training(tmp_path / "outputs", "a")
+    done = report("task.exhibits=[table2]")
+    assert "80.00" in (done.path / "report.md").read_text()
+
+
+def test_runs_elsewhere(report: Report, tmp_path: Path) -> None:
+    leave_training(tmp_path / "recorded", "a")
+    done = report("name=table2", f"task.where={tmp_path / 'recorded'}")
+    assert "80.00" in (done.path / "report.md").read_text()
+
+
+def test_what_the_paper_does_not_have_is_refused(report: Report, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"no table or figure 'tabel2' .*nearest: 'table2'"
+    ) as said:
+        report("task.exhibits=[tabel2]")
+    assert "experiment=all" in said.value.remedy
+    assert not list(tmp_path.iterdir())
+
+
+def test_all_of_the_paper_on_one_page(report: Report, tmp_path: Path) -> None:
+    leave_training(tmp_path / "outputs", "a", name="table2")
+    leave_training(tmp_path / "outputs", "b", name="fig9")  # of no use there
+    done = report("experiment=all")
+    text = (done.path / "report.html").read_text()
+    places = [text.index(f'<h2 id="{name}">') for name in EXHIBITS]
+    assert places == sorted(places)
+    assert "80.00" in text
+    assert {path.stem for path in done.path.glob("*.csv")} == set(EXHIBITS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in EXHIBITS if (compose.config_dir() / f"experiment/{name}.yaml").exists()],
+)
+def test_every_experiment_can_be_reported_on(name: str) -> None:
+    """Whatever it sets for its own task."""
+    config = composed("task=report", f"experiment={name}")
+    assert config["task"]["_target_"].endswith(".report")
+    assert config["name"] == name
+
+
+def at_the_end_of_a_sweep(tmp_path: Path, experiment: str, *overrides: str) -> Path:
+    """Where its report is, if there is any."""
+    with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
+        config = hydra_compose(
+            "config",
+            [f"experiment={experiment}", f"paths.outputs={tmp_path / 'outputs'}", *overrides],
+            return_hydra_config=True,
+        )
+    OmegaConf.update(config, "hydra.sweep.dir", str(tmp_path / "sweep"), force_add=True)
+    callback = instantiate(config.hydra.callbacks.sweep_report)
+    callback.on_multirun_end(config)
+    return tmp_path / "sweep/report"
+
+
+def test_a_sweep_ends_in_a_report(tmp_path: Path) -> None:
+    told = {
+        "task_name": "table3",
+        "8gpu/HETE-MP/config": "7-1",
+        "task.bandwidth_bytes_per_s": 60e6,
+        "task.mp_cost_model": "sparsepipe_mp",
+        "task.hete_cost_model": "sparsepipe_hete",
+        "task.order": "by_count",
+    }
+    leave(tmp_path / "outputs", "a", name="mine", **told)
+    made = at_the_end_of_a_sweep(tmp_path, "table3", "name=mine")
+    assert "60 MB/s between all GPUs" in (made / "report.md").read_text()
+
+
+def test_other_sweeps_have_no_report(tmp_path: Path) -> None:
+    assert not at_the_end_of_a_sweep(tmp_path, "demo").exists()
+
+
+@pytest.mark.full
+def test_the_command_prints_the_directory(tmp_path: Path) -> None:
+    """Beside experiments whose hardware is not here."""
+    shell = Shell(tmp_path)
+    done = shell("task=report", "experiment=fig9")
+    assert done.code == 0, done.err
+    assert (done.run / "report.html").exists()
+    told = json.loads((done.run / "result.json").read_text())
+    assert told["figures"] == 0
