@@ -195,3 +195,4 @@ class Config:
     backend: Any = field(metadata=_node())
     logger: Any = field(metadata=_node_map("run_id", "run_dir", "job_type"))
     callbacks: Any = field(metadata=_node_map())
+    scale: str | None = None

@@ -112,12 +112,16 @@ def _heeded_signals() -> list[str]:
     ]
 
 
-def follow_parent(interval_s: float = 0.5) -> None:
+def follow_parent(interval_s: float = 0.5, *, parent: int | None = None) -> None:
     """Ends this process soon after its parent is gone, however that ended.
 
-    A rank's parent may be gone before it asks, so ranks are told whose children they are.
+    Args:
+        interval_s: between two looks.
+        parent: its number, since it may be gone before anybody asks; None: what a rank's
+            launcher has told it.
     """
-    parent = int(os.environ.get(_LAUNCHER_VARIABLE, os.getppid()))
+    if parent is None:
+        parent = int(os.environ.get(_LAUNCHER_VARIABLE, os.getppid()))
 
     def watch() -> None:
         while os.getppid() == parent:
