@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.cluster import Inventory
+from sparsepipe.errors import ProfileError
 from sparsepipe.experiment.device_profiles import (
     fingerprint_of_profiles,
     load_profile,
@@ -45,12 +46,14 @@ class Beside:
 
     Attributes:
         plan: whose cuts are marked; None: no plan is asked for.
-        profiles: given ones, and with a plan those of the inventory's devices, as far as it names
-            files.
+        profiles: with a plan, of the inventory's devices, as far as it names files.
+        others: further ones by what they are called; of as many layers, whatever the width and the
+            batch that they were measured with, since only shares are shown.
     """
 
     plan: Division | None = None
     profiles: Mapping[str, Profile] = field(default_factory=dict)
+    others: Mapping[str, Profile] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -59,7 +62,7 @@ class Beside:
         config: Mapping[str, Any],
         inventory: Inventory,
         *,
-        profiles: Mapping[str, str] | None = None,
+        others: Mapping[str, str] | None = None,
     ) -> Beside:
         """As ``task.plan`` and ``task.beside`` say.
 
@@ -67,47 +70,54 @@ class Beside:
             file: of the plan; None: there is none.
             config: resolved and checked.
             inventory: the hardware.
-            profiles: files of further profiles, by what they are called.
+            others: files of further profiles, by what they are called.
 
         Raises:
             PlanError: the plan file is missing or is none.
             ProfileError: a profile is missing or broken, or the inventory's is of another model.
         """
-        given = {name: load_profile(path) for name, path in (profiles or {}).items()}
+        loaded = {name: load_profile(path) for name, path in (others or {}).items()}
         if file is None:
-            return cls(profiles=given)
+            return cls(others=loaded)
         plan = read_plan_file(expanded(file), key="task.plan")
         settings = model_settings(config)
         found = load_profiles(inventory, model_name(config), given={}, settings=settings)
-        return cls(plan=plan, profiles={**given, **found})
+        return cls(plan=plan, profiles=found, others=loaded)
 
     @property
     def words(self) -> list[str]:
         """For a fingerprint of the picture."""
-        cuts = [] if self.plan is None else [f"cuts {self.plan.cuts}"]
-        if not cuts and not self.profiles:
-            return []
-        return [*cuts, fingerprint_of_profiles(self.profiles)]
+        of_plan = []
+        if self.plan is not None:
+            of_plan = [f"cuts {self.plan.cuts}", fingerprint_of_profiles(self.profiles)]
+        return [*of_plan, *([fingerprint_of_profiles(self.others)] if self.others else [])]
 
     def check(self, *, num_layers: int) -> None:
-        """Refuses a plan for another number of layers.
+        """Refuses a plan for another number of layers, and profiles of another one.
 
         Raises:
-            PlanError: it is that.
+            PlanError: the plan is that.
+            ProfileError: one of the others is.
         """
         if self.plan is not None:
             self.plan.check(num_layers=num_layers)
+        for name, profile in self.others.items():
+            if profile.num_layers != num_layers:
+                raise ProfileError(
+                    f"{name} has {profile.num_layers} layers, the network has {num_layers}",
+                    remedy="leave it out of task.beside, or profile that network",
+                )
 
     def draw(self, device: str, profile: Profile, path: Path) -> None:
         """Draws a device's shares amid those of the others.
 
         Raises:
-            ProfileError: the others are of other layers.
+            ProfileError: those of the inventory are of other layers.
             DataError: the picture cannot be written.
         """
         check_agreement({**self.profiles, device: profile})
         cuts = () if self.plan is None else self.plan.cuts or ()
-        draw_shares({**self.profiles, device: profile}, path, cuts=cuts)
+        draw_shares({**self.others, **self.profiles, device: profile}, path, cuts=cuts)
 
 
 def _costs(profile: Profile) -> Costs:

@@ -84,7 +84,7 @@ def profile(
     """
     run.assert_one_rank()
     place = find_device(run.inventory, device)
-    others = Beside.of(plan, run.config, run.inventory, profiles=beside)
+    others = Beside.of(plan, run.config, run.inventory, others=beside)
     found, batches = _measured(
         run,
         place,
@@ -121,7 +121,7 @@ def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
     _check(config, inventory)
     task = config["task"]
     place = find_device(inventory, task.get("device"))
-    beside = Beside.of(task.get("plan"), config, inventory, profiles=task.get("beside"))
+    beside = Beside.of(task.get("plan"), config, inventory, others=task.get("beside"))
     words = [*words_of_device(place, inventory), optimizer_words(config), *beside.words]
     return ", ".join([ready_data(config), *words])
 

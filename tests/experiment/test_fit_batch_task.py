@@ -22,13 +22,12 @@ from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.results.files import read_json, write_json
 
-# A hidden layer of 400,000 features: a shape takes 1.6 MB in each activation. Two are kept for the
-# backward (what the linear layer and the ReLU give; dropout of 0 keeps none), and while it goes on
-# at most three more are there. The parameters' 16 MB come again as gradients and momentum, and once
-# more while they are updated.
-WIDTH = 400_000
-SHAPE_MB, LEAST_SHAPES, MOST_SHAPES = 1.6, 2, 6
-WEIGHTS_MB, MOST_WEIGHTS = 16, 6
+# A hidden layer of 2,000,000 features: a shape takes 8 MB in each activation. What the linear layer
+# and the ReLU give is there at once, and in the backward their gradients, too; allocators add
+# what they do not reuse. The parameters' 88 MB come again as gradients and as momentum.
+WIDTH = 2_000_000
+ACTIVATION_MB, LEAST_ACTIVATIONS, MOST_ACTIVATIONS = 8, 2, 6
+WEIGHTS_MB, LEAST_WEIGHTS, MOST_WEIGHTS = 88, 3, 5
 FIT = ("task=fit_batch", f"model.width={WIDTH}", "parallel=single")
 BOTH = pytest.mark.parametrize("task", ["fit_batch", "train_if_fits"])
 
@@ -157,26 +156,20 @@ def test_several_processes_are_refused(task: Callable[[Run], None], job, tmp_pat
 
 @pytest.mark.full
 def test_the_largest_batch_of_real_steps_and_what_they_need(job) -> None:
-    budget_mb = 130
-    path = job(*FIT, f"task.budget_bytes={budget_mb}e6", "task.start=32")
+    budget_mb = 560
+    path = job(*FIT, f"task.budget_bytes={budget_mb}e6", "task.start=1")
     result = read_json(path / "result.json")
     largest = result["largest_batch"]
-    # Of what is left by weights, gradients and momentum.
-    least = (budget_mb - MOST_WEIGHTS * WEIGHTS_MB) / (MOST_SHAPES * SHAPE_MB)
-    most = (budget_mb - 3 * WEIGHTS_MB) / (LEAST_SHAPES * SHAPE_MB)
-    assert least <= largest <= most
+    room_mb = [budget_mb - count * WEIGHTS_MB for count in (MOST_WEIGHTS, LEAST_WEIGHTS)]
+    assert room_mb[0] / (MOST_ACTIVATIONS * ACTIVATION_MB) <= largest
+    assert largest <= room_mb[1] / (LEAST_ACTIVATIONS * ACTIVATION_MB)
     assert (result["limited_by"], result["refused_batch"]) == ("over_budget", largest + 1)
-    assert 3e6 * WEIGHTS_MB < result["step_memory_bytes"] <= 1e6 * budget_mb
-    known = {
-        size: memory_bytes
-        for size, memory_bytes in zip(
-            result["probed_batches"], result["probed_memory_bytes"], strict=True
-        )
-        if memory_bytes is not None
-    }
-    (small, few), *_, (large, many) = sorted(known.items())
-    a_shape = (many - few) / (large - small)
-    assert LEAST_SHAPES * SHAPE_MB <= a_shape / 1e6 <= MOST_SHAPES * SHAPE_MB
+    assert 1e6 * LEAST_WEIGHTS * WEIGHTS_MB < result["step_memory_bytes"] <= 1e6 * budget_mb
+    known = zip(result["probed_batches"], result["probed_memory_bytes"], strict=True)
+    (small, few), *_, (large, many) = [pair for pair in known if pair[1] is not None]
+    assert (small, large) == (1, largest)
+    activations = (many - few) / (large - small) / (1e6 * ACTIVATION_MB)
+    assert LEAST_ACTIVATIONS <= activations <= MOST_ACTIVATIONS
 
 
 @pytest.mark.full

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 Outcome = Literal["fits", "over_budget", "out_of_memory", "killed_for_memory", "too_slow"]
 _SAID_LINES = 20
+_END_S = 60.0
+"""For a process that was killed to be gone: memory is given back, which may be much."""
 _OUTCOMES: Mapping[int, Outcome] = {OVER_BUDGET: "over_budget", OUT_OF_MEMORY: "out_of_memory"}
 
 
@@ -174,7 +176,7 @@ def _run(request: Path, *, said: Path, timeout_s: float) -> int | None:
             return None
         finally:
             process.kill()
-            process.wait()
+            process.wait(_END_S)
 
 
 def _broken(batch_size: int, code: int, said: str) -> SparsePipeError:
