@@ -133,7 +133,8 @@ def processes(config: Mapping[str, Any], inventory: Inventory) -> int:
 
 # Whatever training it serves; precision but float32 is refused. The fingerprint tells of the plan,
 # and of the optimizer what matters.
-profile.not_identity = ("optim", "trainer", "task.beside", "task.for_plan", "task.plan")  # type: ignore[attr-defined]
+_TOLD_OTHERWISE = ("optim", "trainer", "task.beside", "task.for_plan", "task.plan")
+profile.not_identity = _TOLD_OTHERWISE  # type: ignore[attr-defined]
 profile.prepare = fingerprint  # type: ignore[attr-defined]
 profile.hardware = without_links  # type: ignore[attr-defined]
 profile.processes = processes  # type: ignore[attr-defined]

@@ -91,7 +91,8 @@ def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
 
 
 # No data are read, no network is made.
-table1.not_identity = ("backend", "data", "model", "optim", "representation", "trainer")  # type: ignore[attr-defined]
+_UNUSED = ("backend", "data", "model", "optim", "representation", "trainer")
+table1.not_identity = _UNUSED  # type: ignore[attr-defined]
 table1.prepare = fingerprint  # type: ignore[attr-defined]
 
 
