@@ -43,8 +43,8 @@ def _listed_devices(hardware: DictConfig | None) -> int | str:
 
 
 def _choose(options: Mapping[str, Any], name: str | None, otherwise: Any = None) -> Any:
-    """The option of that name, or what it is otherwise."""
-    return options.get(str(name), otherwise)
+    """The option of that name, which may look like a number, or what it is otherwise."""
+    return {str(key): value for key, value in options.items()}.get(str(name), otherwise)
 
 
 def _sweep_or(name: str) -> str:

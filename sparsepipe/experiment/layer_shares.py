@@ -8,29 +8,36 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.experiment.device_profiles import fingerprint_of_profiles, load_profiles
+from sparsepipe.errors import ProfileError
+from sparsepipe.experiment.device_profiles import (
+    fingerprint_of_profiles,
+    load_profile,
+    load_profiles,
+)
 from sparsepipe.experiment.division import Division, read_plan_file
 from sparsepipe.experiment.model_names import model_name, model_settings
 from sparsepipe.experiment.outputs import expanded
 from sparsepipe.profiling import Profile, check_agreement
-from sparsepipe.results.shares import Costs, accumulated_shares
+from sparsepipe.results.shares import Costs, accumulated_shares, share_rows
+from sparsepipe.results.tables import write_csv
 
 
 def draw_shares(profiles: Mapping[str, Profile], path: Path, *, cuts: Sequence[int] = ()) -> None:
-    """Draws accumulated shares of compute time, activations and parameters.
+    """Draws accumulated shares of compute time, activations and parameters, and tabulates them.
 
     Args:
         profiles: of one model, by device: a panel each.
-        path: the picture.
+        path: the picture; the table lies beside it, with the same name.
         cuts: first layers of a plan's stages behind the first. Those of a branching graph are
             numbers of its states, and not drawn: the curves run over its nodes.
 
     Raises:
-        DataError: the picture cannot be written.
+        DataError: a file cannot be written.
     """
     branches = any(profile.states for profile in profiles.values())
     costs = {device: _costs(profile) for device, profile in profiles.items()}
     accumulated_shares(costs, path, cuts=() if branches else cuts)
+    write_csv(path.with_suffix(".csv"), share_rows(costs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,59 +45,79 @@ class Beside:
     """What the picture of a device's profile shows beside it.
 
     Attributes:
-        plan: whose cuts are marked; None: no plan is asked for, and nothing is shown.
-        profiles: of the inventory's devices, by their names, as far as it names files.
+        plan: whose cuts are marked; None: no plan is asked for.
+        profiles: with a plan, of the inventory's devices, as far as it names files.
+        others: further ones by what they are called; of as many layers, whatever the width and the
+            batch that they were measured with, since only shares are shown.
     """
 
     plan: Division | None = None
     profiles: Mapping[str, Profile] = field(default_factory=dict)
+    others: Mapping[str, Profile] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, file: str | None, config: Mapping[str, Any], inventory: Inventory) -> Beside:
-        """As ``task.plan`` says.
+    def of(
+        cls,
+        file: str | None,
+        config: Mapping[str, Any],
+        inventory: Inventory,
+        *,
+        others: Mapping[str, str] | None = None,
+    ) -> Beside:
+        """As ``task.plan`` and ``task.beside`` say.
 
         Args:
             file: of the plan; None: there is none.
             config: resolved and checked.
             inventory: the hardware.
+            others: files of further profiles, by what they are called.
 
         Raises:
             PlanError: the plan file is missing or is none.
-            ProfileError: a profile of the inventory is missing, broken or of another model.
+            ProfileError: a profile is missing or broken, or the inventory's is of another model.
         """
+        loaded = {name: load_profile(path) for name, path in (others or {}).items()}
         if file is None:
-            return cls()
+            return cls(others=loaded)
         plan = read_plan_file(expanded(file), key="task.plan")
         settings = model_settings(config)
-        profiles = load_profiles(inventory, model_name(config), given={}, settings=settings)
-        return cls(plan=plan, profiles=profiles)
+        found = load_profiles(inventory, model_name(config), given={}, settings=settings)
+        return cls(plan=plan, profiles=found, others=loaded)
 
     @property
     def words(self) -> list[str]:
         """For a fingerprint of the picture."""
-        if self.plan is None:
-            return []
-        return [f"cuts {self.plan.cuts}", fingerprint_of_profiles(self.profiles)]
+        of_plan = []
+        if self.plan is not None:
+            of_plan = [f"cuts {self.plan.cuts}", fingerprint_of_profiles(self.profiles)]
+        return [*of_plan, *([fingerprint_of_profiles(self.others)] if self.others else [])]
 
     def check(self, *, num_layers: int) -> None:
-        """Refuses a plan for another number of layers.
+        """Refuses a plan for another number of layers, and profiles of another one.
 
         Raises:
-            PlanError: it is that.
+            PlanError: the plan is that.
+            ProfileError: one of the others is.
         """
         if self.plan is not None:
             self.plan.check(num_layers=num_layers)
+        for name, profile in self.others.items():
+            if profile.num_layers != num_layers:
+                raise ProfileError(
+                    f"{name} has {profile.num_layers} layers, the network has {num_layers}",
+                    remedy="leave it out of task.beside, or profile that network",
+                )
 
     def draw(self, device: str, profile: Profile, path: Path) -> None:
         """Draws a device's shares amid those of the others.
 
         Raises:
-            ProfileError: the others are of other layers.
+            ProfileError: those of the inventory are of other layers.
             DataError: the picture cannot be written.
         """
         check_agreement({**self.profiles, device: profile})
         cuts = () if self.plan is None else self.plan.cuts or ()
-        draw_shares({**self.profiles, device: profile}, path, cuts=cuts)
+        draw_shares({**self.others, **self.profiles, device: profile}, path, cuts=cuts)
 
 
 def by_layer(profile: Profile) -> dict[str, list[float]]:

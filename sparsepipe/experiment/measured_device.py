@@ -66,6 +66,13 @@ def prepare_device(place: Place, inventory: Inventory) -> torch.device:
     return torch.device("cpu")
 
 
+def memory_of(place: Place, inventory: Inventory) -> int | None:
+    """What a device has, as far as the inventory says."""
+    devices = [device for host in inventory.hosts for device in host.devices]
+    found = next(device.memory_bytes for device in devices if device.name == place.name)
+    return None if found is None else int(found)
+
+
 def devices_beside(place: Place, inventory: Inventory) -> int:
     """Devices of the same host, this one included."""
     return sum(other.host == place.host for other in places(inventory))

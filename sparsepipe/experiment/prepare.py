@@ -18,6 +18,8 @@ from sparsepipe.experiment.device_profiles import (
 )
 from sparsepipe.experiment.emulation import emulation_of
 from sparsepipe.experiment.evaluate import checkpoint_to_evaluate, evaluate
+from sparsepipe.experiment.fitting.fit_batch import fit_batch
+from sparsepipe.experiment.fitting.train_if_fits import train_if_fits
 from sparsepipe.experiment.model_names import model_name, model_settings
 from sparsepipe.experiment.partition import partition
 from sparsepipe.experiment.placing import order_of_devices, places_of_ranks
@@ -26,10 +28,11 @@ from sparsepipe.experiment.profile import profile
 from sparsepipe.experiment.run import num_ranks
 from sparsepipe.experiment.rundir import RunDir, file_fingerprint, run_dir
 from sparsepipe.experiment.signature import locate
+from sparsepipe.experiment.table1 import table1
 from sparsepipe.experiment.table3 import table3
 from sparsepipe.profiling import Profile
 
-_ALONE = (partition, profile, table3)
+_ALONE = (fit_batch, partition, profile, table1, table3, train_if_fits)
 """Tasks that run as one process."""
 
 
@@ -60,7 +63,7 @@ def prepare(config: Mapping[str, Any], inventory: Inventory) -> RunDir:
 
 
 def refuse_search(config: Mapping[str, Any]) -> None:
-    """Refuses to search for the plan of a task that trains nothing.
+    """Refuses to search for the plan of a task that splits nothing.
 
     Raises:
         ConfigError: the task runs as one process.
@@ -69,8 +72,7 @@ def refuse_search(config: Mapping[str, Any]) -> None:
     if task in _ALONE and (search := search_of(config)) is not None:
         asked = "" if task is not partition else f"; task.search={search.search} is its own search"
         raise ConfigError(
-            f"task={task.__name__} runs as one process and trains nothing, so that parallel has "
-            "no plan to search for",
+            f"task={task.__name__} runs as one process, so that parallel has no plan to search for",
             remedy=f"leave out parallel, or set parallel=single{asked}",
         )
 

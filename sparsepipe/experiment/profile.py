@@ -32,6 +32,7 @@ from sparsepipe.experiment.measured_device import (
     words_of_device,
 )
 from sparsepipe.experiment.model_names import model_name, model_settings
+from sparsepipe.experiment.profile_text import layer_table, share_of_training, told
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.seeding import seed_epoch
@@ -39,7 +40,6 @@ from sparsepipe.experiment.training_length import batches_of_training
 from sparsepipe.profiling import Profile
 from sparsepipe.profiling.measure import measure
 from sparsepipe.results.files import write_text_atomic
-from sparsepipe.results.tables import markdown_table
 from sparsepipe.runtime.throttle import Throttle
 from sparsepipe.strategies.pipeline.capture import run_until_layers
 from sparsepipe.strategies.pipeline.layers import find_layers
@@ -56,6 +56,7 @@ def profile(
     layers: str | None = None,
     device: str | None = None,
     plan: str | None = None,
+    beside: dict[str, str] | None = None,
     for_plan: bool = False,
 ) -> None:
     """Measures the layers on real batches; writes ``profile.json``, a table and a picture.
@@ -69,6 +70,7 @@ def profile(
         device: name of the inventory's device to measure; None where it has one kind only.
         plan: file of a plan whose cuts are marked in the picture, which then shows the profiles
             that the inventory names of other devices as well; None: this device alone.
+        beside: files of further profiles that the picture shows, by what they are called there.
         for_plan: a training asked for it, which tells by itself what share of it this took, and
             amid whose log a table would stand.
 
@@ -82,28 +84,28 @@ def profile(
     """
     run.assert_one_rank()
     place = find_device(run.inventory, device)
-    beside = Beside.of(plan, run.config, run.inventory)
+    others = Beside.of(plan, run.config, run.inventory, others=beside)
     found, batches = _measured(
         run,
         place,
-        beside,
+        others,
         num_warmup=num_warmup,
         num_measured=num_measured,
         num_batches=num_batches,
         layers=layers,
     )
     found.save(run.directory.path / "profile.json")
-    beside.draw(place.name, found, run.directory.shares)
-    table = _table(found)
+    others.draw(place.name, found, run.directory.shares)
+    table = layer_table(found)
     write_text_atomic(run.directory.path / "profile.txt", table + "\n")
     if for_plan:
-        log.info("%s", _told(found))
+        log.info("%s", told(found))
         _write(run, found, None)
         return
     minibatch_s = float(found.meta["step_s"]) + (found.update_s or 0.0)
     training_s = None if batches is None else batches * minibatch_s
     log.info("\n%s", table)
-    log.info("%s, %s", _told(found), _share(found, training_s))
+    log.info("%s, %s", told(found), share_of_training(found, training_s))
     _write(run, found, training_s)
 
 
@@ -117,8 +119,9 @@ def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
         HardwareError: it has no device at all, or none that is here.
     """
     _check(config, inventory)
-    place = find_device(inventory, config["task"].get("device"))
-    beside = Beside.of(config["task"].get("plan"), config, inventory)
+    task = config["task"]
+    place = find_device(inventory, task.get("device"))
+    beside = Beside.of(task.get("plan"), config, inventory, others=task.get("beside"))
     words = [*words_of_device(place, inventory), optimizer_words(config), *beside.words]
     return ", ".join([ready_data(config), *words])
 
@@ -130,7 +133,8 @@ def processes(config: Mapping[str, Any], inventory: Inventory) -> int:
 
 # Whatever training it serves; precision but float32 is refused. The fingerprint tells of the plan,
 # and of the optimizer what matters.
-profile.not_identity = ("optim", "trainer", "task.for_plan", "task.plan")  # type: ignore[attr-defined]
+_TOLD_OTHERWISE = ("optim", "trainer", "task.beside", "task.for_plan", "task.plan")
+profile.not_identity = _TOLD_OTHERWISE  # type: ignore[attr-defined]
 profile.prepare = fingerprint  # type: ignore[attr-defined]
 profile.hardware = without_links  # type: ignore[attr-defined]
 profile.processes = processes  # type: ignore[attr-defined]
@@ -195,24 +199,6 @@ def _measured(
     return Profile(layers=found.layers, meta={**found.meta, "cost_s": cost_s}), length
 
 
-def _told(found: Profile) -> str:
-    step_s, cost_s = found.meta["step_s"], found.meta["cost_s"]
-    update = "" if found.update_s is None else f", an update {1e3 * found.update_s:.1f} ms"
-    copy = "" if found.copy_s is None else f", a copy of the weights {1e3 * found.copy_s:.1f} ms"
-    return (
-        f"the layers take {1e3 * found.compute_s:.1f} ms one by one, a step of all "
-        f"{1e3 * step_s:.1f} ms ({found.compute_s / step_s:.1%}){update}{copy}; "
-        f"{cost_s:.0f} s of measuring"
-    )
-
-
-def _share(found: Profile, training_s: float | None) -> str:
-    if training_s is None:
-        return "and the training that it serves has no given end (trainer.max_epochs, max_steps)"
-    share = found.meta["cost_s"] / training_s
-    return f"{share:.1%} of the training that it serves, on this device"
-
-
 def _write(run: Run, found: Profile, training_s: float | None) -> None:
     step_s, cost_s = found.meta["step_s"], found.meta["cost_s"]
     values = {
@@ -273,27 +259,3 @@ def _meta(
 
 def _makes_optimizer(module: pl.LightningModule) -> bool:
     return hasattr(module, "make_optimizer")
-
-
-def _table(found: Profile) -> str:
-    head = (
-        *("layer", "kind", "forward ms", "spread", "backward ms", "spread", "kernel maps ms"),
-        *("update ms", "out KiB", "params KiB", "peak MiB"),
-    )
-    rows = [
-        (
-            str(layer.index),
-            layer.kind,
-            f"{1e3 * layer.forward_s:.2f}",
-            f"{1e3 * (layer.forward_spread_s or 0.0):.2f}",
-            f"{1e3 * layer.backward_s:.2f}",
-            f"{1e3 * (layer.backward_spread_s or 0.0):.2f}",
-            f"{1e3 * layer.kernel_map_s:.2f}" if layer.kernel_map_s else "",
-            f"{1e3 * layer.update_s:.2f}" if layer.update_s else "",
-            f"{layer.activation_bytes / 1024:,.0f}",
-            f"{layer.parameter_bytes / 1024:,.0f}",
-            f"{(layer.peak_bytes or 0.0) / 2**20:,.1f}",
-        )
-        for layer in found.layers
-    ]
-    return markdown_table(head, rows)

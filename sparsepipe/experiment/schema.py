@@ -197,3 +197,4 @@ class Config:
     logger: Any = field(metadata=_node_map("run_id", "run_dir", "job_type"))
     callbacks: Any = field(metadata=_node_map())
     tags: list[str] = field(default_factory=list)
+    scale: str | None = None

@@ -90,6 +90,6 @@ def _hints(found: Any) -> dict[str, Any]:
         found = found.func  # a partial has no hints of its own
     source = found.__init__ if inspect.isclass(found) else found
     try:
-        return typing.get_type_hints(inspect.unwrap(source))
+        return typing.get_type_hints(inspect.unwrap(source), include_extras=True)
     except Exception:
         return {}  # names that only a type checker sees: then types are not checked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -53,6 +53,14 @@ log = logging.getLogger(__name__)
 _FORWARDS: Mapping[str, Any] = {"warmup": 2, "timed": 20, "most_s": 20.0}
 """How many tell how fast a trained network infers; as many as task=evaluate makes by default."""
 
+More = Callable[[pl.Trainer, pl.LightningModule, pl.LightningDataModule], Mapping[str, Any]]
+"""Measures on what was trained; every rank is asked."""
+
+
+def _nothing(*trained: object) -> Mapping[str, Any]:
+    del trained
+    return {}
+
 
 def train(
     run: Run,
@@ -77,6 +85,19 @@ def train(
             they do not see the same checkpoint.
         Stopped: a signal ended the run; a checkpoint is written.
     """
+    train_with(run, test=test, monitor=monitor, mode=mode, gallery=gallery)
+
+
+def train_with(
+    run: Run,
+    *,
+    test: bool,
+    monitor: str | None,
+    mode: Literal["max", "min"],
+    gallery: int,
+    more: More = _nothing,
+) -> None:
+    """As :func:`train`, with what else is to be measured for ``result.json``."""
     data = build_data(run.config)
     data.setup("fit")
     if test:
@@ -127,6 +148,7 @@ def train(
     if group.rank() == 0 and test:
         tested = {k: v for k, v in values.items() if k.startswith("test/")}
         add_to_last_row(run.directory.metrics, tested)
+    values.update(more(trainer, module, data))
     write_result(run, {**values, **class_accuracies(module)})
     if group.rank() == 0:
         # Last, when no other rank waits for this one any more.

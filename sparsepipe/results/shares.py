@@ -55,6 +55,24 @@ def accumulated_shares(
     style.save_png(accumulated_shares_figure(devices, cuts=cuts), path)
 
 
+def share_rows(devices: Mapping[str, Costs]) -> list[dict[str, float]]:
+    """What the figure shows, as rows by layer: accumulated shares in [0, 1], by device.
+
+    Args:
+        devices: costs by device, of equally many layers.
+    """
+    columns = {
+        f"{device}: {label}": _accumulated(getattr(costs, name))
+        for device, costs in devices.items()
+        for name, label, _, _ in _LINES
+    }
+    layers = max(map(len, columns.values()), default=0)
+    return [
+        {"layer": index, **{name: shares[index] for name, shares in columns.items()}}
+        for index in range(layers)
+    ]
+
+
 def accumulated_shares_figure(devices: Mapping[str, Costs], *, cuts: Sequence[int] = ()) -> Figure:
     """The figure that :func:`accumulated_shares` writes."""
     figure = style.new_figure(width_in=max(5.6, 4.4 * len(devices)), height_in=3.9)
@@ -76,8 +94,7 @@ def accumulated_shares_figure(devices: Mapping[str, Costs], *, cuts: Sequence[in
 
 def _draw(axes: Axes, costs: Costs, cuts: Sequence[int]) -> None:
     for name, label, colour, dashes in _LINES:
-        values = getattr(costs, name)
-        shares = [100 * total / (sum(values) or 1.0) for total in accumulate(values)]
+        shares = [100 * share for share in _accumulated(getattr(costs, name))]
         axes.plot(range(len(shares)), shares, color=colour, linestyle=dashes, label=label)
     for number, (cut, row) in enumerate(_rows(cuts, len(costs.compute_s))):
         axes.axvline(
@@ -93,6 +110,11 @@ def _draw(axes: Axes, costs: Costs, cuts: Sequence[int]) -> None:
     axes.set_ylim(0, 103)
     axes.set_xlim(-0.5, len(costs.compute_s) - 0.5)
     axes.set_xlabel("layer", fontsize=style.LABEL_PT, color=style.INK)
+
+
+def _accumulated(values: Sequence[float]) -> list[float]:
+    whole = sum(values) or 1.0
+    return [total / whole for total in accumulate(values)]
 
 
 def _rows(cuts: Sequence[int], layers: int) -> list[tuple[int, int]]:

@@ -221,7 +221,7 @@ def test_devices_elsewhere_are_not_measured(tmp_path: Path) -> None:
          ["does not use device", "parallel.search.device"]),
         (("parallel=dp", "parallel.search.search=exact"), ConfigError,
          ["where no model is split", "parallel=hete_mp"]),
-        ((SLOW, "task=profile"), ConfigError, ["trains nothing", "parallel=single"]),
+        ((SLOW, "task=profile"), ConfigError, ["runs as one process", "parallel=single"]),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else None,
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 from collections.abc import Iterator
@@ -115,6 +116,22 @@ def test_the_picture_marks_the_cuts_of_a_plan_amid_all_devices(tmp_path: Path) -
     assert (done.path / "shares.png").read_bytes() == (tmp_path / "expected.png").read_bytes()
     plan.write_text(Plan.of(config="1-1", cuts=[3], num_layers=layers).to_json())
     assert run(*beside, f"task.plan={plan}").path != done.path, "another plan is another picture"
+
+
+def test_the_picture_shows_profiles_of_other_batches_and_widths_beside(tmp_path: Path) -> None:
+    first = run(*PROFILE).path / "profile.json"
+    wide = (*PROFILE, "model.width=16", "data.batch_size=8")
+    done = run(*wide, f"++task.beside={{printed: {first}}}")
+    with (done.path / "shares.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    (ours,) = {name.partition(": ")[0] for name in rows[0]} - {"layer", "printed"}
+    for name, path in (("printed", first), (ours, done.path / "profile.json")):
+        times_s = [layer.compute_s for layer in Profile.load(path).layers]
+        shares = [sum(times_s[: i + 1]) / sum(times_s) for i in range(len(times_s))]
+        assert [float(row[f"{name}: compute time"]) for row in rows] == pytest.approx(shares)
+    assert run(*wide).path != done.path, "another picture"
+    with pytest.raises(ProfileError, match="printed has 52 layers, the network has 4"):
+        run(*PROFILE, "++task.beside={printed: profiles/paper/titan_xp.json}")
 
 
 @pytest.mark.parametrize(

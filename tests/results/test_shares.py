@@ -3,7 +3,12 @@ from picture_checks import has_colour, pixels, texts_outside
 from PIL import Image
 
 from sparsepipe.results import style
-from sparsepipe.results.shares import Costs, accumulated_shares, accumulated_shares_figure
+from sparsepipe.results.shares import (
+    Costs,
+    accumulated_shares,
+    accumulated_shares_figure,
+    share_rows,
+)
 
 COSTS = Costs(
     compute_s=[1.0, 2.0, 1.0], activation_bytes=[8.0, 1.0, 1.0], parameter_bytes=[0.0, 0.0, 0.0]
@@ -19,6 +24,19 @@ def test_shares_add_up_layer_by_layer():
     assert axes.get_title() == "GPU"
     assert "%" in axes.get_ylabel()
     assert axes.get_xlabel() == "layer"
+
+
+def test_the_table_has_what_the_picture_shows():
+    rows = share_rows({"A": COSTS, "B": COSTS})
+    assert [row["layer"] for row in rows] == [0, 1, 2]
+    for device in ("A", "B"):
+        for label, shares in (
+            ("compute time", [0.25, 0.75, 1.0]),
+            ("activation size", [0.8, 0.9, 1.0]),
+            ("parameter size", [0.0, 0.0, 0.0]),
+        ):
+            np.testing.assert_allclose([row[f"{device}: {label}"] for row in rows], shares)
+    assert share_rows({}) == []
 
 
 def test_each_device_has_a_panel_with_all_cuts():

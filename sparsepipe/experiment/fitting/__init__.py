@@ -1,0 +1,1 @@
+"""Whether a training step fits into a budget of memory, and the largest batch that does."""

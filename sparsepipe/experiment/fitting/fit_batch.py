@@ -1,0 +1,111 @@
+"""The task ``fit_batch``: the largest batch whose training step fits into a budget of memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.experiment.build import build_data
+from sparsepipe.experiment.fitting.prober import Prober, budget_of, values_of
+from sparsepipe.experiment.fitting.search import Found, largest_that_fits
+from sparsepipe.experiment.measured_device import memory_of
+from sparsepipe.experiment.report import num_shapes
+from sparsepipe.experiment.result import write_result
+from sparsepipe.experiment.run import Run
+from sparsepipe.experiment.schema import Limits
+
+log = logging.getLogger(__name__)
+
+Size = Annotated[int, Limits(1, 2**31)]
+
+
+def fit_batch(
+    run: Run,
+    *,
+    budget_bytes: Annotated[float, Limits(1, 1e15)] | None = None,
+    start: Size = 8,
+    most: Size = 4096,
+    precision: Annotated[float, Limits(0, 1)] = 0.0,
+    steps: Annotated[int, Limits(1, 1000)] = 2,
+    timeout_s: Annotated[float, Limits(1, 1e6)] = 600.0,
+) -> None:
+    """Searches by doubling, then by bisection; every size is tried by training steps of its own.
+
+    Each trial is a fresh process that trains on real batches of the training split, forward,
+    backward and update. Its answers are kept in ``probes.json``, so that a search that was ended
+    goes on.
+
+    Args:
+        run: configuration and directory.
+        budget_bytes: that a step may take: of a GPU's memory, which then really runs out, or of
+            this process's resident memory beyond what it had before the network was made. None:
+            what the device has.
+        start: the first batch size.
+        most: larger ones are not tried, nor are those of more shapes than there are.
+        precision: the search ends where a size that does not fit is larger than one that does by
+            no more than this share; 0 finds the very largest.
+        steps: of training in each trial. The first has no state of the optimizer beside its
+            activations.
+        timeout_s: limit of each trial; what takes longer counts as not fitting.
+
+    Raises:
+        ConfigError: the run has several processes, or data without a batch size.
+        HardwareError: nobody knows what memory there is.
+        Stopped: a signal ended it.
+    """
+    run.assert_one_rank()
+    _check(run.config)
+    budget = budget_of(run, budget_bytes)
+    shapes = _shapes(run)
+    top = min(most, shapes or most)
+    prober = Prober(run, budget_bytes=budget, steps=steps, timeout_s=timeout_s)
+    found = largest_that_fits(
+        lambda size: prober.probe(size).fits, most=top, start=start, precision=precision
+    )
+    limit = _limit(found, prober, limited_by_data=top == shapes)
+    largest = prober.probe(found.largest) if found.largest else None
+    memory_bytes = None if largest is None else largest.memory_bytes
+    known = budget or memory_of(run.places[0], run.inventory)
+    log.info("largest batch that fits: %d (next: %s)", found.largest, limit.replace("_", " "))
+    write_result(
+        run,
+        {
+            "largest_batch": found.largest,
+            "refused_batch": found.refused,
+            "limited_by": limit,
+            "step_memory_bytes": memory_bytes,
+            **values_of(prober.probes, known),
+        },
+    )
+
+
+# How large batches are trained on in the end, and for how long, does not matter to it.
+fit_batch.not_identity = (  # type: ignore[attr-defined]
+    "data.batch_size",
+    *(f"trainer.{name}" for name in ("max_epochs", "max_steps", "limit_train_batches")),
+    *(f"trainer.{name}" for name in ("limit_val_batches", "limit_test_batches")),
+)
+
+
+def _check(config: Mapping[str, Any]) -> None:
+    if "batch_size" not in config["data"]:
+        raise ConfigError(
+            "data has no batch_size whose largest value could be searched for",
+            remedy="give the data module an argument of this name, and the data group its key",
+        )
+
+
+def _shapes(run: Run) -> int:
+    """Of the training split; 0 where it does not tell."""
+    data = build_data(run.config)
+    data.setup("fit")
+    return num_shapes(data.train_dataloader())
+
+
+def _limit(found: Found, prober: Prober, *, limited_by_data: bool) -> str:
+    """Why no larger batch was found: the outcome of the next, the data, or ``most``."""
+    if found.refused is not None:
+        return prober.probe(found.refused).outcome
+    return "data" if limited_by_data else "most"

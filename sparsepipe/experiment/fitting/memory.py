@@ -1,0 +1,112 @@
+"""What a process takes of its host's memory from a moment on, and limits that it cannot pass.
+
+By its own measurement: the kernel's mark of the most memory that was resident, set back at that
+moment. Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+import resource
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from sparsepipe.errors import HardwareError
+
+_STATUS = Path("/proc/self/status")
+_SET_BACK = Path("/proc/self/clear_refs")
+_VICTIM = Path("/proc/self/oom_score_adj")
+_KILLS = Path("/proc/vmstat")
+_POLL_S = 0.005
+"""Between two looks at the memory: what is written in so short a time is little."""
+
+
+class ResidentPeak:
+    """The most memory that was resident at a time since this was made, beyond what was then.
+
+    Attributes:
+        before_bytes: what was resident then.
+
+    Raises:
+        HardwareError: the system does not tell.
+    """
+
+    def __init__(self) -> None:
+        _trim()
+        try:
+            _SET_BACK.write_text("5")
+            self.before_bytes = status_bytes("VmRSS")
+        except OSError as error:
+            raise HardwareError(
+                f"this system does not tell what memory a process takes: {error}",
+                remedy="measure memory on Linux, or on a GPU",
+            ) from error
+
+    def bytes(self) -> int:
+        """So far."""
+        return max(0, status_bytes("VmHWM") - self.before_bytes)
+
+
+def status_bytes(name: str) -> int:
+    """A size that the kernel tells of this process, such as ``VmRSS``.
+
+    Raises:
+        OSError: it tells none.
+    """
+    found = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+    if found is None:
+        raise OSError(f"{_STATUS} has no {name}")
+    return 1024 * int(found[1])
+
+
+def _trim() -> None:
+    """Gives freed memory back to the system, where a step would take it up again unseen."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
+
+
+def watch_resident(most_bytes: int, passed: Callable[[], None]) -> None:
+    """Calls ``passed``, in a thread of its own, once more than this is resident.
+
+    Torch computes without Python's lock, so that the thread runs beside.
+    """
+
+    def watch() -> None:
+        while status_bytes("VmRSS") <= most_bytes:
+            ended.wait(_POLL_S)
+        passed()
+
+    ended = threading.Event()  # never set: only its clock is needed
+    threading.Thread(target=watch, name="memory-watch", daemon=True).start()
+
+
+def limit_allocations(more_bytes: int) -> None:
+    """Lets allocations fail that would take this process so far beyond what it has.
+
+    That is before the watch can see anything: memory that is asked for counts, also where it is
+    never used.
+    """
+    limit = status_bytes("VmData") + more_bytes
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def prefer_as_victim() -> None:
+    """Where memory runs out, the kernel is to end this process and no other."""
+    with contextlib.suppress(OSError):  # the other limits hold
+        _VICTIM.write_text("1000")
+
+
+def kills_for_memory() -> int:
+    """How many processes the kernel has ended for want of memory so far; 0 where it is silent."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", _KILLS.read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0

@@ -1,0 +1,206 @@
+"""Asks probes, one process for each batch size, and keeps their answers in the run's directory."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sparsepipe.errors import DataError, HardwareError, SparsePipeError
+from sparsepipe.experiment.fitting.memory import kills_for_memory
+from sparsepipe.experiment.fitting.probe import OUT_OF_MEMORY, OVER_BUDGET, Request
+from sparsepipe.experiment.measured_device import memory_of
+from sparsepipe.experiment.run import Run
+from sparsepipe.results.files import read_json, write_json
+
+log = logging.getLogger(__name__)
+
+Outcome = Literal["fits", "over_budget", "out_of_memory", "killed_for_memory", "too_slow"]
+_SAID_LINES = 20
+_END_S = 60.0
+"""For a process that was killed to be gone: memory is given back, which may be much."""
+_OUTCOMES: Mapping[int, Outcome] = {OVER_BUDGET: "over_budget", OUT_OF_MEMORY: "out_of_memory"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What came of a few training steps.
+
+    Attributes:
+        batch_size: of the steps.
+        outcome: whether they fit, or why not.
+        memory_bytes: the most they took at a time; None where they do not fit.
+        wall_s: the whole process, its start and the reading of data included.
+    """
+
+    batch_size: int
+    outcome: Outcome
+    memory_bytes: int | None
+    wall_s: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether they do."""
+        return self.outcome == "fits"
+
+
+class Prober:
+    """Tells what training steps of a run need; what it was told before, it knows.
+
+    Args:
+        run: whose steps; of one process.
+        budget_bytes: that they may take, see :func:`budget_of`; None: all that a GPU has.
+        steps: of training, in each probe.
+        timeout_s: limit of each probe.
+    """
+
+    def __init__(self, run: Run, *, budget_bytes: int | None, steps: int, timeout_s: float) -> None:
+        self._run = run
+        self._budget_bytes = budget_bytes
+        self._steps, self._timeout_s = steps, timeout_s
+        self._file = run.directory.path / "probes.json"
+        self._known = _read(self._file)
+
+    @property
+    def probes(self) -> list[Probe]:
+        """All so far, by batch size."""
+        return [self._known[size] for size in sorted(self._known)]
+
+    def probe(self, batch_size: int) -> Probe:
+        """Takes the steps, unless their answer is known.
+
+        Raises:
+            SparsePipeError: they cannot be taken, for another reason than memory or time.
+            Stopped: a signal came.
+        """
+        if batch_size not in self._known:
+            found = self._ask(batch_size)
+            self._known[batch_size] = found
+            write_json(self._file, [asdict(each) for each in self.probes])
+            log.info("%s", _told(found))
+        return self._known[batch_size]
+
+    def _ask(self, batch_size: int) -> Probe:
+        started_s = time.monotonic()
+        outcome, memory_bytes = self._answer(batch_size)
+        wall_s = time.monotonic() - started_s
+        return Probe(
+            batch_size=batch_size, outcome=outcome, memory_bytes=memory_bytes, wall_s=wall_s
+        )
+
+    def _answer(self, batch_size: int) -> tuple[Outcome, int | None]:
+        with tempfile.TemporaryDirectory(prefix="sparsepipe-") as name:
+            place = Path(name)
+            request = Request(
+                config=self._run.config,
+                batch_size=batch_size,
+                budget_bytes=self._budget_bytes,
+                steps=self._steps,
+                answer=place / "answer",
+                parent=os.getpid(),
+            )
+            (place / "request").write_bytes(pickle.dumps(request))
+            kills = kills_for_memory()
+            code = _run(place / "request", said=place / "said", timeout_s=self._timeout_s)
+            if code is None:
+                return "too_slow", None
+            if code in _OUTCOMES:
+                return _OUTCOMES[code], None
+            if code == -signal.SIGKILL and kills_for_memory() > kills:
+                return "killed_for_memory", None
+            if code != 0:
+                raise _broken(batch_size, code, (place / "said").read_text(errors="replace"))
+            answer: int | SparsePipeError = pickle.loads(request.answer.read_bytes())
+        if isinstance(answer, SparsePipeError):
+            raise answer
+        # The watch may have looked away at the very peak.
+        over = self._budget_bytes is not None and answer > self._budget_bytes
+        return ("over_budget", None) if over else ("fits", answer)
+
+
+def budget_of(run: Run, asked_bytes: float | None) -> int | None:
+    """Bytes that steps may take: what is asked for, else what the device has.
+
+    Returns:
+        None for a GPU that is to be filled until it runs out.
+
+    Raises:
+        HardwareError: nothing is asked for, and nobody knows what the processor has.
+    """
+    if asked_bytes is not None:
+        return int(asked_bytes)
+    if run.inventory.accelerator == "cuda":
+        return None
+    known = memory_of(run.places[0], run.inventory)
+    if known is None:
+        raise HardwareError(
+            "the inventory does not say what memory the device has",
+            remedy="set task.budget_bytes",
+        )
+    return known
+
+
+def _read(path: Path) -> dict[int, Probe]:
+    if not path.exists():
+        return {}
+    try:
+        return {each["batch_size"]: Probe(**each) for each in read_json(path)}
+    except (TypeError, KeyError) as error:
+        raise DataError(
+            f"{path} does not hold probes", remedy="remove it, or give force=true"
+        ) from error
+
+
+def _run(request: Path, *, said: Path, timeout_s: float) -> int | None:
+    """The exit status of a probe; None where it took too long."""
+    with said.open("wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sparsepipe.experiment.fitting.probe", str(request)],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a terminal's Ctrl-C is for us, who end it
+        )
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            process.kill()
+            process.wait(_END_S)
+
+
+def _broken(batch_size: int, code: int, said: str) -> SparsePipeError:
+    lines = "\n".join(said.strip().splitlines()[-_SAID_LINES:])
+    end = f"signal {-code}" if code < 0 else f"exit status {code}"
+    return SparsePipeError(
+        f"training steps of batch size {batch_size} ended with {end}, not for memory:\n{lines}",
+        remedy="mend what it says; the same command goes on with the search",
+    )
+
+
+def _told(found: Probe) -> str:
+    took = f"{found.wall_s:.1f} s"
+    if found.memory_bytes is None:
+        return f"batch size {found.batch_size}: {found.outcome.replace('_', ' ')} ({took})"
+    return f"batch size {found.batch_size}: {found.memory_bytes / 1e6:,.0f} MB ({took})"
+
+
+def values_of(probes: list[Probe], budget_bytes: int | None) -> dict[str, Any]:
+    """Of a ``result.json``: the budget and what was asked."""
+    return {
+        "budget_bytes": budget_bytes,
+        "probed_batches": [probe.batch_size for probe in probes],
+        "probed_outcomes": [probe.outcome for probe in probes],
+        "probed_memory_bytes": [probe.memory_bytes for probe in probes],
+        "probing_s": sum(probe.wall_s for probe in probes),
+    }

@@ -1,0 +1,85 @@
+"""The task ``train_if_fits``: trains where a step fits into a budget of memory, else says so."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import pytorch_lightning as pl
+
+from sparsepipe.experiment.evaluate import inference_rate
+from sparsepipe.experiment.fitting.prober import Prober, budget_of, values_of
+from sparsepipe.experiment.measured_device import memory_of
+from sparsepipe.experiment.result import write_result
+from sparsepipe.experiment.run import Run
+from sparsepipe.experiment.schema import Limits
+from sparsepipe.experiment.train import train_with
+
+log = logging.getLogger(__name__)
+
+
+def train_if_fits(
+    run: Run,
+    *,
+    budget_bytes: Annotated[float, Limits(1, 1e15)] | None = None,
+    steps: Annotated[int, Limits(1, 1000)] = 2,
+    timeout_s: Annotated[float, Limits(1, 1e6)] = 600.0,
+    warmup_batches: Annotated[int, Limits(0, 1_000_000)] = 2,
+    timed_batches: Annotated[int, Limits(1, 1_000_000)] = 20,
+    test: bool = True,
+    monitor: str | None = None,
+    mode: Literal["max", "min"] = "max",
+    gallery: int = 24,
+) -> None:
+    """Takes a few training steps in a process of their own first, as ``task=fit_batch`` does.
+
+    Where they do not fit, the run is finished, and its result says ``fits: false``; nothing is
+    trained. Else it is a training that measures also how fast the network infers.
+
+    Args:
+        run: configuration and directory.
+        budget_bytes: that a step may take; None: what the device has.
+        steps: of training that are tried.
+        timeout_s: limit of these; what takes longer counts as not fitting.
+        warmup_batches: forwards before the clock starts.
+        timed_batches: forwards while it runs.
+        test: measure on the test split when training is done.
+        monitor: metric by which the best checkpoint is kept; None: ``val/accuracy``.
+        mode: ``max`` or ``min``.
+        gallery: test shapes in ``predictions.png``.
+
+    Raises:
+        ConfigError: the run has several processes; and what a training raises.
+        HardwareError: nobody knows what memory there is.
+        Stopped: a signal ended it.
+    """
+    run.assert_one_rank()
+    budget = budget_of(run, budget_bytes)
+    prober = Prober(run, budget_bytes=budget, steps=steps, timeout_s=timeout_s)
+    found = prober.probe(int(run.config["data"]["batch_size"]))
+    told = {
+        "fits": found.fits,
+        "limited_by": None if found.fits else found.outcome,
+        "step_memory_bytes": found.memory_bytes,
+        **values_of(prober.probes, budget or memory_of(run.places[0], run.inventory)),
+    }
+    if not found.fits:
+        log.info("a training step does not fit (%s): nothing is trained", found.outcome)
+        write_result(run, told)
+        return
+    measured = partial(_measured, told=told, warmup=warmup_batches, timed=timed_batches)
+    train_with(run, more=measured, test=test, monitor=monitor, mode=mode, gallery=gallery)
+
+
+def _measured(
+    trainer: pl.Trainer,
+    module: pl.LightningModule,
+    data: pl.LightningDataModule,
+    *,
+    told: dict[str, Any],
+    warmup: int,
+    timed: int,
+) -> dict[str, Any]:
+    rate = inference_rate(trainer, module, data, warmup=warmup, timed=timed)
+    return {**told, "inference_shapes_per_s": rate}

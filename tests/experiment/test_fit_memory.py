@@ -1,0 +1,81 @@
+"""What a process takes of memory by its own measurement, and the limits around it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from sparsepipe.experiment.fitting.memory import ResidentPeak, kills_for_memory, status_bytes
+
+MB = 10**6
+
+
+def test_the_peak_counts_what_is_gone_again() -> None:
+    room = np.ones(100 * MB // 8)  # resident before
+    peak = ResidentPeak()
+    assert peak.bytes() < 5 * MB, "what was there before does not count"
+    first = np.ones(64 * MB // 8)
+    del first
+    second = np.ones(32 * MB // 8)
+    assert 60 * MB < peak.bytes() < 75 * MB
+    del second, room
+
+
+def test_an_earlier_peak_does_not_count() -> None:
+    large = np.ones(200 * MB // 8)
+    del large
+    peak = ResidentPeak()
+    small = np.ones(16 * MB // 8)
+    assert 14 * MB < peak.bytes() < 25 * MB
+    del small
+
+
+def test_memory_that_is_not_touched_is_not_resident() -> None:
+    peak = ResidentPeak()
+    empty = np.empty(500 * MB // 8)
+    assert peak.bytes() < 5 * MB
+    del empty
+
+
+def test_an_unknown_size_is_an_error() -> None:
+    assert status_bytes("VmRSS") > MB
+    with pytest.raises(OSError, match="no VmNothing"):
+        status_bytes("VmNothing")
+    assert kills_for_memory() >= 0
+
+
+PREAMBLE = """
+import os, time
+from sparsepipe.experiment.fitting.memory import *
+"""
+WATCHED = """
+watch_resident(status_bytes("VmRSS") + 100_000_000, lambda: os._exit(91))
+held = []
+for _ in range(40):
+    held.append(bytearray(b"x") * 20_000_000)  # 800 MB in the end
+    time.sleep(0.05)
+"""
+LIMITED = """
+limit_allocations(100_000_000)
+bytearray(50_000_000)
+try:
+    bytearray(10**12)  # at once, before any watch could see it
+except MemoryError:
+    os._exit(92)
+"""
+VICTIM = """
+prefer_as_victim()
+os._exit(0 if open("/proc/self/oom_score_adj").read().strip() == "1000" else 1)
+"""
+
+
+@pytest.mark.parametrize(("program", "code"), [(WATCHED, 91), (LIMITED, 92), (VICTIM, 0)])
+def test_limits_end_a_process_that_passes_them(program: str, code: int) -> None:
+    started_s = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", PREAMBLE + program], check=False, timeout=120)
+    assert done.returncode == code
+    assert time.monotonic() - started_s < 120

@@ -1,0 +1,129 @@
+"""What the paper's tables and figures sweep, and what each scale makes of their jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from experiment_harness import composed
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from sparsepipe.experiment import compose
+from sparsepipe.experiment.rundir import identity_of
+
+# resolution, GPUs, network, p, batch size; as the paper's Table II prints them.
+TABLE_2 = {
+    (32, 1, "dense", 1.0, 128), (32, 1, "sparse", 1.0, 256),
+    (32, 1, "sparse", 0.5, 256), (32, 1, "sparse", 0.25, 512),
+    (32, 4, "dense", 1.0, 128), (32, 4, "sparse", 1.0, 256),
+    (32, 4, "sparse", 0.5, 256), (32, 4, "sparse", 0.25, 512),
+    (50, 1, "dense", 1.0, 32), (50, 1, "sparse", 1.0, 128),
+    (50, 1, "sparse", 0.5, 128), (50, 1, "sparse", 0.25, 256),
+    (50, 4, "dense", 1.0, 32), (50, 4, "sparse", 1.0, 128),
+    (50, 4, "sparse", 0.5, 128), (50, 4, "sparse", 0.25, 256),
+}  # fmt: skip
+
+
+def jobs(experiment: str, *arguments: str) -> list[list[str]]:
+    """Overrides of each job of a sweep, as Hydra's sweeper makes them."""
+    with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
+        config = hydra_compose("config", [f"experiment={experiment}"], return_hydra_config=True)
+    params = [f"{key}={value}" for key, value in config.hydra.sweeper.params.items()]
+    words = [*params, *compose.admit([f"experiment={experiment}", *arguments])]
+    overrides = OverridesParser.create().parse_overrides(words)
+    (batch,) = BasicSweeper.split_arguments(overrides, None)
+    return batch
+
+
+def config_of(overrides: list[str]) -> dict[str, Any]:
+    return composed(*overrides)
+
+
+def cell(config: dict[str, Any]) -> tuple[int, int, str, float, int]:
+    data = config["data"]
+    return (
+        data["resolution"],
+        config["parallel"]["devices"],
+        data["representation"],
+        data["point_ratio"],
+        data["batch_size"],
+    )
+
+
+@pytest.mark.full
+def test_table_2_trains_what_the_paper_prints_and_nothing_else(monkeypatch) -> None:
+    monkeypatch.setenv("MODELNET40", "somewhere")
+    configs = [config_of(job) for job in jobs("table2", "scale=paper")]
+    trained = [c for c in configs if c["task"]["_target_"].endswith(".train")]
+    searched = [c for c in configs if c["task"]["_target_"].endswith(".fit_batch")]
+    assert len(configs) == len(trained) + len(searched) == 24
+    assert sorted(map(cell, trained)) == sorted(TABLE_2)
+    alone = {row[:4] for row in TABLE_2 if row[1] == 1}
+    assert {cell(c)[:4] for c in searched} == alone
+    assert len(searched) == len(alone)
+    for config in configs:
+        kind = "dense" if cell(config)[2] == "dense" else "sparse"
+        assert config["model"]["_target_"] == f"sparsepipe.models.{kind}_vgg16_bn"
+        assert config["data"]["root"] == "somewhere"
+        assert (config["model"]["width"], config["trainer"]["max_epochs"]) == (1.0, 90)
+        assert config["optim"]["optimizer"]["_target_"] == "torch.optim.SGD"
+        optimizer = {k: config["optim"]["optimizer"][k] for k in ("lr", "momentum", "nesterov")}
+        assert optimizer == {"lr": 0.01, "momentum": 0.9, "nesterov": False}
+        assert config["optim"]["schedule"] is None
+        assert (config["data"]["num_points"], config["data"]["cached_points"]) == (4096, 16384)
+        assert config["data"]["augment"]["enabled"] is False
+        assert config["scale"] == "paper"
+
+
+@pytest.mark.full
+def test_fig_8_goes_over_four_resolutions_of_both_networks() -> None:
+    configs = [config_of(job) for job in jobs("fig8", "scale=desk")]
+    assert sorted((c["data"]["resolution"], c["representation"]) for c in configs) == [
+        (resolution, network)
+        for resolution in (32, 50, 100, 200)
+        for network in ("dense", "sparse")
+    ]
+    assert {c["task"]["_target_"].rpartition(".")[2] for c in configs} == {"train_if_fits"}
+    assert {c["task"]["budget_bytes"] for c in configs} == {2.75e9}
+    assert {c["data"]["batch_size"] for c in configs} == {16}
+
+
+def test_a_sweep_is_small_unless_the_command_line_has_another_scale() -> None:
+    assert all("scale=smoke" in job for job in jobs("table2"))
+    desk = jobs("table2", "scale=desk", "data.resolution=32")
+    assert len(desk) == 12
+    assert all("scale=desk" in job and "++data.resolution=32" in job for job in desk)
+
+
+@pytest.mark.parametrize("scale", ["smoke", "desk"])
+def test_four_devices_share_the_batch_of_one(scale: str) -> None:
+    one, four = (
+        config_of(["experiment=table2", f"scale={scale}", f"trial={trial}"])
+        for trial in ("one_device", "four_devices")
+    )
+    assert (one["parallel"]["devices"], four["parallel"]["devices"]) == (1, 4)
+    assert four["hardware"]["cpu_devices"] == 4
+    assert one["data"]["batch_size"] == 4 * four["data"]["batch_size"]
+    assert one["scale"] == four["scale"] == scale
+
+
+def test_a_scale_goes_with_any_data_and_its_values_give_way() -> None:
+    asked = ["experiment=table2", "scale=desk", "data=modelnet40_points", "data.root=there"]
+    config = config_of([*asked, "trainer.max_epochs=7"])
+    assert config["data"]["source"] == {
+        "_target_": "sparsepipe.data.sources.NpzBundle",
+        "_partial_": True,
+    }
+    assert (config["trainer"]["max_epochs"], config["model"]["width"]) == (7, 0.25)
+
+
+def test_without_a_scale_all_is_as_it_was() -> None:
+    config = composed("data=shapes")
+    assert "scale" not in config
+    source = config["data"]["source"]
+    assert (source["train_per_class"], source["test_per_class"]) == (200, 52)
+    assert "scale" not in identity_of(config)
+    assert identity_of(composed("data=shapes", "scale=smoke"))["scale"] == "smoke"
