@@ -72,13 +72,15 @@ def training(
 
 
 def fitting(network: str, resolution: int, p: float = 1.0, *, batch: int, **more: Any):
-    """A search for the largest batch."""
+    """A search for the very largest batch, which memory ended."""
     return run(
         "fit_batch",
         "table2",
         **{
             **shapes(network, resolution, p),
             "largest_batch": batch,
+            "refused_batch": batch + 1,
+            "limited_by": "over_budget",
             "budget_bytes": 2_750_000_000,
             **more,
         },

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sparsepipe.results.paper import printed
+from sparsepipe.results.report.batches import Searched, ratio, searched
 from sparsepipe.results.report.commands import command
 from sparsepipe.results.report.exhibit import (
     Block,
@@ -74,7 +75,8 @@ def _cells(asked: Asked, rows: Sequence[Row], given: Sequence[str]) -> list[Cell
     runs, paper = asked.runs(rows), _PAPER[asked]
     first, base = _first(asked), _PAPER[_first(asked)]
     training, fitting = _training(asked, given), _fitting(asked, given)
-    ratio = int(paper["batch_size"]) / int(base["batch_size"])
+    theirs = int(paper["batch_size"]) / int(base["batch_size"])
+    batch = _batch(asked, rows)
     found: list[tuple[Column, Printed, Ours | None, str]] = [
         (TRAIN, Printed(text=paper["train_accuracy_percent"]), accuracy(runs, "train"), training),
         (TEST, Printed(text=paper["test_accuracy_percent"]), accuracy(runs, "test"), training),
@@ -85,14 +87,14 @@ def _cells(asked: Asked, rows: Sequence[Row], given: Sequence[str]) -> list[Cell
             _speedup(runs, first.runs(rows)),
             _training(first, given) if runs else training,  # what it lacks, if it does
         ),
-        (BATCH, Printed(text=paper["batch_size"]), _batch(asked, rows), fitting),
+        (BATCH, Printed(text=paper["batch_size"]), batch.ours if batch else None, fitting),
         (
             BATCHES,
             Printed(
-                text=f"{ratio:g}", derived="not printed: the ratio of two batch sizes that are"
+                text=f"{theirs:g}", derived="not printed: the ratio of two batch sizes that are"
             ),
             _batch_ratio(asked, rows),
-            _fitting(first, given) if _batch(asked, rows) else fitting,
+            _fitting(first, given) if batch else fitting,
         ),
     ]
     row = (
@@ -143,18 +145,14 @@ def _reason(runs: Sequence[Row]) -> str:
     return next((reason for run in runs if (reason := crowded(run))), "")
 
 
-def _batch(asked: Asked, rows: Sequence[Row]) -> Ours | None:
+def _batch(asked: Asked, rows: Sequence[Row]) -> Searched | None:
     """On one device: each of several holds the whole network and its own batch."""
-    runs = replace(asked, devices=1).runs(rows, task="fit_batch")
-    return mean_of(runs, "largest_batch")
+    return searched(replace(asked, devices=1).runs(rows, task="fit_batch"))
 
 
 def _batch_ratio(asked: Asked, rows: Sequence[Row]) -> Ours | None:
     ours, base = _batch(asked, rows), _batch(_first(asked), rows)
-    if ours is None or base is None or not base.value:
-        return None
-    ratio = float(ours.value) / float(base.value)
-    return Ours(value=ratio, runs=(*ours.runs, *base.runs))
+    return None if ours is None or base is None else ratio(ours, base, of="D-1")
 
 
 TABLE2 = Exhibit(
