@@ -18,7 +18,7 @@ from sparsepipe.results.report.exhibit import (
     Printed,
     Row,
 )
-from sparsepipe.results.report.places import crowded
+from sparsepipe.results.report.places import no_speedup
 from sparsepipe.results.report.rows import mean_of
 from sparsepipe.results.report.trainings import (
     Asked,
@@ -74,17 +74,18 @@ def _block(rows: Sequence[Row], *, title: str = "", given: Sequence[str] = ()) -
 def _cells(asked: Asked, rows: Sequence[Row], given: Sequence[str]) -> list[Cell]:
     runs, paper = asked.runs(rows), _PAPER[asked]
     first, base = _first(asked), _PAPER[_first(asked)]
+    of_first = first.runs(rows)
     training, fitting = _training(asked, given), _fitting(asked, given)
     theirs = int(paper["batch_size"]) / int(base["batch_size"])
     batch = _batch(asked, rows)
     found: list[tuple[Column, Printed, Ours | None, str]] = [
         (TRAIN, Printed(text=paper["train_accuracy_percent"]), accuracy(runs, "train"), training),
         (TEST, Printed(text=paper["test_accuracy_percent"]), accuracy(runs, "test"), training),
-        (TIME, Printed(text=paper["epoch_time_s"]), _time(runs), training),
+        (TIME, Printed(text=paper["epoch_time_s"]), _time(runs, of_first), training),
         (
             SPEEDUP,
             Printed(text=paper["speedup_over_D1_1gpu"]),
-            _speedup(runs, first.runs(rows)),
+            _speedup(runs, of_first),
             _training(first, given) if runs else training,  # what it lacks, if it does
         ),
         (BATCH, Printed(text=paper["batch_size"]), batch.ours if batch else None, fitting),
@@ -118,16 +119,16 @@ def _fitting(asked: Asked, given: Sequence[str]) -> str:
     return command("table2", *given, "trial=largest_batch", *asked.overrides)
 
 
-def _time(runs: Sequence[Row]) -> Ours | None:
+def _time(runs: Sequence[Row], first: Sequence[Row]) -> Ours | None:
     found = mean_of(runs, "epoch_time_s")
-    reason = _reason(runs)
+    reason = _reason(runs, first)
     return replace(found, note=reason) if found and reason else found
 
 
 def _speedup(runs: Sequence[Row], first: Sequence[Row]) -> Ours | None:
     """Shapes a second over those of D-1: epochs may be of unlike length."""
     rate, base = mean_of(runs, "train_shapes_per_s"), mean_of(first, "train_shapes_per_s")
-    if rate is not None and (reason := _reason(runs)):
+    if rate is not None and (reason := _reason(runs, first)):
         return Ours(value="no speedup", runs=rate.runs, note=reason, counts=False)
     if rate is None or base is None:
         return None
@@ -141,8 +142,11 @@ def _speedup(runs: Sequence[Row], first: Sequence[Row]) -> Ours | None:
     )
 
 
-def _reason(runs: Sequence[Row]) -> str:
-    return next((reason for run in runs if (reason := crowded(run))), "")
+def _reason(runs: Sequence[Row], first: Sequence[Row]) -> str:
+    """Why there is no speedup of runs over D-1, whose runs all have as many threads."""
+    base = first[0] if first else None
+    reasons = (no_speedup(run, base, of="D-1") for run in runs)
+    return next((reason for reason in reasons if reason), "")
 
 
 def _batch(asked: Asked, rows: Sequence[Row]) -> Searched | None:

@@ -75,6 +75,7 @@ class Setting:
         epochs: of the training.
         batches: of an epoch, where they are limited.
         device: names of the devices, without their number.
+        threads: on which one device computes, where it is a processor; None of several devices.
     """
 
     scale: str | None
@@ -85,11 +86,13 @@ class Setting:
     epochs: int | None
     batches: float | None
     device: str
+    threads: int | None = None
 
     @classmethod
     def of(cls, row: Row) -> Self:
         """Of a run."""
         names = str(row.get("hardware_devices", "")).split(", ")
+        is_one_cpu = row.get("ranks") == 1 and row.get("hardware_accelerator") == "cpu"
         return cls(
             scale=row.get("scale"),
             data=str(row.get("data.source._target_", "")).rpartition(".")[2],
@@ -99,12 +102,18 @@ class Setting:
             epochs=_whole(row.get("trainer.max_epochs")),
             batches=row.get("trainer.limit_train_batches"),
             device=", ".join(name.partition(" x ")[2] or name for name in names),
+            threads=_whole(row.get("threads_per_rank")) if is_one_cpu else None,
         )
 
     @property
-    def without_length(self) -> Self:
-        """The same, however long is trained."""
-        return replace(self, epochs=None, batches=None)
+    def without_threads(self) -> Self:
+        """The same, on however many threads one device computes."""
+        return replace(self, threads=None)
+
+    @property
+    def of_memory(self) -> Self:
+        """The same, however long and on however many threads is trained."""
+        return replace(self, epochs=None, batches=None, threads=None)
 
     @property
     def title(self) -> str:
@@ -118,6 +127,7 @@ class Setting:
             f"{self.epochs} epochs" if self.epochs else "",
             f"epochs limited to {self.batches:g}" if self.batches else "",
             self.device,
+            _threads_text(self.threads),
         ]
         return "; ".join(part for part in parts if part)
 
@@ -132,18 +142,29 @@ class Setting:
 def settings_of(rows: Sequence[Row]) -> dict[Setting, list[Row]]:
     """Trainings, and what was measured for them, by what they have in common.
 
-    What fits into memory does not depend on how long is trained.
+    Trainings on several devices belong to all on one that are alike but for its threads. What fits
+    into memory depends neither on threads nor on how long is trained.
     """
     found: dict[Setting, list[Row]] = {}
+    several, fittings = [], []
     for row in rows:
-        if row.get("task_name") in _TRAININGS and "ranks" in row:
+        task, ranks = row.get("task_name"), row.get("ranks")
+        if task in _TRAININGS and ranks == 1:
             found.setdefault(Setting.of(row), []).append(row)
-    for row in rows:
-        if row.get("task_name") == _FITTING and "ranks" in row:
-            own = Setting.of(row)
-            alike = [each for each in found if each.without_length == own.without_length]
-            for setting in alike or [own]:
-                found.setdefault(setting, []).append(row)
+        elif task in _TRAININGS and ranks is not None:
+            several.append(row)
+        elif task == _FITTING and ranks is not None:
+            fittings.append(row)
+    for row in several:
+        own = Setting.of(row)
+        alike = [each for each in found if each.without_threads == own]
+        for setting in alike or [own]:
+            found.setdefault(setting, []).append(row)
+    for row in fittings:
+        own = Setting.of(row)
+        alike = [each for each in found if each.of_memory == own.of_memory]
+        for setting in alike or [own.without_threads]:
+            found.setdefault(setting, []).append(row)
     return dict(sorted(found.items(), key=lambda item: _order(item[0])))
 
 
@@ -174,6 +195,12 @@ def budget_notes(rows: Sequence[Row]) -> list[str]:
         f"A batch fits where a training step takes at most {budget / 1e6:,.0f} MB."
         for budget in sorted(budgets)
     ]
+
+
+def _threads_text(threads: int | None) -> str:
+    if threads is None:
+        return ""
+    return "1 thread a device" if threads == 1 else f"{threads} threads a device"
 
 
 def _whole(value: Any) -> int | None:
