@@ -17,7 +17,7 @@ from sparsepipe.results.fig9_settings import (
     strategy_of,
 )
 from sparsepipe.results.paper import printed
-from sparsepipe.results.report.commands import command
+from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import (
     Block,
     Cell,
@@ -46,17 +46,18 @@ _PAPER: Mapping[tuple[str, str], Printed] = {
 _SMALLEST = _PAPER["any", "hete_mp"].text
 
 
-def _blocks(rows: Sequence[Row]) -> list[Block]:
+def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     found: dict[Setting, list[Row]] = {setting: [] for setting in EXPECTED}
     for row in rows:
         if row.get("kind") in ("simulated", "emulated") and row.get("minibatches_per_s"):
             found.setdefault(setting_of(row), []).append(row)
     return [
-        _block(setting, found[setting]) for setting in sorted(found, key=lambda each: each.order)
+        _block(setting, found[setting], commands)
+        for setting in sorted(found, key=lambda each: each.order)
     ]
 
 
-def _block(setting: Setting, rows: Sequence[Row]) -> Block:
+def _block(setting: Setting, rows: Sequence[Row], commands: Commands) -> Block:
     by_place = {
         (gpus, strategy): [
             row for row in rows if (devices_of(row), strategy_of(row)) == (gpus, strategy)
@@ -68,7 +69,7 @@ def _block(setting: Setting, rows: Sequence[Row]) -> Block:
     cells = []
     for (gpus, strategy), runs in by_place.items():
         label = (str(gpus), STRATEGIES[strategy])
-        made_by = command("fig9", *task, f"hardware=paper_{gpus}gpu", f"parallel={strategy}")
+        made_by = commands.one(*task, f"hardware=paper_{gpus}gpu", f"parallel={strategy}")
         of_gpus = [row for row in rows if devices_of(row) == gpus]
         cells += [
             Cell(
@@ -90,7 +91,7 @@ def _block(setting: Setting, rows: Sequence[Row]) -> Block:
         title=setting.title,
         cells=tuple(cells),
         notes=tuple(notes),
-        sweep=command("fig9", *task, sweep=True),
+        sweep=commands.sweep(*task),
     )
 
 
@@ -171,6 +172,6 @@ FIG9 = Exhibit(
         "the backward runs."
     ),
     heads=("GPUs", "strategy"),
-    blocks=_blocks,
+    find=_blocks,
     draw=_draw,
 )

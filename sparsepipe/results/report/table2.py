@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sparsepipe.results.paper import printed
 from sparsepipe.results.report.batches import Searched, ratio, searched
-from sparsepipe.results.report.commands import command
+from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import (
     Block,
     Cell,
@@ -20,13 +20,8 @@ from sparsepipe.results.report.exhibit import (
 )
 from sparsepipe.results.report.places import no_speedup
 from sparsepipe.results.report.rows import mean_of
-from sparsepipe.results.report.trainings import (
-    Asked,
-    accuracy,
-    budget_notes,
-    seed_notes,
-    settings_of,
-)
+from sparsepipe.results.report.settings import commands_of, data_notes, settings_of
+from sparsepipe.results.report.trainings import Asked, accuracy, budget_notes, seed_notes
 
 TRAIN = Column(key="train_accuracy", heading="train accuracy", unit="%", compare=Compare.DIFFERENCE)
 TEST = Column(key="test_accuracy", heading="test accuracy", unit="%", compare=Compare.DIFFERENCE)
@@ -51,31 +46,32 @@ def _first(asked: Asked) -> Asked:
     return Asked(resolution=asked.resolution, network="dense")
 
 
-def _blocks(rows: Sequence[Row]) -> list[Block]:
+def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     found = [
-        _block(theirs, title=setting.title, given=setting.overrides)
+        _block(theirs, commands_of(setting, theirs, commands), title=setting.title)
         for setting, theirs in settings_of(rows).items()
     ]
-    return found or [_block([])]
+    return found or [_block([], commands.scaled())]
 
 
-def _block(rows: Sequence[Row], *, title: str = "", given: Sequence[str] = ()) -> Block:
+def _block(rows: Sequence[Row], commands: Commands, *, title: str = "") -> Block:
     return Block(
         title=title,
-        cells=tuple(cell for asked in _PAPER for cell in _cells(asked, rows, given)),
+        cells=tuple(cell for asked in _PAPER for cell in _cells(asked, rows, commands)),
         notes=(
             *budget_notes(rows),
+            *data_notes(commands),
             *(note for asked in _PAPER for note in seed_notes(asked, asked.runs(rows))),
         ),
-        sweep=command("table2", *given, sweep=True),
+        sweep=commands.sweep(),
     )
 
 
-def _cells(asked: Asked, rows: Sequence[Row], given: Sequence[str]) -> list[Cell]:
+def _cells(asked: Asked, rows: Sequence[Row], commands: Commands) -> list[Cell]:
     runs, paper = asked.runs(rows), _PAPER[asked]
     first, base = _first(asked), _PAPER[_first(asked)]
     of_first = first.runs(rows)
-    training, fitting = _training(asked, given), _fitting(asked, given)
+    training, fitting = _training(asked, commands), _fitting(asked, commands)
     theirs = int(paper["batch_size"]) / int(base["batch_size"])
     batch = _batch(asked, rows)
     found: list[tuple[Column, Printed, Ours | None, str]] = [
@@ -86,7 +82,7 @@ def _cells(asked: Asked, rows: Sequence[Row], given: Sequence[str]) -> list[Cell
             SPEEDUP,
             Printed(text=paper["speedup_over_D1_1gpu"]),
             _speedup(runs, of_first),
-            _training(first, given) if runs else training,  # what it lacks, if it does
+            _training(first, commands) if runs else training,  # what it lacks, if it does
         ),
         (BATCH, Printed(text=paper["batch_size"]), batch.ours if batch else None, fitting),
         (
@@ -95,7 +91,7 @@ def _cells(asked: Asked, rows: Sequence[Row], given: Sequence[str]) -> list[Cell
                 text=f"{theirs:g}", derived="not printed: the ratio of two batch sizes that are"
             ),
             _batch_ratio(asked, rows),
-            _fitting(first, given) if batch else fitting,
+            _fitting(first, commands) if batch else fitting,
         ),
     ]
     row = (
@@ -110,13 +106,13 @@ def _cells(asked: Asked, rows: Sequence[Row], given: Sequence[str]) -> list[Cell
     ]
 
 
-def _training(asked: Asked, given: Sequence[str]) -> str:
+def _training(asked: Asked, commands: Commands) -> str:
     trial = "one_device" if asked.devices == 1 else "four_devices"
-    return command("table2", *given, f"trial={trial}", *asked.overrides)
+    return commands.one(f"trial={trial}", *asked.overrides)
 
 
-def _fitting(asked: Asked, given: Sequence[str]) -> str:
-    return command("table2", *given, "trial=largest_batch", *asked.overrides)
+def _fitting(asked: Asked, commands: Commands) -> str:
+    return commands.one("trial=largest_batch", *asked.overrides)
 
 
 def _time(runs: Sequence[Row], first: Sequence[Row]) -> Ours | None:
@@ -171,6 +167,6 @@ TABLE2 = Exhibit(
         "epochs, on GPUs of its Table I."
     ),
     heads=("grid", "devices", "network", "p"),
-    blocks=_blocks,
+    find=_blocks,
     pictured=(TRAIN.key, TEST.key, SPEEDUP.key, BATCHES.key),
 )
