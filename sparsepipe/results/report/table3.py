@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from sparsepipe.results.paper import printed
+from sparsepipe.results.paper import printed, stages_of
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import (
     Block,
@@ -49,7 +48,7 @@ def _title(run: Row) -> str:
 def _cells(paper: Mapping[str, str], run: Row | None, made_by: str) -> Iterator[Cell]:
     gpus, strategy = paper["num_gpus"], paper["strategy"]
     key = f"{gpus}gpu/{strategy}"
-    stages = ", ".join(re.findall(r"\((.*?)\)", paper["stage_assignment"]))
+    stages = ", ".join(stages_of(paper["stage_assignment"]))
     found = (
         (SPLIT, Printed(text=paper["split_config"]), "config", "verdict"),
         (DEVICES, Printed(text=stages) if stages else None, "devices", ""),
