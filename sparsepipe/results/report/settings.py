@@ -19,8 +19,8 @@ _DATA = {
     "OffTree": ("meshes as OFF files", "modelnet40"),
     "NormalResampled": ("ModelNet40 with normals", "modelnet40_normal_resampled"),
 }
-"""Sources: in words, and the option of ``data`` that has them. But for the first one they are files,
-in a directory that the environment variable of the option's name tells."""
+"""Sources: in words, and the option of ``data`` that has them. But for the first one they are
+files, in a directory that the environment variable of the option's name tells."""
 _USUAL = "shapes"
 _TRAININGS, _FITTING = ("train", "train_if_fits"), "fit_batch"
 

@@ -1,4 +1,4 @@
-"""Trainings of the paper's network on shapes: which runs are of which row of Table II and Fig. 8."""
+"""Trainings of the paper's network on shapes: which are of which row of Table II and Fig. 8."""
 
 from __future__ import annotations
 
