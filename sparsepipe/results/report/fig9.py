@@ -167,9 +167,9 @@ FIG9 = Exhibit(
         "batches of 64, on 5 to 8 GPUs of the two servers of Table I. Layers take as long as the "
         "authors measured; no GPU of ours is in it. The paper prints five of its bars, and as the "
         f"smallest of HETE-MP {SMALLEST_HETE_MP}, not for how many GPUs; nor does it print the "
-        "speed of the link between the servers, hence several. MP is by our search, beside it with the "
-        "paper's split (its Table III), with which its figure is compared. DP sums gradients while "
-        "the backward runs."
+        "speed of the link between the servers, hence several. MP is by our search, beside it with "
+        "the paper's split (its Table III), with which its figure is compared. DP sums gradients "
+        "while the backward runs."
     ),
     heads=("GPUs", "strategy"),
     find=_blocks,
