@@ -74,9 +74,7 @@ def test_a_search_that_ended_early_tells_between_which_sizes_it_is() -> None:
     sparse = fitting("sparse", 32, batch=60, refused_batch=66)
     batch = ours("batch", S1, dense, sparse)
     assert (batch.value, batch.counts) == (60, True)
-    assert batch.note == (
-        "the largest batch lies between 60 and 65: sizes between were not tried"
-    )
+    assert batch.note == ("the largest batch lies between 60 and 65: sizes between were not tried")
     ratio = cell("batch_ratio", S1, dense, sparse)
     assert ratio.ours is not None
     assert ratio.ours.value == pytest.approx(3)

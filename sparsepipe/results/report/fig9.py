@@ -104,9 +104,7 @@ def _printed(gpus: int, strategy: str) -> Printed | None:
     paper = PAPER.get((gpus, strategy))
     if paper is None:
         return None
-    return Printed(
-        text=paper.text, derived=f"not printed: {paper.source}" if paper.derived else ""
-    )
+    return Printed(text=paper.text, derived=f"not printed: {paper.source}" if paper.derived else "")
 
 
 def _time(runs: Sequence[Row]) -> Ours | None:
