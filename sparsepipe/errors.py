@@ -50,6 +50,10 @@ class DataError(SparsePipeError):
     exit_code = 3
 
 
+class NoRunsError(DataError):
+    """There is no finished run of what is asked for, which need not be wrong."""
+
+
 class CoordinateError(SparsePipeError, ValueError):
     """Voxel coordinates outside what a sparse tensor can hold."""
 

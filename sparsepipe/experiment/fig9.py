@@ -10,9 +10,9 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from sparsepipe.experiment.fig9_jobs import STRATEGIES, Job, Setting
-from sparsepipe.experiment.fig9_paper import FIG9
 from sparsepipe.experiment.fig9_table import Fig9Table
 from sparsepipe.experiment.swept import JobRecord, near, records_of, result_of
+from sparsepipe.results.fig9_paper import FIG9
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.results.speedups import Bar, Chart, Mark, Panel, speedups
 from sparsepipe.results.tables import write_csv

@@ -16,6 +16,7 @@ from sparsepipe.results.fig9_settings import (
     STRATEGIES,
     Setting,
     devices_of,
+    minibatch_s,
     setting_of,
 )
 from sparsepipe.results.sweep_table import plan_text
@@ -91,7 +92,7 @@ def cell_of(job: Job) -> Cell | None:
         gpus=devices,
         strategy=str(job.choices.get("parallel")),
         plan=plan_text(str(config), result.get("plan_cuts") or ()),
-        minibatch_s=1 / float(pace),
+        minibatch_s=minibatch_s(result),
         time_scale=result.get("time_scale"),
         steady_steps=result.get("steady_steps"),
         dp_s=result.get("dp_minibatch_s"),

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from sparsepipe.experiment.fig9_jobs import GPUS, STRATEGIES, Cell, Job, Setting, cell_of, notes
-from sparsepipe.experiment.fig9_paper import FIG9, SMALLEST_HETE_MP
+from sparsepipe.results.fig9_paper import FIG9, SMALLEST_HETE_MP
+from sparsepipe.results.fig9_settings import dp_minibatch_s
 from sparsepipe.results.tables import markdown_table
 
 Place = tuple[Setting, int, str]
@@ -63,16 +64,16 @@ class Fig9Table:
     def dp_s(self, setting: Setting, gpus: int) -> float | None:
         """Seconds of a minibatch by data parallelism: of its own job, or as another one tells."""
         own = self.cells.get((setting, gpus, "dp"))
-        return own.minibatch_s if own is not None else self._told(setting, gpus, "dp_s")
+        told = self._told(setting, gpus, "dp_s")
+        return dp_minibatch_s([] if own is None else [own.minibatch_s], told)
 
     def dp_without_overlap_s(self, setting: Setting, gpus: int) -> float | None:
         """The same with sums after the backward, which simulations tell."""
-        return self._told(setting, gpus, "dp_without_overlap_s")
+        return dp_minibatch_s([], self._told(setting, gpus, "dp_without_overlap_s"))
 
-    def _told(self, setting: Setting, gpus: int, name: str) -> float | None:
+    def _told(self, setting: Setting, gpus: int, name: str) -> list[float | None]:
         cells = [c for c in self.cells.values() if (c.setting, c.gpus) == (setting, gpus)]
-        told: list[float | None] = [getattr(cell, name) for cell in cells]
-        return next((value for value in told if value is not None), None)
+        return [getattr(cell, name) for cell in cells]
 
     def speedup(self, cell: Cell) -> float | None:
         """Over data parallelism that came about in the same way; None where that is missing."""

@@ -11,7 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.experiment.loggers import RunLogger, wandb_logger
+from sparsepipe.experiment.build import build_with
+from sparsepipe.experiment.loggers import RunLogger, end_tracking, wandb_logger
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.rundir import RunDir, flatten
 from sparsepipe.experiment.signature import locate
@@ -49,10 +50,36 @@ def log_table(run: Run, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         logger.experiment.log({name: _table(rows)})
 
 
+def log_report(
+    nodes: Mapping[str, Any], directory: Path, *, run_id: str, settings: Mapping[str, Any]
+) -> None:
+    """Logs a sweep's report, its tables and pictures, as a run of its own, if a tracker is chosen.
+
+    Args:
+        nodes: loggers as they are configured.
+        directory: of the report; a tracker's files are below.
+        run_id: the run's identity there.
+        settings: the configuration that it has there.
+    """
+    for node in nodes.values():
+        if not _is_tracker(node):
+            continue
+        logger = build_with(node, run_id=run_id, run_dir=directory, job_type="report")
+        try:
+            logger.log_hyperparams(dict(settings))
+            logger.experiment.log(dict(_media(RunDir(directory))))
+        finally:
+            end_tracking(failed=False)
+
+
+def _is_tracker(node: Mapping[str, Any]) -> bool:
+    """Whether a logger is ours; users' own are not asked."""
+    return locate(node["_target_"]) is wandb_logger
+
+
 def _trackers(run: Run) -> Iterator[RunLogger]:
-    """Those of this rank; users' own loggers are not asked."""
-    nodes = run.config["logger"].values()
-    if group.rank() == 0 and any(locate(node["_target_"]) is wandb_logger for node in nodes):
+    """Those of this rank."""
+    if group.rank() == 0 and any(map(_is_tracker, run.config["logger"].values())):
         yield from (logger for logger in run.loggers() if isinstance(logger, RunLogger))
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from sparsepipe.errors import SparsePipeError
+from sparsepipe.experiment.sweep.directory import sweep_directory
+from sparsepipe.experiment.sweep.record import records_of
+
+if TYPE_CHECKING:
+    from sparsepipe.results.report.failures import Failure
 
 log = logging.getLogger(__name__)
 
@@ -17,22 +22,55 @@ log = logging.getLogger(__name__)
 class SweepReport(Callback):
     """Writes ``report/`` beside the sweep's table, as ``task=report`` does.
 
-    All finished runs of the experiment count, whichever sweep they are of. Of sweeps of anything
-    but the paper's tables and figures there is no report.
+    All finished runs of the experiment count, whichever sweep they are of; jobs of this one that
+    did not finish are named. Where a tracker is chosen, it gets the report as a run of its own. Of
+    sweeps of anything but the paper's tables and figures there is no report.
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Makes the report; where that fails, the runs are there all the same."""
         # Every command makes its callbacks: what they need should be read by sweeps alone.
-        from sparsepipe.experiment.report_task import chosen_rows, write_chapters
+        from sparsepipe.experiment.outcome import log_report
+        from sparsepipe.experiment.report_task import write_chapters
+        from sparsepipe.experiment.reported import Reported
         from sparsepipe.results.report.exhibits import EXHIBITS
 
         experiment = config.hydra.runtime.choices.get("experiment")
         if experiment not in EXHIBITS:
             return
+        sweep = sweep_directory(config)
         given = {"name": str(config.name), "paths": {"outputs": str(config.paths.outputs)}}
         try:
-            chosen = chosen_rows(given, exhibits=[experiment])
-            write_chapters(Path(str(config.hydra.sweep.dir)) / "report", chosen)
+            reported = Reported.of(given, exhibits=[experiment])
+            write_chapters(sweep / "report", reported, reported.rows(), failures=_failures(config))
+            log_report(
+                _loggers(config),
+                sweep / "report",
+                run_id=f"{config.name}-report-{sweep.name}",
+                settings={"sweep": list(map(str, config.hydra.overrides.task))},
+            )
         except SparsePipeError as error:
             log.warning("no report: %s", error)
+
+
+def _failures(config: DictConfig) -> list[Failure]:
+    """Jobs of the sweep that did not finish, as they are told at its end."""
+    from sparsepipe.results.report.failures import Failure
+
+    return [
+        Failure(job=f"job {record.number + 1} ({record.text})", error=record.error or record.status)
+        for record in records_of(sweep_directory(config))
+        if record.status != "finished"
+    ]
+
+
+def _loggers(config: DictConfig) -> dict[str, Any]:
+    """Nodes of the trackers that the sweep's jobs have, in whose groups the sweep is named."""
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(config)  # which interpolations ask
+    try:
+        nodes = OmegaConf.to_container(config.logger, resolve=True)
+    finally:
+        HydraConfig.instance().cfg = before
+    assert isinstance(nodes, dict)
+    return {str(name): node for name, node in nodes.items()}

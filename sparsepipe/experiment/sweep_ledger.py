@@ -10,7 +10,7 @@ from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from sparsepipe.errors import DataError
+from sparsepipe.errors import DataError, NoRunsError
 from sparsepipe.experiment.outputs import expanded
 from sparsepipe.experiment.swept import near
 from sparsepipe.results import gather
@@ -46,6 +46,8 @@ class SweepLedger(Callback):
 def _gather(experiment: Path) -> None:
     try:
         frame = gather(experiment)
+    except NoRunsError:
+        return  # what is finished are reports
     except DataError as error:
         log.warning("no ledger of %s: %s", near(experiment), error)
         return

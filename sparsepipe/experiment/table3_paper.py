@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -11,7 +10,7 @@ from sparsepipe.partition.evaluate import bottleneck_s
 from sparsepipe.partition.fleet import Counts, Kind
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.ties import Choice
-from sparsepipe.results.paper import printed
+from sparsepipe.results.paper import printed, stages_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +38,7 @@ _NAMES = {"TitanV": "TITAN V", "TitanXP": "TITAN Xp", "RTX": "RTX 2080 Ti"}
 def _paper_rows() -> Iterator[tuple[int, PaperRow]]:
     rows = {(int(row["num_gpus"]), row["strategy"]): row for row in printed("table3")}
     for gpus in dict.fromkeys(gpus for gpus, _ in rows):
-        stages = re.findall(r"\((.*?)\)", rows[gpus, "HETE-MP"]["stage_assignment"])
+        stages = stages_of(rows[gpus, "HETE-MP"]["stage_assignment"])
         yield (
             gpus,
             PaperRow(mp=rows[gpus, "MP"]["split_config"], hete_mp=tuple(map(_devices, stages))),

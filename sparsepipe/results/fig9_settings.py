@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 STRATEGIES: Mapping[str, str] = {
@@ -56,6 +57,25 @@ EXPECTED = (
     Setting(kind="emulated", link_bytes_per_s=125e6, network="namespaces"),
 )
 """Of the whole sweep."""
+
+
+def minibatch_s(result: Mapping[str, Any]) -> float:
+    """Seconds between two minibatches at the steady pace of a run."""
+    return 1 / float(result["minibatches_per_s"])
+
+
+def dp_minibatch_s(own: Sequence[float], told: Iterable[float | None]) -> float | None:
+    """Seconds of a minibatch by data parallelism, over which speedups are taken.
+
+    Args:
+        own: of its own runs, whose mean counts.
+        told: as other runs on the same devices and links tell it; counts where it has no run.
+
+    Returns:
+        None where neither is known.
+    """
+    known = list(own) or list(dict.fromkeys(value for value in told if value))
+    return fmean(known) if known else None
 
 
 def setting_of(result: Mapping[str, Any]) -> Setting:

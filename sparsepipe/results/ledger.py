@@ -1,7 +1,8 @@
 """The ledger: the results of many runs as one table, in memory and as files.
 
 :func:`load_results` is the one way to read results, from a tree of run directories or from a
-ledger's file; :func:`gather` writes the ledger of an experiment. Only finished runs are in it.
+ledger's file; :func:`gather` writes the ledger of an experiment. Only finished runs are in it, and
+none of ``task=report``, which has no figures of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from sparsepipe.errors import DataError
+from sparsepipe.errors import DataError, NoRunsError
 from sparsepipe.results.cells import Row, cell_text, cell_value, frame_of, rows_of
 from sparsepipe.results.files import PathLike, write_bytes_atomic
 from sparsepipe.results.run_tree import Tree, identity_text, read_tree
@@ -43,8 +44,9 @@ def load_results(
         kind: only runs of this kind.
 
     Raises:
-        DataError: there is no such file or directory, no finished run in it or none that is asked
-            for, a file that is no ledger, or a run that is there twice.
+        NoRunsError: there is no such file or directory, no finished run in it or none that is asked
+            for.
+        DataError: runs that are there cannot be read, a file is no ledger, or a run is there twice.
     """
     source = _meant(where)
     below = source if experiment is None else source / experiment
@@ -99,7 +101,7 @@ def _rows(source: Path) -> list[dict[str, Any]]:
     if source.is_file():
         return _rows_of_file(source)
     if not source.is_dir():
-        raise DataError(
+        raise NoRunsError(
             f"there is no {source}",
             remedy="give the directory that runs are written to (paths.outputs, outputs by "
             "default), one of its experiments, or a ledger's file",
@@ -125,7 +127,8 @@ def _finished(tree: Tree, source: Path) -> list[dict[str, Any]]:
     if not tree.rows:
         told = [f"{tree.unfinished} unfinished"] if tree.unfinished else []
         told += [f"{tree.broken} with a broken result.json"] if tree.broken else []
-        raise DataError(
+        kind = DataError if tree.broken else NoRunsError
+        raise kind(
             f"{source} has no finished run" + (f", but {' and '.join(told)}" if told else ""),
             remedy="run the experiment (sparsepipe -m experiment=NAME), or again, which goes on "
             "with unfinished runs; or give the directory where its runs are",
@@ -188,7 +191,7 @@ def _chosen(
     if not found:
         what = "experiment" if key == "name" else key
         there = sorted({str(row.get(key)) for row in rows})
-        raise DataError(
+        raise NoRunsError(
             f"{source} has no finished run of {what} {value!r}",
             remedy=f"choose one of {', '.join(there)}, or run what is missing",
         )

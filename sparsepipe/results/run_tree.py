@@ -19,6 +19,8 @@ from sparsepipe.results.files import read_json
 log = logging.getLogger(__name__)
 
 _BEGUN, _RESULT, _DONE = "config.yaml", "result.json", "DONE.json"
+_REPORT = "report"
+"""The task whose runs have no figures of their own: they tell of others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,8 @@ class Tree:
     """What lies in a tree.
 
     Args:
-        rows: what ``result.json`` of each finished run holds, by the run's directory.
+        rows: what ``result.json`` of each finished run holds, by the run's directory; without
+            reports, which have no figures of their own.
         unfinished: runs that are not finished.
         broken: finished runs whose ``result.json`` cannot be read.
     """
@@ -51,7 +54,7 @@ def read_tree(root: Path) -> Tree:
             unfinished += 1
         elif (row := _read_run(path)) is None:
             broken += 1
-        else:
+        elif row.get("task_name") != _REPORT:
             rows[path] = row
     _check_once(rows)
     return Tree(rows=rows, unfinished=unfinished, broken=broken)

@@ -9,8 +9,8 @@ from fig9_cases import emulated, job, simulated
 
 from sparsepipe.experiment.fig9 import chart_of
 from sparsepipe.experiment.fig9_jobs import GPUS, STRATEGIES
-from sparsepipe.experiment.fig9_paper import FIG9
 from sparsepipe.experiment.fig9_table import Fig9Table
+from sparsepipe.results.fig9_paper import FIG9
 from sparsepipe.results.speedups import Bar, Mark
 
 SWEEP = [

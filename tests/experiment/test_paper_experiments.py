@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from experiment_harness import Shell, rows
+from reported_cells import cells, there
 
 from sparsepipe.results.files import read_json
 
@@ -32,6 +33,13 @@ def test_a_cell_of_table_2_on_one_device_and_on_four(shell: Shell) -> None:
         assert result["train/accuracy"] == float(row["train/accuracy"])
         assert 0 <= result["test/accuracy"] <= 1
         assert result["epoch_time_s"] > 0
+    (file,) = shell.cwd.glob("outputs/table2/sweeps/*/report/table2.csv")
+    wanted = ("train_accuracy", "test_accuracy", "epoch_time")
+    trained_cells = {("32³", str(n), "sparse", "0.25", name) for n in (1, 4) for name in wanted}
+    # Whether four ranks have a speedup, or none, or lack D-1 depends on the cores.
+    optional = {("32³", "4", "sparse", "0.25", "speedup")}
+    found = there(file, "grid", "devices", "network", "p")
+    assert found - optional == trained_cells
 
 
 def test_the_largest_batch_of_a_cell_of_table_2(shell: Shell) -> None:
@@ -39,6 +47,11 @@ def test_the_largest_batch_of_a_cell_of_table_2(shell: Shell) -> None:
     result = read_json(done.run / "result.json")
     assert (result["largest_batch"], result["limited_by"]) == (16, "most")
     assert 0 < result["step_memory_bytes"] <= result["budget_bytes"] == 300e6
+    made = shell("task=report", "experiment=table2").run / "table2.csv"
+    heads = ("grid", "devices", "network", "p")
+    places = {("32³", devices, "sparse", "1", "batch") for devices in ("1", "4")}
+    assert there(made, *heads) == places
+    assert {cells(made, *heads)[place]["ours"] for place in places} == {"≥ 16"}
 
 
 def test_dense_networks_of_figure_8_until_they_do_not_fit(shell: Shell) -> None:
@@ -54,6 +67,14 @@ def test_dense_networks_of_figure_8_until_they_do_not_fit(shell: Shell) -> None:
     assert {"train/accuracy", "test/accuracy"} <= set(coarse)
     assert (fine["limited_by"], fine["step_memory_bytes"]) == ("over_budget", None)
     assert all((shell.cwd / "outputs/fig8" / r["run_id"] / "DONE.json").exists() for r in results)
+    (file,) = shell.cwd.glob("outputs/fig8/sweeps/*/report/fig8.csv")
+    quantities = ("train_accuracy", "test_accuracy", "inference_rate", "memory")
+    assert there(file, "grid", "network") == {
+        (grid, "dense", name) for grid in ("32³", "100³") for name in quantities
+    }
+    told = cells(file, "grid", "network")
+    assert told["100³", "dense", "test_accuracy"]["ours"] == "does not fit"
+    assert told["100³", "dense", "memory"]["ours"] == "over 300"
 
 
 def test_figure_7_has_the_authors_gpus_beside_this_machine(shell: Shell) -> None:

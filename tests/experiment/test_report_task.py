@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,13 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from sweep_cases import leave_record
+from wandb_records import recorded
 
 from sparsepipe.errors import ConfigError, DataError
-from sparsepipe.experiment import compose
+from sparsepipe.experiment import compose, report_task, reported
 from sparsepipe.experiment.job import run_job
-from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.experiment.rundir import RunDir, flatten
 from sparsepipe.results.files import read_json, write_json, write_text_atomic
 from sparsepipe.results.report.exhibits import EXHIBITS
 
@@ -84,6 +88,58 @@ def test_the_same_runs_are_not_reported_on_twice(report: Report, tmp_path: Path)
     second = report("name=table2")
     assert second.path != first.path
     assert "80.00 to 80.00, 2 runs" in (second.path / "report.md").read_text()
+
+
+def test_another_version_makes_another_report(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_training(tmp_path / "outputs", "a")
+    first = report("name=table2")
+    monkeypatch.setattr(report_task, "__version__", "99.0")
+    assert report("name=table2").path != first.path
+
+
+def test_runs_are_read_once_and_reports_are_not_among_them(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_training(tmp_path / "outputs", "a")
+    read, load = [], reported.load_results
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        frame = load(*arguments, **more)
+        read.append(list(frame["run_id"]))
+        return frame
+
+    monkeypatch.setattr(reported, "load_results", counted)
+    first = report("name=table2")
+    assert read == [["a"]]
+    assert report("name=table2").path == first.path
+    leave_training(tmp_path / "outputs", "b", seed=1)
+    assert report("name=table2").path != first.path
+    assert read == [["a"], ["a"], ["a", "b"]]
+
+
+def test_commands_make_what_is_missing_in_the_same_table(report: Report, tmp_path: Path) -> None:
+    made = {
+        "scale": "smoke",
+        "name": "mine",
+        "data.num_points": 512,
+        "data.source.train_per_class": 1,
+        "data.source.test_per_class": 4,
+        "model.width": 0.125,
+        "trainer.max_epochs": 1,
+        "trainer.limit_train_batches": 4,
+    }
+    leave_training(tmp_path / "outputs", "a", **made)
+    with (report("name=mine", "task.exhibits=[table2]").path / "table2.csv").open() as stream:
+        told = {row["command"] for row in csv.DictReader(stream) if row["status"] == "missing"}
+    assert len(told) == 24, "16 trainings, of one of which the training accuracy, and 8 searches"
+    for command in sorted(told)[::8]:
+        program, *words = shlex.split(command)
+        assert program == "sparsepipe"
+        config = flatten(composed(*words))
+        assert {key: config[key] for key in made} == made
+        assert "model.width" not in command, "scale=smoke says so"
 
 
 def test_rows_of_another_scale_are_left_out(report: Report, tmp_path: Path) -> None:
@@ -192,6 +248,29 @@ def test_a_sweep_ends_in_a_report(tmp_path: Path) -> None:
     leave(tmp_path / "outputs", "a", name="mine", **told)
     made = at_the_end_of_a_sweep(tmp_path, "table3", "name=mine")
     assert "60 MB/s between all GPUs" in (made / "report.md").read_text()
+
+
+def test_jobs_that_did_not_finish_are_named(tmp_path: Path) -> None:
+    leave_record(tmp_path / "sweep", 0, "network=sparse", run=tmp_path)
+    leave_record(tmp_path / "sweep", 2, "++data.resolution=50", "network=dense", run=None)
+    made = at_the_end_of_a_sweep(tmp_path, "table2")
+    for name in ("report.md", "report.html"):
+        text = (made / name).read_text()
+        assert "job 3 (data.resolution=50 network=dense)" in text
+        assert "it broke" in text
+        assert "remedy: mend it" in text
+        assert "network=sparse)" not in text
+
+
+def test_a_tracker_has_the_report_of_a_sweep(tmp_path: Path) -> None:
+    made = at_the_end_of_a_sweep(tmp_path, "table3", "name=mine", "logger=wandb", "tags=[swept]")
+    found = recorded(made)
+    assert (found.run["run_id"], found.run["job_type"]) == ("mine-report-sweep", "report")
+    assert found.run["tags"] == ["swept"]
+    assert "experiment=table3" in found.config["sweep"]
+    table = read_json(found.media["tables/table3"])
+    assert {"exhibit", "paper", "ours", "command"} <= set(table["columns"])
+    assert len(table["data"]) == 8 * 3
 
 
 def test_other_sweeps_have_no_report(tmp_path: Path) -> None:

@@ -13,18 +13,18 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from sparsepipe.experiment import compose
 from sparsepipe.experiment.rundir import identity_of
+from sparsepipe.results.paper import printed
 
-# resolution, GPUs, network, p, batch size; as the paper's Table II prints them.
 TABLE_2 = {
-    (32, 1, "dense", 1.0, 128), (32, 1, "sparse", 1.0, 256),
-    (32, 1, "sparse", 0.5, 256), (32, 1, "sparse", 0.25, 512),
-    (32, 4, "dense", 1.0, 128), (32, 4, "sparse", 1.0, 256),
-    (32, 4, "sparse", 0.5, 256), (32, 4, "sparse", 0.25, 512),
-    (50, 1, "dense", 1.0, 32), (50, 1, "sparse", 1.0, 128),
-    (50, 1, "sparse", 0.5, 128), (50, 1, "sparse", 0.25, 256),
-    (50, 4, "dense", 1.0, 32), (50, 4, "sparse", 1.0, 128),
-    (50, 4, "sparse", 0.5, 128), (50, 4, "sparse", 0.25, 256),
-}  # fmt: skip
+    (
+        int(row["resolution"]),
+        int(row["num_gpus"]),
+        row["network"],
+        float(row["point_ratio_p"]),
+        int(row["batch_size"]),
+    )
+    for row in printed("table2")
+}
 
 
 def jobs(experiment: str, *arguments: str) -> list[list[str]]:

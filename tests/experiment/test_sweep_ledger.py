@@ -67,6 +67,24 @@ def test_without_a_finished_run_there_is_no_ledger_and_no_word_of_it(
     assert [path.name for path in (tmp_path / "outputs" / "swept").iterdir()] == ["1"]
 
 
+def test_reports_are_no_rows(
+    config: DictConfig,
+    finished: Callable[..., Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They tell of figures of others; where there is nothing else, there is no ledger."""
+    told = {"name": "swept", "run_id": "1", "kind": "measured", "task_name": "report"}
+    write_json(finished("swept", "1") / "result.json", told)
+    SweepLedger().on_multirun_end(config)
+    assert not caplog.messages
+    assert not (tmp_path / "outputs" / "swept" / "ledger.csv").exists()
+    finished("swept", "2")
+    SweepLedger().on_multirun_end(config)
+    for where in ("swept", "swept/ledger.csv", "swept/ledger.parquet"):
+        assert list(load_results(tmp_path / "outputs" / where)["run_id"]) == ["2"]
+
+
 def test_what_keeps_a_ledger_from_being_written_ends_no_sweep(
     config: DictConfig,
     finished: Callable[..., Path],

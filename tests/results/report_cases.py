@@ -53,7 +53,8 @@ def training(
     ranks: int = 1, epoch_s: float = 10.0, test: float = 0.85, train: float = 0.99,
     name: str = "table2", task: str = "train", **more: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """A training on 4,000 shapes."""
+    """A training on 4,000 shapes, by as many threads as there are cores."""
+    cores = more.get("machine_cores", HERE["machine_cores"]) or 1
     several = {"parallel.strategy._target_": MODULE} if ranks > 1 else {}
     return run(
         task,
@@ -61,6 +62,7 @@ def training(
         **{
             **shapes(network, resolution, p),
             "ranks": ranks,
+            "threads_per_rank": max(1, cores // ranks),
             "train/accuracy": train,
             "test/accuracy": test,
             "epoch_time_s": epoch_s,
@@ -72,13 +74,15 @@ def training(
 
 
 def fitting(network: str, resolution: int, p: float = 1.0, *, batch: int, **more: Any):
-    """A search for the largest batch."""
+    """A search for the very largest batch, which memory ended."""
     return run(
         "fit_batch",
         "table2",
         **{
             **shapes(network, resolution, p),
             "largest_batch": batch,
+            "refused_batch": batch + 1,
+            "limited_by": "over_budget",
             "budget_bytes": 2_750_000_000,
             **more,
         },

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.experiment.fig9_paper import FIG9, SMALLEST_HETE_MP
+from sparsepipe.experiment.paper_problem import paper_inventory
 from sparsepipe.experiment.table3_paper import PAPER, PaperRow
+from sparsepipe.results.fig9_paper import FIG9, SMALLEST_HETE_MP
 from sparsepipe.results.paper import printed
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +31,30 @@ def test_speedups_of_table2_follow_from_its_epoch_times() -> None:
 def test_figures_keep_the_digits_of_print() -> None:
     (row,) = [r for r in printed("table2") if r["epoch_time_s"] == "99.70"]
     assert row["speedup_over_D1_1gpu"] == "3.16"
+
+
+def test_the_inventory_has_the_gpus_of_table1() -> None:
+    """conf/hardware/paper_8gpu.yaml is what simulations and task=table1 take them from."""
+    printed_ = {
+        (row["server"], row["gpu"].casefold()): (
+            int(row["count"]),
+            float(row["single_precision_tflops"]),
+            float(row["memory_gb"]),
+            float(row["memory_bandwidth_gb_per_s"]),
+        )
+        for row in printed("table1")
+    }
+    inventory = {
+        (host.name.removeprefix("server"), device.name.casefold()): (
+            device.count,
+            device.tflops,
+            (device.memory_bytes or 0) / 1e9,
+            (device.memory_bytes_per_s or 0) / 1e9,
+        )
+        for host in paper_inventory(8).hosts
+        for device in host.devices
+    }
+    assert inventory == printed_
 
 
 def test_table3_in_the_names_of_the_inventories() -> None:

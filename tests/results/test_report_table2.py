@@ -110,10 +110,13 @@ def test_ranks_that_share_cores_give_no_speedup(more: dict[str, Any], note: str)
     assert value(block, "test_accuracy", *S4) == pytest.approx(85)
 
 
+ONE_THREAD = {"machine_cores": 4, "threads_per_rank": 1}
+
+
 @pytest.mark.parametrize(
     "more",
-    [{"machine_cores": 4}, {"machine_cores": 2, "hardware_accelerator": "cuda"}],
-    ids=["a core for each rank", "GPUs"],
+    [ONE_THREAD, {"machine_cores": 2, "hardware_accelerator": "cuda"}],
+    ids=["a core for each device", "GPUs"],
 )
 def test_ranks_on_devices_of_their_own_give_one(more: dict[str, Any]) -> None:
     (block,) = blocks(
@@ -122,6 +125,63 @@ def test_ranks_on_devices_of_their_own_give_one(more: dict[str, Any]) -> None:
     )
     assert value(block, "speedup", *S4) == pytest.approx(4)
     assert cell(block, "speedup", *S4).compared == pytest.approx(4 / 4.72)
+
+
+@pytest.mark.parametrize(
+    ("cores", "alone", "of_a_rank", "note"),
+    [
+        (4, 4, 1, "no speedup: 4 ranks compute on 4 cores in all, D-1 alone on 4"),
+        (4, 4, 4, "no speedup: 4 ranks compute on 4 cores in all, D-1 alone on 4"),
+        (8, 8, 1, "no speedup: 4 ranks compute on 4 cores in all, D-1 alone on 8"),
+        (16, 16, 4, "no speedup: 4 ranks compute on 16 cores in all, D-1 alone on 16"),
+    ],
+)
+def test_ranks_on_no_more_cores_than_one_device_give_none(
+    cores: int, alone: int, of_a_rank: int, note: str
+) -> None:
+    """One device computes on all cores by threads: that is the same silicon."""
+    (block,) = blocks(
+        training("dense", 32, epoch_s=40, machine_cores=cores, threads_per_rank=alone),
+        training(
+            "sparse", 32, ranks=4, epoch_s=10, machine_cores=cores, threads_per_rank=of_a_rank
+        ),
+    )
+    speedup, time = cell(block, "speedup", *S4), cell(block, "epoch_time", *S4)
+    assert speedup.ours is not None
+    assert time.ours is not None
+    assert (speedup.ours.value, speedup.ours.note) == ("no speedup", note)
+    assert speedup.compared is None
+    assert (time.ours.value, time.ours.note) == (10, note)
+    assert value(block, "test_accuracy", *S4) == pytest.approx(85)
+
+
+def test_threads_that_are_not_recorded_give_none() -> None:
+    (block,) = blocks(
+        training("dense", 32, epoch_s=40, machine_cores=4, threads_per_rank=None),
+        training("sparse", 32, ranks=4, epoch_s=10, machine_cores=4, threads_per_rank=None),
+    )
+    speedup = cell(block, "speedup", *S4).ours
+    assert speedup is not None
+    assert speedup.value == "no speedup"
+    assert "not recorded" in speedup.note
+
+
+def test_one_device_of_more_threads_is_another_device() -> None:
+    """Four ranks belong to both; they are a speedup over the one with one thread."""
+    one, all_four = blocks(
+        training("dense", 32, epoch_s=40, **ONE_THREAD),
+        training("dense", 32, epoch_s=16, machine_cores=4),
+        training("sparse", 32, epoch_s=8, machine_cores=4),
+        training("sparse", 32, ranks=4, epoch_s=10, machine_cores=4),
+        fitting("dense", 32, batch=60, hardware_accelerator="cpu", threads_per_rank=3),
+    )
+    assert one.title.endswith("; Xeon; 1 thread a device")
+    assert all_four.title.endswith("; Xeon; 4 threads a device")
+    assert value(all_four, "speedup", *S1) == pytest.approx(2), "both on four threads"
+    assert value(one, "speedup", *S1) is None
+    assert value(one, "speedup", *S4) == pytest.approx(4)
+    assert value(all_four, "speedup", *S4) == "no speedup"
+    assert value(one, "batch", *D1) == value(all_four, "batch", *D1) == 60
 
 
 def test_four_ranks_of_a_pipeline_are_not_data_parallelism() -> None:

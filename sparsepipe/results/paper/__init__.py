@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
@@ -37,3 +38,8 @@ def printed(name: Name) -> tuple[Mapping[str, str], ...]:
     """
     file = resources.files(__package__).joinpath(f"{name}.csv")
     return tuple(csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))))
+
+
+def stages_of(assignment: str) -> list[str]:
+    """Devices of each stage, of a row of Table III such as ``(4 RTX) (1 TitanV)``."""
+    return re.findall(r"\((.*?)\)", assignment)

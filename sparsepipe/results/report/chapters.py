@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import Block, Exhibit, Row
 from sparsepipe.results.report.picture import beside_each_other
 from sparsepipe.results.report.shown import ShownBlock, shown
@@ -31,14 +32,15 @@ class Chapter:
     figures: Mapping[str, Figure]
 
 
-def chapter(exhibit: Exhibit, rows: Sequence[Row]) -> Chapter:
+def chapter(exhibit: Exhibit, rows: Sequence[Row], commands: Commands | None = None) -> Chapter:
     """Fills an exhibit from finished runs.
 
     Args:
         exhibit: which.
         rows: of its experiment.
+        commands: make the commands that fill its cells; None: see :meth:`Exhibit.blocks`.
     """
-    found = tuple(exhibit.blocks(rows))
+    found = tuple(exhibit.blocks(rows, commands))
     draw = exhibit.draw or (lambda block: beside_each_other(exhibit, block))
     drawn = [draw(block) for block in found]
     names = [_name(exhibit.name, number) for number in range(len(found))]

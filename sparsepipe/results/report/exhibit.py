@@ -13,6 +13,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from sparsepipe.results.report.commands import Commands
+
 MISSING = "missing"
 """In place of a figure that could be filled and is not."""
 
@@ -183,6 +185,7 @@ class Block:
         return list(found.values())
 
 
+Find = Callable[[Sequence[Row], Commands], Sequence[Block]]
 Draw = Callable[[Block], Figure | None]
 
 
@@ -195,7 +198,7 @@ class Exhibit:
         title: in print.
         about: what it shows, what the paper says of it, and how ours is taken.
         heads: what the labels of a row are.
-        blocks: finds our figures; at least one block, of cells to fill where there are none.
+        find: finds our figures; at least one block, of cells to fill where there are none.
         pictured: keys of the columns that are drawn.
         draw: a picture of a block in place of the common one.
     """
@@ -204,6 +207,15 @@ class Exhibit:
     title: str
     about: str
     heads: tuple[str, ...]
-    blocks: Callable[[Sequence[Row]], Sequence[Block]]
+    find: Find
     pictured: tuple[str, ...] = ()
     draw: Draw | None = field(default=None)
+
+    def blocks(self, rows: Sequence[Row], commands: Commands | None = None) -> list[Block]:
+        """Our figures beside the paper's.
+
+        Args:
+            rows: finished runs of its experiment.
+            commands: make the commands that fill its cells; None: as nothing is known but its name.
+        """
+        return list(self.find(rows, commands or Commands(experiment=self.name)))

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from sparsepipe.results import style
 from sparsepipe.results.paper import printed
-from sparsepipe.results.report.commands import command
+from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import (
     Block,
     Cell,
@@ -36,19 +36,22 @@ _DERIVED = "not printed: computed from the authors' own measurements on a TITAN 
 _TITAN = "TITAN Xp, the authors'"
 
 
-def _blocks(rows: Sequence[Row]) -> list[Block]:
+def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     runs = [
         row
         for row in rows
         if row.get("task_name") == "profile"
         and all(len(row.get(key) or ()) == _LAYERS for key in _COLUMNS)
     ]
-    return [_block(run) for run in runs] or [_block(None)]
+    made_by = commands.scaled().one()
+    return [_block(run, made_by) for run in runs] or [_block(None, made_by)]
 
 
-def _block(run: Row | None) -> Block:
-    title = "" if run is None else _title(run)
-    return Block(title=title, cells=tuple(cell for paper in _PAPER for cell in _cells(paper, run)))
+def _block(run: Row | None, made_by: str) -> Block:
+    return Block(
+        title="" if run is None else _title(run),
+        cells=tuple(cell for paper in _PAPER for cell in _cells(paper, run, made_by)),
+    )
 
 
 def _title(run: Row) -> str:
@@ -61,7 +64,7 @@ def _title(run: Row) -> str:
     return "; ".join(name for name in names if name)
 
 
-def _cells(paper: Mapping[str, str], run: Row | None) -> Iterator[Cell]:
+def _cells(paper: Mapping[str, str], run: Row | None, made_by: str) -> Iterator[Cell]:
     last = int(paper["last_layer"])
     for key, (name, heading) in _COLUMNS.items():
         column = Column(
@@ -74,7 +77,7 @@ def _cells(paper: Mapping[str, str], run: Row | None) -> Iterator[Cell]:
             column=column,
             paper=Printed(text=text, derived=_DERIVED),
             ours=None if run is None else _share(run, key, last),
-            command=command("fig7"),
+            command=made_by,
         )
 
 
@@ -122,6 +125,6 @@ FIG7 = Exhibit(
         "Rows end at the poolings."
     ),
     heads=("layers",),
-    blocks=_blocks,
+    find=_blocks,
     draw=_draw,
 )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sparsepipe.results.paper import printed
-from sparsepipe.results.report.commands import command
+from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import (
     Block,
     Cell,
@@ -19,7 +19,8 @@ from sparsepipe.results.report.exhibit import (
 )
 from sparsepipe.results.report.over_resolution import over_resolution
 from sparsepipe.results.report.rows import mean_of
-from sparsepipe.results.report.trainings import Asked, accuracy, seed_notes, settings_of
+from sparsepipe.results.report.settings import commands_of, data_notes, settings_of
+from sparsepipe.results.report.trainings import Asked, accuracy, seed_notes
 
 TRAIN = Column(key="train_accuracy", heading="train accuracy", unit="%", compare=Compare.DIFFERENCE)
 TEST = Column(key="test_accuracy", heading="test accuracy", unit="%", compare=Compare.DIFFERENCE)
@@ -41,15 +42,15 @@ _PAPER: Mapping[tuple[str, str], Mapping[str, str]] = {
 _FROM_TABLE = "not printed with Fig. 8: of Table II"
 
 
-def _blocks(rows: Sequence[Row]) -> list[Block]:
+def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     found = [
-        _block(theirs, title=setting.title, given=setting.overrides)
+        _block(theirs, commands_of(setting, theirs, commands), title=setting.title)
         for setting, theirs in settings_of(rows).items()
     ]
-    return found or [_block([])]
+    return found or [_block([], commands.scaled())]
 
 
-def _block(rows: Sequence[Row], *, title: str = "", given: Sequence[str] = ()) -> Block:
+def _block(rows: Sequence[Row], commands: Commands, *, title: str = "") -> Block:
     every = [
         Asked(resolution=resolution, network=network)
         for resolution in _RESOLUTIONS
@@ -57,15 +58,16 @@ def _block(rows: Sequence[Row], *, title: str = "", given: Sequence[str] = ()) -
     ]
     return Block(
         title=title,
-        cells=tuple(cell for asked in every for cell in _cells(asked, rows, given)),
-        notes=tuple(
-            note for asked in every for note in seed_notes(asked, asked.runs(rows, task=_TASK))
+        cells=tuple(cell for asked in every for cell in _cells(asked, rows, commands)),
+        notes=(
+            *data_notes(commands),
+            *(note for asked in every for note in seed_notes(asked, asked.runs(rows, task=_TASK))),
         ),
-        sweep=command("fig8", *given, sweep=True),
+        sweep=commands.sweep(),
     )
 
 
-def _cells(asked: Asked, rows: Sequence[Row], given: Sequence[str]) -> list[Cell]:
+def _cells(asked: Asked, rows: Sequence[Row], commands: Commands) -> list[Cell]:
     runs = asked.runs(rows, task=_TASK)
     paper = _PAPER.get((str(asked.resolution), asked.network), {})
     found = (
@@ -81,7 +83,7 @@ def _cells(asked: Asked, rows: Sequence[Row], given: Sequence[str]) -> list[Cell
             column=column,
             paper=None if text is None else Printed(text=text, derived=_FROM_TABLE),
             ours=ours or (_in_words(refused, column) if refused else None),
-            command=command("fig8", *given, *asked.overrides),
+            command=commands.one(*asked.overrides),
         )
         for column, text, ours in found
     ]
@@ -89,9 +91,12 @@ def _cells(asked: Asked, rows: Sequence[Row], given: Sequence[str]) -> list[Cell
 
 def _refused(runs: Sequence[Row]) -> Ours | None:
     """What is to be said of a network that did not fit; None where none was refused."""
-    refused = [run for run in runs if run.get("fits") is False]
-    if not refused:
+    told = [run for run in runs if run.get("fits") is False]
+    if not told:
         return None
+    refused = [run for run in told if run.get("limited_by") != "too_slow"]
+    if not refused:
+        return _too_slow(told)
     why = str(refused[0].get("limited_by") or "over_budget").replace("_", " ")
     batch, budget = refused[0].get("data.batch_size"), refused[0].get("budget_bytes")
     limit = f", the budget is {float(budget) / 1e6:,.0f} MB" if budget else ""
@@ -99,6 +104,19 @@ def _refused(runs: Sequence[Row]) -> Ours | None:
         value="does not fit",
         runs=tuple(refused),
         note=f"a training step of {batch} shapes does not fit: {why}{limit}",
+        counts=False,
+    )
+
+
+def _too_slow(runs: Sequence[Row]) -> Ours:
+    """What did not end in time, of which nobody knows whether it fits."""
+    batch, limit = runs[0].get("data.batch_size"), runs[0].get("task.timeout_s")
+    within = "" if limit is None else f" ({float(limit):g} s)"
+    return Ours(
+        value="too slow",
+        runs=tuple(runs),
+        note=f"training steps of {batch} shapes took longer than task.timeout_s{within}: whether "
+        "they fit is not known",
         counts=False,
     )
 
@@ -120,6 +138,6 @@ FIG8 = Exhibit(
         "says that the dense network could not be held in memory at 100³ and 200³."
     ),
     heads=("grid", "network"),
-    blocks=_blocks,
+    find=_blocks,
     draw=lambda block: over_resolution(block, (TRAIN, TEST, RATE, MEMORY)),
 )

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import fmean
+from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from sparsepipe.results.fig9_paper import FIG9 as PAPER
+from sparsepipe.results.fig9_paper import SMALLEST_HETE_MP
 from sparsepipe.results.fig9_settings import (
     EXPECTED,
     GPUS,
     STRATEGIES,
     Setting,
     devices_of,
+    dp_minibatch_s,
+    minibatch_s,
     setting_of,
     strategy_of,
 )
-from sparsepipe.results.paper import printed
-from sparsepipe.results.report.commands import command
+from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import (
     Block,
     Cell,
@@ -36,27 +38,19 @@ SPEEDUP = Column(key="speedup", heading="speedup over DP", unit="x", compare=Com
 TIME = Column(key="minibatch", heading="minibatch", unit="ms", form="{:.1f}", printed=False)
 PLAN = Column(key="plan", heading="plan", printed=False)
 
-_PAPER: Mapping[tuple[str, str], Printed] = {
-    (row["num_gpus"], {"MP": "paper_mp", "HETE-MP": "hete_mp"}[row["strategy"]]): Printed(
-        text=row["speedup_over_dp"],
-        derived=f"not printed: {row['source']}" if row["derived"] == "yes" else "",
-    )
-    for row in printed("fig9")
-}
-_SMALLEST = _PAPER["any", "hete_mp"].text
 
-
-def _blocks(rows: Sequence[Row]) -> list[Block]:
+def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     found: dict[Setting, list[Row]] = {setting: [] for setting in EXPECTED}
     for row in rows:
         if row.get("kind") in ("simulated", "emulated") and row.get("minibatches_per_s"):
             found.setdefault(setting_of(row), []).append(row)
     return [
-        _block(setting, found[setting]) for setting in sorted(found, key=lambda each: each.order)
+        _block(setting, found[setting], commands)
+        for setting in sorted(found, key=lambda each: each.order)
     ]
 
 
-def _block(setting: Setting, rows: Sequence[Row]) -> Block:
+def _block(setting: Setting, rows: Sequence[Row], commands: Commands) -> Block:
     by_place = {
         (gpus, strategy): [
             row for row in rows if (devices_of(row), strategy_of(row)) == (gpus, strategy)
@@ -68,13 +62,13 @@ def _block(setting: Setting, rows: Sequence[Row]) -> Block:
     cells = []
     for (gpus, strategy), runs in by_place.items():
         label = (str(gpus), STRATEGIES[strategy])
-        made_by = command("fig9", *task, f"hardware=paper_{gpus}gpu", f"parallel={strategy}")
+        made_by = commands.one(*task, f"hardware=paper_{gpus}gpu", f"parallel={strategy}")
         of_gpus = [row for row in rows if devices_of(row) == gpus]
         cells += [
             Cell(
                 row=label,
                 column=SPEEDUP,
-                paper=_PAPER.get((str(gpus), strategy)),
+                paper=_printed(gpus, strategy),
                 ours=_speedup(runs, by_place[gpus, "dp"], of_gpus),
                 command=made_by,
             ),
@@ -90,7 +84,7 @@ def _block(setting: Setting, rows: Sequence[Row]) -> Block:
         title=setting.title,
         cells=tuple(cells),
         notes=tuple(notes),
-        sweep=command("fig9", *task, sweep=True),
+        sweep=commands.sweep(*task),
     )
 
 
@@ -106,21 +100,26 @@ def _task(setting: Setting) -> tuple[str, ...]:
     return (f"task=fig9/{own}", *network, *speed)
 
 
+def _printed(gpus: int, strategy: str) -> Printed | None:
+    paper = PAPER.get((gpus, strategy))
+    if paper is None:
+        return None
+    return Printed(text=paper.text, derived=f"not printed: {paper.source}" if paper.derived else "")
+
+
 def _time(runs: Sequence[Row]) -> Ours | None:
-    return mean_of(runs, _minibatch_s, scale=1e3)
-
-
-def _minibatch_s(row: Row) -> float:
-    return 1 / float(row["minibatches_per_s"])
+    return mean_of(runs, minibatch_s, scale=1e3)
 
 
 def _speedup(runs: Sequence[Row], own: Sequence[Row], others: Sequence[Row]) -> Ours | None:
     """Over data parallelism: its own runs, or what the others tell of it."""
-    told = [row for row in others if row.get("dp_minibatch_s")]
-    dp_s = [_minibatch_s(row) for row in own] or [float(row["dp_minibatch_s"]) for row in told]
-    if not dp_s:
+    dp_s = dp_minibatch_s(
+        [minibatch_s(row) for row in own], [row.get("dp_minibatch_s") for row in others]
+    )
+    if dp_s is None:
         return None
-    return mean_of(runs, lambda row: fmean(dp_s) / _minibatch_s(row))
+    base_s = dp_s
+    return mean_of(runs, lambda row: base_s / minibatch_s(row))
 
 
 def _plan(runs: Sequence[Row]) -> Ours | None:
@@ -165,12 +164,12 @@ FIG9 = Exhibit(
         "How many times as fast as data parallelism (DP) pipelines train a sparse VGG16 at 50³ in "
         "batches of 64, on 5 to 8 GPUs of the two servers of Table I. Layers take as long as the "
         "authors measured; no GPU of ours is in it. The paper prints five of its bars, and as the "
-        f"smallest of HETE-MP {_SMALLEST}, not for how many GPUs; nor does it print the speed of "
-        "the link between the servers, hence several. MP is by our search, beside it with the "
-        "paper's split (its Table III), with which its figure is compared. DP sums gradients while "
-        "the backward runs."
+        f"smallest of HETE-MP {SMALLEST_HETE_MP}, not for how many GPUs; nor does it print the "
+        "speed of the link between the servers, hence several. MP is by our search, beside it with "
+        "the paper's split (its Table III), with which its figure is compared. DP sums gradients "
+        "while the backward runs."
     ),
     heads=("GPUs", "strategy"),
-    blocks=_blocks,
+    find=_blocks,
     draw=_draw,
 )

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from sparsepipe.results.paper import CITATION
 from sparsepipe.results.report.chapters import Chapter
+from sparsepipe.results.report.failures import Failure
 from sparsepipe.results.report.shown import ShownBlock
 from sparsepipe.results.tables import markdown_table
 
 
-def markdown(title: str, chapters: Sequence[Chapter]) -> str:
+def markdown(title: str, chapters: Sequence[Chapter], failures: Sequence[Failure] = ()) -> str:
     """The whole report.
 
     Args:
         title: of the document.
         chapters: one for each table or figure of the paper.
+        failures: jobs that have left no run.
     """
-    parts = [f"# {title}", INTRODUCTION]
+    parts = [f"# {title}", INTRODUCTION, *_failures(failures)]
     for chapter in chapters:
         parts += _chapter(chapter)
     return "\n\n".join(parts) + "\n"
@@ -29,6 +32,15 @@ INTRODUCTION = (
     "refer to the notes. A ratio is ours over the paper's, of what is a ratio itself, such as a "
     "speedup, and never of seconds; a difference is ours less the paper's."
 )
+
+
+def _failures(failures: Sequence[Failure]) -> Iterator[str]:
+    if not failures:
+        return
+    yield "## Jobs of this sweep that did not finish"
+    yield "\n".join(
+        f"- {failure.job}\n\n{textwrap.indent(failure.error, 6 * ' ')}" for failure in failures
+    )
 
 
 def _chapter(chapter: Chapter) -> Iterator[str]:

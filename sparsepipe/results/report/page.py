@@ -13,15 +13,22 @@ from sparsepipe.results import style
 from sparsepipe.results.paper import CITATION
 from sparsepipe.results.report.chapters import Chapter
 from sparsepipe.results.report.exhibit import MISSING
+from sparsepipe.results.report.failures import Failure
 
 
-def page(title: str, chapters: Sequence[Chapter], pictures: Mapping[str, bytes]) -> str:
+def page(
+    title: str,
+    chapters: Sequence[Chapter],
+    pictures: Mapping[str, bytes],
+    failures: Sequence[Failure] = (),
+) -> str:
     """The whole report.
 
     Args:
         title: of the document.
         chapters: one for each table or figure of the paper.
         pictures: PNG files by their names.
+        failures: jobs that have left no run.
     """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__, ""),
@@ -34,6 +41,7 @@ def page(title: str, chapters: Sequence[Chapter], pictures: Mapping[str, bytes])
         title=title,
         citation=CITATION,
         chapters=chapters,
+        failures=failures,
         pictures={name: _Picture.of(content) for name, content in pictures.items()},
         missing=MISSING,
     )

@@ -67,19 +67,56 @@ def _letter(number: int) -> str:
 
 
 def crowded(row: Row) -> str:
-    """Why the times of a run say nothing of speedups; empty where they do.
+    """Why the times of a run say nothing of speedups; empty where they may.
 
     That is so where several ranks compute on fewer cores than they are: they take turns.
     """
     ranks, cores = _whole(row.get("ranks")), _whole(row.get("machine_cores"))
-    if row.get("hardware_accelerator") != "cpu" or ranks is None or ranks < 2:
-        return ""
-    if row.get("kind", "measured") != "measured":
+    if not _several_on_cores(row) or ranks is None:
         return ""
     if cores is None:
         return f"no speedup can be told: {ranks} ranks on CPU cores whose number is not recorded"
-    shared = f"{cores} core{'s' if cores > 1 else ''}"
-    return f"no speedup: {ranks} ranks share {shared}" if ranks > cores else ""
+    return f"no speedup: {ranks} ranks share {_cores(cores)}" if ranks > cores else ""
+
+
+def no_speedup(row: Row, base: Row | None, *, of: str) -> str:
+    """Why the times of a run are no speedup over another run; empty where they are.
+
+    On a processor one device may compute on all cores by threads: several ranks are a speedup of
+    several devices only where more cores compute than in the run that is theirs to beat.
+
+    Args:
+        row: the run.
+        base: the other one, of one device; None where there is none.
+        of: what the other one is, in print.
+    """
+    if (reason := crowded(row)) or base is None or not _several_on_cores(row):
+        return reason
+    own, other = _cores_at_work(row), _cores_at_work(base)
+    if own is None or other is None:
+        return "no speedup can be told: on how many cores was computed is not recorded"
+    if own > other:
+        return ""
+    ranks = _whole(row.get("ranks"))
+    return f"no speedup: {ranks} ranks compute on {_cores(own)} in all, {of} alone on {other}"
+
+
+def _several_on_cores(row: Row) -> bool:
+    ranks = _whole(row.get("ranks"))
+    is_cpu = row.get("hardware_accelerator") == "cpu"
+    return is_cpu and ranks is not None and ranks > 1 and row.get("kind", "measured") == "measured"
+
+
+def _cores_at_work(row: Row) -> int | None:
+    found = [_whole(row.get(key)) for key in ("ranks", "threads_per_rank", "machine_cores")]
+    ranks, threads, cores = found
+    if ranks is None or threads is None or cores is None:
+        return None
+    return min(ranks * threads, cores)
+
+
+def _cores(count: int) -> str:
+    return f"{count} core{'s' if count > 1 else ''}"
 
 
 def _whole(value: Any) -> int | None:

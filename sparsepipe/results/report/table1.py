@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sparsepipe.results.paper import printed
-from sparsepipe.results.report.commands import command
+from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import (
     Block,
     Cell,
@@ -27,10 +27,9 @@ BANDWIDTH = Column(
 )
 
 _PAPER = printed("table1")
-_COMMAND = command("table1")
 
 
-def _blocks(rows: Sequence[Row]) -> list[Block]:
+def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     measured: dict[str, list[Row]] = {}
     for row in rows:
         if row.get("task_name") == "table1" and row.get("measured_device"):
@@ -38,9 +37,9 @@ def _blocks(rows: Sequence[Row]) -> list[Block]:
     cells = [cell for paper in _PAPER for cell in _paper_cells(paper, measured)]
     others = [name for name in measured if not any(_is(name, paper) for paper in _PAPER)]
     for name in others:
-        cells += _cells((name, "measured here"), None, measured[name])
+        cells += _cells((name, "measured here"), None, measured[name], commands.one())
     if not measured:
-        cells += _cells(("device at hand", "measured here"), None, [])
+        cells += _cells(("device at hand", "measured here"), None, [], commands.one())
     return [Block(cells=tuple(cells))]
 
 
@@ -56,7 +55,7 @@ def _is(name: str, paper: Mapping[str, str]) -> bool:
 
 
 def _cells(
-    row: tuple[str, str], paper: Mapping[str, str] | None, runs: Sequence[Row]
+    row: tuple[str, str], paper: Mapping[str, str] | None, runs: Sequence[Row], made_by: str = ""
 ) -> list[Cell]:
     found = (
         (FLOPS, "single_precision_tflops", "flops_per_s", 1e-12),
@@ -69,8 +68,7 @@ def _cells(
             column=column,
             paper=None if paper is None else Printed(text=paper[name]),
             ours=_ours(runs, key, scale),
-            # A GPU of the paper is measured where it is.
-            command=_COMMAND if paper is None else "",
+            command=made_by,  # none: a GPU of the paper is measured where it is
         )
         for column, name, key, scale in found
     ]
@@ -89,6 +87,6 @@ TABLE1 = Exhibit(
         "less than a data sheet promises."
     ),
     heads=("device", "where"),
-    blocks=_blocks,
+    find=_blocks,
     pictured=(FLOPS.key, BANDWIDTH.key),
 )

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sparsepipe.results.paper import printed
-from sparsepipe.results.report.commands import command
+from sparsepipe.results.report.batches import Searched, ratio, searched
+from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import (
     Block,
     Cell,
@@ -17,15 +18,10 @@ from sparsepipe.results.report.exhibit import (
     Printed,
     Row,
 )
-from sparsepipe.results.report.places import crowded
+from sparsepipe.results.report.places import no_speedup
 from sparsepipe.results.report.rows import mean_of
-from sparsepipe.results.report.trainings import (
-    Asked,
-    accuracy,
-    budget_notes,
-    seed_notes,
-    settings_of,
-)
+from sparsepipe.results.report.settings import commands_of, data_notes, settings_of
+from sparsepipe.results.report.trainings import Asked, accuracy, budget_notes, seed_notes
 
 TRAIN = Column(key="train_accuracy", heading="train accuracy", unit="%", compare=Compare.DIFFERENCE)
 TEST = Column(key="test_accuracy", heading="test accuracy", unit="%", compare=Compare.DIFFERENCE)
@@ -50,49 +46,52 @@ def _first(asked: Asked) -> Asked:
     return Asked(resolution=asked.resolution, network="dense")
 
 
-def _blocks(rows: Sequence[Row]) -> list[Block]:
+def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     found = [
-        _block(theirs, title=setting.title, given=setting.overrides)
+        _block(theirs, commands_of(setting, theirs, commands), title=setting.title)
         for setting, theirs in settings_of(rows).items()
     ]
-    return found or [_block([])]
+    return found or [_block([], commands.scaled())]
 
 
-def _block(rows: Sequence[Row], *, title: str = "", given: Sequence[str] = ()) -> Block:
+def _block(rows: Sequence[Row], commands: Commands, *, title: str = "") -> Block:
     return Block(
         title=title,
-        cells=tuple(cell for asked in _PAPER for cell in _cells(asked, rows, given)),
+        cells=tuple(cell for asked in _PAPER for cell in _cells(asked, rows, commands)),
         notes=(
             *budget_notes(rows),
+            *data_notes(commands),
             *(note for asked in _PAPER for note in seed_notes(asked, asked.runs(rows))),
         ),
-        sweep=command("table2", *given, sweep=True),
+        sweep=commands.sweep(),
     )
 
 
-def _cells(asked: Asked, rows: Sequence[Row], given: Sequence[str]) -> list[Cell]:
+def _cells(asked: Asked, rows: Sequence[Row], commands: Commands) -> list[Cell]:
     runs, paper = asked.runs(rows), _PAPER[asked]
     first, base = _first(asked), _PAPER[_first(asked)]
-    training, fitting = _training(asked, given), _fitting(asked, given)
-    ratio = int(paper["batch_size"]) / int(base["batch_size"])
+    of_first = first.runs(rows)
+    training, fitting = _training(asked, commands), _fitting(asked, commands)
+    theirs = int(paper["batch_size"]) / int(base["batch_size"])
+    batch = _batch(asked, rows)
     found: list[tuple[Column, Printed, Ours | None, str]] = [
         (TRAIN, Printed(text=paper["train_accuracy_percent"]), accuracy(runs, "train"), training),
         (TEST, Printed(text=paper["test_accuracy_percent"]), accuracy(runs, "test"), training),
-        (TIME, Printed(text=paper["epoch_time_s"]), _time(runs), training),
+        (TIME, Printed(text=paper["epoch_time_s"]), _time(runs, of_first), training),
         (
             SPEEDUP,
             Printed(text=paper["speedup_over_D1_1gpu"]),
-            _speedup(runs, first.runs(rows)),
-            _training(first, given) if runs else training,  # what it lacks, if it does
+            _speedup(runs, of_first),
+            _training(first, commands) if runs else training,  # what it lacks, if it does
         ),
-        (BATCH, Printed(text=paper["batch_size"]), _batch(asked, rows), fitting),
+        (BATCH, Printed(text=paper["batch_size"]), batch.ours if batch else None, fitting),
         (
             BATCHES,
             Printed(
-                text=f"{ratio:g}", derived="not printed: the ratio of two batch sizes that are"
+                text=f"{theirs:g}", derived="not printed: the ratio of two batch sizes that are"
             ),
             _batch_ratio(asked, rows),
-            _fitting(first, given) if _batch(asked, rows) else fitting,
+            _fitting(first, commands) if batch else fitting,
         ),
     ]
     row = (
@@ -107,25 +106,25 @@ def _cells(asked: Asked, rows: Sequence[Row], given: Sequence[str]) -> list[Cell
     ]
 
 
-def _training(asked: Asked, given: Sequence[str]) -> str:
+def _training(asked: Asked, commands: Commands) -> str:
     trial = "one_device" if asked.devices == 1 else "four_devices"
-    return command("table2", *given, f"trial={trial}", *asked.overrides)
+    return commands.one(f"trial={trial}", *asked.overrides)
 
 
-def _fitting(asked: Asked, given: Sequence[str]) -> str:
-    return command("table2", *given, "trial=largest_batch", *asked.overrides)
+def _fitting(asked: Asked, commands: Commands) -> str:
+    return commands.one("trial=largest_batch", *asked.overrides)
 
 
-def _time(runs: Sequence[Row]) -> Ours | None:
+def _time(runs: Sequence[Row], first: Sequence[Row]) -> Ours | None:
     found = mean_of(runs, "epoch_time_s")
-    reason = _reason(runs)
+    reason = _reason(runs, first)
     return replace(found, note=reason) if found and reason else found
 
 
 def _speedup(runs: Sequence[Row], first: Sequence[Row]) -> Ours | None:
     """Shapes a second over those of D-1: epochs may be of unlike length."""
     rate, base = mean_of(runs, "train_shapes_per_s"), mean_of(first, "train_shapes_per_s")
-    if rate is not None and (reason := _reason(runs)):
+    if rate is not None and (reason := _reason(runs, first)):
         return Ours(value="no speedup", runs=rate.runs, note=reason, counts=False)
     if rate is None or base is None:
         return None
@@ -139,22 +138,21 @@ def _speedup(runs: Sequence[Row], first: Sequence[Row]) -> Ours | None:
     )
 
 
-def _reason(runs: Sequence[Row]) -> str:
-    return next((reason for run in runs if (reason := crowded(run))), "")
+def _reason(runs: Sequence[Row], first: Sequence[Row]) -> str:
+    """Why there is no speedup of runs over D-1, whose runs all have as many threads."""
+    base = first[0] if first else None
+    reasons = (no_speedup(run, base, of="D-1") for run in runs)
+    return next((reason for reason in reasons if reason), "")
 
 
-def _batch(asked: Asked, rows: Sequence[Row]) -> Ours | None:
+def _batch(asked: Asked, rows: Sequence[Row]) -> Searched | None:
     """On one device: each of several holds the whole network and its own batch."""
-    runs = replace(asked, devices=1).runs(rows, task="fit_batch")
-    return mean_of(runs, "largest_batch")
+    return searched(replace(asked, devices=1).runs(rows, task="fit_batch"))
 
 
 def _batch_ratio(asked: Asked, rows: Sequence[Row]) -> Ours | None:
     ours, base = _batch(asked, rows), _batch(_first(asked), rows)
-    if ours is None or base is None or not base.value:
-        return None
-    ratio = float(ours.value) / float(base.value)
-    return Ours(value=ratio, runs=(*ours.runs, *base.runs))
+    return None if ours is None or base is None else ratio(ours, base, of="D-1")
 
 
 TABLE2 = Exhibit(
@@ -169,6 +167,6 @@ TABLE2 = Exhibit(
         "epochs, on GPUs of its Table I."
     ),
     heads=("grid", "devices", "network", "p"),
-    blocks=_blocks,
+    find=_blocks,
     pictured=(TRAIN.key, TEST.key, SPEEDUP.key, BATCHES.key),
 )

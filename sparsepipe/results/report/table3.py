@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from sparsepipe.results.paper import printed
-from sparsepipe.results.report.commands import command
+from sparsepipe.results.paper import printed, stages_of
+from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import (
     Block,
     Cell,
@@ -23,19 +22,18 @@ DEVICES = Column(key="devices", heading="devices of each stage")
 BOTTLENECK = Column(key="bottleneck", heading="bottleneck", unit="ms", form="{:.1f}")
 
 _PAPER = printed("table3")
-_COMMAND = command("table3")
 _COMPUTED = "not printed: the paper's split with its best cuts, by our cost model"
 
 
-def _blocks(rows: Sequence[Row]) -> list[Block]:
+def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     runs = [row for row in rows if row.get("task_name") == "table3"]
-    return [_block(run) for run in runs] or [_block(None)]
+    return [_block(run, commands.one()) for run in runs] or [_block(None, commands.one())]
 
 
-def _block(run: Row | None) -> Block:
+def _block(run: Row | None, made_by: str) -> Block:
     return Block(
         title="" if run is None else _title(run),
-        cells=tuple(cell for paper in _PAPER for cell in _cells(paper, run)),
+        cells=tuple(cell for paper in _PAPER for cell in _cells(paper, run, made_by)),
     )
 
 
@@ -47,10 +45,10 @@ def _title(run: Row) -> str:
     )
 
 
-def _cells(paper: Mapping[str, str], run: Row | None) -> Iterator[Cell]:
+def _cells(paper: Mapping[str, str], run: Row | None, made_by: str) -> Iterator[Cell]:
     gpus, strategy = paper["num_gpus"], paper["strategy"]
     key = f"{gpus}gpu/{strategy}"
-    stages = ", ".join(re.findall(r"\((.*?)\)", paper["stage_assignment"]))
+    stages = ", ".join(stages_of(paper["stage_assignment"]))
     found = (
         (SPLIT, Printed(text=paper["split_config"]), "config", "verdict"),
         (DEVICES, Printed(text=stages) if stages else None, "devices", ""),
@@ -61,7 +59,7 @@ def _cells(paper: Mapping[str, str], run: Row | None) -> Iterator[Cell]:
         ours = None
         if run is not None and value is not None:
             ours = Ours(value=value, runs=(run,), note=str(run.get(f"{key}/{note}", "")))
-        yield Cell(row=(gpus, strategy), column=column, paper=printed_, ours=ours, command=_COMMAND)
+        yield Cell(row=(gpus, strategy), column=column, paper=printed_, ours=ours, command=made_by)
 
 
 def _bottleneck(run: Row | None, key: str) -> Printed | None:
@@ -80,6 +78,6 @@ TABLE3 = Exhibit(
         "it differs. The slowest stage is the bottleneck."
     ),
     heads=("GPUs", "strategy"),
-    blocks=_blocks,
+    find=_blocks,
     pictured=(BOTTLENECK.key,),
 )

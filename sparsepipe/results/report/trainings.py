@@ -1,27 +1,12 @@
-"""Trainings of the paper's network on shapes: which runs are of which row of Table II and Fig. 8.
-
-Figures are compared between trainings on the same shapes, of the same size and on like devices
-alone: these have a :class:`Setting` in common.
-"""
+"""Trainings of the paper's network on shapes: which are of which row of Table II and Fig. 8."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from dataclasses import dataclass
 
 from sparsepipe.results.report.exhibit import Ours, Row
 from sparsepipe.results.report.rows import mean_of, same_seeds
-
-_DATA = {
-    "GeneratedShapes": ("generated shapes", "shapes"),
-    "NpzBundle": ("ModelNet40 as point clouds", "modelnet40_points"),
-    "OffTree": ("meshes as OFF files", "modelnet40"),
-    "NormalResampled": ("ModelNet40 with normals", "modelnet40_normal_resampled"),
-}
-"""Sources: in words, and the option of ``data`` that has them."""
-_USUAL = "shapes"
-_TRAININGS, _FITTING = ("train", "train_if_fits"), "fit_batch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,95 +47,6 @@ class Asked:
         return (f"network={self.network}{ratio}", f"data.resolution={self.resolution}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What trainings must have in common for their figures to be compared.
-
-    Attributes:
-        scale: of the experiment.
-        data: source of the shapes.
-        points: drawn of each shape; None: all.
-        shapes: of each class that are trained on, where they are generated.
-        width: of the network, as a share of the paper's.
-        epochs: of the training.
-        batches: of an epoch, where they are limited.
-        device: names of the devices, without their number.
-    """
-
-    scale: str | None
-    data: str
-    points: int | None
-    shapes: int | None
-    width: float | None
-    epochs: int | None
-    batches: float | None
-    device: str
-
-    @classmethod
-    def of(cls, row: Row) -> Self:
-        """Of a run."""
-        names = str(row.get("hardware_devices", "")).split(", ")
-        return cls(
-            scale=row.get("scale"),
-            data=str(row.get("data.source._target_", "")).rpartition(".")[2],
-            points=_whole(row.get("data.num_points")),
-            shapes=_whole(row.get("data.source.train_per_class")),
-            width=row.get("model.width"),
-            epochs=_whole(row.get("trainer.max_epochs")),
-            batches=row.get("trainer.limit_train_batches"),
-            device=", ".join(name.partition(" x ")[2] or name for name in names),
-        )
-
-    @property
-    def without_length(self) -> Self:
-        """The same, however long is trained."""
-        return replace(self, epochs=None, batches=None)
-
-    @property
-    def title(self) -> str:
-        """In words."""
-        points = "all their points" if self.points is None else f"{self.points:,} points"
-        parts = [
-            f"scale {self.scale}" if self.scale else "",
-            f"{_DATA.get(self.data, (self.data,))[0]}, {points}",
-            f"{self.shapes} shapes of a class" if self.shapes else "",
-            f"width {self.width:g}" if self.width is not None else "",
-            f"{self.epochs} epochs" if self.epochs else "",
-            f"epochs limited to {self.batches:g}" if self.batches else "",
-            self.device,
-        ]
-        return "; ".join(part for part in parts if part)
-
-    @property
-    def overrides(self) -> tuple[str, ...]:
-        """Of the command line, but for the widths and lengths that a scale stands for."""
-        option = _DATA.get(self.data, ("", _USUAL))[1]
-        scale = (f"scale={self.scale}",) if self.scale else ()
-        return (*scale, *((f"data={option}",) if option != _USUAL else ()))
-
-
-def settings_of(rows: Sequence[Row]) -> dict[Setting, list[Row]]:
-    """Trainings, and what was measured for them, by what they have in common.
-
-    What fits into memory does not depend on how long is trained.
-    """
-    found: dict[Setting, list[Row]] = {}
-    for row in rows:
-        if row.get("task_name") in _TRAININGS and "ranks" in row:
-            found.setdefault(Setting.of(row), []).append(row)
-    for row in rows:
-        if row.get("task_name") == _FITTING and "ranks" in row:
-            own = Setting.of(row)
-            alike = [each for each in found if each.without_length == own.without_length]
-            for setting in alike or [own]:
-                found.setdefault(setting, []).append(row)
-    return dict(sorted(found.items(), key=lambda item: _order(item[0])))
-
-
-def _order(setting: Setting) -> tuple[str, ...]:
-    return tuple(str(getattr(setting, each.name)) for each in fields(Setting))
-
-
 def accuracy(runs: Sequence[Row], split: str) -> Ours | None:
     """Mean accuracy over seeds, in percent.
 
@@ -174,7 +70,3 @@ def budget_notes(rows: Sequence[Row]) -> list[str]:
         f"A batch fits where a training step takes at most {budget / 1e6:,.0f} MB."
         for budget in sorted(budgets)
     ]
-
-
-def _whole(value: Any) -> int | None:
-    return None if value is None else int(value)

@@ -8,7 +8,9 @@ from pathlib import Path
 from sparsepipe.results import style
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.results.report.chapters import Chapter, chapter
+from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import Exhibit, Row
+from sparsepipe.results.report.failures import Failure
 from sparsepipe.results.report.markdown import markdown
 from sparsepipe.results.report.page import page
 from sparsepipe.results.report.spreadsheet import csv_rows
@@ -16,7 +18,12 @@ from sparsepipe.results.tables import write_csv
 
 
 def write_report(
-    directory: Path, title: str, exhibits: Sequence[tuple[Exhibit, Sequence[Row]]]
+    directory: Path,
+    title: str,
+    exhibits: Sequence[tuple[Exhibit, Sequence[Row]]],
+    *,
+    commands: Mapping[str, Commands] | None = None,
+    failures: Sequence[Failure] = (),
 ) -> list[Chapter]:
     """Writes ``report.html``, ``report.md``, and for each exhibit ``<name>.csv`` and pictures.
 
@@ -24,6 +31,8 @@ def write_report(
         directory: where to; it is made.
         title: of the document.
         exhibits: tables and figures of the paper, each with the finished runs of its experiment.
+        commands: by the exhibit's name, make the commands that fill its cells.
+        failures: jobs that have left no run.
 
     Returns:
         The chapters.
@@ -31,13 +40,14 @@ def write_report(
     Raises:
         DataError: a file cannot be written.
     """
-    chapters = [chapter(exhibit, rows) for exhibit, rows in exhibits]
+    made_by = commands or {}
+    chapters = [chapter(exhibit, rows, made_by.get(exhibit.name)) for exhibit, rows in exhibits]
     pictures = {name: directory / name for filled in chapters for name in filled.figures}
     for filled in chapters:
         write_csv(directory / f"{filled.exhibit.name}.csv", csv_rows(filled))
         for name, figure in filled.figures.items():
             style.save_png(figure, pictures[name])
-    write_text_atomic(directory / "report.md", markdown(title, chapters))
+    write_text_atomic(directory / "report.md", markdown(title, chapters, failures))
     content: Mapping[str, bytes] = {name: path.read_bytes() for name, path in pictures.items()}
-    write_text_atomic(directory / "report.html", page(title, chapters, content))
+    write_text_atomic(directory / "report.html", page(title, chapters, content, failures))
     return chapters

@@ -19,19 +19,24 @@ class PaperSpeedup:
     """A bar of the paper.
 
     Attributes:
-        value: speedup over data parallelism.
+        text: speedup over data parallelism, digit by digit.
         source: what the text says of it.
         derived: it follows from figures that are printed.
     """
 
-    value: float
+    text: str
     source: str
     derived: bool = False
+
+    @property
+    def value(self) -> float:
+        """As a number."""
+        return float(self.text)
 
 
 FIG9: Mapping[tuple[int, str], PaperSpeedup] = {
     (int(row["num_gpus"]), _PARALLEL[row["strategy"]]): PaperSpeedup(
-        value=float(row["speedup_over_dp"]), source=row["source"], derived=row["derived"] == "yes"
+        text=row["speedup_over_dp"], source=row["source"], derived=row["derived"] == "yes"
     )
     for row in printed("fig9")
     if row["num_gpus"] != "any"

@@ -1,0 +1,106 @@
+"""What a report is made of: which exhibits, and the finished runs of each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from sparsepipe.errors import ConfigError, NoRunsError
+from sparsepipe.experiment.check import suggest
+from sparsepipe.experiment.outputs import expanded
+from sparsepipe.experiment.usual import usual
+from sparsepipe.results import load_results
+from sparsepipe.results.cells import rows_of
+from sparsepipe.results.report.commands import Commands
+from sparsepipe.results.report.exhibit import Row
+from sparsepipe.results.report.exhibits import EXHIBITS
+from sparsepipe.results.report.rows import plain_rows
+
+log = logging.getLogger(__name__)
+
+ALL = "all"
+"""The experiment of all."""
+NONE = "default"
+"""The name without an experiment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """What a report is asked for.
+
+    Attributes:
+        exhibits: tables and figures of the paper, by name.
+        name: that runs were given in place of their experiment's own; None: none.
+        source: a directory of runs or a ledger.
+        scale: rows of this scale count alone; None: all.
+    """
+
+    exhibits: tuple[str, ...]
+    name: str | None
+    source: Path
+    scale: str | None
+
+    @classmethod
+    def of(
+        cls,
+        config: Mapping[str, Any],
+        *,
+        exhibits: Sequence[str] | None = None,
+        where: str | None = None,
+        scale: str | None = None,
+    ) -> Self:
+        """By a configuration and the arguments of ``task=report``.
+
+        Raises:
+            ConfigError: nothing of the paper has such a name.
+        """
+        names = _names(str(config["name"]), exhibits)
+        given = len(names) == 1 and config["name"] not in (ALL, NONE, *names)
+        return cls(
+            exhibits=tuple(names),
+            name=str(config["name"]) if given else None,
+            source=expanded(where or config["paths"]["outputs"]),
+            scale=scale,
+        )
+
+    def rows(self) -> dict[str, list[Row]]:
+        """The finished runs of each exhibit.
+
+        Raises:
+            DataError: there are some, and they cannot be read.
+        """
+        return {exhibit: self._rows(self.name or exhibit) for exhibit in self.exhibits}
+
+    def commands(self) -> dict[str, Commands]:
+        """What makes the commands that fill the cells of each exhibit."""
+        return {
+            exhibit: Commands(experiment=exhibit, name=self.name, scale=self.scale, usual=usual)
+            for exhibit in self.exhibits
+        }
+
+    def _rows(self, experiment: str) -> list[Row]:
+        """Of an experiment; none where it has none, which is no reason not to tell of gaps."""
+        try:
+            frame = load_results(self.source, experiment=experiment)
+        except NoRunsError as error:
+            log.warning("%s", error.message)
+            return []
+        rows = plain_rows(rows_of(frame))
+        return [row for row in rows if self.scale is None or row.get("scale") in (None, self.scale)]
+
+
+def _names(name: str, exhibits: Sequence[str] | None) -> list[str]:
+    asked = list(exhibits or [name])
+    if asked == [ALL]:
+        return list(EXHIBITS)
+    for each in asked:
+        if each not in EXHIBITS:
+            raise ConfigError(
+                f"the paper has no table or figure '{each}' to report on{suggest(each, EXHIBITS)}",
+                remedy=f"choose experiment={ALL}, or experiment= or task.exhibits= of: "
+                f"{', '.join(EXHIBITS)}",
+            )
+    return list(dict.fromkeys(asked))

@@ -1,0 +1,106 @@
+"""The commands that a report prints: their runs come into the table that lacks them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from report_cases import training
+
+from sparsepipe.results.report.commands import Commands
+from sparsepipe.results.report.exhibit import Block, Exhibit, Row
+from sparsepipe.results.report.exhibits import EXHIBITS
+
+DESK = {
+    "data.num_points": 4096,
+    "data.source.train_per_class": 200,
+    "data.source.test_per_class": 52,
+    "model.width": 0.25,
+    "trainer.max_epochs": 4,
+    "trainer.limit_train_batches": None,
+}
+"""As scale=desk composes."""
+MADE = {"data.source.test_per_class": 52}
+"""What trainings made by hand lack of it."""
+
+
+def as_desk(overrides: Sequence[str], keys: Sequence[str]) -> Mapping[str, Any]:
+    assert overrides[0] == "experiment=table2"
+    assert "scale=desk" in overrides
+    assert set(keys) == set(DESK)
+    return DESK
+
+
+def block(*rows: Row, **more: Any) -> Block:
+    (found,) = EXHIBITS["table2"].blocks(rows, Commands(experiment="table2", **more))
+    return found
+
+
+def commands(found: Block) -> set[str]:
+    return {each.command for each in found.cells if each.command} | {found.sweep}
+
+
+@pytest.mark.parametrize("exhibit", EXHIBITS.values(), ids=lambda each: each.name)
+def test_all_have_the_name_that_runs_were_given(exhibit: Exhibit) -> None:
+    blocks = exhibit.blocks([], Commands(experiment=exhibit.name, name="mine"))
+    found = {each.command for each in (cell for block in blocks for cell in block.cells)}
+    found |= {block.sweep for block in blocks}
+    found -= {""}
+    assert found
+    for command in found:
+        words = shlex.split(command)
+        place = words.index(f"experiment={exhibit.name}")
+        assert words[place + 1] == "name=mine"
+
+
+def test_a_setting_that_the_scale_would_not_give_is_in_the_command() -> None:
+    usual = block(training("dense", 32, **MADE), usual=as_desk)
+    assert usual.sweep == "sparsepipe -m experiment=table2 scale=desk"
+    changed = {
+        "data.num_points": None,
+        "data.source.train_per_class": 1,
+        "model.width": 0.125,
+        "trainer.max_epochs": 7,
+        "trainer.limit_train_batches": 4.0,  # as a ledger has it beside shares
+    }
+    other = block(training("dense", 32, **{**MADE, **changed}), usual=as_desk)
+    given = (
+        "scale=desk data.num_points=null data.source.train_per_class=1 model.width=0.125 "
+        "trainer.max_epochs=7 trainer.limit_train_batches=4"
+    )
+    assert other.sweep == f"sparsepipe -m experiment=table2 {given}"
+    assert all(given in command for command in commands(other))
+
+
+def test_a_share_of_an_epoch_stays_a_share() -> None:
+    row = training("dense", 32, **{**MADE, "trainer.limit_train_batches": 1.0})
+    assert block(row, usual=as_desk).sweep.endswith("trainer.limit_train_batches=1.0")
+
+
+def test_what_nobody_knows_is_left_out() -> None:
+    row = training("dense", 32, **{**MADE, "model.width": 0.125})
+    assert "width" not in block(row).sweep
+    assert "width" not in block(row, usual=lambda overrides, keys: {}).sweep
+
+
+def test_other_data_have_a_directory_that_the_shell_fills_in() -> None:
+    source = {"data.source._target_": "sparsepipe.data.sources.NpzBundle"}
+    found = block(training("dense", 32, **source))
+    root = "scale=desk data=modelnet40_points data.root=$MODELNET40_POINTS"
+    assert all(root in command for command in commands(found))
+    assert "In commands $MODELNET40_POINTS stands for the directory of the data." in found.notes
+
+
+def test_fewer_threads_than_cores_are_in_the_command() -> None:
+    found = block(training("dense", 32, machine_cores=4, threads_per_rank=1))
+    assert all(command.startswith("OMP_NUM_THREADS=1 sparsepipe ") for command in commands(found))
+    whole = block(training("dense", 32, machine_cores=4))
+    assert not any("OMP" in command for command in commands(whole))
+
+
+@pytest.mark.parametrize("name", ["table2", "fig8", "fig7"])
+def test_without_runs_commands_have_the_scale_that_is_asked_for(name: str) -> None:
+    (found,) = EXHIBITS[name].blocks([], Commands(experiment=name, scale="desk"))
+    assert all(f"experiment={name} scale=desk" in each.command for each in found.cells)
