@@ -7,12 +7,15 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from experiment_harness import SUPPORT, Shell, composed, rows, wait_for
 
 from sparsepipe.errors import ConfigError, DataError, SparsePipeError
+from sparsepipe.experiment import train
 from sparsepipe.experiment.build import build_inventory
+from sparsepipe.experiment.evaluate import inference_rate
 from sparsepipe.experiment.fitting import prober
 from sparsepipe.experiment.fitting.fit_batch import fit_batch
 from sparsepipe.experiment.fitting.train_if_fits import train_if_fits
@@ -109,10 +112,19 @@ def test_a_training_that_does_not_fit_is_finished_and_says_so(kept, job) -> None
     assert not (path / "metrics.csv").exists()
 
 
-def test_a_training_that_fits_measures_memory_and_inference_too(kept, job) -> None:
-    overrides = ("task=train_if_fits", "parallel=single", "task.budget_bytes=1e9")
+def test_a_training_that_fits_measures_memory_and_inference_once(kept, job, monkeypatch) -> None:
+    measured = []
+
+    def noted(*trained: Any, **forwards: Any) -> float:
+        measured.append(forwards)
+        return inference_rate(*trained, **forwards)
+
+    monkeypatch.setattr(train, "inference_rate", noted)
+    forwards = ("task.warmup_batches=1", "task.timed_batches=3")
+    overrides = ("task=train_if_fits", "parallel=single", "task.budget_bytes=1e9", *forwards)
     path = kept({4: 123}, *overrides)
     job(*overrides)
+    assert measured == [{"warmup": 1, "timed": 3}]
     result = read_json(path / "result.json")
     assert (result["fits"], result["limited_by"], result["step_memory_bytes"]) == (True, None, 123)
     assert result["inference_shapes_per_s"] > 0

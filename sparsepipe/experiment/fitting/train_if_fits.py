@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import pytorch_lightning as pl
-
-from sparsepipe.experiment.evaluate import inference_rate
 from sparsepipe.experiment.fitting.prober import Prober, budget_of, values_of
 from sparsepipe.experiment.measured_device import memory_of
 from sparsepipe.experiment.result import write_result
@@ -42,9 +38,9 @@ def train_if_fits(
         budget_bytes: that a step may take; None: what the device has.
         steps: of training that are tried.
         timeout_s: limit of these; what takes longer counts as not fitting.
-        warmup_batches: forwards before the clock starts.
+        warmup_batches: forwards of the test split before the clock starts.
         timed_batches: forwards while it runs.
-        test: measure on the test split when training is done.
+        test: measure on the test split, and how fast it infers, when training is done.
         monitor: metric by which the best checkpoint is kept; None: ``val/accuracy``.
         mode: ``max`` or ``min``.
         gallery: test shapes in ``predictions.png``.
@@ -68,18 +64,12 @@ def train_if_fits(
         log.info("a training step does not fit (%s): nothing is trained", found.outcome)
         write_result(run, told)
         return
-    measured = partial(_measured, told=told, warmup=warmup_batches, timed=timed_batches)
-    train_with(run, more=measured, test=test, monitor=monitor, mode=mode, gallery=gallery)
-
-
-def _measured(
-    trainer: pl.Trainer,
-    module: pl.LightningModule,
-    data: pl.LightningDataModule,
-    *,
-    told: dict[str, Any],
-    warmup: int,
-    timed: int,
-) -> dict[str, Any]:
-    rate = inference_rate(trainer, module, data, warmup=warmup, timed=timed)
-    return {**told, "inference_shapes_per_s": rate}
+    train_with(
+        run,
+        test=test,
+        monitor=monitor,
+        mode=mode,
+        gallery=gallery,
+        forwards={"warmup": warmup_batches, "timed": timed_batches},
+        told=told,
+    )
