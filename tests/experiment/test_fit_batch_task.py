@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -211,8 +210,32 @@ def test_steps_that_fail_for_another_reason_are_told(job) -> None:
 
 
 @pytest.mark.full
-def test_steps_that_take_too_long_do_not_fit(shell: Shell) -> None:
-    slow = shell(*FIT, "task.budget_bytes=1e9", "task.timeout_s=1", "task.start=1")
-    result = read_json(slow.run / "result.json")
-    assert (result["largest_batch"], result["limited_by"]) == (0, "too_slow")
-    assert re.search(r"batch size 1: too slow", slow.err)
+def test_steps_that_take_too_long_are_no_answer(shell: Shell) -> None:
+    asked = (*FIT, "task.budget_bytes=1e9", "task.start=1", "task.most=1")
+    slow = shell(*asked, "task.timeout_s=0.5")
+    assert slow.code != 0
+    assert "batch size 1 took longer than task.timeout_s=0.5" in slow.err
+    assert "remedy: raise task.timeout_s" in slow.err
+    assert not list(shell.cwd.glob("outputs/*/*/DONE.json"))
+    assert not list(shell.cwd.glob("outputs/*/*/probes.json"))
+    done = shell(*asked, "task.timeout_s=200")
+    result = read_json(done.run / "result.json")
+    assert (result["largest_batch"], result["limited_by"]) == (1, "most")
+
+
+@BOTH
+def test_with_a_longer_limit_it_is_the_same_run(task: str, kept) -> None:
+    paths = {
+        kept({1: 1}, f"task={task}", "parallel=single", f"task.timeout_s={limit_s}")
+        for limit_s in (1, 1000)
+    }
+    assert len(paths) == 1
+
+
+def test_an_answer_of_no_known_kind_is_refused(kept, job) -> None:
+    overrides = (*FIT, "task.budget_bytes=1e9")
+    path = kept({1: 1}, *overrides)
+    (probe,) = read_json(path / "probes.json")
+    write_json(path / "probes.json", [{**probe, "outcome": "too_slow"}])
+    with pytest.raises(DataError, match="does not hold probes"):
+        job(*overrides)

@@ -37,7 +37,7 @@ def train_if_fits(
         run: configuration and directory.
         budget_bytes: that a step may take; None: what the device has.
         steps: of training that are tried.
-        timeout_s: limit of these; what takes longer counts as not fitting.
+        timeout_s: limit of these.
         warmup_batches: forwards of the test split before the clock starts.
         timed_batches: forwards while it runs.
         test: measure on the test split, and how fast it infers, when training is done.
@@ -48,6 +48,7 @@ def train_if_fits(
     Raises:
         ConfigError: the run has several processes; and what a training raises.
         HardwareError: nobody knows what memory there is.
+        SparsePipeError: the steps take too long, or end for another reason than memory.
         Stopped: a signal ended it.
     """
     run.assert_one_rank()
@@ -73,3 +74,7 @@ def train_if_fits(
         forwards={"warmup": warmup_batches, "timed": timed_batches},
         told=told,
     )
+
+
+# A limit ends a run or leaves it as it is.
+train_if_fits.not_identity = ("task.timeout_s",)  # type: ignore[attr-defined]
