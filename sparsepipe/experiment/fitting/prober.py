@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from sparsepipe.errors import DataError, HardwareError, SparsePipeError
-from sparsepipe.experiment.fitting.memory import kills_for_memory
 from sparsepipe.experiment.fitting.probe import OUT_OF_MEMORY, OVER_BUDGET, Request
 from sparsepipe.experiment.measured_device import memory_of
+from sparsepipe.experiment.oom import kills_since, oom_kills
 from sparsepipe.experiment.run import Run
 from sparsepipe.results.files import read_json, write_json
 
@@ -110,13 +110,13 @@ class Prober:
                 parent=os.getpid(),
             )
             (place / "request").write_bytes(pickle.dumps(request))
-            kills = kills_for_memory()
+            kills = oom_kills()
             code = _run(place / "request", said=place / "said", timeout_s=self._timeout_s)
             if code is None:
                 raise _too_slow(batch_size, self._timeout_s)
             if code in _OUTCOMES:
                 return _OUTCOMES[code], None
-            if code == -signal.SIGKILL and kills_for_memory() > kills:
+            if code == -signal.SIGKILL and kills_since(kills) != 0:  # or unknown
                 return "killed_for_memory", None
             if code != 0:
                 raise _broken(batch_size, code, (place / "said").read_text(errors="replace"))

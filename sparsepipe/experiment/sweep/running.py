@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparsepipe.errors import DataError
+from sparsepipe.experiment.oom import kills_since, oom_kills
 from sparsepipe.experiment.sweep.needs import with_whole_machine
-from sparsepipe.experiment.sweep.oom import oom_kills
 from sparsepipe.experiment.sweep.process import JobProcess
 from sparsepipe.experiment.sweep.record import (
     JobRecord,
@@ -134,7 +134,7 @@ class RunningJob:
             exit_code=code,
             ended_by=self._ended_by,
             limit_s=self.limit_s,
-            oom_kills=self._killed_for_memory(),
+            oom_kills=kills_since(self._oom_before),
         )
         told = self._told()
         if told is None:
@@ -157,9 +157,3 @@ class RunningJob:
             return read_record(self.ready.job.record)
         except (DataError, TypeError, KeyError):
             return None
-
-    def _killed_for_memory(self) -> int | None:
-        now = oom_kills()
-        if now is None or self._oom_before is None:
-            return None
-        return now - self._oom_before
