@@ -62,11 +62,6 @@ class SweptJob:
         """What has come of it."""
         return self.path / "record.json"
 
-    @property
-    def text(self) -> str:
-        """As the command line has it."""
-        return " ".join(override.lstrip("+") for override in self.overrides)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
