@@ -162,5 +162,5 @@ class RunningJob:
     def _told(self) -> JobRecord | None:
         try:
             return read_record(self.ready.job.record)
-        except (DataError, TypeError, KeyError):
+        except DataError:
             return None
