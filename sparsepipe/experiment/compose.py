@@ -27,6 +27,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.check import check, suggest
 from sparsepipe.experiment.outputs import expanded
 from sparsepipe.experiment.schema import Config
+from sparsepipe.experiment.sweep.directory import announced_command
 
 CONFIG_NAME = "config"
 
@@ -48,10 +49,13 @@ def _choose(options: Mapping[str, Any], name: str | None, otherwise: Any = None)
 
 
 def _sweep_or(name: str) -> str:
-    """The sweep that a job belongs to, by ``name`` and the sweep's time; ``name`` without one."""
+    """The sweep that a job belongs to, by ``name`` and its command; ``name`` without a sweep.
+
+    A sweep that is started again is the same one, so that it has no time in it.
+    """
     if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
         return name
-    return f"{name} {Path(HydraConfig.get().sweep.dir).name}"
+    return f"{name} {announced_command(Path(HydraConfig.get().sweep.dir).name)}"
 
 
 # Hydra writes what was swept before our own code sees any path.

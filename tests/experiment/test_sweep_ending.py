@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from sweep_cases import leave_record
 
 from sparsepipe.experiment.sweep import ending
+from sparsepipe.experiment.sweep.directory import command_of
 from sparsepipe.experiment.sweep.record import JobRecord, records_of
 from sparsepipe.experiment.sweep_table import SweepTable
 from sparsepipe.results import load_results
@@ -113,3 +114,12 @@ def test_a_sweep_that_is_stopped_tells_what_has_failed_and_leaves_its_ledger(she
     assert "run the same command again to go on" in told
     ledger = load_results(shell.cwd / "outputs" / "tiny" / "ledger.csv")
     assert list(ledger["epochs"]) == [1], "of the job that was done"
+
+
+def test_a_sweep_that_is_started_again_has_the_same_name() -> None:
+    first = command_of(["experiment=table2", "++data.resolution=32,50"])
+    assert first == command_of(["++data.resolution=32,50", "experiment=table2"])
+    elsewhere = ["force=true", "logger=wandb", "++logger.wandb.offline=false", "++paths.outputs=b"]
+    assert first == command_of(["experiment=table2", "data.resolution=32,50", *elsewhere])
+    assert first != command_of(["experiment=table2", "++data.resolution=32"])
+    assert first != command_of(["experiment=table2"])
