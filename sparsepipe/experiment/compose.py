@@ -48,6 +48,12 @@ def _choose(options: Mapping[str, Any], name: str | None, otherwise: Any = None)
     return {str(key): value for key, value in options.items()}.get(str(name), otherwise)
 
 
+def _short(value: Any) -> str:
+    """A number as it is written with the fewest digits, whole or not: 1 for 1.0 as well."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:g}" if is_number else str(value)
+
+
 def _sweep_or(name: str) -> str:
     """The sweep that a job belongs to, by ``name`` and its command; ``name`` without a sweep.
 
@@ -62,6 +68,7 @@ def _sweep_or(name: str) -> str:
 OmegaConf.register_new_resolver("expanded", lambda path: str(expanded(path)), replace=True)
 OmegaConf.register_new_resolver("listed_devices", _listed_devices, replace=True)
 OmegaConf.register_new_resolver("choose", _choose, replace=True)
+OmegaConf.register_new_resolver("short", _short, replace=True)
 OmegaConf.register_new_resolver("sweep_or", _sweep_or, replace=True)
 # A dotted key, or the one key of ours whose mapping starts empty; groups have no dots.
 _PLAIN_ASSIGNMENT = re.compile(r"^(callbacks|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
@@ -114,7 +121,8 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     """The composed configuration as plain, checked values.
 
     Raises:
-        ConfigError: see :func:`check`; or an interpolation that leads nowhere.
+        ConfigError: see :func:`check`; an interpolation that leads nowhere; or a scale where the
+            experiment has none.
     """
     try:
         value = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -126,6 +134,11 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     assert isinstance(value, dict)
     plain = {str(key): item for key, item in value.items() if key != "hydra"}
     check(plain)
+    if not plain.pop("has_scales", True) and plain.get("scale") is not None:
+        raise ConfigError(
+            f"{plain['name']} has no scale: it computes with what was measured elsewhere",
+            remedy="leave scale= out; docs/experiments.md says how to take less of what is swept",
+        )
     return plain
 
 
