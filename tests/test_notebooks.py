@@ -21,7 +21,8 @@ FIGURES = {"tour": 5, "partition_explorer": 4, "table2": 5}
 SWEEPS = {
     "table2": (
         "experiment=table2", "scale=smoke", "trial=one_device,largest_batch", "data.resolution=32",
-        "network=dense,sparse_p025", "data.source.train_per_class=1", "data.source.test_per_class=1",
+        "network=dense,sparse_p025",
+        "data.source.train_per_class=1", "data.source.test_per_class=1",
     ),
 }  # fmt: skip
 """Whose runs they look at, where they look at runs: a few, made before they run."""

@@ -1,4 +1,4 @@
-"""What the processes of a sweep know of it, whichever each runs in: its directory, and its command."""
+"""What the processes of a sweep know of it: its directory, and what it was asked for."""
 
 from __future__ import annotations
 
