@@ -27,6 +27,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.check import check, suggest
 from sparsepipe.experiment.outputs import expanded
 from sparsepipe.experiment.schema import Config
+from sparsepipe.experiment.sweep.directory import announced_command
 
 CONFIG_NAME = "config"
 
@@ -47,17 +48,27 @@ def _choose(options: Mapping[str, Any], name: str | None, otherwise: Any = None)
     return {str(key): value for key, value in options.items()}.get(str(name), otherwise)
 
 
+def _short(value: Any) -> str:
+    """A number as it is written with the fewest digits, whole or not: 1 for 1.0 as well."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:g}" if is_number else str(value)
+
+
 def _sweep_or(name: str) -> str:
-    """The sweep that a job belongs to, by ``name`` and the sweep's time; ``name`` without one."""
+    """The sweep that a job belongs to, by ``name`` and its command; ``name`` without a sweep.
+
+    A sweep that is started again is the same one, so that it has no time in it.
+    """
     if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
         return name
-    return f"{name} {Path(HydraConfig.get().sweep.dir).name}"
+    return f"{name} {announced_command(Path(HydraConfig.get().sweep.dir).name)}"
 
 
 # Hydra writes what was swept before our own code sees any path.
 OmegaConf.register_new_resolver("expanded", lambda path: str(expanded(path)), replace=True)
 OmegaConf.register_new_resolver("listed_devices", _listed_devices, replace=True)
 OmegaConf.register_new_resolver("choose", _choose, replace=True)
+OmegaConf.register_new_resolver("short", _short, replace=True)
 OmegaConf.register_new_resolver("sweep_or", _sweep_or, replace=True)
 # A dotted key, or the one key of ours whose mapping starts empty; groups have no dots.
 _PLAIN_ASSIGNMENT = re.compile(r"^(callbacks|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
@@ -110,7 +121,8 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     """The composed configuration as plain, checked values.
 
     Raises:
-        ConfigError: see :func:`check`; or an interpolation that leads nowhere.
+        ConfigError: see :func:`check`; an interpolation that leads nowhere; or a scale where the
+            experiment has none.
     """
     try:
         value = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -122,6 +134,11 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     assert isinstance(value, dict)
     plain = {str(key): item for key, item in value.items() if key != "hydra"}
     check(plain)
+    if not plain.pop("has_scales", True) and plain.get("scale") is not None:
+        raise ConfigError(
+            f"{plain['name']} has no scale: it computes with what was measured elsewhere",
+            remedy="leave scale= out; docs/experiments.md says how to take less of what is swept",
+        )
     return plain
 
 

@@ -198,3 +198,4 @@ class Config:
     callbacks: Any = field(metadata=_node_map())
     tags: list[str] = field(default_factory=list)
     scale: str | None = None
+    has_scales: bool = True  # of an experiment; no setting of a run

@@ -50,4 +50,5 @@ def _row_of(job: JobRecord) -> SweepJob:
         overrides={name: value for name, _, value in pairs},
         run=None if job.run is None else near(Path(job.run)),
         result={} if job.run is None else result_of(Path(job.run)),
+        stopped=job.status == "stopped",
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -53,14 +53,6 @@ log = logging.getLogger(__name__)
 _FORWARDS: Mapping[str, Any] = {"warmup": 2, "timed": 20, "most_s": 20.0}
 """How many tell how fast a trained network infers; as many as task=evaluate makes by default."""
 
-More = Callable[[pl.Trainer, pl.LightningModule, pl.LightningDataModule], Mapping[str, Any]]
-"""Measures on what was trained; every rank is asked."""
-
-
-def _nothing(*trained: object) -> Mapping[str, Any]:
-    del trained
-    return {}
-
 
 def train(
     run: Run,
@@ -95,9 +87,20 @@ def train_with(
     monitor: str | None,
     mode: Literal["max", "min"],
     gallery: int,
-    more: More = _nothing,
+    forwards: Mapping[str, Any] = _FORWARDS,
+    told: Mapping[str, Any] | None = None,
 ) -> None:
-    """As :func:`train`, with what else is to be measured for ``result.json``."""
+    """As :func:`train`, for tasks that do something before.
+
+    Args:
+        run: see :func:`train`.
+        test: see :func:`train`.
+        monitor: see :func:`train`.
+        mode: see :func:`train`.
+        gallery: see :func:`train`.
+        forwards: which tell how fast the network infers, as ``inference_rate`` takes them.
+        told: what ``result.json`` is to hold as well.
+    """
     data = build_data(run.config)
     data.setup("fit")
     if test:
@@ -143,13 +146,12 @@ def train_with(
         values.update(_test(trainer, module, data, clock), test_shapes=test_shapes)
     values.update(_peaks(values))  # before batches are kept in memory to be timed
     if test and isinstance(module, Classifier) and "plan_config" not in values:
-        rate = inference_rate(trainer, module, data, **_FORWARDS)
+        rate = inference_rate(trainer, module, data, **forwards)
         values["inference_shapes_per_s"] = sum(group.gather_objects(rate))
     if group.rank() == 0 and test:
         tested = {k: v for k, v in values.items() if k.startswith("test/")}
         add_to_last_row(run.directory.metrics, tested)
-    values.update(more(trainer, module, data))
-    write_result(run, {**values, **class_accuracies(module)})
+    write_result(run, {**values, **(told or {}), **class_accuracies(module)})
     if group.rank() == 0:
         # Last, when no other rank waits for this one any more.
         if test:

@@ -62,6 +62,7 @@ ALWAYS = (
 )
 
 OF_TASKS = (
+    *_columns("string", "", "scale", "representation", "tags", "objective"),
     *_columns("string", "", "plan_config", "plan_cuts", "plan_devices", "plan_strategy"),
     Column("plan_bottleneck_s", "float64", "s"),
     *_columns("float64", "1/s", "plan_shapes_per_s", "plan_samples_per_s"),
@@ -93,6 +94,21 @@ OF_TASKS = (
     Column("all_reduce_s", "float64", "s"),
     Column("all_reduce_over_eq4", "float64"),
     *_columns("Int64", "", "rows", "rows_equal", "rows_co_optimal"),
+    Column("fits", "boolean"),
+    *_columns("Int64", "", "largest_batch", "refused_batch"),
+    Column("limited_by", "string"),
+    *_columns("Int64", "bytes", "step_memory_bytes", "budget_bytes"),
+    *_columns("string", "", "probed_batches", "probed_outcomes"),
+    Column("probed_memory_bytes", "string", "bytes"),
+    Column("probing_s", "float64", "s"),
+    Column("layers_compute_s", "string", "s"),
+    *_columns("string", "bytes", "layers_activation_bytes", "layers_parameter_bytes"),
+    Column("measured_device", "string"),
+    *_columns("float64", "1/s", "flops_per_s", "flops_spread_per_s"),
+    *_columns("float64", "bytes/s", "copied_bytes_per_s", "copied_spread_bytes_per_s"),
+    Column("memory_bytes", "Int64", "bytes"),
+    Column("exhibits", "string"),
+    *_columns("Int64", "", "figures", "figures_missing"),
 )
 
 _KNOWN = {column.name: column for column in (*ALWAYS, *OF_TASKS)}
@@ -110,7 +126,7 @@ def known_dtype(name: str) -> Dtype | None:
     """The type of a column whose values are all of it; None where they tell it."""
     if name in _KNOWN:
         return _KNOWN[name].dtype
-    return "float64" if "/" in name else None  # metrics, such as test/accuracy/chair
+    return "float64" if "/" in name else None  # most are metrics: test/accuracy/chair
 
 
 def _is_config(name: str) -> bool:

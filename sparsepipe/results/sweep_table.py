@@ -15,13 +15,22 @@ class SweepJob:
 
     Args:
         overrides: keys and values as the command line has them.
-        run: its directory; None where it failed.
-        result: what ``result.json`` holds; empty where it failed.
+        run: its directory; None where it did not finish.
+        result: what ``result.json`` holds; empty where it did not finish.
+        stopped: it was ended before it could finish or fail.
     """
 
     overrides: Mapping[str, str]
     run: str | None
     result: Mapping[str, Any]
+    stopped: bool = False
+
+    @property
+    def status(self) -> str:
+        """In a word."""
+        if self.run is not None:
+            return "finished"
+        return "stopped" if self.stopped else "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +103,7 @@ def sweep_rows(jobs: Sequence[SweepJob]) -> list[dict[str, Any]]:
         {
             **{name: job.overrides.get(name, "") for name in differing},
             **{key: row.get(key) for key in keys},
-            "status": "failed" if job.run is None else "finished",
+            "status": job.status,
             "run": job.run or "",
         }
         for job, row in zip(jobs, found, strict=True)
@@ -110,8 +119,8 @@ def sweep_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cell(row: Mapping[str, Any], key: str, figures: Mapping[str, _Figure]) -> str:
-    if key == "run" and row["status"] == "failed":
-        return "failed"
+    if key == "run" and not row["run"]:
+        return str(row["status"])
     value = row[key]
     if value is None:
         return ""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from experiment_harness import SUPPORT, Shell, composed, rows, wait_for
 
 from sparsepipe.errors import ConfigError, DataError, SparsePipeError
+from sparsepipe.experiment import oom, train
 from sparsepipe.experiment.build import build_inventory
+from sparsepipe.experiment.evaluate import inference_rate
 from sparsepipe.experiment.fitting import prober
 from sparsepipe.experiment.fitting.fit_batch import fit_batch
 from sparsepipe.experiment.fitting.train_if_fits import train_if_fits
@@ -109,10 +111,19 @@ def test_a_training_that_does_not_fit_is_finished_and_says_so(kept, job) -> None
     assert not (path / "metrics.csv").exists()
 
 
-def test_a_training_that_fits_measures_memory_and_inference_too(kept, job) -> None:
-    overrides = ("task=train_if_fits", "parallel=single", "task.budget_bytes=1e9")
+def test_a_training_that_fits_measures_memory_and_inference_once(kept, job, monkeypatch) -> None:
+    measured = []
+
+    def noted(*trained: Any, **forwards: Any) -> float:
+        measured.append(forwards)
+        return inference_rate(*trained, **forwards)
+
+    monkeypatch.setattr(train, "inference_rate", noted)
+    forwards = ("task.warmup_batches=1", "task.timed_batches=3")
+    overrides = ("task=train_if_fits", "parallel=single", "task.budget_bytes=1e9", *forwards)
     path = kept({4: 123}, *overrides)
     job(*overrides)
+    assert measured == [{"warmup": 1, "timed": 3}]
     result = read_json(path / "result.json")
     assert (result["fits"], result["limited_by"], result["step_memory_bytes"]) == (True, None, 123)
     assert result["inference_shapes_per_s"] > 0
@@ -199,8 +210,62 @@ def test_steps_that_fail_for_another_reason_are_told(job) -> None:
 
 
 @pytest.mark.full
-def test_steps_that_take_too_long_do_not_fit(shell: Shell) -> None:
-    slow = shell(*FIT, "task.budget_bytes=1e9", "task.timeout_s=1", "task.start=1")
-    result = read_json(slow.run / "result.json")
-    assert (result["largest_batch"], result["limited_by"]) == (0, "too_slow")
-    assert re.search(r"batch size 1: too slow", slow.err)
+def test_steps_that_take_too_long_are_no_answer(shell: Shell) -> None:
+    asked = (*FIT, "task.budget_bytes=1e9", "task.start=1", "task.most=1")
+    slow = shell(*asked, "task.timeout_s=1")
+    assert slow.code != 0
+    assert "batch size 1 took longer than task.timeout_s=1" in slow.err
+    assert "remedy: raise task.timeout_s" in slow.err
+    assert not list(shell.cwd.glob("outputs/*/*/DONE.json"))
+    assert not list(shell.cwd.glob("outputs/*/*/probes.json"))
+    done = shell(*asked, "task.timeout_s=200")
+    result = read_json(done.run / "result.json")
+    assert (result["largest_batch"], result["limited_by"]) == (1, "most")
+
+
+@BOTH
+def test_with_a_longer_limit_it_is_the_same_run(task: str, kept) -> None:
+    paths = {
+        kept({1: 1}, f"task={task}", "parallel=single", f"task.timeout_s={limit_s}")
+        for limit_s in (1, 1000)
+    }
+    assert len(paths) == 1
+
+
+def test_an_answer_of_no_known_kind_is_refused(kept, job) -> None:
+    overrides = (*FIT, "task.budget_bytes=1e9")
+    path = kept({1: 1}, *overrides)
+    (probe,) = read_json(path / "probes.json")
+    write_json(path / "probes.json", [{**probe, "outcome": "too_slow"}])
+    with pytest.raises(DataError, match="does not hold probes"):
+        job(*overrides)
+
+
+@pytest.mark.parametrize("counted", [(3, 4), (None, None)])
+def test_a_kill_that_the_kernel_counts_or_nobody_does_is_for_memory(
+    counted: tuple[int | None, int | None], kept, job, monkeypatch
+) -> None:
+    found = iter(counted)
+    monkeypatch.setattr(oom, "oom_kills", lambda: next(found))
+    monkeypatch.setattr(prober, "oom_kills", oom.oom_kills)
+    monkeypatch.setattr(prober, "_run", lambda *_, **__: -signal.SIGKILL)
+    overrides = (*FIT, "task.budget_bytes=1e9", "task.most=1")
+    path = kept({}, *overrides)
+    job(*overrides)
+    result = read_json(path / "result.json")
+    assert (result["largest_batch"], result["limited_by"]) == (0, "killed_for_memory")
+
+
+def test_a_kill_that_the_kernel_did_not_count_is_none_of_memory(kept, job, monkeypatch) -> None:
+    monkeypatch.setattr(oom, "oom_kills", lambda: 3)
+    monkeypatch.setattr(prober, "oom_kills", oom.oom_kills)
+
+    def killed(*_: Any, said: Path, **__: Any) -> int:
+        said.write_text("")
+        return -signal.SIGKILL
+
+    monkeypatch.setattr(prober, "_run", killed)
+    overrides = (*FIT, "task.budget_bytes=1e9", "task.most=1")
+    kept({}, *overrides)
+    with pytest.raises(SparsePipeError, match="ended with signal 9, not for memory"):
+        job(*overrides)

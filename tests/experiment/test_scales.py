@@ -11,6 +11,7 @@ from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from sparsepipe.errors import ConfigError
 from sparsepipe.experiment import compose
 from sparsepipe.experiment.rundir import identity_of
 from sparsepipe.results.paper import printed
@@ -25,6 +26,7 @@ TABLE_2 = {
     )
     for row in printed("table2")
 }
+"""As the paper prints them."""
 
 
 def jobs(experiment: str, *arguments: str) -> list[list[str]]:
@@ -127,3 +129,28 @@ def test_without_a_scale_all_is_as_it_was() -> None:
     assert (source["train_per_class"], source["test_per_class"]) == (200, 52)
     assert "scale" not in identity_of(config)
     assert identity_of(composed("data=shapes", "scale=smoke"))["scale"] == "smoke"
+
+
+def test_a_batch_of_the_paper_is_found_by_a_whole_share_too(monkeypatch) -> None:
+    monkeypatch.setenv("MODELNET40", "somewhere")
+    for ratio, batch in (("1", 128), ("1.0", 128), ("0.5", 64)):
+        asked = ["experiment=table2", "scale=paper", "network=dense", f"data.point_ratio={ratio}"]
+        assert config_of(asked)["data"]["batch_size"] == batch
+
+
+def test_figure_7_takes_the_authors_batch_where_a_scale_is_not_smaller(monkeypatch) -> None:
+    monkeypatch.setenv("MODELNET40", "somewhere")
+    found = {
+        scale: config_of(["experiment=fig7", *scale])["data"]
+        for scale in ((), ("scale=paper",), ("scale=desk",), ("scale=smoke",))
+    }
+    assert [data["batch_size"] for data in found.values()] == [64, 64, 16, 4]
+    assert {data["resolution"] for data in found.values()} == {50}
+
+
+@pytest.mark.parametrize("experiment", ["fig9", "table3"])
+def test_what_is_computed_from_others_measurements_has_no_scale(experiment: str) -> None:
+    with pytest.raises(ConfigError, match=f"{experiment} has no scale") as caught:
+        config_of([f"experiment={experiment}", "scale=smoke"])
+    assert "leave scale= out" in caught.value.remedy
+    assert "has_scales" not in config_of([f"experiment={experiment}"])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sparsepipe.experiment.oom import counters, kills_in, kills_since, oom_kills
 from sparsepipe.experiment.sweep.board import Board, Row, own_texts
-from sparsepipe.experiment.sweep.oom import counters, kills_in, oom_kills
 from sparsepipe.experiment.sweep.record import JobRecord
 from sparsepipe.experiment.sweep.remaining import Going, duration_text, left_s, sweep_left_s
 from sparsepipe.experiment.sweep.verdict import End, verdict
@@ -99,6 +99,8 @@ def test_what_it_counts() -> None:
     assert kills_in("oom_kill_disable 0\nunder_oom 0\n") is None
     here = oom_kills()
     assert here is None or here >= 0
+    assert kills_since(None) is None
+    assert kills_since(0) == here
 
 
 def test_time_left() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -126,14 +127,21 @@ def test_a_pipeline_of_two_ranks_is_one_run_with_its_plan(shell: Shell) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
 def test_jobs_of_a_sweep_are_a_group(shell: Shell) -> None:
-    swept = shell.sweep("logger=wandb", "trainer.max_epochs=1", "seed=0,1", "tags=[swept]")
+    asked = ("logger=wandb", "trainer.max_epochs=1", "seed=0,1", "tags=[swept]")
+    swept = shell.sweep(*asked)
     assert swept.code == 0, swept.err
-    (sweep,) = shell.cwd.glob("outputs/tiny/sweeps/*")
     runs = [recorded(run).run for run in shell.runs()]
-    assert [run["run_group"] for run in runs] == [f"tiny {sweep.name}"] * 2
+    (group,) = {run["run_group"] for run in runs}
+    assert re.fullmatch(r"tiny [0-9a-f]{8}", group)
     assert len({run["run_id"] for run in runs}) == 2
     assert all(run["tags"] == ["swept"] for run in runs)
+    again = shell.sweep(*asked, "force=true")
+    assert again.code == 0, again.err
+    later = [recorded(run).run for run in shell.runs()]
+    assert {run["run_id"] for run in later} == {f"{run['run_id']}-2" for run in runs}
+    assert {run["run_group"] for run in later} == {group}, "started again, it is the same sweep"
 
 
 def test_a_task_without_a_trainer(tmp_path: Path) -> None:

@@ -48,11 +48,12 @@ def fit_batch(
             no more than this share; 0 finds the very largest.
         steps: of training in each trial. The first has no state of the optimizer beside its
             activations.
-        timeout_s: limit of each trial; what takes longer counts as not fitting.
+        timeout_s: limit of each trial.
 
     Raises:
         ConfigError: the run has several processes, or data without a batch size.
         HardwareError: nobody knows what memory there is.
+        SparsePipeError: a trial takes too long, or ends for another reason than memory.
         Stopped: a signal ended it.
     """
     run.assert_one_rank()
@@ -81,9 +82,11 @@ def fit_batch(
     )
 
 
-# How large batches are trained on in the end, and for how long, does not matter to it.
+# How large batches are trained on in the end, and for how long, does not matter to it; a limit ends
+# a search or leaves it as it is.
 fit_batch.not_identity = (  # type: ignore[attr-defined]
     "data.batch_size",
+    "task.timeout_s",
     *(f"trainer.{name}" for name in ("max_epochs", "max_steps", "limit_train_batches")),
     *(f"trainer.{name}" for name in ("limit_val_batches", "limit_test_batches")),
 )

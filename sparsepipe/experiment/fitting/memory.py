@@ -19,7 +19,6 @@ from sparsepipe.errors import HardwareError
 _STATUS = Path("/proc/self/status")
 _SET_BACK = Path("/proc/self/clear_refs")
 _VICTIM = Path("/proc/self/oom_score_adj")
-_KILLS = Path("/proc/vmstat")
 _POLL_S = 0.005
 """Between two looks at the memory: what is written in so short a time is little."""
 
@@ -101,12 +100,3 @@ def prefer_as_victim() -> None:
     """Where memory runs out, the kernel is to end this process and no other."""
     with contextlib.suppress(OSError):  # the other limits hold
         _VICTIM.write_text("1000")
-
-
-def kills_for_memory() -> int:
-    """How many processes the kernel has ended for want of memory so far; 0 where it is silent."""
-    try:
-        found = re.search(r"^oom_kill (\d+)$", _KILLS.read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(found[1]) if found else 0

@@ -13,18 +13,18 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sparsepipe.errors import DataError, HardwareError, SparsePipeError
-from sparsepipe.experiment.fitting.memory import kills_for_memory
 from sparsepipe.experiment.fitting.probe import OUT_OF_MEMORY, OVER_BUDGET, Request
 from sparsepipe.experiment.measured_device import memory_of
+from sparsepipe.experiment.oom import kills_since, oom_kills
 from sparsepipe.experiment.run import Run
 from sparsepipe.results.files import read_json, write_json
 
 log = logging.getLogger(__name__)
 
-Outcome = Literal["fits", "over_budget", "out_of_memory", "killed_for_memory", "too_slow"]
+Outcome = Literal["fits", "over_budget", "out_of_memory", "killed_for_memory"]
 _SAID_LINES = 20
 _END_S = 60.0
 """For a process that was killed to be gone: memory is given back, which may be much."""
@@ -79,7 +79,8 @@ class Prober:
         """Takes the steps, unless their answer is known.
 
         Raises:
-            SparsePipeError: they cannot be taken, for another reason than memory or time.
+            SparsePipeError: they cannot be taken, or take too long, so that nobody knows whether
+                they fit.
             Stopped: a signal came.
         """
         if batch_size not in self._known:
@@ -109,13 +110,13 @@ class Prober:
                 parent=os.getpid(),
             )
             (place / "request").write_bytes(pickle.dumps(request))
-            kills = kills_for_memory()
+            kills = oom_kills()
             code = _run(place / "request", said=place / "said", timeout_s=self._timeout_s)
             if code is None:
-                return "too_slow", None
+                raise _too_slow(batch_size, self._timeout_s)
             if code in _OUTCOMES:
                 return _OUTCOMES[code], None
-            if code == -signal.SIGKILL and kills_for_memory() > kills:
+            if code == -signal.SIGKILL and kills_since(kills) != 0:  # or unknown
                 return "killed_for_memory", None
             if code != 0:
                 raise _broken(batch_size, code, (place / "said").read_text(errors="replace"))
@@ -153,11 +154,14 @@ def _read(path: Path) -> dict[int, Probe]:
     if not path.exists():
         return {}
     try:
-        return {each["batch_size"]: Probe(**each) for each in read_json(path)}
-    except (TypeError, KeyError) as error:
+        probes = [Probe(**each) for each in read_json(path)]
+        if strange := {probe.outcome for probe in probes} - {*get_args(Outcome)}:
+            raise ValueError(strange)
+    except (TypeError, ValueError) as error:
         raise DataError(
             f"{path} does not hold probes", remedy="remove it, or give force=true"
         ) from error
+    return {probe.batch_size: probe for probe in probes}
 
 
 def _run(request: Path, *, said: Path, timeout_s: float) -> int | None:
@@ -177,6 +181,14 @@ def _run(request: Path, *, said: Path, timeout_s: float) -> int | None:
         finally:
             process.kill()
             process.wait(_END_S)
+
+
+def _too_slow(batch_size: int, timeout_s: float) -> SparsePipeError:
+    return SparsePipeError(
+        f"training steps of batch size {batch_size} took longer than task.timeout_s={timeout_s:g}: "
+        "whether they fit is not known",
+        remedy="raise task.timeout_s: the same run goes on, with the answers that it has",
+    )
 
 
 def _broken(batch_size: int, code: int, said: str) -> SparsePipeError:

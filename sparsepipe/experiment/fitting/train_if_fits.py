@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import pytorch_lightning as pl
-
-from sparsepipe.experiment.evaluate import inference_rate
 from sparsepipe.experiment.fitting.prober import Prober, budget_of, values_of
 from sparsepipe.experiment.measured_device import memory_of
 from sparsepipe.experiment.result import write_result
@@ -41,10 +37,10 @@ def train_if_fits(
         run: configuration and directory.
         budget_bytes: that a step may take; None: what the device has.
         steps: of training that are tried.
-        timeout_s: limit of these; what takes longer counts as not fitting.
-        warmup_batches: forwards before the clock starts.
+        timeout_s: limit of these.
+        warmup_batches: forwards of the test split before the clock starts.
         timed_batches: forwards while it runs.
-        test: measure on the test split when training is done.
+        test: measure on the test split, and how fast it infers, when training is done.
         monitor: metric by which the best checkpoint is kept; None: ``val/accuracy``.
         mode: ``max`` or ``min``.
         gallery: test shapes in ``predictions.png``.
@@ -52,6 +48,7 @@ def train_if_fits(
     Raises:
         ConfigError: the run has several processes; and what a training raises.
         HardwareError: nobody knows what memory there is.
+        SparsePipeError: the steps take too long, or end for another reason than memory.
         Stopped: a signal ended it.
     """
     run.assert_one_rank()
@@ -68,18 +65,16 @@ def train_if_fits(
         log.info("a training step does not fit (%s): nothing is trained", found.outcome)
         write_result(run, told)
         return
-    measured = partial(_measured, told=told, warmup=warmup_batches, timed=timed_batches)
-    train_with(run, more=measured, test=test, monitor=monitor, mode=mode, gallery=gallery)
+    train_with(
+        run,
+        test=test,
+        monitor=monitor,
+        mode=mode,
+        gallery=gallery,
+        forwards={"warmup": warmup_batches, "timed": timed_batches},
+        told=told,
+    )
 
 
-def _measured(
-    trainer: pl.Trainer,
-    module: pl.LightningModule,
-    data: pl.LightningDataModule,
-    *,
-    told: dict[str, Any],
-    warmup: int,
-    timed: int,
-) -> dict[str, Any]:
-    rate = inference_rate(trainer, module, data, warmup=warmup, timed=timed)
-    return {**told, "inference_shapes_per_s": rate}
+# A limit ends a run or leaves it as it is.
+train_if_fits.not_identity = ("task.timeout_s",)  # type: ignore[attr-defined]

@@ -1,20 +1,26 @@
-"""Where a sweep's jobs leave their records: one directory, whichever process each runs in."""
+"""What the processes of a sweep know of it: its directory, and what it was asked for."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-_VARIABLE = "SPARSEPIPE_SWEEP_DIR"
+_DIRECTORY = "SPARSEPIPE_SWEEP_DIR"
 """Environment variable: the sweep's own directory. A job's configuration would say another one
 where what is swept is part of its name."""
+_COMMAND = "SPARSEPIPE_SWEEP_COMMAND"
+"""Environment variable: what :func:`command_of` says, which a job's configuration does not tell."""
+_NOT_COMMAND = ("force", "logger", "paths")
 
 
 def announce(config: DictConfig) -> None:
-    """Lets the processes of a sweep know its directory."""
-    os.environ[_VARIABLE] = str(sweep_directory(config))
+    """Lets the processes of a sweep know its directory and its command."""
+    os.environ[_DIRECTORY] = str(sweep_directory(config))
+    os.environ[_COMMAND] = command_of([str(each) for each in config.hydra.overrides.task])
 
 
 def sweep_directory(config: DictConfig) -> Path:
@@ -22,6 +28,23 @@ def sweep_directory(config: DictConfig) -> Path:
     return Path(str(config.hydra.sweep.dir)).absolute()
 
 
+def command_of(overrides: Sequence[str]) -> str:
+    """A short name of what a sweep is asked for: the same whenever it is started again.
+
+    Args:
+        overrides: of the sweep, in any order. Those that do not change what is asked for do not
+            count: trackers, places, and whether all begins anew.
+    """
+    plain = (each.lstrip("+~") for each in overrides)
+    kept = sorted(each for each in plain if not each.startswith(_NOT_COMMAND))
+    return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:8]
+
+
 def announced(otherwise: str) -> Path:
-    """As the sweep has announced it, else what a job's configuration says."""
-    return Path(os.environ.get(_VARIABLE) or otherwise).absolute()
+    """The directory as the sweep has announced it, else what a job's configuration says."""
+    return Path(os.environ.get(_DIRECTORY) or otherwise).absolute()
+
+
+def announced_command(otherwise: str) -> str:
+    """The command as the sweep has announced it, else something that its jobs share."""
+    return os.environ.get(_COMMAND) or otherwise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,17 +29,21 @@ class SweepEnd(Callback):
         announce(config)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Tells of what failed."""
+        """Tells of what failed, and what was stopped."""
         records = records_of(sweep_directory(config))
-        failed = [record for record in records if record.status != "finished"]
-        if failed:
-            log.warning("%s", "\n".join(failures(failed, total=len(records))))
-        _exit_codes[:] = [exit_code(records)]
+        note_exit_code(records)  # of jobs that another launcher than ours has run
+        if any(record.status != "finished" for record in records):
+            log.warning("%s", "\n".join(failures(records)))
+
+
+def note_exit_code(records: Sequence[JobRecord]) -> None:
+    """Lets the command end with the exit code of these jobs, where it has none yet."""
+    _exit_codes.append(exit_code(records))
 
 
 def exit_code_of_sweep() -> int:
     """Of the sweep that has ended in this process; 0 where none has."""
-    return _exit_codes[0] if _exit_codes else 0
+    return next((code for code in _exit_codes if code), 0)
 
 
 def exit_code(records: Sequence[JobRecord]) -> int:
@@ -46,11 +51,18 @@ def exit_code(records: Sequence[JobRecord]) -> int:
     return next((record.exit_code or 1 for record in records if record.status != "finished"), 0)
 
 
-def failures(failed: Sequence[JobRecord], *, total: int) -> Iterator[str]:
-    """What to tell of jobs that failed, line by line."""
-    yield f"{len(failed)} of {total} jobs failed:"
-    for record in failed:
-        yield f"\njob {record.number + 1} ({record.text}): {record.error or record.status}"
-        if record.log is not None:
+def failures(records: Sequence[JobRecord]) -> Iterator[str]:
+    """What to tell of jobs that failed or were stopped, line by line.
+
+    Args:
+        records: of all jobs that have ended, some of which did not finish.
+    """
+    counts = Counter(record.status for record in records)
+    stopped = f", {counts['stopped']} stopped" if counts["stopped"] else ""
+    yield f"{counts['failed']} of {len(records)} jobs failed{stopped}:"
+    for record in records:
+        if record.status != "finished":
+            yield f"\njob {record.number + 1} ({record.text}): {record.error or record.status}"
+        if record.status == "failed" and record.log is not None:
             yield f"  the end of {near(Path(record.log))}:"
             yield from (f"  | {line}" for line in tail(Path(record.log), lines=_TAIL_LINES))

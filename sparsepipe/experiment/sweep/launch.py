@@ -20,6 +20,7 @@ from sparsepipe.experiment import compose
 from sparsepipe.experiment.objective import scored
 from sparsepipe.experiment.sweep.board import own_texts
 from sparsepipe.experiment.sweep.directory import sweep_directory
+from sparsepipe.experiment.sweep.ending import note_exit_code
 from sparsepipe.experiment.sweep.record import JobRecord, SweptJob, refusal
 from sparsepipe.experiment.sweep.settings import Settings
 from sparsepipe.experiment.sweep.slots import Machine, Slots
@@ -70,7 +71,14 @@ def launch(
         for index, each in enumerate(overrides)
     ]
     hooks = _Hooks(context=context, composed={one.job.number: one for one in composed})
-    records = _run(composed, settings, hooks)
+    try:
+        records = _run(composed, settings, hooks)
+    except SystemExit:
+        # Hydra would tell nobody that this is the end, with whatever has come of the jobs so far.
+        context.callbacks.on_multirun_end(config=config, config_name=config.hydra.job.config_name)
+        log.warning("stopped; run the same command again to go on")
+        raise
+    note_exit_code([records[number] for number in sorted(records)])
     return [_returned(one, records[one.job.number]) for one in composed]
 
 
@@ -150,7 +158,6 @@ def _run(composed: Sequence[_Composed], settings: Settings, hooks: _Hooks) -> di
     try:
         return runner.run(ready, same=same, known=refused)
     except Stopped as stop:
-        log.warning("stopped; run the same command again to go on")
         sys.exit(stop.exit_code)
 
 

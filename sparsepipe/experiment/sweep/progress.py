@@ -16,11 +16,28 @@ _TAIL_BYTES = 16_384
 
 def epochs_done(job: SweptJob) -> int | None:
     """Epochs of a training so far, those of former attempts too; None of another task."""
+    run = _run_of(job)
+    return None if run is None else _epochs_of(run)
+
+
+def epochs_found(job: SweptJob) -> int | None:
+    """Epochs that a run has as soon as a job has found it: 0 of a fresh one; None until then."""
+    run = _run_of(job)
+    return None if run is None else _epochs_of(run) or 0
+
+
+def _run_of(job: SweptJob) -> Path | None:
     try:
-        run = Path(read_json(job.started)["run"])
+        return Path(read_json(job.started)["run"])
+    except (DataError, KeyError):
+        return None
+
+
+def _epochs_of(run: Path) -> int | None:
+    try:
         with (run / "metrics.csv").open(encoding="utf-8") as stream:
             return max(0, sum(1 for line in stream if line.strip()) - 1)  # but the heading
-    except (DataError, OSError, KeyError):
+    except OSError:  # which it writes when its first epoch is over
         return None
 
 

@@ -8,6 +8,7 @@ soon as that is known) and ``log.txt`` (what it said).
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 import traceback
 from collections.abc import Mapping
@@ -15,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sparsepipe.errors import SparsePipeError
+from sparsepipe.errors import DataError, SparsePipeError
 from sparsepipe.results.files import read_json, write_json
+
+log = logging.getLogger(__name__)
 
 Status = Literal["finished", "failed", "stopped"]
 
@@ -61,11 +64,6 @@ class SweptJob:
     def record(self) -> Path:
         """What has come of it."""
         return self.path / "record.json"
-
-    @property
-    def text(self) -> str:
-        """As the command line has it."""
-        return " ".join(override.lstrip("+") for override in self.overrides)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,12 +146,26 @@ def read_record(path: Path) -> JobRecord:
         DataError: it is missing or broken.
     """
     values = read_json(path)
-    return JobRecord(**{**values, "overrides": tuple(values["overrides"])})
+    try:
+        return JobRecord(**{**values, "overrides": tuple(values["overrides"])})
+    except (TypeError, KeyError) as error:
+        raise DataError(
+            f"{path} does not hold the record of a job",
+            remedy="run the sweep again: finished runs are skipped",
+        ) from error
 
 
 def records_of(sweep: Path) -> list[JobRecord]:
-    """What the jobs of a sweep have left so far, in their order."""
-    found = [read_record(path) for path in sweep.glob("jobs/*/record.json")]
+    """What the jobs of a sweep have left so far, in their order.
+
+    What cannot be read is told, and left out: the others count all the same.
+    """
+    found = []
+    for path in sweep.glob("jobs/*/record.json"):
+        try:
+            found.append(read_record(path))
+        except DataError as error:
+            log.warning("%s", error)
     return sorted(found, key=lambda record: record.number)
 
 

@@ -94,6 +94,7 @@ class Runner:
                 told += 1
             self._start_what_fits()
             for job in list(self._running):
+                job.note_epochs()
                 if job.look_after(signal.SIGTERM):
                     self._running.remove(job)
                     self._slots = self._slots.without_job(job.grant)
@@ -172,8 +173,6 @@ class Runner:
     def _row(self, job: RunningJob) -> Row:
         swept = job.ready.job
         epochs, in_all = epochs_done(swept), epochs_in_all(job.ready.config)
-        if job.epochs_before is None and epochs is not None:
-            job.epochs_before = epochs
         share = None if epochs is None or in_all is None else min(1.0, epochs / in_all)
         before = 0.0 if in_all is None else min(1.0, (job.epochs_before or 0) / in_all)
         last = tail(swept.log, lines=1)

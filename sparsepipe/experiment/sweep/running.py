@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparsepipe.errors import DataError
+from sparsepipe.experiment.oom import kills_since, oom_kills
 from sparsepipe.experiment.sweep.needs import with_whole_machine
-from sparsepipe.experiment.sweep.oom import oom_kills
 from sparsepipe.experiment.sweep.process import JobProcess
+from sparsepipe.experiment.sweep.progress import epochs_found
 from sparsepipe.experiment.sweep.record import (
     JobRecord,
     SweptJob,
@@ -59,7 +60,7 @@ class RunningJob:
         grant: what it was given.
         process: its processes.
         limit_s: how long it may take; None: as long as it likes.
-        epochs_before: of the run, when it began.
+        epochs_before: of the run, when the job found it; None until then.
     """
 
     ready: ReadyJob
@@ -100,6 +101,12 @@ class RunningJob:
         """Since it began."""
         return time.monotonic() - self._began_s
 
+    def note_epochs(self) -> None:
+        """Notes what there was of its run before; to be called often, from its start on."""
+        if self.epochs_before is None:
+            anew = self.ready.config["force"]  # what there was is about to be removed
+            self.epochs_before = 0 if anew else epochs_found(self.ready.job)
+
     def end(self, signum: int, *, by: EndedBy, grace_s: float | None = None) -> None:
         """Asks it to end, and lets :meth:`look_after` kill what has not by then."""
         if self.process.exit_code() is None:
@@ -134,7 +141,7 @@ class RunningJob:
             exit_code=code,
             ended_by=self._ended_by,
             limit_s=self.limit_s,
-            oom_kills=self._killed_for_memory(),
+            oom_kills=kills_since(self._oom_before),
         )
         told = self._told()
         if told is None:
@@ -155,11 +162,5 @@ class RunningJob:
     def _told(self) -> JobRecord | None:
         try:
             return read_record(self.ready.job.record)
-        except (DataError, TypeError, KeyError):
+        except DataError:
             return None
-
-    def _killed_for_memory(self) -> int | None:
-        now = oom_kills()
-        if now is None or self._oom_before is None:
-            return None
-        return now - self._oom_before

@@ -1,4 +1,4 @@
-"""What has come of a job, by what its process left and how it ended. Pure."""
+"""What has come of a job, by what it has told and how it ended. Nothing is read or written here."""
 
 from __future__ import annotations
 

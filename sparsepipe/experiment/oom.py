@@ -26,6 +26,16 @@ def oom_kills() -> int | None:
     return None
 
 
+def kills_since(before: int | None) -> int | None:
+    """How many there were since a moment; None where that is not known.
+
+    Args:
+        before: what :func:`oom_kills` said then.
+    """
+    now = oom_kills()
+    return None if now is None or before is None else now - before
+
+
 def counters(own: str) -> list[Path]:
     """Files that count them for the control groups of ``/proc/self/cgroup``.
 
