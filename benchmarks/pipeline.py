@@ -25,7 +25,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from pipeline_bound import layer_seconds, least_bytes, parameter_bytes, stage_seconds
-from pipeline_options import KINDS, announced, networks, parser_of
+from pipeline_options import KINDS, above_zero, announced, at_least, networks, parsed, parser_of
 from pipeline_ranks import on_ranks
 from pipeline_training import Trained, Way, train
 from pipeline_workloads import Sleeping, Vgg, Workload
@@ -185,13 +185,15 @@ def sleep(workload: Sleeping, options: argparse.Namespace) -> None:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = parser_of(__doc__, only=(*KINDS, "sleep"), repeats=5, minibatches=32)
-    parser.add_argument("--passes", type=int, default=5, help="that time the layers")
-    parser.add_argument("--bound-s", type=float, default=6.0, help="that a stage is measured")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[3, 4, 8], help="that sleep")
-    parser.add_argument("--sleep-ms", type=float, nargs=2, default=[30.0, 60.0])
-    parser.add_argument("--kib", type=int, default=256, help="of a sleeper's activation")
-    options = parser.parse_args(arguments)
+    parser = parser_of(__doc__, only=(*KINDS, "sleep"), repeats=5, minibatches=32, readers=2)
+    parser.add_argument("--passes", type=at_least(1), default=5, help="that time the layers")
+    parser.add_argument("--bound-s", type=above_zero, default=6.0, help="that a stage is measured")
+    parser.add_argument(
+        "--ranks", type=at_least(2), nargs="+", default=[3, 4, 8], help="that sleep"
+    )
+    parser.add_argument("--sleep-ms", type=above_zero, nargs=2, default=[30.0, 60.0])
+    parser.add_argument("--kib", type=at_least(1), default=256, help="of a sleeper's activation")
+    options = parsed(parser, arguments)
     if options.quick:
         options.repeats, options.minibatches, options.passes = 1, 6, 1
         options.bound_s, options.sleep_ms, options.kib = 0.01, [1.0, 2.0], 4

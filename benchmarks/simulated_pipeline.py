@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pipeline import balanced_plan
 from pipeline_bound import TIMEOUT_S
 from pipeline_busy import CALLS
-from pipeline_options import KINDS, announced, networks, parser_of
+from pipeline_options import KINDS, announced, at_least, networks, parsed, parser_of
 from pipeline_ranks import Crew, Turns, on_crews, on_ranks
 from pipeline_training import Way
 from pipeline_turns import RankTimes, Size, profiled, trained
@@ -215,10 +215,14 @@ def print_verdict(what: str, ratios: Sequence[float]) -> None:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = parser_of(__doc__, only=KINDS, repeats=3, minibatches=16)
-    parser.add_argument("--turns", type=int, default=8, help="of profilers and trainers each")
-    parser.add_argument("--passes", type=int, default=4, help="of a profiler's turn")
-    parser.add_argument("--cut-passes", type=int, default=5, help="that time the layers for a cut")
-    options = parser.parse_args(arguments)
+    parser.add_argument(
+        "--turns", type=at_least(1), default=8, help="of profilers and trainers each"
+    )
+    parser.add_argument("--passes", type=at_least(1), default=4, help="of a profiler's turn")
+    parser.add_argument(
+        "--cut-passes", type=at_least(1), default=5, help="that time the layers for a cut"
+    )
+    options = parsed(parser, arguments)
     if options.quick:
         options.repeats, options.turns, options.passes, options.cut_passes = 1, 2, 2, 1
         options.minibatches = 6

@@ -65,13 +65,14 @@ def emulated_hosts(inventory: Inventory, *, time_scale: float = 1.0) -> Iterator
 def clear() -> None:
     """Does :func:`sweep` where this process may; what keeps it from that is told, no error."""
     found = _left_over()
-    if not (found.namespaces or found.cables) or not machine.may_administer():
+    if not (found.namespaces or found.cables):
         return
     try:
+        _check_permission()
         with _signals_held(), _locked():
             sweep()
     except HardwareError as error:
-        log.warning("what a killed process has left is still there: %s", error.message)
+        _tell_left((*found.namespaces, *found.cables), error.message)
 
 
 def sweep() -> None:
@@ -95,12 +96,25 @@ def remove(namespaces: Sequence[str], cables: Sequence[str]) -> None:
     there = [name for name in namespaces if name in machine.namespaces()]
     for pid in machine.end_processes(there):
         log.warning("process %d of an emulated cluster does not end", pid)
+    failed: dict[str, str] = {}
     for command in unmaking(there, [name for name in cables if name in machine.interfaces()]):
         try:
             machine.do(command)
         except HardwareError as error:
-            if command[-1] in (*machine.interfaces(), *machine.namespaces()):
-                log.warning("%s", error.message)
+            failed[command[-1]] = error.message
+    still = {*machine.namespaces(), *machine.interfaces()}
+    if left := [name for name in failed if name in still]:
+        _tell_left(left, failed[left[0]])
+
+
+def _tell_left(names: Sequence[str], why: str) -> None:
+    log.warning(
+        "still there of an emulated cluster that has ended: %s, since %s; the next emulation that "
+        "root starts removes it, or one with CAP_NET_ADMIN and CAP_SYS_ADMIN; else root may do so, "
+        "by `ip netns del` for sparsepipe-... and `ip link del` for spe..., or restart the machine",
+        ", ".join(names),
+        why,
+    )
 
 
 def _check_permission() -> None:

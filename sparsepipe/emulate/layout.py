@@ -225,14 +225,17 @@ def _station(station: Station, layout: Layout) -> list[Command]:
 
 
 def limiting(layout: Layout) -> list[Command]:
-    """Commands that limit the links, as :func:`making` does."""
+    """Commands that limit the links as :func:`making` does, also where they are limited already.
+
+    Ranks that start anew find them as those before have left them.
+    """
     return [command for station in layout.stations for command in _buckets(station, layout)]
 
 
 def lifting(layout: Layout) -> list[Command]:
-    """Commands that undo :func:`limiting`."""
+    """Commands that undo :func:`limiting`, and change nothing where that has been undone."""
     return [
-        (*command[: command.index("add")], "del", "dev", command[command.index("dev") + 1], "root")
+        (*command[: command.index("root")], "root", "noqueue")  # as an interface begins
         for command in limiting(layout)
     ]
 
@@ -247,7 +250,7 @@ def _buckets(station: Station, layout: Layout) -> list[Command]:
     )  # fmt: skip
     ends = ((station.namespace, DATA), (layout.switch, station.port))
     return [
-        ("tc", "-n", namespace, "qdisc", "add", "dev", interface, "root", *bucket)
+        ("tc", "-n", namespace, "qdisc", "replace", "dev", interface, "root", *bucket)
         for namespace, interface in ends
     ]
 

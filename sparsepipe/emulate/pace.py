@@ -46,13 +46,20 @@ class Pace:
         self._sleep = sleep
         self._owed_s = 0.0
 
-    def take(self, seconds: float) -> None:
+    def now_s(self) -> float:
+        """The time, for :meth:`take`."""
+        return self._clock()
+
+    def take(self, seconds: float, *, since_s: float | None = None) -> None:
         """Lets time pass.
 
         Args:
             seconds: how much, before it is scaled.
+            since_s: when work began which takes some of that time by itself, or all of it, or more;
+                None: there was none. See :meth:`now_s`.
         """
-        self._owed_s += self._time_scale * seconds
+        worked_s = 0.0 if since_s is None else self._clock() - since_s
+        self._owed_s += max(0.0, self._time_scale * seconds - worked_s)
         if self._owed_s < _GRAIN_S:
             return
         begin_s = self._clock()

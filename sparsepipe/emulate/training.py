@@ -23,7 +23,8 @@ class ReplayModule(pl.LightningModule):
     Args:
         profile: of the network on this rank's device.
         pace: lets time pass.
-        momentum: of SGD, for modes that predict weights by it, and compute updates therefore.
+        momentum: of SGD, for modes that predict weights by it, and compute updates therefore;
+            what they compute is part of the time that updates take.
         updates: they take the time that the profile says, if it does; not where the profile of
             another device tells none, as in simulations.
 
@@ -43,6 +44,7 @@ class ReplayModule(pl.LightningModule):
             )
         self._momentum = momentum
         self._pace = pace
+        self._computing_since_s: float | None = None
         self._updates = updates and profile.update_s is not None
         self.layers = nn.Sequential(*(ReplayLayer(layer, pace) for layer in profile.layers))
 
@@ -56,12 +58,24 @@ class ReplayModule(pl.LightningModule):
         made = torch.optim.SGD if self._momentum else UnmovedSGD
         optimizer = made(self.parameters(), lr=1e-3, momentum=self._momentum)
         if self._updates:
-            pause_for_updates(optimizer, self.layers, self._pace)
+            pause_for_updates(
+                optimizer, self.layers, self._pace, since_s=lambda: self._computing_since_s
+            )
         return optimizer
+
+    @override
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        # Gradients are there: all that is left of the step is the update.
+        if self._momentum:
+            self._computing_since_s = self._pace.now_s()
 
 
 def pause_for_updates(
-    optimizer: torch.optim.Optimizer, layers: Iterable[nn.Module], pace: Pace
+    optimizer: torch.optim.Optimizer,
+    layers: Iterable[nn.Module],
+    pace: Pace,
+    *,
+    since_s: Callable[[], float | None],
 ) -> None:
     """Lets each step take as long as the update of those layers whose parameters it holds then.
 
@@ -71,6 +85,8 @@ def pause_for_updates(
         optimizer: of the whole network.
         layers: of the network, those of a profile.
         pace: lets the time pass.
+        since_s: tells when the optimizer began to compute the step, by the pace; None: it
+            computes nothing.
     """
     update_s = {
         layer.weight_p: layer.profile.update_s or 0.0
@@ -80,7 +96,7 @@ def pause_for_updates(
 
     def pause(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         held = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        pace.take(sum(update_s[parameter] for parameter in held))
+        pace.take(sum(update_s[parameter] for parameter in held), since_s=since_s())
 
     optimizer.register_step_post_hook(pause)
 

@@ -114,6 +114,26 @@ def check_workload(profiles: Mapping[str, Profile], config: Mapping[str, Any]) -
         )
 
 
+def check_batch_sizes(profiles: Mapping[str, Profile]) -> None:
+    """Refuses to compare what was measured on batches of unlike size. What is not told is right.
+
+    Args:
+        profiles: by the names of devices.
+
+    Raises:
+        ProfileError: batches were of unlike sizes.
+    """
+    told = {name: profile.meta.get("batch_size") for name, profile in profiles.items()}
+    sizes = {name: size for name, size in told.items() if size is not None}
+    if unlike := [name for name in sizes if sizes[name] != next(iter(sizes.values()))]:
+        first, other = next(iter(sizes)), unlike[0]
+        raise ProfileError(
+            f"the profile of {first} is of batches of {sizes[first]} samples, that of {other} of "
+            f"{sizes[other]}",
+            remedy="profile the model on all devices with one data.batch_size (task=profile)",
+        )
+
+
 def check_devices(
     profiles: Mapping[str, Profile], config: Mapping[str, Any], inventory: Inventory
 ) -> None:

@@ -22,7 +22,11 @@ from sparsepipe.emulate.rates import Rates
 from sparsepipe.emulate.training import ReplayData, ReplayModule
 from sparsepipe.errors import ConfigError, ProfileError
 from sparsepipe.experiment.callbacks import KeepPlan, Pulse, StopAtOnce
-from sparsepipe.experiment.device_profiles import fingerprint_of_profiles, load_profiles
+from sparsepipe.experiment.device_profiles import (
+    check_batch_sizes,
+    fingerprint_of_profiles,
+    load_profiles,
+)
 from sparsepipe.experiment.division import check_division, division_of
 from sparsepipe.experiment.emulation import emulation_of, limit_of
 from sparsepipe.experiment.model_names import model_name, model_settings
@@ -73,7 +77,7 @@ def train_emulated(
         link_bytes_per_s: between hosts, which the run's inventory has already.
 
     Raises:
-        ProfileError: a device has no profile, or profiles are of unlike models.
+        ProfileError: a device has no profile, or profiles are of unlike models or batches.
         PlanError: the plan does not fit the profiled layers.
         ConfigError: there are too few minibatches.
         Stopped: a signal ended the run.
@@ -155,7 +159,7 @@ def emulated_profiles(config: Mapping[str, Any], inventory: Inventory) -> dict[s
     """The profile of each device of the inventory.
 
     Raises:
-        ProfileError: one is missing, or they are of unlike models.
+        ProfileError: one is missing, or they are of unlike models or batches.
     """
     search, model = config["parallel"].get("search") or {}, model_name(config)
     profiles = load_profiles(
@@ -182,6 +186,7 @@ def emulated_profiles(config: Mapping[str, Any], inventory: Inventory) -> dict[s
             f"the profiles of {first} and {unlike[0]} are of models with other parameters",
             remedy="profile one model on all devices (task=profile)",
         )
+    check_batch_sizes(profiles)
     return profiles
 
 
@@ -189,7 +194,7 @@ def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
     """What the profiles hold: they are the data and the model.
 
     Raises:
-        ProfileError: one is missing, or they are of unlike models.
+        ProfileError: one is missing, or they are of unlike models or batches.
         PlanError: the plan does not fit their layers.
     """
     profiles = emulated_profiles(config, inventory)

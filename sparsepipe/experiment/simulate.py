@@ -13,7 +13,12 @@ from typing import Any, Literal
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.between import joined_by
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.device_profiles import fingerprint_of, load_profiles, other_workloads
+from sparsepipe.experiment.device_profiles import (
+    check_batch_sizes,
+    fingerprint_of,
+    load_profiles,
+    other_workloads,
+)
 from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.model_names import model_name, model_settings
 from sparsepipe.experiment.planned import search_of, searched_plan_of
@@ -106,10 +111,15 @@ def _ways(
 
 
 def _profiles(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Profile]:
-    """Of the inventory's devices; what they were measured on is told where data are others."""
+    """Of the inventory's devices; what they were measured on is told where data are others.
+
+    Raises:
+        ProfileError: one is broken or of another model, or they are of unlike batches.
+    """
     found = load_profiles(
         inventory, model_name(config), given=_given(config), settings=model_settings(config)
     )
+    check_batch_sizes(found)
     for told in other_workloads(found, config):
         log.info("%s: the simulation is of what was measured", told)
     return found

@@ -60,7 +60,8 @@ class Contest:
     Attributes:
         plan: under its schedule.
         dp: data parallelism with the settings of :class:`Ways`, which may let its sums overlap with
-            the backward; None where it cannot be simulated.
+            the backward; these go in a ring, but for a plan that is data parallelism itself. None
+            where it cannot be simulated.
         dp_apart: the same with sums after the backward.
         without_dp: why it cannot.
     """
@@ -106,9 +107,10 @@ class Contest:
             microbatches=microbatches,
         )
         everywhere = data_parallel(inventory, plan.num_layers)
+        beside = ways if is_dp else replace(ways, all_reduce=None)  # said of the plan's replicas
         try:
             dp = Simulation.of(
-                Workload.of(everywhere, profiles), ways.setting(everywhere, inventory, is_dp=True)
+                Workload.of(everywhere, profiles), beside.setting(everywhere, inventory, is_dp=True)
             )
         except (HardwareError, ProfileError) as error:  # of what the plan does without
             return cls(plan=simulated, dp=None, dp_apart=None, without_dp=error.message)

@@ -75,8 +75,11 @@ def long_run_peaks_bytes(simulation: Simulation, model: MemoryModel) -> list[flo
     for stage, costs in stages:
         ranks = plan.ranks_of(stage)
         peaks = []
-        for rank in ranks if splits else ranks[:1]:  # with whole minibatches replicas are alike
-            order = simulation.order(rank, 2 * len(ranks))  # every round goes like the first
+        # With parts of minibatches each of these goes like the first, else each round of replicas,
+        # which are alike then.
+        minibatches = 2 if splits else 2 * len(ranks)
+        for rank in ranks if splits else ranks[:1]:
+            order = simulation.order(rank, minibatches)
             peaks.append(max(_kept_bytes(order, costs, model, replicas=len(ranks))))
         found += peaks if splits else peaks * len(ranks)
     return found

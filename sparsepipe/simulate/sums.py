@@ -14,9 +14,6 @@ from sparsepipe.simulate.links import Algorithm, Leg, reduction_legs
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.workload import StageCosts
 
-FIRST_BUCKET_BYTES = 2.0**20
-"""DDP's first bucket, which is small so that the sums begin early."""
-
 Summed = Callable[[int, int, float, float], None]
 """Told of each sum: its round, its part, when it began, and bytes of each replica's part."""
 
@@ -24,8 +21,8 @@ Summed = Callable[[int, int, float, float], None]
 def buckets(parameter_bytes: Sequence[float], bucket_bytes: float) -> list[tuple[int, float]]:
     """How gradients are put together for sums while the backward runs, as DDP does it.
 
-    A bucket takes layers in the order of the backward until it holds so many bytes; the first
-    one takes a MiB at most.
+    A bucket takes layers in the order of the backward until it holds so many bytes. DDP has a
+    smaller first one only where it is not told how many.
 
     Args:
         parameter_bytes: of each layer, in the order of the backward.
@@ -38,7 +35,7 @@ def buckets(parameter_bytes: Sequence[float], bucket_bytes: float) -> list[tuple
     held = 0.0
     for number, size in enumerate(parameter_bytes):
         held += size
-        if held >= (bucket_bytes if found else min(bucket_bytes, FIRST_BUCKET_BYTES)):
+        if held >= bucket_bytes:
             found.append((number, held))
             held = 0.0
     if held:

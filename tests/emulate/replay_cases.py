@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytorch_lightning as pl
+from pytorch_lightning.strategies import Strategy
 
 from sparsepipe.emulate.pace import Pace
 from sparsepipe.profiling import LayerProfile, Profile
@@ -40,7 +41,7 @@ def profile(*, updates: bool = False, **meta: object) -> Profile:
 
 
 class Noted:
-    """What a pace is asked for; the clock stands still but for that."""
+    """What a pace is asked for; the clock stands still but for that, and for work."""
 
     def __init__(self) -> None:
         self.taken: list[float] = []
@@ -49,17 +50,25 @@ class Noted:
     def pace(self) -> Pace:
         return Pace(clock=lambda: self._now_s, sleep=self._sleep)
 
+    def work(self, seconds: float) -> None:
+        """Something real takes time."""
+        self._now_s += seconds
+
     def _sleep(self, seconds: float) -> None:
         self.taken.append(round(seconds, 9))
         self._now_s += seconds
 
 
-def plain_trainer(directory: Path) -> pl.Trainer:
-    """One epoch on one CPU, without any strategy of ours."""
+def plain_trainer(
+    directory: Path, *callbacks: pl.Callback, strategy: Strategy | str = "auto"
+) -> pl.Trainer:
+    """One epoch on one CPU; without any strategy of ours, if none is given."""
     return pl.Trainer(
         max_epochs=1,
         accelerator="cpu",
         devices=1,
+        strategy=strategy,
+        callbacks=list(callbacks),
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,

@@ -14,7 +14,14 @@ from pathlib import Path
 import pytest
 from namespace_cases import cluster, left, needs_namespaces
 
-from sparsepipe.emulate import NotPermitted, emulated_hosts, machine
+from sparsepipe.emulate import (
+    NotPermitted,
+    emulated_hosts,
+    lift_limits,
+    machine,
+    set_limits,
+    told_to_ranks,
+)
 from sparsepipe.emulate.hosts import sweep
 from sparsepipe.emulate.layout import Layout, Station, lifting
 from sparsepipe.errors import HardwareError
@@ -126,6 +133,33 @@ def test_the_fastest_link_that_is_not_refused_can_be_made() -> None:
         at = ("dev", wider[wider.index("dev") + 1])
         with pytest.raises(HardwareError, match='value for "limit"'):
             machine.do(("tc", "-n", wider[2], "qdisc", "add", *at, *bucket))
+
+
+def disciplines(layout: Layout) -> list[str]:
+    """What limits the ends of all links: of each host, and of the bridge towards it."""
+    ends = [(s.namespace, "data") for s in layout.stations]
+    ends += [(layout.switch, s.port) for s in layout.stations]
+    found = []
+    for namespace, interface in ends:
+        told = subprocess.run(
+            ["tc", "-n", namespace, "-j", "qdisc", "show", "dev", interface],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found += [each["kind"] for each in json.loads(told.stdout)]
+    return found
+
+
+@needs_namespaces
+def test_ranks_that_start_anew_find_links_limited_or_not() -> None:
+    """Those before may have ended at any time, and the network stays."""
+    with emulated_hosts(cluster()) as layout, told_to_ranks(layout, ["host0", "host1"]):
+        assert disciplines(layout) == ["tbf"] * 4
+        for change, kind in ((lift_limits, "noqueue"), (set_limits, "tbf")):
+            for _ in range(2):
+                change()
+                assert disciplines(layout) == [kind] * 4
 
 
 @needs_namespaces

@@ -44,8 +44,8 @@ def test_two_hosts_written_out() -> None:
         ip -n {a} link set lo up
         ip -n {s} link add name port0 mtu 9000 type veth peer name data mtu 9000 netns {a}
         ip -n {s} link set port0 master switch
-        tc -n {a} qdisc add dev data {bucket}
-        tc -n {s} qdisc add dev port0 {bucket}
+        tc -n {a} qdisc replace dev data {bucket}
+        tc -n {s} qdisc replace dev port0 {bucket}
         ip -n {a} addr add 10.77.0.1/24 dev data
         ip -n {s} link set port0 up
         ip -n {a} link set data up
@@ -58,8 +58,8 @@ def test_two_hosts_written_out() -> None:
         ip -n {b} link set lo up
         ip -n {s} link add name port1 mtu 9000 type veth peer name data mtu 9000 netns {b}
         ip -n {s} link set port1 master switch
-        tc -n {b} qdisc add dev data {bucket}
-        tc -n {s} qdisc add dev port1 {bucket}
+        tc -n {b} qdisc replace dev data {bucket}
+        tc -n {s} qdisc replace dev port1 {bucket}
         ip -n {b} addr add 10.77.0.2/24 dev data
         ip -n {s} link set port1 up
         ip -n {b} link set data up
@@ -91,7 +91,8 @@ def test_limits_are_lifted_and_set_at_both_ends_of_each_link() -> None:
     a, b, s = layout.namespaces
     ends = [(a, "data"), (s, "port0"), (b, "data"), (s, "port1")]
     assert [" ".join(command) for command in lifting(layout)] == [
-        f"tc -n {namespace} qdisc del dev {interface} root" for namespace, interface in ends
+        f"tc -n {namespace} qdisc replace dev {interface} root noqueue"
+        for namespace, interface in ends
     ]
     assert limiting(layout) == [command for command in making(layout) if command[0] == "tc"]
 

@@ -73,6 +73,32 @@ def test_nothing_takes_no_time() -> None:
     assert clock.sleeps == []
 
 
+@pytest.mark.parametrize(
+    ("worked_s", "slept_s"), [(0.0, 0.5), (0.125, 0.375), (0.5, None), (0.75, None)]
+)
+def test_work_is_part_of_the_time_that_it_is_replayed_in(
+    worked_s: float, slept_s: float | None
+) -> None:
+    clock = Clock()
+    pace = paced(clock, time_scale=10.0)
+    begun_s = pace.now_s()
+    clock.now_s += worked_s
+    pace.take(0.05, since_s=begun_s)
+    pace.take(0.2)
+    assert clock.sleeps == [2.0] if slept_s is None else [slept_s, 2.0], "no other pause is shorter"
+
+
+def test_what_work_leaves_of_short_times_is_saved_up() -> None:
+    clock = Clock()
+    pace = paced(clock)
+    for _ in range(1000):
+        begun_s = pace.now_s()
+        clock.now_s += 0.0001
+        pace.take(0.0004, since_s=begun_s)
+    assert clock.now_s - 100 == pytest.approx(0.4, abs=0.001)
+    assert all(seconds >= 0.001 for seconds in clock.sleeps)
+
+
 @pytest.mark.parametrize("time_scale", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_scale_is_a_number_above_zero(time_scale: float) -> None:
     with pytest.raises(ConfigError, match="time_scale=") as caught:

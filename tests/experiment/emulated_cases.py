@@ -22,6 +22,7 @@ def profile(
     slower: float = 1.0,
     parameter_bytes: float = PARAMETER_BYTES,
     update_s: float | None = None,
+    batch_size: int | None = 16,
 ) -> Profile:
     """Four like layers of the tiny network."""
     layers = tuple(
@@ -37,7 +38,9 @@ def profile(
         )
         for index in range(LAYERS)
     )
-    return Profile(layers=layers, meta={"model": "mlp", "batch_size": 16, "source": "a test"})
+    meta = {"model": "mlp", "source": "a test"}
+    told = {} if batch_size is None else {"batch_size": batch_size}
+    return Profile(layers=layers, meta={**meta, **told})
 
 
 def hosts(tmp_path: Path, *, fast: int = 1, slow: int = 2, bytes_per_s: float = 20e6) -> list[str]:

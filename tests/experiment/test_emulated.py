@@ -141,6 +141,20 @@ def test_profiles_of_unlike_models_are_refused(tmp_path: Path) -> None:
         emulated_profiles(config, inventory)
 
 
+def test_profiles_of_unlike_batches_are_refused_emulated_and_simulated(tmp_path: Path) -> None:
+    overrides = (*hosts(tmp_path), "parallel=dp")
+    profile(slower=2.0, batch_size=32).save(tmp_path / "slow.json")
+    said = "fast is of batches of 16 samples, that of slow of 32"
+    with pytest.raises(ProfileError, match=said) as caught:
+        emulated_profiles(*asked(*overrides))
+    assert "one data.batch_size" in caught.value.remedy
+    *here, _ = overrides[:-1]
+    with pytest.raises(ProfileError, match=said):
+        run_job(composed(*here, "parallel=dp", "task=simulate"))
+    profile(slower=2.0, batch_size=None).save(tmp_path / "slow.json")
+    assert set(emulated_profiles(*asked(*overrides))) == {"fast", "slow"}, "it does not tell"
+
+
 def test_a_run_is_its_profiles_and_links_and_no_data(tmp_path: Path) -> None:
     overrides = (*hosts(tmp_path), "parallel=dp")
     first = path_of(*overrides)

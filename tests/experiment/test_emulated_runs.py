@@ -52,12 +52,15 @@ def test_a_pipeline_over_two_hosts(shell: Shell) -> None:
 
 @pytest.mark.full
 def test_data_parallelism_on_loopback(shell: Shell) -> None:
-    """Every step takes as long as the slowest device computes, at least."""
+    """Every step takes as long as the slowest device computes, at least, in the cluster's time.
+
+    Pauses that were not stretched would take a quarter of that.
+    """
     loopback, steps = "hardware.network=loopback", "trainer.limit_train_batches=16"
-    run = shell(*hosts(shell.cwd), "parallel=dp", loopback, steps).run
+    run = shell(*hosts(shell.cwd), "parallel=dp", loopback, steps, "hardware.time_scale=4").run
     result = read_json(run / "result.json")
     assert (result["kind"], result["network"]) == ("emulated", "loopback")
-    assert result["minibatches"] == 3 * 16
+    assert (result["time_scale"], result["minibatches"]) == (4, 3 * 16)
     assert result["minibatches_per_s"] > 0
     # The clock is the fast device's, which may have begun later than the slow ones.
     assert result["epoch_s"] > 12 * 2 * COMPUTE_S

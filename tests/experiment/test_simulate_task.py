@@ -5,43 +5,20 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from emulated_cases import profile
-from experiment_harness import SUPPORT, Shell, composed
+from experiment_harness import SUPPORT, Shell
 from PIL import Image
+from simulated_cases import BY_HAND, PAPER, SEARCHED, layers_s, result, run
 
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError, ScheduleError
-from sparsepipe.experiment.job import run_job
-from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.schedule import Plan
-
-PAPER = ("task=simulate", "hardware=paper_5gpu", "task.timeline_minibatches=3")
-SEARCHED = (*PAPER, "parallel=hete_mp", "parallel.search.bandwidth_bytes_per_s=60e6")
-BY_HAND = (*PAPER, "parallel=pipeline", "parallel.plan.config=4-1", "parallel.plan.cuts=[24]")
 
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SUPPORT))
-
-
-def run(outputs: Path, *overrides: str) -> RunDir:
-    return run_job(composed(f"paths.outputs={outputs}", *overrides))
-
-
-def result(done: RunDir) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(done.result.read_text())
-    return found
-
-
-def layers_s(profile: str, layers: slice) -> float:
-    """Forward and backward, read from the file as it is shipped."""
-    text = (Path("conf/profiles/paper") / profile).read_text()
-    return sum(
-        each["forward_s"] + each["backward_s"] for each in json.loads(text)["layers"][layers]
-    )
 
 
 def test_a_searched_plan_with_all_its_files(tmp_path: Path) -> None:
@@ -255,7 +232,7 @@ def test_the_same_is_done_once_and_what_differs_is_another_run(tmp_path: Path) -
             (*SEARCHED, "parallel.search.order=by_price"),
             ConfigError,
             "by_price",
-            "",
+            "by_speed",
         ),
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from experiment_harness import composed
@@ -24,8 +25,12 @@ OVER_TWO_SERVERS = (
 
 
 def minibatch_s(outputs: Path, *overrides: str) -> float:
+    return float(result(outputs, *overrides)["minibatch_s"])
+
+
+def result(outputs: Path, *overrides: str) -> dict[str, Any]:
     done = run_job(composed(f"paths.outputs={outputs}", *OVER_TWO_SERVERS, *overrides))
-    return float(json.loads(done.result.read_text())["minibatch_s"])
+    return dict(json.loads(done.result.read_text()))
 
 
 def test_replicas_on_two_servers_sum_in_a_chain(tmp_path: Path) -> None:
@@ -33,6 +38,13 @@ def test_replicas_on_two_servers_sum_in_a_chain(tmp_path: Path) -> None:
     found = minibatch_s(tmp_path)
     assert found == minibatch_s(tmp_path, "task.all_reduce=chain")
     assert found < minibatch_s(tmp_path, "task.all_reduce=direct")
+
+
+def test_data_parallelism_is_compared_as_it_trains(tmp_path: Path) -> None:
+    """In a ring, whatever is said of the replicas of a stage."""
+    ring, direct = (result(tmp_path, f"task.all_reduce={way}") for way in ("ring", "direct"))
+    assert ring["minibatch_s"] < direct["minibatch_s"]
+    assert ring["dp_minibatch_s"] == direct["dp_minibatch_s"]
 
 
 def test_an_unknown_way_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
@@ -21,10 +22,14 @@ class Pulse(pl.Callback):
 
     Args:
         time_scale: how many times slower than the cluster all goes.
+        clock: seconds that only grow.
     """
 
-    def __init__(self, time_scale: float) -> None:
+    def __init__(
+        self, time_scale: float, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.time_scale = time_scale
+        self._clock = clock
         self._begin_s = 0.0
         self._ends_s: list[float] = []
         self._per_step, self._ahead = 1, 0
@@ -54,7 +59,7 @@ class Pulse(pl.Callback):
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._begin_s = time.perf_counter()
+        self._begin_s = self._clock()
 
     @override
     def on_train_batch_end(
@@ -65,7 +70,7 @@ class Pulse(pl.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        self._ends_s.append(time.perf_counter())
+        self._ends_s.append(self._clock())
 
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
