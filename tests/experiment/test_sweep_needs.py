@@ -77,7 +77,7 @@ LISTED = (
         (("parallel=dp",), KINDS),
         # Which ones, the search or the task finds out, or an inventory says.
         (("parallel=hete_mp",), KINDS),
-        (("task=profile",), KINDS),
+        (("task=profile", "task.device=TITAN"), KINDS),
         (LISTED, KINDS),
         # None at all.
         (("hardware.accelerator=cpu",), ()),

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from sparsepipe.errors import SparsePipeError
 from sparsepipe.experiment.sweep.board import Board, Row
 from sparsepipe.experiment.sweep.hearing import heard
 from sparsepipe.experiment.sweep.progress import epochs_done, epochs_in_all, tail
@@ -112,7 +111,7 @@ class Runner:
             self._tell_began(ready.job)
             try:
                 job = RunningJob.start(ready, grant, whole=whole, limit_s=self._limit_s)
-            except (SparsePipeError, OSError) as error:  # the others may start yet
+            except Exception as error:  # the others may start yet
                 self._note(refusal(ready.job, error))
                 continue
             self._slots = self._slots.with_job(grant)
