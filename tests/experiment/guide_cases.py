@@ -17,8 +17,11 @@ GUIDES = ("own_model", "own_data", "own_cluster", "learning_rate")
 _FILE = re.compile(
     r"`([\w./]+\.(?:py|yaml))`[^`\n]*:\n\n```\w+\n(.*?)^```", re.DOTALL | re.MULTILINE
 )
-_COMMANDS = re.compile(r"^```\n(.*?)^```", re.DOTALL | re.MULTILINE)
-_PRINTING = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_BLOCKS = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_PRINTING = re.compile(
+    r"^```python\n((?:(?!^```).)*print\((?:(?!^```).)*)^```\n\n```text\n(.*?)^```",
+    re.DOTALL | re.MULTILINE,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +60,9 @@ def write_files(guide: str, directory: Path) -> list[Path]:
 
 
 def commands_of(guide: str) -> Iterator[Command]:
-    for block in _COMMANDS.findall(text_of(guide).replace("\\\n", " ")):
+    for language, block in _BLOCKS.findall(text_of(guide).replace("\\\n", " ")):
         for line in block.splitlines():
-            if not line.startswith("sparsepipe"):
+            if language or not line.startswith("sparsepipe"):
                 continue
             words = shlex.split(line, comments=True)[1:]
             own = words[:2] == ["--config-dir", "own"]

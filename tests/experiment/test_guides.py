@@ -97,7 +97,7 @@ def test_the_own_point_clouds(here: Path) -> None:
     write_files("own_data", here)
     runpy.run_path("make_npz.py")
     settings = ["data=modelnet40_points", "data.root=.", "data.num_workers=0"]
-    data = build_data(composed(settings, own=False)["data"])
+    data = build_data(composed(settings, own=False))
     data.prepare_data()
     data.setup("fit")
     batch = next(iter(data.train_dataloader()))
@@ -117,7 +117,7 @@ def test_the_own_meshes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARTS", str(here / "parts"))
     settings = ["data=parts", "data.cached_points=512", "data.num_points=256", "data.num_workers=0",
                 "data.val_share=0", "data.cache_workers=1"]  # fmt: skip
-    data = build_data(composed(settings, own=True)["data"])
+    data = build_data(composed(settings, own=True))
     data.prepare_data()
     data.setup("fit")
     assert tuple(data.classes) == ("ball", "box")
@@ -164,8 +164,8 @@ def test_gradients_are_as_old_as_the_guide_says() -> None:
 
 SHAPES = ("data.source.train_per_class=2", "data.source.test_per_class=1", "data.resolution=16",
           "data.num_points=256", "data.cached_points=512", "data.batch_size=8",
-          "data.num_workers=0", "task.gallery=0", "trainer.max_epochs=1", "hardware.accelerator=cpu",
-          "hardware.cpu_devices=2")  # fmt: skip
+          "data.num_workers=0", "task.gallery=0", "trainer.max_epochs=1",
+          "hardware.accelerator=cpu", "hardware.cpu_devices=2")  # fmt: skip
 
 
 @pytest.mark.full
