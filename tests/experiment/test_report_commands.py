@@ -1,0 +1,57 @@
+"""The commands that a report names are commands."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from experiment_harness import composed
+
+from sparsepipe.experiment import compose
+from sparsepipe.results.report.exhibits import EXHIBITS
+
+_TRIED = 4
+"""Of each table or figure: its commands differ in a few overrides."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in EXHIBITS if (compose.config_dir() / f"experiment/{name}.yaml").exists()],
+)
+def test_commands_that_fill_cells_compose(name: str) -> None:
+    cells = [cell for block in EXHIBITS[name].blocks([]) for cell in block.cells]
+    commands = list(dict.fromkeys(cell.command for cell in cells if cell.command))
+    for command in commands[:: max(1, len(commands) // _TRIED)]:
+        program, *overrides = shlex.split(command)
+        assert program == "sparsepipe"
+        assert composed(*overrides)["name"] == name
+
+
+@pytest.mark.parametrize("network", ["dense", "sparse"])
+@pytest.mark.parametrize("resolution", [32, 200])
+def test_a_command_of_fig8_is_that_of_its_cell(network: str, resolution: int) -> None:
+    if not (compose.config_dir() / "experiment/fig8.yaml").exists():
+        pytest.skip("no such experiment")
+    (block,) = EXHIBITS["fig8"].blocks([])
+    cells = block.rows[f"{resolution}³", network].values()
+    (command,) = {cell.command for cell in cells}
+    config = composed(*shlex.split(command)[1:])
+    assert config["representation"] == network
+    assert config["data"]["resolution"] == resolution
+
+
+def test_commands_of_table2_are_those_of_their_cells() -> None:
+    if not (compose.config_dir() / "experiment/table2.yaml").exists():
+        pytest.skip("no such experiment")
+    (block,) = EXHIBITS["table2"].blocks([])
+    cells = block.rows["50³", "4", "sparse", "0.25"]
+    commands = {column.key: cell.command for column, cell in cells.items()}
+    config = composed(*shlex.split(commands["test_accuracy"])[1:])
+    assert config["task"]["_target_"].endswith(".train")
+    assert config["parallel"]["devices"] == 4
+    assert config["parallel"]["strategy"]["_target_"].endswith(".DataParallelStrategy")
+    assert (config["representation"], config["data"]["resolution"]) == ("sparse", 50)
+    assert config["data"]["point_ratio"] == 0.25
+    fitting = composed(*shlex.split(commands["batch"])[1:])
+    assert fitting["task"]["_target_"].endswith(".fit_batch")
+    assert fitting["data"]["point_ratio"] == 0.25
