@@ -51,9 +51,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="of each cell; the fastest counts")
     asked = parser.parse_args()
     torch.manual_seed(0)
-    found, cells = {}, [*TABLE_2, *FIG_8]
-    rows = []
-    for network, resolution in cells:
+    found: dict[tuple[str, int], Steps] = {}
+    rows: list[tuple[str, ...]] = []
+    for network, resolution in (*TABLE_2, *FIG_8):
         config = _config(asked.scale, network, resolution)
         steps = found[network, resolution] = _timed(config, asked.steps)
         epoch_s = _shapes(config)[0] * steps.train_s
@@ -63,10 +63,10 @@ def main() -> None:
     head = ("network", "grid", "step ms a shape", "forward ms a shape", "epoch s")
     print("\n" + markdown_table(head, rows) + "\n")
     config = _config(asked.scale, "sparse", 32)
-    for name, trained, times in (("table2", TABLE_2, 2), ("fig8", FIG_8_WHOLE, 1)):
-        whole_s = times * sum(_training_s(config, found[cell]) for cell in trained)
+    for name, trained, trials in (("table2", TABLE_2, 2), ("fig8", FIG_8_WHOLE, 1)):
+        whole_s = trials * sum(_training_s(config, found[cell]) for cell in trained)
         print(
-            f"{name}: {times * len(trained)} trainings, {whole_s:,.0f} s of a core: "
+            f"{name}: {trials * len(trained)} trainings, {whole_s:,.0f} s of a core: "
             f"{whole_s / 2 / 3600:.1f} h of two cores, as an estimate"
         )
 

@@ -23,21 +23,20 @@ from sparsepipe.results.tables import write_csv
 
 
 def draw_shares(profiles: Mapping[str, Profile], path: Path, *, cuts: Sequence[int] = ()) -> None:
-    """Draws accumulated shares of compute time, activations and parameters, and tabulates them.
+    """Draws accumulated shares of compute time, activations and parameters.
 
     Args:
         profiles: of one model, by device: a panel each.
-        path: the picture; the table lies beside it, with the same name.
+        path: the picture.
         cuts: first layers of a plan's stages behind the first. Those of a branching graph are
             numbers of its states, and not drawn: the curves run over its nodes.
 
     Raises:
-        DataError: a file cannot be written.
+        DataError: the picture cannot be written.
     """
     branches = any(profile.states for profile in profiles.values())
     costs = {device: _costs(profile) for device, profile in profiles.items()}
     accumulated_shares(costs, path, cuts=() if branches else cuts)
-    write_csv(path.with_suffix(".csv"), share_rows(costs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,15 +108,18 @@ class Beside:
                 )
 
     def draw(self, device: str, profile: Profile, path: Path) -> None:
-        """Draws a device's shares amid those of the others.
+        """Draws a device's shares amid those of the others, and tabulates them beside the picture.
 
         Raises:
             ProfileError: those of the inventory are of other layers.
-            DataError: the picture cannot be written.
+            DataError: a file cannot be written.
         """
         check_agreement({**self.profiles, device: profile})
         cuts = () if self.plan is None else self.plan.cuts or ()
-        draw_shares({**self.others, **self.profiles, device: profile}, path, cuts=cuts)
+        shown = {**self.others, **self.profiles, device: profile}
+        draw_shares(shown, path, cuts=cuts)
+        costs = {name: _costs(each) for name, each in shown.items()}
+        write_csv(path.with_suffix(".csv"), share_rows(costs))
 
 
 def by_layer(profile: Profile) -> dict[str, list[float]]:

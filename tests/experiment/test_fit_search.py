@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from itertools import product
 
 import pytest
@@ -71,10 +72,8 @@ def test_kept_answers_lead_on_where_it_was() -> None:
                 known[size] = size <= 21
             return known[size]
 
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             assert largest_that_fits(fits, most=64, start=4).largest == 21
-        except KeyboardInterrupt:
-            pass
         return new
 
     whole = asked({}, most_new=100)
