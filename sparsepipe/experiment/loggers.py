@@ -125,8 +125,7 @@ class RunLogger(WandbLogger):
         # Tables wait there until they are uploaded; by default in the user's home.
         os.environ.setdefault(_DATA_DIR, str((self._folder / "data").absolute()))
         self._folder.mkdir(parents=True, exist_ok=True)
-        mode = "offline" if self._offline else None
-        run = wandb.init(mode=mode, **self._wandb_init)
+        run = wandb.init(mode="offline" if self._offline else None, **self._wandb_init)
         run.define_metric(STEP)
         run.define_metric("*", step_metric=STEP, step_sync=True)
         if not run.starting_step:  # else a server has the rows
