@@ -97,7 +97,8 @@ def _timed(config: dict[str, Any], steps: int) -> Steps:
     taken = []
     for batch, loaded_s in islice(_loaded(data.train_dataloader()), steps):
         started_s = time.process_time()
-        F.cross_entropy(layers(batch["input"]), batch["label"]).backward()
+        loss = F.cross_entropy(layers(batch["input"]), batch["label"])
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
         taken.append((loaded_s + time.process_time() - started_s) / len(batch["label"]))
@@ -136,7 +137,8 @@ def _shapes(config: dict[str, Any]) -> tuple[int, int]:
 
 def _training_s(config: dict[str, Any], steps: Steps) -> float:
     train, test = _shapes(config)
-    return config["trainer"]["max_epochs"] * train * steps.train_s + test * steps.evaluate_s
+    epochs = int(config["trainer"]["max_epochs"])
+    return epochs * train * steps.train_s + test * steps.evaluate_s
 
 
 if __name__ == "__main__":
