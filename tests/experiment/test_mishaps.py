@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -207,7 +208,7 @@ def test_what_a_person_sees(shell: Shell) -> None:
     result = read_json(done.run / "result.json")
     accuracy = f"{100 * result['test/accuracy']:.1f} %"
     assert f"test accuracy {accuracy} (mean over classes" in lines[2]
-    assert lines[2].endswith("9 shapes")
+    assert re.search(r", 9 shapes, inference [\d,]+ shapes/s$", lines[2])
     assert all(line.startswith("[sparsepipe] ") for line in lines), done.err
     assert any(line.endswith(str(done.run / "confusion.png")) for line in lines)
     assert {"test/accuracy/down", "test/accuracy/up"} <= result.keys()

@@ -28,12 +28,11 @@ TASKS = {
         "task.minibatches=8", "task.timeline_minibatches=2",
     ),
     "table1": ("task.matrix_size=64", "task.copy_bytes=65536", "task.repeats=2"),
-    "report": ("task.exhibits=[table1]", "tags=[paper]"),
     "fit_batch": ("task.budget_bytes=1e9", "task.most=2", "task.start=2"),
     "train_if_fits": ("task.budget_bytes=1e9", "trainer.max_epochs=1"),
 }  # fmt: skip
-ELSEWHERE = {"bandwidth", "emulate", "evaluate", "list", "table3"}
-"""Of several processes, of a checkpoint, without a result, of long searches."""
+ELSEWHERE = {"bandwidth", "emulate", "evaluate", "list", "report", "table3"}
+"""Of several processes, of a checkpoint, without a result or a row, of long searches."""
 COLUMNS = {column.name: column for column in (*ALWAYS, *OF_TASKS)}
 
 

@@ -63,7 +63,6 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 LISTED = (
     "hardware._target_=sparsepipe.cluster.Inventory.from_dict",
     "~hardware.accelerator",
-    "~hardware.cpu_devices",
     "+hardware.value={hosts: [{name: a, devices: [{name: RTX, count: 2, accelerator: cuda}]}]}",
 )
 
