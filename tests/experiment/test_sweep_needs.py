@@ -60,13 +60,6 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "_cuda_devices", lambda: found)
 
 
-LISTED = (
-    "hardware._target_=sparsepipe.cluster.Inventory.from_dict",
-    "~hardware.accelerator",
-    "+hardware.value={hosts: [{name: a, devices: [{name: RTX, count: 2, accelerator: cuda}]}]}",
-)
-
-
 @pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize(
     ("overrides", "kinds"),
@@ -77,7 +70,7 @@ LISTED = (
         # Which ones, the search or the task finds out, or an inventory says.
         (("parallel=hete_mp",), KINDS),
         (("task=profile", "task.device=TITAN"), KINDS),
-        (LISTED, KINDS),
+        (("hardware=paper_8gpu",), KINDS),
         # None at all.
         (("hardware.accelerator=cpu",), ()),
         (SIMULATED, ()),
