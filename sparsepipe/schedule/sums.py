@@ -15,16 +15,17 @@ from typing import Literal
 Way = Literal["direct", "chain"]
 
 CHUNK_BYTES = 2**20
-"""What goes through a chain together; vectors up to this size go whole. With 4 and 3 ranks and a
-link of 125 MB/s, on a loaded machine of two cores, chunks of 64 KiB took two to three times as long
-for 16 and 64 MiB; those of 512 KiB to 2 MiB differed by less than one run from the next
-(benchmarks/ordered_sum.py --only link --chunk-kib)."""
+"""What goes through a chain together; vectors up to this size go whole. Of 64 MiB on 4 and 3 ranks,
+joined at 125 MB/s, chunks of 512 KiB to 2 MiB took 586 to 592 ms, those of 64 KiB 979 and those of
+4 MiB 634 (benchmarks/ordered_sum.py --only link --chunk-kib, two quiet cores)."""
 
 
-HOP_BYTES = 2**18
+HOP_BYTES = 2**17
 """What one more hop costs, as bytes of the link between hosts: a part must come, be seen by a rank
 that may have slept, be added to or copied, and set out again, also where both ranks are on one
-host. 2 ms of a link of 125 MB/s (benchmarks/ordered_sum.py --only link --mib, small sizes)."""
+host. 1 ms of a link of 125 MB/s: with it chains are taken from 0.9, 3.8 and 4.5 MiB on where they
+were found to be better from about 0.7, 2 and 3 on (4 and 3, 2 and 1, and 2, 2 and 2 ranks on hosts;
+benchmarks/ordered_sum.py --only link --mib)."""
 
 
 def way_of(hosts: Sequence[Hashable], num_bytes: float) -> Way:

@@ -68,16 +68,9 @@ def test_speedups_follow_from_the_paces() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("link", "gpus", "strategy"),
-    [
-        (50, 5, "hete_mp"),
-        (100, 6, "paper_mp"),
-        (125, 5, "dp"),
-        (125, 7, "mp"),
-        (125, 8, "exact"),
-    ],
-)
+@pytest.mark.parametrize("link", [50, 100, 125])
+@pytest.mark.parametrize("gpus", GPUS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_bar_comes_out_again(tmp_path: Path, link: int, gpus: int, strategy: str) -> None:
     row = record()["simulated", float(link), gpus][strategy]
     asked = (f"task=fig9/simulated_{link}", f"hardware=paper_{gpus}gpu", f"parallel={strategy}")

@@ -59,17 +59,17 @@ def test_loads_are_what_single_messages_come_to(hosts: str, loads: tuple[float, 
 @pytest.mark.parametrize(
     ("hosts", "chunks", "hops"),
     [
-        ("AAAABBB", 1, 10),  # 24/7 S + 2 h = S + C + 12 h
-        ("AABB", 1, 4),
+        ("AAAABBB", 0, 10),  # 24/7 S + 2 h = 2 S + 12 h, of which S is less than C
+        ("AABB", 1, 4),  # 2 S + 2 h = S + C + 6 h
         ("AAB", 1, 2),
         ("AABBCC", 2, 8),
     ],
 )
 def test_a_chain_begins_to_pay_at_one_size(hosts: str, chunks: int, hops: int) -> None:
     """Where what it sends less equals a chunk's way through it, and the hops it has more."""
-    less = direct_load(hosts) - chain_load(hosts)
+    less = direct_load(hosts) - chain_load(hosts) - (chunks == 0)
     even = (chunks * CHUNK_BYTES + hops * HOP_BYTES) / less
-    assert even > CHUNK_BYTES, "else a chunk is shorter than C"
+    assert (even < CHUNK_BYTES) == (chunks == 0), "a vector shorter than C is one chunk"
     assert way_of(hosts, 0.999 * even) == "direct"
     assert way_of(hosts, 1.001 * even) == "chain"
     sizes = [2**exponent for exponent in range(40)]

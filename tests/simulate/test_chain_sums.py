@@ -84,7 +84,7 @@ def test_replicas_take_the_way_that_the_runtime_does(hosts: str, same: str) -> N
     assert Setting(network=network).algorithm == "ordered"
 
 
-@pytest.mark.parametrize(("size", "same"), [(2**20, "direct"), (2**22, "chain")])
+@pytest.mark.parametrize(("size", "same"), [(2**19, "direct"), (2**22, "chain")])
 def test_replicas_of_few_parameters_sum_directly(size: float, same: str) -> None:
     """As the runtime does: what a chain sends less does not make up for its hops."""
     network = over_hosts("AAAABBB")
