@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from report_cases import training
 
+from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.commands import Commands
-from sparsepipe.results.report.exhibit import Block, Exhibit, Row
+from sparsepipe.results.report.exhibit import Block, Exhibit
 from sparsepipe.results.report.exhibits import EXHIBITS
 
 DESK = {

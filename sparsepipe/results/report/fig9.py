@@ -19,17 +19,9 @@ from sparsepipe.results.fig9_settings import (
     setting_of,
     strategy_of,
 )
+from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row
 from sparsepipe.results.report.commands import Commands
-from sparsepipe.results.report.exhibit import (
-    Block,
-    Cell,
-    Column,
-    Compare,
-    Exhibit,
-    Ours,
-    Printed,
-    Row,
-)
+from sparsepipe.results.report.exhibit import Block, Exhibit
 from sparsepipe.results.report.rows import mean_of, same_seeds
 from sparsepipe.results.speedups import Bar, Chart, Mark, Panel, speedups_figure
 from sparsepipe.results.sweep_table import plan_text

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sparsepipe.results import style
-from sparsepipe.results.report.exhibit import Block, Cell, Column
+from sparsepipe.results.report.cell import Cell, Column
+from sparsepipe.results.report.exhibit import Block
 from sparsepipe.results.report.picture import wrapped
 
 _LOOKS: Mapping[str, Mapping[str, Any]] = {

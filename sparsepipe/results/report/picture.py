@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sparsepipe.results import style
-from sparsepipe.results.report.exhibit import MISSING, Block, Cell, Column, Compare, Exhibit
+from sparsepipe.results.report.cell import MISSING, Cell, Column, Compare
+from sparsepipe.results.report.exhibit import Block, Exhibit
 
 _ROW_IN = 0.27
 _PANEL_IN = 2.9

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from sparsepipe.results.report.exhibit import Ours, Row
+from sparsepipe.results.report.cell import Ours, Row
 
 
 def plain_rows(records: Iterable[Mapping[str, Any]]) -> list[Row]:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
+from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.commands import Commands
-from sparsepipe.results.report.exhibit import Row
 
 _DATA = {
     "GeneratedShapes": ("generated shapes", "shapes"),

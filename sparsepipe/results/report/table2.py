@@ -7,17 +7,9 @@ from dataclasses import replace
 
 from sparsepipe.results.paper import printed
 from sparsepipe.results.report.batches import Searched, ratio, searched
+from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row
 from sparsepipe.results.report.commands import Commands
-from sparsepipe.results.report.exhibit import (
-    Block,
-    Cell,
-    Column,
-    Compare,
-    Exhibit,
-    Ours,
-    Printed,
-    Row,
-)
+from sparsepipe.results.report.exhibit import Block, Exhibit
 from sparsepipe.results.report.places import no_speedup
 from sparsepipe.results.report.rows import mean_of
 from sparsepipe.results.report.settings import commands_of, data_notes, settings_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparsepipe.results.report.exhibit import Ours, Row
+from sparsepipe.results.report.cell import Ours, Row
 from sparsepipe.results.report.rows import mean_of, same_seeds
 
 
