@@ -142,6 +142,25 @@ def test_commands_make_what_is_missing_in_the_same_table(report: Report, tmp_pat
         assert "model.width" not in command, "scale=smoke says so"
 
 
+def test_a_tracker_has_the_table_of_a_report(report: Report, tmp_path: Path) -> None:
+    leave_training(tmp_path / "outputs", "a", test=0.80)
+    done = report("name=table2", "logger=wandb", "tags=[paper]")
+    found = recorded(done.path)
+    assert found.run["run_id"] == f"table2-{done.path.name}"
+    assert (found.run["job_type"], found.run["tags"]) == ("report", ["paper"])
+    assert (found.summary["figures"], found.summary["figures_missing"]) == (2, 94)
+    assert set(found.media) == {"figures/table2", "tables/table2"}
+    table = read_json(found.media["tables/table2"])
+    cells = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert len(cells) == 96
+    (there,) = [
+        cell for cell in cells if (cell["quantity"], cell["status"]) == ("test_accuracy", "there")
+    ]
+    assert (there["grid"], there["network"]) == ("32³", "sparse")
+    assert (there["paper"], there["ours"]) == (86.28, 80.0)
+    assert sum(cell["status"] == "missing" for cell in cells) == 94
+
+
 def test_rows_of_another_scale_are_left_out(report: Report, tmp_path: Path) -> None:
     outputs = tmp_path / "outputs"
     leave_training(outputs, "a", test=0.80, scale="desk")
