@@ -5,6 +5,7 @@ What all tasks tell of a run is put together here; docs/results.md lists what ea
 
 from __future__ import annotations
 
+import functools
 import platform
 import resource
 import subprocess
@@ -153,6 +154,7 @@ def peak_memory_bytes() -> dict[str, int]:
     return peaks
 
 
+@functools.cache  # of a process, which goes on with the modules that it has loaded
 def git_commit() -> str | None:
     """The commit of the checkout this package runs from, marked where it was changed."""
     root = Path(__file__).resolve().parents[2]
@@ -165,7 +167,7 @@ def git_commit() -> str | None:
             check=True,
             capture_output=True,
             text=True,
-            timeout=10,
+            timeout=60,
         ).stdout.strip()
 
     try:

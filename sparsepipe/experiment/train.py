@@ -101,40 +101,18 @@ def train_with(
         forwards: which tell how fast the network infers, as ``inference_rate`` takes them.
         told: what ``result.json`` is to hold as well.
     """
-    data = build_data(run.config)
-    data.setup("fit")
-    if test:
-        data.setup("test")
+    data, seed = _ready_data(run, test=test), int(run.config["seed"])
     module = build_module(run.config, data, plan=run.directory.plan)
     sizes = {"parameters": sum(p.numel() for p in module.parameters())}  # while it is whole
     resume = _place(run, module)
     fitted = _agreed(run, resume)
     test_shapes = num_shapes(data.test_dataloader()) if test else 0
-    seed = int(run.config["seed"])
     adapt_loaders(data, seed=seed, resume=resume)
     checkpoint = RunCheckpoint(run.directory, monitor=monitor, mode=mode, resume=resume)
-    division, clock = run.division, Clock()
-    trainer = run.trainer(
-        [
-            clock,
-            StartLine(run, test_shapes=test_shapes),
-            KeepPlan(
-                run.directory,
-                [place.text for place in run.places],
-                {} if division is None else division.details,
-            ),
-            EpochSeeds(seed),
-            MetricsCsv(run.directory.metrics),
-            LogRates(),
-            StopOnSignal(run.watch, checkpoint),
-            checkpoint,
-        ]
-    )
+    clock = Clock()
+    trainer = run.trainer([clock, *_callbacks(run, checkpoint, test_shapes=test_shapes)])
     _check_splits(trainer, data, test=test)
-    for logger in trainer.loggers:
-        if isinstance(logger, RunLogger) and resume is not None:
-            logger.go_on(resume, read_rows(run.directory.metrics))
-        logger.log_hyperparams(dict(run.config))
+    _begin_logging(run, trainer, resume)
     seed_epoch(seed, 0)
     if fitted:  # by an earlier process
         done: dict[str, Any] = read_json(run.directory.fitted)
@@ -148,18 +126,64 @@ def train_with(
     if test and isinstance(module, Classifier) and "plan_config" not in values:
         rate = inference_rate(trainer, module, data, **forwards)
         values["inference_shapes_per_s"] = sum(group.gather_objects(rate))
-    if group.rank() == 0 and test:
+    if test and group.rank() == 0:
         tested = {k: v for k, v in values.items() if k.startswith("test/")}
         add_to_last_row(run.directory.metrics, tested)
     write_result(run, {**values, **(told or {}), **class_accuracies(module)})
-    if group.rank() == 0:
-        # Last, when no other rank waits for this one any more.
-        if test:
-            draw_test(run, module, data, gallery=gallery)
-        draw_curves(run)
-        draw_schedule(run.directory)
-        log_profiling(values)
-        log_test(run, module, values)
+    if group.rank() == 0:  # last, when no other rank waits for this one any more
+        _show(run, module, data, values, test=test, gallery=gallery)
+
+
+def _ready_data(run: Run, *, test: bool) -> pl.LightningDataModule:
+    data = build_data(run.config)
+    data.setup("fit")
+    if test:
+        data.setup("test")
+    return data
+
+
+def _callbacks(run: Run, checkpoint: RunCheckpoint, *, test_shapes: int) -> list[pl.Callback]:
+    """What a training has beside the clock of its test, in the order in which they are asked."""
+    division = run.division
+    return [
+        StartLine(run, test_shapes=test_shapes),
+        KeepPlan(
+            run.directory,
+            [place.text for place in run.places],
+            {} if division is None else division.details,
+        ),
+        EpochSeeds(int(run.config["seed"])),
+        MetricsCsv(run.directory.metrics),
+        LogRates(),
+        StopOnSignal(run.watch, checkpoint),
+        checkpoint,
+    ]
+
+
+def _begin_logging(run: Run, trainer: pl.Trainer, resume: Resume | None) -> None:
+    """Tells loggers the configuration, and trackers where the run goes on."""
+    for logger in trainer.loggers:
+        if isinstance(logger, RunLogger) and resume is not None:
+            logger.go_on(resume, read_rows(run.directory.metrics))
+        logger.log_hyperparams(dict(run.config))
+
+
+def _show(
+    run: Run,
+    module: pl.LightningModule,
+    data: pl.LightningDataModule,
+    values: Mapping[str, Any],
+    *,
+    test: bool,
+    gallery: int,
+) -> None:
+    """Draws and logs what a person is to see."""
+    if test:
+        draw_test(run, module, data, gallery=gallery)
+    draw_curves(run)
+    draw_schedule(run.directory)
+    log_profiling(values)
+    log_test(run, module, values)
 
 
 def _check_splits(trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool) -> None:

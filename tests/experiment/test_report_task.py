@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -290,6 +291,18 @@ def test_a_tracker_has_the_report_of_a_sweep(tmp_path: Path) -> None:
     table = read_json(found.media["tables/table3"])
     assert {"exhibit", "paper", "ours", "command"} <= set(table["columns"])
     assert len(table["data"]) == 8 * 3
+
+
+def test_a_tracker_that_does_not_begin_leaves_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "0")  # its process has no time to start
+    with caplog.at_level(logging.WARNING):
+        made = at_the_end_of_a_sweep(tmp_path, "table3", "name=mine", "logger=wandb")
+    assert (made / "report.html").exists()
+    told = [message for message in caplog.messages if "Weights & Biases cannot begin" in message]
+    assert len(told) == 1
+    assert "leave out logger=wandb" in told[0]
 
 
 def test_other_sweeps_have_no_report(tmp_path: Path) -> None:
