@@ -32,7 +32,7 @@ from sparsepipe.runtime import group
 from sparsepipe.strategies import PipelineStrategy
 
 _PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "numpy")
-_LEFT_OUT = ("callbacks", "checkpoint", "force", "logger", "paths")
+_LEFT_OUT = ("checkpoint", "force", "logger", "paths")
 
 
 def write_result(run: Run, values: Mapping[str, Any]) -> None:
@@ -44,6 +44,8 @@ def write_result(run: Run, values: Mapping[str, Any]) -> None:
     if group.rank() != 0:
         return
     settings = {key: item for key, item in run.config.items() if key not in _LEFT_OUT}
+    if not settings["callbacks"]:
+        del settings["callbacks"]
     settings["data"] = {k: v for k, v in settings["data"].items() if k not in ("root", "cache_dir")}
     write_json(
         run.directory.result,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import statistics
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal
@@ -28,7 +27,12 @@ from sparsepipe.experiment.callbacks.metrics_csv import (
     read_rows,
 )
 from sparsepipe.experiment.callbacks.stop import stop_if_any_asked
-from sparsepipe.experiment.checkpoints import find_checkpoint, load_weights, read_checkpoint
+from sparsepipe.experiment.checkpoints import (
+    find_checkpoint,
+    first_weights,
+    load_weights,
+    read_checkpoint,
+)
 from sparsepipe.experiment.evaluate import Clock, inference_rate
 from sparsepipe.experiment.figures import draw_curves, draw_test
 from sparsepipe.experiment.loaders import EpochSeeds, adapt_loaders
@@ -44,6 +48,7 @@ from sparsepipe.experiment.result import peak_values, plan_values, write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.schedule_picture import draw_schedule
 from sparsepipe.experiment.seeding import seed_epoch
+from sparsepipe.experiment.training_values import profiling_share, training_values
 from sparsepipe.models import Classifier
 from sparsepipe.results.files import read_json, write_json
 from sparsepipe.runtime import group
@@ -103,7 +108,8 @@ def train_with(
     """
     data, seed = _ready_data(run, test=test), int(run.config["seed"])
     module = build_module(run.config, data, plan=run.directory.plan)
-    sizes = {"parameters": sum(p.numel() for p in module.parameters())}  # while it is whole
+    facts: dict[str, Any] = first_weights(run.config)
+    facts["parameters"] = sum(p.numel() for p in module.parameters())  # while it is whole
     resume = _place(run, module)
     fitted = _agreed(run, resume)
     test_shapes = num_shapes(data.test_dataloader()) if test else 0
@@ -118,8 +124,8 @@ def train_with(
         done: dict[str, Any] = read_json(run.directory.fitted)
     else:
         done = _fit(run, trainer, module, data, checkpoint=checkpoint, resume=resume)
-    values = {**sizes, **_training_values(run), **done}
-    values.update(_profiling_share(values))
+    values = {**facts, **training_values(run), **done}
+    values.update(profiling_share(values))
     if test:
         values.update(_test(trainer, module, data, clock), test_shapes=test_shapes)
     values.update(_peaks(values))  # before batches are kept in memory to be timed
@@ -257,33 +263,6 @@ def _agreed(run: Run, resume: Resume | None) -> bool:
             remedy="set paths.outputs to a directory that all nodes share",
         )
     return fitted
-
-
-def _training_values(run: Run) -> dict[str, Any]:
-    rows = read_rows(run.directory.metrics)
-    values: dict[str, Any] = {"epochs": len(rows)}
-    if rows:
-        values.update({key: _number(value) for key, value in rows[-1].items() if "/" in key})
-        times_s = [float(row["time/epoch_s"]) for row in rows if row.get("time/epoch_s")]
-        if times_s:
-            values["epoch_time_s"] = statistics.median(times_s)
-            values["train_time_s"] = sum(times_s)
-        rates = [float(r["train/shapes_per_s"]) for r in rows if r.get("train/shapes_per_s")]
-        if rates:
-            values["train_shapes_per_s"] = statistics.median(rates)
-    return values
-
-
-def _profiling_share(values: Mapping[str, Any]) -> dict[str, float]:
-    """What the profiles of a plan cost beside the training that they serve."""
-    profiling_s, training_s = values.get("profiling_s"), values.get("train_time_s")
-    if not profiling_s or not training_s:
-        return {}
-    return {"profiling_share_of_training": profiling_s / training_s}
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text not in ("", None) else None
 
 
 def _test(

@@ -1,0 +1,132 @@
+"""What a run was made with beyond the command of its cell: its overrides.
+
+A report knows of each cell the command that fills it. A run whose configuration is not what that
+command gives was made with overrides, such as ``data.batch_size=8``; figures of such runs are no
+figures of those without. Pure, but for what tells the configuration of a command.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sparsepipe.results.report.cell import Row
+from sparsepipe.results.report.commands import Usual, word
+
+Matters = Callable[[str], bool]
+"""Whether a key of a configuration counts."""
+
+_GROUPS = ("backend", "callbacks", "data", "model", "optim", "trainer")
+_LEFT_OUT = (
+    # The cell's own
+    *("data.point_ratio", "data.representation", "data.resolution"),
+    *("model._target_", "model.backend"),
+    # What changes no figure
+    *("data.cache_workers", "data.lock_wait_s", "data.num_workers", "data.seed"),
+    *("trainer.enable_autolog_hparams", "trainer.enable_model_summary"),
+    *("trainer.enable_progress_bar", "trainer.log_every_n_steps", "trainer.profiler"),
+)
+_OPTIMIZERS = {
+    # The class of the optimizer and that of the schedule
+    ("SGD", ""): "sgd",
+    ("SGD", "OneCycleLR"): "sgd_onecycle",
+    ("AdamW", "CosineAnnealingLR"): "adamw",
+}
+"""Options of ``optim``."""
+_OPTIMIZER, _SCHEDULE = "optim.optimizer._target_", "optim.schedule.factory._target_"
+_MAY_BE_NULL = {
+    "optim.schedule._target_": "optim.schedule",
+    "parallel.search.bandwidth_bytes_per_s": "parallel.search.bandwidth_bytes_per_s",
+    "trainer.limit_test_batches": "trainer.limit_test_batches",
+}
+"""Keys that say something where a run tells others of their group and not them; what is null."""
+
+
+def of_training(key: str) -> bool:
+    """Whether a key of a training's configuration counts."""
+    below = any(key == name or key.startswith(f"{name}.") for name in _LEFT_OUT)
+    return key.partition(".")[0] in _GROUPS and not below
+
+
+def of_memory(key: str) -> bool:
+    """Likewise, of the memory that its steps take."""
+    told_otherwise = key == "data.batch_size" or key.startswith(
+        ("callbacks.", "optim.", "trainer.")
+    )
+    return of_training(key) and (not told_otherwise or key in (_OPTIMIZER, "trainer.precision"))
+
+
+def overrides_of(
+    row: Row, command: Sequence[str], usual: Usual, matters: Matters
+) -> tuple[str, ...]:
+    """The overrides that give a run's configuration together with a command; most have none.
+
+    Args:
+        row: the run; what it does not tell is not held against it.
+        command: overrides of the cell that the run is for.
+        usual: tells the configuration of a command.
+        matters: keys that count.
+    """
+    found: dict[str, str] = {}
+    while True:
+        wanted = usual((*command, *found.values()), (*_keys(row, matters), _OPTIMIZER, _SCHEDULE))
+        if "optim" not in found and (option := _optimizer(row, wanted, matters)):
+            found["optim"] = f"optim={option}"
+            continue
+        unlike = [key for key in _unlike(row, wanted, matters) if key not in found]
+        if not unlike:
+            return tuple(found.values())
+        # One at a time: others may follow from it.
+        null = row.get(unlike[0]) is None
+        name = _MAY_BE_NULL.get(unlike[0], unlike[0]) if null else unlike[0]
+        found[unlike[0]] = word(name, row.get(unlike[0]))
+
+
+def is_made_by(row: Row, command: Sequence[str], usual: Usual, matters: Matters) -> bool:
+    """Whether a command gives a run's configuration, as far as the run tells it.
+
+    Args:
+        row: the run.
+        command: all overrides.
+        usual: tells the configuration of a command.
+        matters: keys that count.
+    """
+    return not _unlike(row, usual(command, _keys(row, matters)), matters)
+
+
+def _keys(row: Row, matters: Matters) -> tuple[str, ...]:
+    told = {key for key in row if "." in key and matters(key)}
+    groups = {key.partition(".")[0] for key in told}
+    null = {key for key in _MAY_BE_NULL if matters(key) and key.partition(".")[0] in groups}
+    return tuple(sorted(told | null))
+
+
+def _unlike(row: Row, wanted: Mapping[str, Any], matters: Matters) -> list[str]:
+    return [
+        key for key in _keys(row, matters) if key in wanted and not _same(row.get(key), wanted[key])
+    ]
+
+
+def _same(told: Any, wanted: Any) -> bool:
+    """Whether a value of a ledger is one of a configuration; text where others have no number."""
+    return bool(told == wanted) or (
+        isinstance(told, str) and told in (str(wanted), json.dumps(wanted, default=str))
+    )
+
+
+def _optimizer(row: Row, wanted: Mapping[str, Any], matters: Matters) -> str:
+    """The option of ``optim`` that comes nearest to a run's; empty where that is the usual one."""
+    own, usual = _classes(row), _classes(wanted)
+    if not matters(_OPTIMIZER) or not own[0] or not usual[0] or own == usual:
+        return ""
+    alike = [option for classes, option in _OPTIMIZERS.items() if classes[0] == own[0]]
+    return _OPTIMIZERS.get(own) or ("" if own[0] == usual[0] else next(iter(alike), ""))
+
+
+def _classes(values: Mapping[str, Any]) -> tuple[str, str]:
+    """Bare names of optimizer and schedule, empty where there is none."""
+    optimizer, schedule = (
+        str(values.get(key) or "").rpartition(".")[2] for key in (_OPTIMIZER, _SCHEDULE)
+    )
+    return optimizer, schedule
