@@ -16,6 +16,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from reported_runs import leave, leave_training
 from sweep_cases import leave_record
 from wandb_records import recorded
 
@@ -23,40 +24,10 @@ from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.experiment import compose, report_task, reported
 from sparsepipe.experiment.job import run_job
 from sparsepipe.experiment.rundir import RunDir, flatten
-from sparsepipe.results.files import read_json, write_json, write_text_atomic
+from sparsepipe.results.files import read_json
 from sparsepipe.results.report.exhibits import EXHIBITS
 
 Report = Callable[..., RunDir]
-SHAPES = "sparsepipe.data.sources.GeneratedShapes"
-
-
-def leave(outputs: Path, run_id: str, *, name: str, **values: Any) -> None:
-    """A finished run."""
-    path = outputs / name / run_id
-    result = {"run_id": run_id, "name": name, "kind": "measured", "seed": 0, "ranks": 1, **values}
-    write_text_atomic(path / "config.yaml", "{}\n")
-    write_json(path / "result.json", result)
-    write_json(path / "DONE.json", {"run_id": run_id, "time": 0.0})
-
-
-def leave_training(
-    outputs: Path, run_id: str, *, name: str = "table2", test: float = 0.8, **more: Any
-) -> None:
-    values = {
-        "task_name": "train",
-        "representation": "sparse",
-        "data.source._target_": SHAPES,
-        "data.num_points": 4096,
-        "data.resolution": 32,
-        "data.point_ratio": 1.0,
-        "hardware_devices": "2 x Xeon",
-        "hardware_accelerator": "cpu",
-        "test/accuracy": test,
-        "epoch_time_s": 2.0,
-        "train_shapes_per_s": 100.0,
-        **more,
-    }
-    leave(outputs, run_id, name=name, **values)
 
 
 @pytest.fixture

@@ -51,10 +51,10 @@ def of_training(key: str) -> bool:
 
 def of_memory(key: str) -> bool:
     """Likewise, of the memory that its steps take."""
-    told_otherwise = key == "data.batch_size" or key.startswith(
-        ("callbacks.", "optim.", "trainer.")
-    )
-    return of_training(key) and (not told_otherwise or key in (_OPTIMIZER, "trainer.precision"))
+    if key in (_OPTIMIZER, "trainer.precision"):
+        return True
+    of_length = key.startswith(("callbacks.", "optim.", "trainer."))
+    return of_training(key) and key != "data.batch_size" and not of_length
 
 
 def overrides_of(
@@ -117,16 +117,17 @@ def _same(told: Any, wanted: Any) -> bool:
 
 def _optimizer(row: Row, wanted: Mapping[str, Any], matters: Matters) -> str:
     """The option of ``optim`` that comes nearest to a run's; empty where that is the usual one."""
-    own, usual = _classes(row), _classes(wanted)
-    if not matters(_OPTIMIZER) or not own[0] or not usual[0] or own == usual:
+    own, usual = _classes(row, matters), _classes(wanted, matters)
+    if not own[0] or not usual[0] or own == usual:
         return ""
     alike = [option for classes, option in _OPTIMIZERS.items() if classes[0] == own[0]]
     return _OPTIMIZERS.get(own) or ("" if own[0] == usual[0] else next(iter(alike), ""))
 
 
-def _classes(values: Mapping[str, Any]) -> tuple[str, str]:
-    """Bare names of optimizer and schedule, empty where there is none."""
+def _classes(values: Mapping[str, Any], matters: Matters) -> tuple[str, str]:
+    """Bare names of optimizer and schedule, empty where there is none or that does not count."""
     optimizer, schedule = (
-        str(values.get(key) or "").rpartition(".")[2] for key in (_OPTIMIZER, _SCHEDULE)
+        str(values.get(key) or "").rpartition(".")[2] if matters(key) else ""
+        for key in (_OPTIMIZER, _SCHEDULE)
     )
     return optimizer, schedule
