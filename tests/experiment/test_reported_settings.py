@@ -90,6 +90,7 @@ def test_overrides_of_fig9_make_blocks_of_their_own() -> None:
         ("model.dropout=0.25", "data.augment.enabled=true"),
         ("trainer.precision=bf16-mixed",),
         ("data.source.classes=[chair,table]",),
+        ("model._target_=sparsepipe.models.sparse_vgg11_bn",),
     ],
 )
 def test_runs_with_overrides_have_a_table_whose_commands_repeat_them(

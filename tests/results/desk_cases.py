@@ -8,6 +8,7 @@ from typing import Any
 
 DESK = {
     "data.num_points": 4096,
+    "data.source._target_": "sparsepipe.data.sources.GeneratedShapes",
     "data.source.train_per_class": 200,
     "data.source.test_per_class": 52,
     "data.num_workers": None,
@@ -37,11 +38,15 @@ def as_desk(overrides: Sequence[str], keys: Sequence[str]) -> Mapping[str, Any]:
     """Stands for the composing of a command of Table II."""
     assert overrides[0] == "experiment=table2"
     assert "scale=desk" in overrides
-    four = "trial=four_devices" in overrides
-    values = {**DESK, "data.batch_size": 4 if four else 16, "task.budget_bytes": 2.75e9}
-    if "optim=adamw" in overrides:
-        values |= ADAMW
     given = dict(word.split("=", 1) for word in overrides)
+    share = given.get("network", "").partition("_p")[2]
+    values = {
+        **DESK,
+        "data.batch_size": 4 if given.get("trial") == "four_devices" else 16,
+        "data.point_ratio": int(share) / 100 if share else 1.0,
+        "task.budget_bytes": 2.75e9,
+        **(ADAMW if given.get("optim") == "adamw" else {}),
+    }
     values |= {key: told(text) for key, text in given.items() if "." in key}
     if given.get("optim.schedule") == "null":
         values = {key: value for key, value in values.items() if "schedule" not in key}

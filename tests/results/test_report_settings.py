@@ -20,7 +20,10 @@ S1 = ("32³", "1", "sparse", "1")
 S4 = ("32³", "4", "sparse", "1")
 D1 = ("32³", "1", "dense", "1")
 GPUS = {"hardware_accelerator": "cuda", "hardware_devices": "4 x RTX 2080 Ti"}
-DESK_COMMAND = ("experiment=table2", "scale=desk", "trial=one_device")
+DESK_COMMAND = (
+    *("experiment=table2", "scale=desk", "trial=one_device"),
+    *("network=sparse", "data.resolution=32"),
+)
 
 
 def trained(network: str, resolution: int = 32, **more: Any) -> Row:

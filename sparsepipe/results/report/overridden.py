@@ -18,15 +18,12 @@ Matters = Callable[[str], bool]
 """Whether a key of a configuration counts."""
 
 _GROUPS = ("backend", "callbacks", "data", "model", "optim", "trainer")
-_LEFT_OUT = (
-    # The cell's own
-    *("data.point_ratio", "data.representation", "data.resolution"),
-    *("model._target_", "model.backend"),
-    # What changes no figure
+_NO_MATTER = (
     *("data.cache_workers", "data.lock_wait_s", "data.num_workers", "data.seed"),
     *("trainer.enable_autolog_hparams", "trainer.enable_model_summary"),
     *("trainer.enable_progress_bar", "trainer.log_every_n_steps", "trainer.profiler"),
 )
+"""What changes no figure, or only as seeds do."""
 _OPTIMIZERS = {
     # The class of the optimizer and that of the schedule
     ("SGD", ""): "sgd",
@@ -45,7 +42,7 @@ _MAY_BE_NULL = {
 
 def of_training(key: str) -> bool:
     """Whether a key of a training's configuration counts."""
-    below = any(key == name or key.startswith(f"{name}.") for name in _LEFT_OUT)
+    below = any(key == name or key.startswith(f"{name}.") for name in _NO_MATTER)
     return key.partition(".")[0] in _GROUPS and not below
 
 
