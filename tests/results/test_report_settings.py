@@ -56,7 +56,7 @@ def test_what_the_command_gives_is_no_override() -> None:
     assert overrides(trained("sparse")) == ()
     usual = trained("sparse", **{"data.num_workers": 3, "data.seed": 7, "seed": 7})
     assert overrides(usual) == ()
-    assert is_made_by(usual, DESK_COMMAND, as_desk, of_training)
+    assert is_made_by(usual, DESK_COMMAND, (), as_desk, of_training)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,9 @@ def test_what_the_command_gives_is_no_override() -> None:
 def test_overrides_are_told_in_the_fewest_words(made: Row, words: tuple[str, ...]) -> None:
     row = {key: item for key, item in trained("sparse", **made).items() if item is not None}
     assert overrides(row) == words
-    assert is_made_by(row, (*DESK_COMMAND, *words), as_desk, of_training)
-    assert not is_made_by(row, DESK_COMMAND, as_desk, of_training)
+    assert is_made_by(row, DESK_COMMAND, words, as_desk, of_training)
+    assert not is_made_by(row, DESK_COMMAND, (), as_desk, of_training)
+    assert not is_made_by(trained("sparse"), DESK_COMMAND, words, as_desk, of_training)
 
 
 def test_what_a_run_does_not_tell_is_not_held_against_it() -> None:

@@ -108,8 +108,8 @@ def _group(row: Row, commands: Commands) -> Group:
 def _belongs(row: Row, own: Group, group: Group, commands: Commands) -> bool:
     if own.setting != group.setting or own == group or commands.usual is None:
         return own == group
-    command = (*_command(row, own.setting), *group.others)
-    return is_made_by(_asked(row), command, commands.usual, matters)
+    command = _command(row, own.setting)
+    return is_made_by(_asked(row), command, group.others, commands.usual, matters)
 
 
 def _command(row: Row, setting: Setting) -> tuple[str, ...]:

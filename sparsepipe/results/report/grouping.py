@@ -149,7 +149,7 @@ class _Run:
             return False
         return setting.others == self.own.others or (
             self.usual is not None
-            and is_made_by(self.row, (*self.command, *setting.others), self.usual, self.matters)
+            and is_made_by(self.row, self.command, setting.others, self.usual, self.matters)
         )
 
     def _is_alike(self, setting: Setting) -> bool:
@@ -183,4 +183,6 @@ def _by_budget(setting: Setting, rows: Sequence[Row]) -> Iterator[tuple[Setting,
 
 
 def _order(setting: Setting) -> tuple[str, ...]:
-    return tuple(str(getattr(setting, each.name)) for each in fields(Setting))
+    """Without overrides first."""
+    others = "; ".join(setting.others)
+    return (*(str(getattr(setting, each.name)) for each in fields(Setting)[:-1]), others)

@@ -80,16 +80,29 @@ def overrides_of(
         found[unlike[0]] = word(name, row.get(unlike[0]))
 
 
-def is_made_by(row: Row, command: Sequence[str], usual: Usual, matters: Matters) -> bool:
-    """Whether a command gives a run's configuration, as far as the run tells it.
+def is_made_by(
+    row: Row, command: Sequence[str], others: Sequence[str], usual: Usual, matters: Matters
+) -> bool:
+    """Whether a command with overrides gives a run's configuration, as far as the run tells it.
 
     Args:
         row: the run.
-        command: all overrides.
+        command: overrides of the cell that the run is for.
+        others: further ones.
         usual: tells the configuration of a command.
         matters: keys that count.
     """
-    return not _unlike(row, usual(command, _keys(row, matters)), matters)
+    set_keys = [each.partition("=")[0] for each in others]
+    null = [key for key in set_keys if matters(key) and key not in row and _has_none(row, key)]
+    wanted = usual((*command, *others), (*_keys(row, matters), *null))
+    lacks = any(wanted.get(key) is not None for key in null)
+    return not lacks and not _unlike(row, wanted, matters)
+
+
+def _has_none(row: Row, key: str) -> bool:
+    """Whether a run would tell a key if it had one: not where all that is beside it is absent."""
+    beside = key.rpartition(".")[0]
+    return key.startswith("callbacks.") or any(name.startswith(f"{beside}.") for name in row)
 
 
 def _keys(row: Row, matters: Matters) -> tuple[str, ...]:
