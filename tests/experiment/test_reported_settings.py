@@ -29,7 +29,7 @@ def words(command: str) -> list[str]:
     return shlex.split(command)[1:]
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.full), 7])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.full), 9])
 @pytest.mark.parametrize("scale", ["smoke", "desk", "paper"])
 @pytest.mark.parametrize("name", ["table2", "fig8"])
 def test_what_commands_of_cells_give_is_in_one_table(name: str, scale: str, every: int) -> None:

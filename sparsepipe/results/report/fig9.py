@@ -121,7 +121,7 @@ def _draw(block: Block) -> Figure | None:
         strategies=list(STRATEGIES.values()),
         panels=[Panel(title=block.title, bars=bars)],
         marks=marks,
-        bar_label="speedup over DP",
+        bar_label=SPEEDUP.title,
         mark_label="the paper's",
     )
     return speedups_figure(chart)
