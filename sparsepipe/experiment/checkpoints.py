@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparsepipe.errors import CheckpointError
 from sparsepipe.experiment.outputs import expanded
-from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.experiment.rundir import RunDir, file_fingerprint
 
 _SHOWN = 3
 
@@ -30,6 +30,16 @@ def find_checkpoint(source: str) -> Path:
         f"there is no checkpoint at {path}",
         remedy="give a .ckpt file, or the directory of a run that has finished an epoch",
     )
+
+
+def first_weights(config: Mapping[str, Any]) -> dict[str, str]:
+    """For ``result.json`` of a training: which file its first weights are from, if any.
+
+    Raises:
+        CheckpointError: there is no such file.
+    """
+    named = config["checkpoint"]
+    return {} if named is None else {"first_weights": file_fingerprint(find_checkpoint(named))}
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

@@ -15,11 +15,13 @@ from lightning_fabric.utilities.rank_zero import rank_zero_only
 from pytorch_lightning.loggers import WandbLogger
 from typing_extensions import override
 
-from sparsepipe.errors import ConfigError
+from sparsepipe.errors import ConfigError, OutputError
 from sparsepipe.experiment.callbacks.checkpoint import Resume
 from sparsepipe.experiment.history import STEP, History
 
 _DATA_DIR = "WANDB_DATA_DIR"
+_WAIT_S = "WANDB__SERVICE_WAIT"
+"""For the process that writes, which is slow to start where all cores are busy."""
 
 
 def wandb_logger(
@@ -124,8 +126,17 @@ class RunLogger(WandbLogger):
         os.environ.setdefault("WANDB_SILENT", "true")  # the run directory is the last line printed
         # Tables wait there until they are uploaded; by default in the user's home.
         os.environ.setdefault(_DATA_DIR, str((self._folder / "data").absolute()))
+        os.environ.setdefault(_WAIT_S, "120")  # by default 30
         self._folder.mkdir(parents=True, exist_ok=True)
-        run = wandb.init(mode="offline" if self._offline else None, **self._wandb_init)
+        try:
+            run = wandb.init(mode="offline" if self._offline else None, **self._wandb_init)
+        except wandb.Error as error:
+            wandb.teardown()  # else it would go on as it was set up for this run
+            raise OutputError(
+                f"Weights & Biases cannot begin a run: {error}",
+                remedy="give the command again, which goes on with what is there, or leave out "
+                "logger=wandb",
+            ) from error
         run.define_metric(STEP)
         run.define_metric("*", step_metric=STEP, step_sync=True)
         if not run.starting_step:  # else a server has the rows

@@ -36,20 +36,6 @@ def log_outcome(run: Run) -> None:
             logger.experiment.log(media)
 
 
-def log_table(run: Run, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Logs a table under its name, in a run of any task, if a tracker is chosen.
-
-    Tables that a task writes as CSV into its directory are logged without it.
-
-    Args:
-        run: of whichever rank; the first one logs.
-        name: what it is called there.
-        rows: with the same keys.
-    """
-    for logger in _trackers(run):
-        logger.experiment.log({name: _table(rows)})
-
-
 def log_report(
     nodes: Mapping[str, Any], directory: Path, *, run_id: str, settings: Mapping[str, Any]
 ) -> None:

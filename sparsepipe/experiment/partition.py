@@ -12,7 +12,7 @@ from sparsepipe.experiment.model_names import model_name, model_settings
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.schema import Search, SearchChoice
-from sparsepipe.experiment.search import find_plan, plan_table
+from sparsepipe.experiment.search import Found, find_plan, plan_table
 
 log = logging.getLogger(__name__)
 
@@ -69,29 +69,36 @@ def partition(
         optimizer_bytes=optimizer_bytes,
         reserved_bytes=reserved_bytes,
     )
+    found = _found(run, choice)
+    log.info("%s", plan_table(found.told))
+    found.write(run.directory)
+    # The strategy is that of the plan; the task itself is one process.
+    write_result(run, {"strategy": search, **_values(found)})
+
+
+def _found(run: Run, choice: SearchChoice) -> Found:
+    """The best plan by the profiles that there are."""
     measured = load_profiles(
         run.inventory,
         model_name(run.config),
-        given=profiles or {},
+        given=choice.profiles or {},
         settings=model_settings(run.config),
     )
     for told in other_workloads(measured, run.config):
         log.info("%s: the plan is for what was measured", told)
-    found = find_plan(choice, run.config, run.inventory, measured)
-    log.info("%s", plan_table(found.told))
-    found.write(run.directory)
-    write_result(
-        run,
-        {
-            "kind": "simulated",
-            "strategy": search,  # of the plan; the task itself is one process
-            "plan_config": found.plan.config,
-            "plan_cuts": list(found.plan.cuts),
-            "bottleneck_s": found.told.bottleneck_s,
-            "bottleneck": found.told.limit,
-            "dp_s": found.told.dp_s,
-        },
-    )
+    return find_plan(choice, run.config, run.inventory, measured)
+
+
+def _values(found: Found) -> dict[str, Any]:
+    """What is expected of a plan, by the model of costs."""
+    return {
+        "kind": "simulated",
+        "plan_config": found.plan.config,
+        "plan_cuts": list(found.plan.cuts),
+        "bottleneck_s": found.told.bottleneck_s,
+        "bottleneck": found.told.limit,
+        "dp_s": found.told.dp_s,
+    }
 
 
 def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:

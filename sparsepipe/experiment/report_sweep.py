@@ -50,7 +50,7 @@ class SweepReport(Callback):
                 settings={"sweep": list(map(str, config.hydra.overrides.task))},
             )
         except SparsePipeError as error:
-            log.warning("no report: %s", error)
+            log.warning("report of the sweep: %s", error)
 
 
 def _failures(config: DictConfig) -> list[Failure]:

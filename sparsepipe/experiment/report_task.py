@@ -15,8 +15,8 @@ from sparsepipe.experiment.reported import Reported
 from sparsepipe.experiment.result import git_commit, write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.simulate import one_process
+from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.chapters import Chapter
-from sparsepipe.results.report.exhibit import Row
 from sparsepipe.results.report.exhibits import EXHIBITS
 from sparsepipe.results.report.failures import Failure
 from sparsepipe.results.report.writing import write_report

@@ -14,8 +14,8 @@ from sparsepipe.experiment.outputs import expanded
 from sparsepipe.experiment.usual import usual
 from sparsepipe.results import load_results
 from sparsepipe.results.cells import rows_of
+from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.commands import Commands
-from sparsepipe.results.report.exhibit import Row
 from sparsepipe.results.report.exhibits import EXHIBITS
 from sparsepipe.results.report.rows import plain_rows
 

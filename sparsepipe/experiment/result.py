@@ -5,6 +5,7 @@ What all tasks tell of a run is put together here; docs/results.md lists what ea
 
 from __future__ import annotations
 
+import functools
 import platform
 import resource
 import subprocess
@@ -31,7 +32,7 @@ from sparsepipe.runtime import group
 from sparsepipe.strategies import PipelineStrategy
 
 _PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "numpy")
-_LEFT_OUT = ("callbacks", "checkpoint", "force", "logger", "paths")
+_LEFT_OUT = ("checkpoint", "force", "logger", "paths")
 
 
 def write_result(run: Run, values: Mapping[str, Any]) -> None:
@@ -43,6 +44,8 @@ def write_result(run: Run, values: Mapping[str, Any]) -> None:
     if group.rank() != 0:
         return
     settings = {key: item for key, item in run.config.items() if key not in _LEFT_OUT}
+    if not settings["callbacks"]:
+        del settings["callbacks"]
     settings["data"] = {k: v for k, v in settings["data"].items() if k not in ("root", "cache_dir")}
     write_json(
         run.directory.result,
@@ -153,6 +156,7 @@ def peak_memory_bytes() -> dict[str, int]:
     return peaks
 
 
+@functools.cache  # of a process, which goes on with the modules that it has loaded
 def git_commit() -> str | None:
     """The commit of the checkout this package runs from, marked where it was changed."""
     root = Path(__file__).resolve().parents[2]
@@ -165,7 +169,7 @@ def git_commit() -> str | None:
             check=True,
             capture_output=True,
             text=True,
-            timeout=10,
+            timeout=60,
         ).stdout.strip()
 
     try:

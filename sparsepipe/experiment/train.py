@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import statistics
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal
@@ -28,7 +27,12 @@ from sparsepipe.experiment.callbacks.metrics_csv import (
     read_rows,
 )
 from sparsepipe.experiment.callbacks.stop import stop_if_any_asked
-from sparsepipe.experiment.checkpoints import find_checkpoint, load_weights, read_checkpoint
+from sparsepipe.experiment.checkpoints import (
+    find_checkpoint,
+    first_weights,
+    load_weights,
+    read_checkpoint,
+)
 from sparsepipe.experiment.evaluate import Clock, inference_rate
 from sparsepipe.experiment.figures import draw_curves, draw_test
 from sparsepipe.experiment.loaders import EpochSeeds, adapt_loaders
@@ -44,6 +48,7 @@ from sparsepipe.experiment.result import peak_values, plan_values, write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.schedule_picture import draw_schedule
 from sparsepipe.experiment.seeding import seed_epoch
+from sparsepipe.experiment.training_values import profiling_share, training_values
 from sparsepipe.models import Classifier
 from sparsepipe.results.files import read_json, write_json
 from sparsepipe.runtime import group
@@ -101,65 +106,90 @@ def train_with(
         forwards: which tell how fast the network infers, as ``inference_rate`` takes them.
         told: what ``result.json`` is to hold as well.
     """
-    data = build_data(run.config)
-    data.setup("fit")
-    if test:
-        data.setup("test")
+    data, seed = _ready_data(run, test=test), int(run.config["seed"])
     module = build_module(run.config, data, plan=run.directory.plan)
-    sizes = {"parameters": sum(p.numel() for p in module.parameters())}  # while it is whole
+    facts: dict[str, Any] = first_weights(run.config)
+    facts["parameters"] = sum(p.numel() for p in module.parameters())  # while it is whole
     resume = _place(run, module)
     fitted = _agreed(run, resume)
     test_shapes = num_shapes(data.test_dataloader()) if test else 0
-    seed = int(run.config["seed"])
     adapt_loaders(data, seed=seed, resume=resume)
     checkpoint = RunCheckpoint(run.directory, monitor=monitor, mode=mode, resume=resume)
-    division, clock = run.division, Clock()
-    trainer = run.trainer(
-        [
-            clock,
-            StartLine(run, test_shapes=test_shapes),
-            KeepPlan(
-                run.directory,
-                [place.text for place in run.places],
-                {} if division is None else division.details,
-            ),
-            EpochSeeds(seed),
-            MetricsCsv(run.directory.metrics),
-            LogRates(),
-            StopOnSignal(run.watch, checkpoint),
-            checkpoint,
-        ]
-    )
+    clock = Clock()
+    trainer = run.trainer([clock, *_callbacks(run, checkpoint, test_shapes=test_shapes)])
     _check_splits(trainer, data, test=test)
-    for logger in trainer.loggers:
-        if isinstance(logger, RunLogger) and resume is not None:
-            logger.go_on(resume, read_rows(run.directory.metrics))
-        logger.log_hyperparams(dict(run.config))
+    _begin_logging(run, trainer, resume)
     seed_epoch(seed, 0)
     if fitted:  # by an earlier process
         done: dict[str, Any] = read_json(run.directory.fitted)
     else:
         done = _fit(run, trainer, module, data, checkpoint=checkpoint, resume=resume)
-    values = {**sizes, **_training_values(run), **done}
-    values.update(_profiling_share(values))
+    values = {**facts, **training_values(run), **done}
+    values.update(profiling_share(values))
     if test:
         values.update(_test(trainer, module, data, clock), test_shapes=test_shapes)
     values.update(_peaks(values))  # before batches are kept in memory to be timed
     if test and isinstance(module, Classifier) and "plan_config" not in values:
         rate = inference_rate(trainer, module, data, **forwards)
         values["inference_shapes_per_s"] = sum(group.gather_objects(rate))
-    if group.rank() == 0 and test:
+    if test and group.rank() == 0:
         tested = {k: v for k, v in values.items() if k.startswith("test/")}
         add_to_last_row(run.directory.metrics, tested)
     write_result(run, {**values, **(told or {}), **class_accuracies(module)})
-    if group.rank() == 0:
-        # Last, when no other rank waits for this one any more.
-        if test:
-            draw_test(run, module, data, gallery=gallery)
-        draw_curves(run)
-        draw_schedule(run.directory)
-        log_profiling(values)
-        log_test(run, module, values)
+    if group.rank() == 0:  # last, when no other rank waits for this one any more
+        _show(run, module, data, values, test=test, gallery=gallery)
+
+
+def _ready_data(run: Run, *, test: bool) -> pl.LightningDataModule:
+    data = build_data(run.config)
+    data.setup("fit")
+    if test:
+        data.setup("test")
+    return data
+
+
+def _callbacks(run: Run, checkpoint: RunCheckpoint, *, test_shapes: int) -> list[pl.Callback]:
+    """What a training has beside the clock of its test, in the order in which they are asked."""
+    division = run.division
+    return [
+        StartLine(run, test_shapes=test_shapes),
+        KeepPlan(
+            run.directory,
+            [place.text for place in run.places],
+            {} if division is None else division.details,
+        ),
+        EpochSeeds(int(run.config["seed"])),
+        MetricsCsv(run.directory.metrics),
+        LogRates(),
+        StopOnSignal(run.watch, checkpoint),
+        checkpoint,
+    ]
+
+
+def _begin_logging(run: Run, trainer: pl.Trainer, resume: Resume | None) -> None:
+    """Tells loggers the configuration, and trackers where the run goes on."""
+    for logger in trainer.loggers:
+        if isinstance(logger, RunLogger) and resume is not None:
+            logger.go_on(resume, read_rows(run.directory.metrics))
+        logger.log_hyperparams(dict(run.config))
+
+
+def _show(
+    run: Run,
+    module: pl.LightningModule,
+    data: pl.LightningDataModule,
+    values: Mapping[str, Any],
+    *,
+    test: bool,
+    gallery: int,
+) -> None:
+    """Draws and logs what a person is to see."""
+    if test:
+        draw_test(run, module, data, gallery=gallery)
+    draw_curves(run)
+    draw_schedule(run.directory)
+    log_profiling(values)
+    log_test(run, module, values)
 
 
 def _check_splits(trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool) -> None:
@@ -233,33 +263,6 @@ def _agreed(run: Run, resume: Resume | None) -> bool:
             remedy="set paths.outputs to a directory that all nodes share",
         )
     return fitted
-
-
-def _training_values(run: Run) -> dict[str, Any]:
-    rows = read_rows(run.directory.metrics)
-    values: dict[str, Any] = {"epochs": len(rows)}
-    if rows:
-        values.update({key: _number(value) for key, value in rows[-1].items() if "/" in key})
-        times_s = [float(row["time/epoch_s"]) for row in rows if row.get("time/epoch_s")]
-        if times_s:
-            values["epoch_time_s"] = statistics.median(times_s)
-            values["train_time_s"] = sum(times_s)
-        rates = [float(r["train/shapes_per_s"]) for r in rows if r.get("train/shapes_per_s")]
-        if rates:
-            values["train_shapes_per_s"] = statistics.median(rates)
-    return values
-
-
-def _profiling_share(values: Mapping[str, Any]) -> dict[str, float]:
-    """What the profiles of a plan cost beside the training that they serve."""
-    profiling_s, training_s = values.get("profiling_s"), values.get("train_time_s")
-    if not profiling_s or not training_s:
-        return {}
-    return {"profiling_share_of_training": profiling_s / training_s}
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text not in ("", None) else None
 
 
 def _test(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from typing import Any
 
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.experiment import compose
 
 log = logging.getLogger(__name__)
+
+_KEPT = 256
+"""Configurations that are kept: a report asks for that of each of its cells, for each run."""
 
 
 def usual(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
@@ -27,18 +31,28 @@ def usual(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
         None for a key that is not there; without keys that only the machine at hand tells, and
         nothing where the overrides compose nothing.
     """
-    loader = compose.config_loader()
-    try:
-        config = loader.load_configuration(
-            compose.CONFIG_NAME, list(overrides), run_mode=RunMode.RUN
-        )
-    except HydraException as error:
-        log.warning("%s", compose.explain(error, overrides, loader).message)
+    config = _composed(tuple(overrides))
+    if config is None:
         return {}
     found = {}
     for key in keys:
         try:
-            found[key] = OmegaConf.select(config, key)
+            value = OmegaConf.select(config, key)
+            is_node = OmegaConf.is_config(value)
+            found[key] = OmegaConf.to_container(value, resolve=True) if is_node else value
         except OmegaConfBaseException:  # such as a variable that is not set here
             continue
     return found
+
+
+@functools.lru_cache(maxsize=_KEPT)
+def _composed(overrides: tuple[str, ...]) -> DictConfig | None:
+    """Not resolved: who asks for a key may find other variables than who asked before."""
+    loader = compose.config_loader()
+    try:
+        return loader.load_configuration(
+            compose.CONFIG_NAME, compose.admit(overrides), run_mode=RunMode.RUN
+        )
+    except HydraException as error:
+        log.warning("%s", compose.explain(error, overrides, loader).message)
+        return None

@@ -14,7 +14,9 @@ from typing import Literal
 Dtype = Literal["boolean", "Int64", "float64", "string"]
 """Of a column, as pandas calls them: truth, whole numbers, numbers and text."""
 
-_CONFIG = ("task", "model", "data", "parallel", "hardware", "backend", "optim", "trainer")
+_CONFIG = (
+    *("backend", "callbacks", "data", "hardware", "model", "optim", "parallel", "task", "trainer"),
+)
 """Groups of the configuration, whose keys have a dot behind these."""
 
 
@@ -68,7 +70,7 @@ OF_TASKS = (
     *_columns("float64", "1/s", "plan_shapes_per_s", "plan_samples_per_s"),
     Column("profiling_s", "float64", "s"),
     Column("profiling_share_of_training", "float64"),
-    Column("evaluated_checkpoint", "string"),
+    *_columns("string", "", "evaluated_checkpoint", "first_weights"),
     Column("schedule", "string"),
     Column("microbatches", "Int64"),
     *_columns("float64", "1/s", "simulated_shapes_per_s", "samples_per_s", "minibatches_per_s"),

@@ -42,7 +42,8 @@ class Tree:
 def read_tree(root: Path) -> Tree:
     """Reads all finished runs at or below a directory.
 
-    Of a result that cannot be read it is said why and what to do; the other runs count.
+    Of a result that cannot be read it is said why and what to do; the other runs count. Runs may
+    begin, end and be removed while the tree is read.
 
     Raises:
         DataError: a directory cannot be read, or one run lies in two of them.
@@ -50,10 +51,16 @@ def read_tree(root: Path) -> Tree:
     rows: dict[Path, dict[str, Any]] = {}
     unfinished = broken = 0
     for path in run_directories(root):
-        if not (path / _DONE).exists():
+        try:
+            row = _read_run(path) if _is_done(path) else None
+        except DataError as error:
+            row = None
+            if _is_done(path):  # else it was started anew meanwhile
+                broken += 1
+                _tell_broken(path, error)
+                continue
+        if row is None:
             unfinished += 1
-        elif (row := _read_run(path)) is None:
-            broken += 1
         elif row.get("task_name") != _REPORT:
             rows[path] = row
     _check_once(rows)
@@ -94,6 +101,8 @@ def identity_text(row: Mapping[str, Any]) -> str:
 def _directories(path: Path) -> list[Path]:
     try:
         return [item for item in path.iterdir() if item.name[0] != "." and item.is_dir()]
+    except FileNotFoundError:
+        return []  # removed since it was found
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror or error}",
@@ -101,22 +110,26 @@ def _directories(path: Path) -> list[Path]:
         ) from error
 
 
-def _read_run(path: Path) -> dict[str, Any] | None:
+def _is_done(path: Path) -> bool:
+    return (path / _DONE).exists()
+
+
+def _read_run(path: Path) -> dict[str, Any]:
     """What ``result.json`` holds, and what older versions have not written into it."""
-    try:
-        found = read_json(path / _RESULT)
-        if not isinstance(found, dict):
-            raise DataError(f"{path / _RESULT} holds no mapping of keys to values", remedy="")
-    except DataError as error:
-        log.warning(
-            "%s; the run is left out. remedy: remove %s and give the run's command again, which "
-            "then writes its result anew",
-            error.message,
-            path / _DONE,
-        )
-        return None
+    found = read_json(path / _RESULT)
+    if not isinstance(found, dict):
+        raise DataError(f"{path / _RESULT} holds no mapping of keys to values", remedy="")
     told = {"name": path.absolute().parent.name, "run_id": path.name, "finished_at": _ended(path)}
     return {**found, **{key: item for key, item in told.items() if found.get(key) is None}}
+
+
+def _tell_broken(path: Path, error: DataError) -> None:
+    log.warning(
+        "%s; the run is left out. remedy: remove %s and give the run's command again, which "
+        "then writes its result anew",
+        error.message,
+        path / _DONE,
+    )
 
 
 def _ended(path: Path) -> str | None:

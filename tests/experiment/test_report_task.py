@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
+from reported_runs import leave, leave_training
 from sweep_cases import leave_record
 from wandb_records import recorded
 
@@ -22,40 +24,10 @@ from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.experiment import compose, report_task, reported
 from sparsepipe.experiment.job import run_job
 from sparsepipe.experiment.rundir import RunDir, flatten
-from sparsepipe.results.files import read_json, write_json, write_text_atomic
+from sparsepipe.results.files import read_json
 from sparsepipe.results.report.exhibits import EXHIBITS
 
 Report = Callable[..., RunDir]
-SHAPES = "sparsepipe.data.sources.GeneratedShapes"
-
-
-def leave(outputs: Path, run_id: str, *, name: str, **values: Any) -> None:
-    """A finished run."""
-    path = outputs / name / run_id
-    result = {"run_id": run_id, "name": name, "kind": "measured", "seed": 0, "ranks": 1, **values}
-    write_text_atomic(path / "config.yaml", "{}\n")
-    write_json(path / "result.json", result)
-    write_json(path / "DONE.json", {"run_id": run_id, "time": 0.0})
-
-
-def leave_training(
-    outputs: Path, run_id: str, *, name: str = "table2", test: float = 0.8, **more: Any
-) -> None:
-    values = {
-        "task_name": "train",
-        "representation": "sparse",
-        "data.source._target_": SHAPES,
-        "data.num_points": 4096,
-        "data.resolution": 32,
-        "data.point_ratio": 1.0,
-        "hardware_devices": "2 x Xeon",
-        "hardware_accelerator": "cpu",
-        "test/accuracy": test,
-        "epoch_time_s": 2.0,
-        "train_shapes_per_s": 100.0,
-        **more,
-    }
-    leave(outputs, run_id, name=name, **values)
 
 
 @pytest.fixture
@@ -140,6 +112,25 @@ def test_commands_make_what_is_missing_in_the_same_table(report: Report, tmp_pat
         config = flatten(composed(*words))
         assert {key: config[key] for key in made} == made
         assert "model.width" not in command, "scale=smoke says so"
+
+
+def test_a_tracker_has_the_table_of_a_report(report: Report, tmp_path: Path) -> None:
+    leave_training(tmp_path / "outputs", "a", test=0.80)
+    done = report("name=table2", "logger=wandb", "tags=[paper]")
+    found = recorded(done.path)
+    assert found.run["run_id"] == f"table2-{done.path.name}"
+    assert (found.run["job_type"], found.run["tags"]) == ("report", ["paper"])
+    assert (found.summary["figures"], found.summary["figures_missing"]) == (2, 94)
+    assert set(found.media) == {"figures/table2", "tables/table2"}
+    table = read_json(found.media["tables/table2"])
+    cells = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert len(cells) == 96
+    (there,) = [
+        cell for cell in cells if (cell["quantity"], cell["status"]) == ("test_accuracy", "there")
+    ]
+    assert (there["grid"], there["network"]) == ("32³", "sparse")
+    assert (there["paper"], there["ours"]) == (86.28, 80.0)
+    assert sum(cell["status"] == "missing" for cell in cells) == 94
 
 
 def test_rows_of_another_scale_are_left_out(report: Report, tmp_path: Path) -> None:
@@ -271,6 +262,18 @@ def test_a_tracker_has_the_report_of_a_sweep(tmp_path: Path) -> None:
     table = read_json(found.media["tables/table3"])
     assert {"exhibit", "paper", "ours", "command"} <= set(table["columns"])
     assert len(table["data"]) == 8 * 3
+
+
+def test_a_tracker_that_does_not_begin_leaves_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "0")  # its process has no time to start
+    with caplog.at_level(logging.WARNING):
+        made = at_the_end_of_a_sweep(tmp_path, "table3", "name=mine", "logger=wandb")
+    assert (made / "report.html").exists()
+    told = [message for message in caplog.messages if "Weights & Biases cannot begin" in message]
+    assert len(told) == 1
+    assert "leave out logger=wandb" in told[0]
 
 
 def test_other_sweeps_have_no_report(tmp_path: Path) -> None:

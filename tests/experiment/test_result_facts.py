@@ -77,6 +77,7 @@ def test_a_training_that_is_not_tested_does_not_infer(job: Job) -> None:
     untold = {"test_shapes", "test_time_s", "test_shapes_per_s", "inference_shapes_per_s"}
     assert not untold & set(result)
     assert result["train_shapes"] == 32
+    assert result["callbacks.stop._target_"] == "tinyhouse.StopTest"
 
 
 def test_somebodys_own_module_is_not_asked_for_what_it_may_not_do(job: Job) -> None:

@@ -73,6 +73,7 @@ def test_a_task_tells_what_the_document_says(task: str, job: Job) -> None:
     check(run)
     if task == "train":
         check(job("task=evaluate", f"checkpoint={run}"))
+        check(job(*overrides, f"checkpoint={run}"))
 
 
 @pytest.mark.full

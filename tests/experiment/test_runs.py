@@ -14,7 +14,7 @@ import torch
 from experiment_harness import Shell, checkpoint, rows
 
 from sparsepipe.errors import CheckpointError, ConfigError
-from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.experiment.rundir import RunDir, file_fingerprint
 from sparsepipe.results.files import read_json
 
 Job = Callable[..., Path]
@@ -138,6 +138,8 @@ def test_training_from_a_checkpoint_starts_with_its_weights(job: Job) -> None:
     second = job(*frozen)
     for name, value in checkpoint(first)["state_dict"].items():
         assert torch.equal(checkpoint(second)["state_dict"][name], value), name
+    told = [read_json(run / "result.json").get("first_weights") for run in (first, second)]
+    assert told == [None, file_fingerprint(first / "checkpoints" / "last.ckpt")]
 
 
 def test_best_checkpoint(job: Job) -> None:

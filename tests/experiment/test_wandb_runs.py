@@ -14,15 +14,10 @@ from emulated_cases import hosts
 from experiment_harness import Shell, composed, fault, rows
 from wandb_records import recorded
 
-from sparsepipe.cluster import local
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.history import STEP
 from sparsepipe.experiment.job import run_job
-from sparsepipe.experiment.loggers import end_tracking, wandb_logger
-from sparsepipe.experiment.outcome import log_table
-from sparsepipe.experiment.run import Run
-from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.signals import SignalWatch
+from sparsepipe.experiment.loggers import wandb_logger
 from sparsepipe.results.files import read_json
 
 Job = Callable[..., Path]
@@ -173,21 +168,6 @@ def test_an_emulated_run_is_told_by_who_started_it(shell: Shell) -> None:
     assert found.run["job_type"] == "train_emulated"
     assert found.summary["kind"] == "emulated"
     assert found.summary["samples_per_s"] == read_json(run / "result.json")["samples_per_s"]
-
-
-def test_tables_of_any_task(tmp_path: Path) -> None:
-    directory = RunDir(tmp_path / "paper" / "abc")
-    config = composed("logger=wandb", "name=paper")
-    run = Run(config=config, directory=directory, inventory=local(), watch=SignalWatch())
-    log_table(run, "report", [{"network": "sparse", "ours": 1.4, "paper": 1.33}])
-    end_tracking(failed=False)
-    found = recorded(directory.path)
-    table = read_json(found.media["report"])
-    assert table["columns"] == ["network", "ours", "paper"]
-    assert table["data"] == [["sparse", 1.4, 1.33]]
-    log_table(Run(config={**config, "logger": {}}, directory=directory, inventory=local(),
-                  watch=SignalWatch()), "report", [])  # fmt: skip
-    assert wandb.run is None
 
 
 def test_online_needs_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from report_cases import fitting
 
-from sparsepipe.results.report.exhibit import Cell, Ours, Row
+from sparsepipe.results.report.cell import Cell, Ours, Row
 from sparsepipe.results.report.exhibits import EXHIBITS
 from sparsepipe.results.report.table2 import TABLE2
 from sparsepipe.results.report.writing import write_report

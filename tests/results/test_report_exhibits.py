@@ -9,7 +9,8 @@ import pytest
 from report_cases import run, training
 
 from sparsepipe.results.paper import printed
-from sparsepipe.results.report.exhibit import Block, Cell, Exhibit, Row
+from sparsepipe.results.report.cell import Cell, Row
+from sparsepipe.results.report.exhibit import Block, Exhibit
 from sparsepipe.results.report.exhibits import EXHIBITS
 from sparsepipe.results.report.fig7 import FIG7
 from sparsepipe.results.report.fig8 import FIG8

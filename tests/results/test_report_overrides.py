@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+from desk_cases import MADE, as_desk
 from report_cases import training
 
+from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.commands import Commands
-from sparsepipe.results.report.exhibit import Block, Exhibit, Row
+from sparsepipe.results.report.exhibit import Block, Exhibit
 from sparsepipe.results.report.exhibits import EXHIBITS
-
-DESK = {
-    "data.num_points": 4096,
-    "data.source.train_per_class": 200,
-    "data.source.test_per_class": 52,
-    "model.width": 0.25,
-    "trainer.max_epochs": 4,
-    "trainer.limit_train_batches": None,
-}
-"""As scale=desk composes."""
-MADE = {"data.source.test_per_class": 52}
-"""What trainings made by hand lack of it."""
-
-
-def as_desk(overrides: Sequence[str], keys: Sequence[str]) -> Mapping[str, Any]:
-    assert overrides[0] == "experiment=table2"
-    assert "scale=desk" in overrides
-    assert set(keys) == set(DESK)
-    return DESK
 
 
 def block(*rows: Row, **more: Any) -> Block:

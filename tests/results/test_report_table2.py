@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from report_cases import fitting, run, training
 
-from sparsepipe.results.report.exhibit import Block, Cell, Row
+from sparsepipe.results.report.cell import Cell, Row
+from sparsepipe.results.report.exhibit import Block
 from sparsepipe.results.report.table2 import TABLE2
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from picture_checks import has_colour, pixels, texts_outside
 from PIL import Image
-from report_cases import fitting, training
+from report_cases import fitting, run, training
 from test_report_exhibits import fitting8, refused, simulated
 
 from sparsepipe.results import style
@@ -29,6 +29,12 @@ TABLE2 = [
     training("sparse", 32, ranks=4, epoch_s=30),
     fitting("dense", 32, batch=60),
 ]
+TABLE1 = [
+    run("table1", "table1", measured_device="Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz",
+        flops_per_s=1.9e11, copied_bytes_per_s=1.5e10, threads_per_rank=2),
+    run("table1", "table1", measured_device="NVIDIA GeForce RTX 2080 Ti",
+        flops_per_s=9.1e12, copied_bytes_per_s=3e11, hardware_accelerator="cuda"),
+]  # fmt: skip
 FIG8 = [fitting8("sparse", 32), fitting8("sparse", 50), refused("dense", 100)]
 FIG9 = [simulated("dp", 5, 0.8), simulated("hete_mp", 5, 0.4), simulated("paper_mp", 8, 0.4)]
 
@@ -172,13 +178,27 @@ def test_csv_has_a_row_for_each_cell(written: tuple[Path, list[Chapter]]) -> Non
         ("table2", TABLE2, [style.BLUE, style.INK]),
         ("fig8", FIG8, [style.BLUE, style.INK]),
         ("fig9", FIG9, [style.VERMILION, style.INK]),
+        ("table1", TABLE1, [style.BLUE, style.INK]),
     ],
 )
 def test_pictures_show_all_of_it(name: str, rows: list[dict[str, Any]], colours: list[str]) -> None:
     for figure in chapter(EXHIBITS[name], rows).figures.values():
         assert texts_outside(figure) == []
+        assert min(axes.get_window_extent().width for axes in figure.axes) > 2 * style.DPI
         image = pixels(figure)
         assert all(has_colour(image, colour) > 40 for colour in colours)
+
+
+def test_words_in_place_of_figures_cover_no_curve() -> None:
+    (figure,) = chapter(EXHIBITS["fig8"], [*FIG8, refused("dense", 200)]).figures.values()
+    figure.draw_without_rendering()
+    assert len(figure.axes) == 4
+    for axes in figure.axes:
+        (words,) = axes.texts
+        assert words.get_text().endswith(": 100³, 200³")
+        curves = [axes.transData.transform(line.get_xydata()) for line in axes.get_lines()]
+        lowest = min(y for points in curves for _, y in points)
+        assert words.get_window_extent().y1 < lowest
 
 
 def test_ours_and_the_papers_differ_in_shape_and_filling() -> None:

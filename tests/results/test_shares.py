@@ -55,8 +55,9 @@ def test_each_device_has_a_panel_with_all_cuts():
 
 def test_the_picture_is_written(tmp_path):
     accumulated_shares({"A": COSTS}, tmp_path / "deep" / "shares.png")
+    drawn = pixels(accumulated_shares_figure({"A": COSTS}))
     with Image.open(tmp_path / "deep" / "shares.png") as picture:
-        picture.verify()
+        np.testing.assert_array_equal(np.asarray(picture.convert("RGB")), drawn)
 
 
 def test_one_panel_has_room_for_all():

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from sparsepipe.results.report.exhibit import Ours, Row
+from sparsepipe.results.report.cell import Ours, Row
 from sparsepipe.results.report.rows import mean_of
 
 _OF_MEMORY = frozenset({"over_budget", "out_of_memory", "killed_for_memory"})

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.commands import Commands
-from sparsepipe.results.report.exhibit import Block, Exhibit, Row
+from sparsepipe.results.report.exhibit import Block, Exhibit
 from sparsepipe.results.report.picture import beside_each_other
 from sparsepipe.results.report.shown import ShownBlock, shown
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,8 @@ from typing import Any, Self
 Usual = Callable[[Sequence[str], Sequence[str]], Mapping[str, Any]]
 """What some keys are where the command line has some overrides; without those that nobody knows."""
 _FROM_ENVIRONMENT = re.compile(r"[\w.]+=\$\w+")
+_PLAIN = re.compile(r"(?!(null|true|false|nan|inf)$)[A-Za-z_][\w./-]*", re.IGNORECASE)
+"""Text that needs no quotes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +67,7 @@ class Commands:
             return ()
         usual = self.usual((f"experiment={self.experiment}", *overrides), tuple(wanted))
         return tuple(
-            f"{key}={_text(value)}"
+            word(key, value)
             for key, value in wanted.items()
             if key in usual and usual[key] != value
         )
@@ -75,13 +78,23 @@ class Commands:
         return " ".join([*self.environment, "sparsepipe", *map(_quoted, words)])
 
 
-def _quoted(word: str) -> str:
+def word(key: str, value: Any) -> str:
+    """An override as the command line has it."""
+    return f"{key}={_text(value)}"
+
+
+def _quoted(argument: str) -> str:
     """As a shell takes it, which is to fill in variables."""
-    return word if _FROM_ENVIRONMENT.fullmatch(word) else shlex.quote(word)
+    return argument if _FROM_ENVIRONMENT.fullmatch(argument) else shlex.quote(argument)
 
 
 def _text(value: Any) -> str:
-    """As the command line has it; a share of 1.0 is another thing there than 1."""
-    if value is None:
-        return "null"
-    return f"{value:g}" if isinstance(value, float) and value > 1 else str(value)
+    """As Hydra reads it; a share of 1.0 is another thing there than 1."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_text, value))}]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_text(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, float) and value > 1 and value.is_integer():
+        return str(int(value))
+    is_plain = isinstance(value, str) and _PLAIN.fullmatch(value)
+    return str(value) if is_plain else json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""A table or figure of the paper, cell by cell: its figure, ours, and the command that makes ours.
+"""A table or figure of the paper: its blocks of cells, and where ours are found.
 
 An :class:`Exhibit` is data and one function that finds our figures among the finished runs; all
 else (Markdown, CSV, pictures, the HTML page) is made of its :class:`Block` s alike.
@@ -6,142 +6,13 @@ else (Markdown, CSV, pictures, the HTML page) is made of its :class:`Block` s al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from sparsepipe.results.report.cell import Cell, Column, Row
 from sparsepipe.results.report.commands import Commands
-
-MISSING = "missing"
-"""In place of a figure that could be filled and is not."""
-
-Row = Mapping[str, Any]
-"""A finished run: keys and values of its ``result.json``; without those that it lacks."""
-
-
-class Compare(Enum):
-    """How ours is set against the paper's."""
-
-    NOT = ""
-    """Not at all: seconds and bytes belong to a machine and a size of the training."""
-    RATIO = "ratio"
-    """Ours over the paper's, of what is a ratio itself, such as a speedup."""
-    DIFFERENCE = "difference"
-    """Ours less the paper's, in the unit of the column."""
-    WORDS = "verdict"
-    """By the note of what is in words."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """A quantity.
-
-    Attributes:
-        key: its name in the CSV.
-        heading: its name in print.
-        unit: in print; empty where there is none.
-        form: how a number of ours is printed.
-        compare: whether and how it is set against the paper's.
-        printed: the paper prints it; else there is no column for the paper's.
-    """
-
-    key: str
-    heading: str
-    unit: str = ""
-    form: str = "{:.2f}"
-    compare: Compare = Compare.NOT
-    printed: bool = True
-
-    @property
-    def title(self) -> str:
-        """With the unit."""
-        return f"{self.heading} ({self.unit})" if self.unit else self.heading
-
-    def text(self, value: float | str) -> str:
-        """A value of ours in print."""
-        return value if isinstance(value, str) else self.form.format(value)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Printed:
-    """What the paper says of a cell.
-
-    Attributes:
-        text: digit by digit.
-        derived: that it is not printed, and where it is from; empty where it is printed.
-    """
-
-    text: str
-    derived: str = ""
-
-    @property
-    def value(self) -> float | None:
-        """As a number; None where it is none."""
-        try:
-            return float(self.text)
-        except ValueError:
-            return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ours:
-    """What we found for a cell.
-
-    Attributes:
-        value: the mean over its runs; or words.
-        spread: least and most of several runs.
-        count: of how many runs it is the mean.
-        runs: the finished runs it comes from, those of a baseline too.
-        note: what is to be known of it: printed below the table.
-        counts: it may be compared with the paper's.
-    """
-
-    value: float | str
-    spread: tuple[float, float] | None = None
-    count: int = 1
-    runs: tuple[Row, ...]
-    note: str = ""
-    counts: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """A place in a table.
-
-    Attributes:
-        row: labels of its row, one for each of the exhibit's heads.
-        column: the quantity.
-        paper: the paper's figure; None where it has none.
-        ours: ours; None where no run has it.
-        command: what fills it; empty where there is nothing to fill.
-    """
-
-    row: tuple[str, ...]
-    column: Column
-    paper: Printed | None = None
-    ours: Ours | None = None
-    command: str = ""
-
-    @property
-    def missing(self) -> bool:
-        """It could be filled, and is not."""
-        return self.ours is None and bool(self.command)
-
-    @property
-    def compared(self) -> float | None:
-        """Ours against the paper's, as the column says; None where that cannot be."""
-        paper = None if self.paper is None else self.paper.value
-        if paper is None or self.ours is None or not self.ours.counts:
-            return None
-        ours = self.ours.value
-        if isinstance(ours, str):
-            return None
-        if self.column.compare is Compare.RATIO:
-            return ours / paper
-        return ours - paper if self.column.compare is Compare.DIFFERENCE else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +80,7 @@ class Exhibit:
     heads: tuple[str, ...]
     find: Find
     pictured: tuple[str, ...] = ()
-    draw: Draw | None = field(default=None)
+    draw: Draw | None = None
 
     def blocks(self, rows: Sequence[Row], commands: Commands | None = None) -> list[Block]:
         """Our figures beside the paper's.

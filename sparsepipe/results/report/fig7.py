@@ -9,17 +9,9 @@ from matplotlib.figure import Figure
 
 from sparsepipe.results import style
 from sparsepipe.results.paper import printed
+from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row
 from sparsepipe.results.report.commands import Commands
-from sparsepipe.results.report.exhibit import (
-    Block,
-    Cell,
-    Column,
-    Compare,
-    Exhibit,
-    Ours,
-    Printed,
-    Row,
-)
+from sparsepipe.results.report.exhibit import Block, Exhibit
 from sparsepipe.results.report.picture import wrapped
 from sparsepipe.results.shares import Costs, accumulated_shares_figure
 

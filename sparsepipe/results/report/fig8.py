@@ -6,24 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sparsepipe.results.paper import printed
+from sparsepipe.results.report.cell import Cell, Column, Ours, Printed, Row
 from sparsepipe.results.report.commands import Commands
-from sparsepipe.results.report.exhibit import (
-    Block,
-    Cell,
-    Column,
-    Compare,
-    Exhibit,
-    Ours,
-    Printed,
-    Row,
-)
+from sparsepipe.results.report.exhibit import Block, Exhibit
+from sparsepipe.results.report.grouping import blocks_of
 from sparsepipe.results.report.over_resolution import over_resolution
 from sparsepipe.results.report.rows import mean_of
-from sparsepipe.results.report.settings import commands_of, data_notes, settings_of
-from sparsepipe.results.report.trainings import Asked, accuracy, seed_notes
+from sparsepipe.results.report.setting_commands import data_notes
+from sparsepipe.results.report.settings import Setting
+from sparsepipe.results.report.trainings import TEST, TRAIN, Asked, accuracy, run_notes
 
-TRAIN = Column(key="train_accuracy", heading="train accuracy", unit="%", compare=Compare.DIFFERENCE)
-TEST = Column(key="test_accuracy", heading="test accuracy", unit="%", compare=Compare.DIFFERENCE)
 RATE = Column(
     key="inference_rate", heading="inference", unit="shapes/s", form="{:.1f}", printed=False
 )
@@ -31,8 +23,11 @@ MEMORY = Column(
     key="memory", heading="memory of a training step", unit="MB", form="{:,.0f}", printed=False
 )
 
-_RESOLUTIONS = (32, 50, 100, 200)
-_NETWORKS = ("dense", "sparse")
+_ROWS = tuple(
+    Asked(resolution=resolution, network=network)
+    for resolution in (32, 50, 100, 200)
+    for network in ("dense", "sparse")
+)
 _TASK = "train_if_fits"
 _PAPER: Mapping[tuple[str, str], Mapping[str, str]] = {
     (row["resolution"], row["network"]): row
@@ -43,25 +38,21 @@ _FROM_TABLE = "not printed with Fig. 8: of Table II"
 
 
 def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
-    found = [
-        _block(theirs, commands_of(setting, theirs, commands), title=setting.title)
-        for setting, theirs in settings_of(rows).items()
-    ]
-    return found or [_block([], commands.scaled())]
+    return blocks_of(rows, commands, cell_of=_cell_of, make=_block)
 
 
-def _block(rows: Sequence[Row], commands: Commands, *, title: str = "") -> Block:
-    every = [
-        Asked(resolution=resolution, network=network)
-        for resolution in _RESOLUTIONS
-        for network in _NETWORKS
-    ]
+def _cell_of(row: Row) -> tuple[str, ...] | None:
+    asked = next((each for each in _ROWS if each.has(row)), None)
+    return None if asked is None or row.get("task_name") != _TASK else asked.overrides
+
+
+def _block(rows: Sequence[Row], commands: Commands, setting: Setting | None) -> Block:
     return Block(
-        title=title,
-        cells=tuple(cell for asked in every for cell in _cells(asked, rows, commands)),
+        title="" if setting is None else setting.title,
+        cells=tuple(cell for asked in _ROWS for cell in _cells(asked, rows, commands)),
         notes=(
             *data_notes(commands),
-            *(note for asked in every for note in seed_notes(asked, asked.runs(rows, task=_TASK))),
+            *(note for asked in _ROWS for note in run_notes(asked, asked.runs(rows, task=_TASK))),
         ),
         sweep=commands.sweep(),
     )

@@ -9,28 +9,18 @@ from matplotlib.figure import Figure
 from sparsepipe.results.fig9_paper import FIG9 as PAPER
 from sparsepipe.results.fig9_paper import SMALLEST_HETE_MP
 from sparsepipe.results.fig9_settings import (
-    EXPECTED,
     GPUS,
     STRATEGIES,
-    Setting,
     devices_of,
     dp_minibatch_s,
     minibatch_s,
-    setting_of,
     strategy_of,
 )
+from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row
 from sparsepipe.results.report.commands import Commands
-from sparsepipe.results.report.exhibit import (
-    Block,
-    Cell,
-    Column,
-    Compare,
-    Exhibit,
-    Ours,
-    Printed,
-    Row,
-)
-from sparsepipe.results.report.rows import mean_of, same_seeds
+from sparsepipe.results.report.exhibit import Block, Exhibit
+from sparsepipe.results.report.fig9_groups import Group, groups_of, matters
+from sparsepipe.results.report.rows import mean_of, unlike_notes
 from sparsepipe.results.speedups import Bar, Chart, Mark, Panel, speedups_figure
 from sparsepipe.results.sweep_table import plan_text
 
@@ -40,17 +30,10 @@ PLAN = Column(key="plan", heading="plan", printed=False)
 
 
 def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
-    found: dict[Setting, list[Row]] = {setting: [] for setting in EXPECTED}
-    for row in rows:
-        if row.get("kind") in ("simulated", "emulated") and row.get("minibatches_per_s"):
-            found.setdefault(setting_of(row), []).append(row)
-    return [
-        _block(setting, found[setting], commands)
-        for setting in sorted(found, key=lambda each: each.order)
-    ]
+    return [_block(group, theirs, commands) for group, theirs in groups_of(rows, commands).items()]
 
 
-def _block(setting: Setting, rows: Sequence[Row], commands: Commands) -> Block:
+def _block(group: Group, rows: Sequence[Row], commands: Commands) -> Block:
     by_place = {
         (gpus, strategy): [
             row for row in rows if (devices_of(row), strategy_of(row)) == (gpus, strategy)
@@ -58,11 +41,10 @@ def _block(setting: Setting, rows: Sequence[Row], commands: Commands) -> Block:
         for gpus in GPUS
         for strategy in STRATEGIES
     }
-    task = _task(setting)
     cells = []
     for (gpus, strategy), runs in by_place.items():
         label = (str(gpus), STRATEGIES[strategy])
-        made_by = commands.one(*task, f"hardware=paper_{gpus}gpu", f"parallel={strategy}")
+        made_by = commands.one(*group.task, f"hardware=paper_{gpus}gpu", f"parallel={strategy}")
         of_gpus = [row for row in rows if devices_of(row) == gpus]
         cells += [
             Cell(
@@ -78,26 +60,14 @@ def _block(setting: Setting, rows: Sequence[Row], commands: Commands) -> Block:
     notes = [
         f"{STRATEGIES[strategy]} on {gpus} GPUs: {note}"
         for (gpus, strategy), runs in by_place.items()
-        for note in same_seeds(runs)
+        for note in unlike_notes(runs, matters)
     ]
     return Block(
-        title=setting.title,
+        title=group.title,
         cells=tuple(cells),
         notes=tuple(notes),
-        sweep=commands.sweep(*task),
+        sweep=commands.sweep(*group.task),
     )
-
-
-def _task(setting: Setting) -> tuple[str, ...]:
-    """What makes such figures, as overrides."""
-    link = setting.link_bytes_per_s
-    if setting in EXPECTED:
-        own = "emulated" if setting.kind == "emulated" else f"simulated_{(link or 0) / 1e6:g}"
-        return (f"task=fig9/{own}",)
-    own = "emulated" if setting.kind == "emulated" else "simulated_125"
-    network = (f"task.network={setting.network}",) if setting.network else ()
-    speed = (f"task.link_bytes_per_s={link:g}",) if link is not None else ()
-    return (f"task=fig9/{own}", *network, *speed)
 
 
 def _printed(gpus: int, strategy: str) -> Printed | None:
@@ -151,7 +121,7 @@ def _draw(block: Block) -> Figure | None:
         strategies=list(STRATEGIES.values()),
         panels=[Panel(title=block.title, bars=bars)],
         marks=marks,
-        bar_label="speedup over DP",
+        bar_label=SPEEDUP.title,
         mark_label="the paper's",
     )
     return speedups_figure(chart)

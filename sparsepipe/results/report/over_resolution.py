@@ -10,9 +10,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sparsepipe.results import style
-from sparsepipe.results.report.exhibit import Block, Cell, Column
+from sparsepipe.results.report.cell import Cell, Column
+from sparsepipe.results.report.exhibit import Block
 from sparsepipe.results.report.picture import wrapped
 
+_LINE = 0.08
+"""Height of a line of words, of a panel's."""
 _LOOKS: Mapping[str, Mapping[str, Any]] = {
     # Line, marker and filling tell them apart without colour.
     "dense": {
@@ -59,7 +62,7 @@ def over_resolution(block: Block, columns: Sequence[Column]) -> Figure | None:
 
 def _draw(axes: Axes, column: Column, block: Block, grids: Sequence[str]) -> None:
     style.tidy(axes)
-    refused = 0
+    words = []
     for network, look in _LOOKS.items():
         cells = [block.rows.get((grid, network), {}).get(column) for grid in grids]
         ours = [(place, value) for place, cell in enumerate(cells) if (value := _ours(cell))]
@@ -67,18 +70,35 @@ def _draw(axes: Axes, column: Column, block: Block, grids: Sequence[str]) -> Non
         for place, cell in enumerate(cells):
             if cell is not None and cell.paper is not None and cell.paper.value is not None:
                 axes.plot([place], [cell.paper.value], zorder=2, **_PAPER[network])
-            if cell is not None and cell.ours is not None and isinstance(cell.ours.value, str):
-                axes.annotate(
-                    f"{network} {cell.ours.value}", (place, 0.03 + 0.07 * refused),
-                    xycoords=("data", "axes fraction"), ha="right" if place else "left",
-                    fontsize=7.5, style="italic", color=style.INK,
-                )  # fmt: skip
-                refused += 1
+        words += _words(network, dict(zip(grids, cells, strict=True)))
     axes.set_xticks(range(len(grids)), grids)
     axes.set_xlim(-0.4, len(grids) - 0.6)
     axes.margins(y=0.15)
+    _write_below(axes, words)
     axes.set_xlabel("grid", fontsize=style.LABEL_PT, color=style.INK)
     axes.set_ylabel(column.title, fontsize=style.LABEL_PT, color=style.INK)
+
+
+def _words(network: str, cells: Mapping[str, Cell | None]) -> list[str]:
+    """What is said of a network in place of figures, with the grids of which it is said."""
+    said: dict[str, list[str]] = {}
+    for grid, cell in cells.items():
+        if cell is not None and cell.ours is not None and isinstance(cell.ours.value, str):
+            said.setdefault(cell.ours.value, []).append(grid)
+    return [f"{network} {words}: {', '.join(grids)}" for words, grids in said.items()]
+
+
+def _write_below(axes: Axes, lines: Sequence[str]) -> None:
+    """Lines at the foot of a panel, which gets room for them below its curves."""
+    low, high = axes.get_ylim()
+    share = _LINE * len(lines)
+    axes.set_ylim(low - share / (1 - share) * (high - low), high)
+    for number, line in enumerate(reversed(lines)):
+        axes.annotate(
+            line, (0.02, _LINE * (number + 0.3)), xycoords="axes fraction",
+            fontsize=8, style="italic", color=style.INK,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+        )  # fmt: skip
 
 
 def _ours(cell: Cell | None) -> float | None:

@@ -11,8 +11,8 @@ import jinja2
 
 from sparsepipe.results import style
 from sparsepipe.results.paper import CITATION
+from sparsepipe.results.report.cell import MISSING
 from sparsepipe.results.report.chapters import Chapter
-from sparsepipe.results.report.exhibit import MISSING
 from sparsepipe.results.report.failures import Failure
 
 

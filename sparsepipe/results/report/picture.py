@@ -9,11 +9,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sparsepipe.results import style
-from sparsepipe.results.report.exhibit import MISSING, Block, Cell, Column, Compare, Exhibit
+from sparsepipe.results.report.cell import MISSING, Cell, Column, Compare
+from sparsepipe.results.report.exhibit import Block, Exhibit
 
 _ROW_IN = 0.27
 _PANEL_IN = 2.9
-_LABELS_IN = 1.5
+_LABEL_IN, _LETTER_IN = 0.45, 0.075  # of rows: without letters, and for each
 # Shape and filling tell them apart without colour.
 _OURS: dict[str, Any] = {
     "marker": "o", "markersize": 7.0, "markerfacecolor": style.BLUE, "markeredgecolor": style.INK,
@@ -39,14 +40,15 @@ def beside_each_other(exhibit: Exhibit, block: Block) -> Figure | None:
     ]
     if not columns:
         return None
-    rows = list(block.rows)
+    rows = [", ".join(row) for row in block.rows]
+    labels_in = _LABEL_IN + _LETTER_IN * max(map(len, rows))
     figure = style.new_figure(
-        width_in=_LABELS_IN + _PANEL_IN * len(columns), height_in=1.5 + _ROW_IN * len(rows)
+        width_in=labels_in + _PANEL_IN * len(columns), height_in=1.5 + _ROW_IN * len(rows)
     )
     panels = figure.subplots(1, len(columns), squeeze=False, sharey=True)[0]
     for axes, column in zip(panels, columns, strict=True):
         _draw(axes, column, block)
-    panels[0].set_yticks(range(len(rows)), [", ".join(row) for row in rows])
+    panels[0].set_yticks(range(len(rows)), rows)
     panels[0].set_ylim(len(rows) - 0.5, -0.5)
     panels[0].set_ylabel(", ".join(exhibit.heads), fontsize=style.LABEL_PT, color=style.INK)
     if block.title:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from sparsepipe.results.report.exhibit import Row
+from sparsepipe.results.report.cell import Row
 
 _PACKAGES = ("python", "torch", "pytorch-lightning", "numpy", "sparsepipe")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from sparsepipe.results.report.exhibit import Ours, Row
+from sparsepipe.results.report.cell import Ours, Row
 
 
 def plain_rows(records: Iterable[Mapping[str, Any]]) -> list[Row]:
@@ -58,20 +58,29 @@ def _value_of(key: str) -> Callable[[Row], float | None]:
     return lambda row: row.get(key)
 
 
-def same_seeds(rows: Sequence[Row]) -> list[str]:
-    """What is to be said of runs that have a seed in common and yet were averaged."""
+def unlike_notes(rows: Sequence[Row], matters: Callable[[str], bool]) -> list[str]:
+    """What is to be said of runs that were averaged, if they are not alike but for their seeds.
+
+    Args:
+        rows: of one figure.
+        matters: settings that count among runs of unlike seeds.
+    """
     by_seed: dict[Any, list[Row]] = {}
     for row in rows:
         by_seed.setdefault(row.get("seed"), []).append(row)
     notes = []
     for seed, runs in by_seed.items():
         if len(runs) > 1:
-            names = ", ".join(str(run.get("run_id")) for run in runs)
             keys = ", ".join(_differing(runs)) or "nothing that is recorded"
-            notes.append(
-                f"runs {names} all have seed {seed} and differ in {keys}: the mean is of all"
-            )
-    return notes
+            notes.append(f"runs {_names(runs)} all have seed {seed} and differ in {keys}")
+    keys = ", ".join(key for key in _differing(rows) if matters(key))
+    if keys and not notes:
+        notes.append(f"runs {_names(rows)} differ in {keys}")
+    return [f"{note}: the mean is of all" for note in notes]
+
+
+def _names(rows: Sequence[Row]) -> str:
+    return ", ".join(str(row.get("run_id")) for row in rows)
 
 
 def _differing(runs: Sequence[Row]) -> list[str]:

@@ -6,15 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from sparsepipe.results.report.exhibit import (
-    MISSING,
-    Block,
-    Cell,
-    Column,
-    Compare,
-    Exhibit,
-    Ours,
-)
+from sparsepipe.results.report.cell import MISSING, Cell, Column, Compare, Ours
+from sparsepipe.results.report.exhibit import Block, Exhibit
 from sparsepipe.results.report.places import Place, letters
 
 NOTHING = "-"

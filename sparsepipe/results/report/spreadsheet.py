@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from sparsepipe.results.report.cell import Cell
 from sparsepipe.results.report.chapters import Chapter
-from sparsepipe.results.report.exhibit import Block, Cell
+from sparsepipe.results.report.exhibit import Block
 from sparsepipe.results.report.places import Place
 
 

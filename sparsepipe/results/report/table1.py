@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sparsepipe.results.paper import printed
+from sparsepipe.results.report.cell import Cell, Column, Compare, Printed, Row
 from sparsepipe.results.report.commands import Commands
-from sparsepipe.results.report.exhibit import (
-    Block,
-    Cell,
-    Column,
-    Compare,
-    Exhibit,
-    Ours,
-    Printed,
-    Row,
-)
+from sparsepipe.results.report.exhibit import Block, Exhibit
 from sparsepipe.results.report.rows import mean_of
 
 FLOPS = Column(
@@ -29,22 +22,64 @@ BANDWIDTH = Column(
 _PAPER = printed("table1")
 
 
+_EFFORT = ("task.matrix_size", "task.copy_bytes")
+
+
 def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
-    measured: dict[str, list[Row]] = {}
+    found: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if row.get("task_name") == "table1" and row.get("measured_device"):
-            measured.setdefault(str(row["measured_device"]), []).append(row)
+            found.setdefault((row.get("scale"), *map(row.get, _EFFORT)), []).append(row)
+    if not found:
+        return [_block([], commands.scaled())]
+    return [
+        _block(theirs, _commands(key, commands), title=_title(*key))
+        for key, theirs in sorted(found.items(), key=lambda item: list(map(str, item[0])))
+    ]
+
+
+def _title(scale: str | None, size: int | None, copied: int | None) -> str:
+    """How it was measured, in words."""
+    parts = [
+        f"scale {scale}" if scale else "",
+        f"matrices of {size:,} by {size:,}" if size else "",
+        f"copies of {copied / 1e6:,.0f} MB" if copied else "",
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _commands(key: Sequence[Any], commands: Commands) -> Commands:
+    scale = (f"scale={key[0]}",) if key[0] else ()
+    known = {name: value for name, value in zip(_EFFORT, key[1:], strict=True) if value}
+    return commands.giving(*scale, *commands.unlike(scale, known))
+
+
+def _block(rows: Sequence[Row], commands: Commands, *, title: str = "") -> Block:
+    measured: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        measured.setdefault((str(row["measured_device"]), _where(row)), []).append(row)
     cells = [cell for paper in _PAPER for cell in _paper_cells(paper, measured)]
-    others = [name for name in measured if not any(_is(name, paper) for paper in _PAPER)]
-    for name in others:
-        cells += _cells((name, "measured here"), None, measured[name], commands.one())
+    others = [each for each in measured if not any(_is(each[0], paper) for paper in _PAPER)]
+    for each in others:
+        cells += _cells(each, None, measured[each], commands.one())
     if not measured:
         cells += _cells(("device at hand", "measured here"), None, [], commands.one())
-    return [Block(cells=tuple(cells))]
+    return Block(title=title, cells=tuple(cells))
 
 
-def _paper_cells(paper: Mapping[str, str], measured: Mapping[str, list[Row]]) -> list[Cell]:
-    runs = [run for name, theirs in measured.items() if _is(name, paper) for run in theirs]
+def _where(row: Row) -> str:
+    """A processor is another device with other threads."""
+    threads = row.get("threads_per_rank")
+    is_cpu = row.get("hardware_accelerator") == "cpu"
+    if threads is None or not is_cpu:
+        return "measured here"
+    return f"measured here, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def _paper_cells(
+    paper: Mapping[str, str], measured: Mapping[tuple[str, str], list[Row]]
+) -> list[Cell]:
+    runs = [run for (name, _), theirs in measured.items() if _is(name, paper) for run in theirs]
     where = f"server {paper['server']}, {paper['count']} of them"
     return _cells((paper["gpu"], where), paper, runs)
 
@@ -67,15 +102,11 @@ def _cells(
             row=row,
             column=column,
             paper=None if paper is None else Printed(text=paper[name]),
-            ours=_ours(runs, key, scale),
+            ours=mean_of(runs, key, scale=scale),
             command=made_by,  # none: a GPU of the paper is measured where it is
         )
         for column, name, key, scale in found
     ]
-
-
-def _ours(runs: Sequence[Row], key: str, scale: float) -> Ours | None:
-    return mean_of(runs, key, scale=scale)
 
 
 TABLE1 = Exhibit(

@@ -7,24 +7,23 @@ from dataclasses import replace
 
 from sparsepipe.results.paper import printed
 from sparsepipe.results.report.batches import Searched, ratio, searched
+from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row
 from sparsepipe.results.report.commands import Commands
-from sparsepipe.results.report.exhibit import (
-    Block,
-    Cell,
-    Column,
-    Compare,
-    Exhibit,
-    Ours,
-    Printed,
-    Row,
-)
+from sparsepipe.results.report.exhibit import Block, Exhibit
+from sparsepipe.results.report.grouping import FITTING, blocks_of
 from sparsepipe.results.report.places import no_speedup
 from sparsepipe.results.report.rows import mean_of
-from sparsepipe.results.report.settings import commands_of, data_notes, settings_of
-from sparsepipe.results.report.trainings import Asked, accuracy, budget_notes, seed_notes
+from sparsepipe.results.report.setting_commands import data_notes
+from sparsepipe.results.report.settings import Setting
+from sparsepipe.results.report.trainings import (
+    TEST,
+    TRAIN,
+    Asked,
+    accuracy,
+    budget_notes,
+    run_notes,
+)
 
-TRAIN = Column(key="train_accuracy", heading="train accuracy", unit="%", compare=Compare.DIFFERENCE)
-TEST = Column(key="test_accuracy", heading="test accuracy", unit="%", compare=Compare.DIFFERENCE)
 TIME = Column(key="epoch_time", heading="epoch time", unit="s")
 SPEEDUP = Column(key="speedup", heading="speedup over D-1", unit="x", compare=Compare.RATIO)
 BATCH = Column(key="batch", heading="largest batch", unit="shapes a device", form="{:.0f}")
@@ -47,31 +46,61 @@ def _first(asked: Asked) -> Asked:
 
 
 def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
-    found = [
-        _block(theirs, commands_of(setting, theirs, commands), title=setting.title)
-        for setting, theirs in settings_of(rows).items()
-    ]
-    return found or [_block([], commands.scaled())]
+    return blocks_of(rows, commands, cell_of=_cell_of, make=_block)
 
 
-def _block(rows: Sequence[Row], commands: Commands, *, title: str = "") -> Block:
+def _cell_of(row: Row) -> tuple[str, ...] | None:
+    asked = next((each for each in _PAPER if each.has(row)), None)
+    if asked is None:
+        return None
+    return _fit(asked) if row.get("task_name") == FITTING else _train(asked)
+
+
+def _train(asked: Asked) -> tuple[str, ...]:
+    trial = "one_device" if asked.devices == 1 else "four_devices"
+    return (f"trial={trial}", *asked.overrides)
+
+
+def _fit(asked: Asked) -> tuple[str, ...]:
+    return ("trial=largest_batch", *asked.overrides)
+
+
+def _block(rows: Sequence[Row], commands: Commands, setting: Setting | None) -> Block:
+    budget = () if setting is None else _budget(setting, rows, commands)
     return Block(
-        title=title,
-        cells=tuple(cell for asked in _PAPER for cell in _cells(asked, rows, commands)),
+        title="" if setting is None else setting.title,
+        cells=tuple(cell for asked in _PAPER for cell in _cells(asked, rows, commands, budget)),
         notes=(
             *budget_notes(rows),
             *data_notes(commands),
-            *(note for asked in _PAPER for note in seed_notes(asked, asked.runs(rows))),
+            *(note for asked in _PAPER for note in run_notes(asked, asked.runs(rows))),
         ),
-        sweep=commands.sweep(),
+        sweep=_sweep(commands, budget),
     )
 
 
-def _cells(asked: Asked, rows: Sequence[Row], commands: Commands) -> list[Cell]:
+def _budget(setting: Setting, rows: Sequence[Row], commands: Commands) -> tuple[str, ...]:
+    """The override of searches that had another budget than is usual, which no training knows."""
+    key = "task.budget_bytes"
+    told = [row[key] for row in rows if row.get("task_name") == FITTING and key in row]
+    where = (*setting.overrides, "trial=largest_batch")
+    return commands.unlike(where, {key: told[0]}) if told else ()
+
+
+def _sweep(commands: Commands, budget: Sequence[str]) -> str:
+    if not budget:
+        return commands.sweep()
+    trainings = commands.sweep("trial=one_device,four_devices")
+    return f"{trainings} && {commands.sweep('trial=largest_batch', *budget)}"
+
+
+def _cells(
+    asked: Asked, rows: Sequence[Row], commands: Commands, budget: Sequence[str]
+) -> list[Cell]:
     runs, paper = asked.runs(rows), _PAPER[asked]
     first, base = _first(asked), _PAPER[_first(asked)]
     of_first = first.runs(rows)
-    training, fitting = _training(asked, commands), _fitting(asked, commands)
+    training, fitting = commands.one(*_train(asked)), commands.one(*_fit(asked), *budget)
     theirs = int(paper["batch_size"]) / int(base["batch_size"])
     batch = _batch(asked, rows)
     found: list[tuple[Column, Printed, Ours | None, str]] = [
@@ -82,7 +111,7 @@ def _cells(asked: Asked, rows: Sequence[Row], commands: Commands) -> list[Cell]:
             SPEEDUP,
             Printed(text=paper["speedup_over_D1_1gpu"]),
             _speedup(runs, of_first),
-            _training(first, commands) if runs else training,  # what it lacks, if it does
+            commands.one(*_train(first)) if runs else training,  # what it lacks, if it does
         ),
         (BATCH, Printed(text=paper["batch_size"]), batch.ours if batch else None, fitting),
         (
@@ -91,7 +120,7 @@ def _cells(asked: Asked, rows: Sequence[Row], commands: Commands) -> list[Cell]:
                 text=f"{theirs:g}", derived="not printed: the ratio of two batch sizes that are"
             ),
             _batch_ratio(asked, rows),
-            _fitting(first, commands) if batch else fitting,
+            commands.one(*_fit(first), *budget) if batch else fitting,
         ),
     ]
     row = (
@@ -104,15 +133,6 @@ def _cells(asked: Asked, rows: Sequence[Row], commands: Commands) -> list[Cell]:
         Cell(row=row, column=column, paper=printed_, ours=ours, command=made_by)
         for column, printed_, ours, made_by in found
     ]
-
-
-def _training(asked: Asked, commands: Commands) -> str:
-    trial = "one_device" if asked.devices == 1 else "four_devices"
-    return commands.one(f"trial={trial}", *asked.overrides)
-
-
-def _fitting(asked: Asked, commands: Commands) -> str:
-    return commands.one("trial=largest_batch", *asked.overrides)
 
 
 def _time(runs: Sequence[Row], first: Sequence[Row]) -> Ours | None:
@@ -147,7 +167,7 @@ def _reason(runs: Sequence[Row], first: Sequence[Row]) -> str:
 
 def _batch(asked: Asked, rows: Sequence[Row]) -> Searched | None:
     """On one device: each of several holds the whole network and its own batch."""
-    return searched(replace(asked, devices=1).runs(rows, task="fit_batch"))
+    return searched(replace(asked, devices=1).runs(rows, task=FITTING))
 
 
 def _batch_ratio(asked: Asked, rows: Sequence[Row]) -> Ours | None:

@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from sparsepipe.results.paper import printed, stages_of
+from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row
 from sparsepipe.results.report.commands import Commands
-from sparsepipe.results.report.exhibit import (
-    Block,
-    Cell,
-    Column,
-    Compare,
-    Exhibit,
-    Ours,
-    Printed,
-    Row,
-)
+from sparsepipe.results.report.exhibit import Block, Exhibit
 
 SPLIT = Column(key="split", heading="GPUs of each stage", compare=Compare.WORDS)
 DEVICES = Column(key="devices", heading="devices of each stage")

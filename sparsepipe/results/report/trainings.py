@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparsepipe.results.report.exhibit import Ours, Row
-from sparsepipe.results.report.rows import mean_of, same_seeds
+from sparsepipe.results.report.cell import Column, Compare, Ours, Row
+from sparsepipe.results.report.overridden import of_training
+from sparsepipe.results.report.rows import mean_of, unlike_notes
+
+TRAIN = Column(key="train_accuracy", heading="train accuracy", unit="%", compare=Compare.DIFFERENCE)
+TEST = Column(key="test_accuracy", heading="test accuracy", unit="%", compare=Compare.DIFFERENCE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +31,10 @@ class Asked:
 
     def runs(self, rows: Sequence[Row], *, task: str = "train") -> list[Row]:
         """Those that are of this row, whatever their seed."""
-        return [row for row in rows if row.get("task_name") == task and self._is_of(row)]
+        return [row for row in rows if row.get("task_name") == task and self.has(row)]
 
-    def _is_of(self, row: Row) -> bool:
+    def has(self, row: Row) -> bool:
+        """Whether a run is of this row, whatever was done."""
         ways = str(row.get("parallel.strategy._target_", "")).rpartition(".")[2]
         return (
             row.get("kind", "measured") == "measured"
@@ -57,10 +62,10 @@ def accuracy(runs: Sequence[Row], split: str) -> Ours | None:
     return mean_of(runs, f"{split}/accuracy", scale=100)
 
 
-def seed_notes(asked: Asked, runs: Sequence[Row]) -> list[str]:
-    """What is to be said of a row's runs with a seed in common."""
+def run_notes(asked: Asked, runs: Sequence[Row]) -> list[str]:
+    """What is to be said of a row's runs that are averaged and not alike."""
     name = " ".join(asked.overrides)
-    return [f"{name}: {note}" for note in same_seeds(runs)]
+    return [f"{name}: {note}" for note in unlike_notes(runs, of_training)]
 
 
 def budget_notes(rows: Sequence[Row]) -> list[str]:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from sparsepipe.results import style
 from sparsepipe.results.files import write_text_atomic
+from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.chapters import Chapter, chapter
 from sparsepipe.results.report.commands import Commands
-from sparsepipe.results.report.exhibit import Exhibit, Row
+from sparsepipe.results.report.exhibit import Exhibit
 from sparsepipe.results.report.failures import Failure
 from sparsepipe.results.report.markdown import markdown
 from sparsepipe.results.report.page import page
