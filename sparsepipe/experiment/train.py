@@ -109,15 +109,14 @@ def train_with(
     sizes = {"parameters": sum(p.numel() for p in module.parameters())}  # while it is whole
     resume = _place(run, module)
     fitted = _agreed(run, resume)
-    test_shapes = num_shapes(data.test_dataloader()) if test else 0
     seed = int(run.config["seed"])
     adapt_loaders(data, seed=seed, resume=resume)
     checkpoint = RunCheckpoint(run.directory, monitor=monitor, mode=mode, resume=resume)
-    division, clock = run.division, Clock()
+    division, clock, start = run.division, Clock(), StartLine(run)
     trainer = run.trainer(
         [
             clock,
-            StartLine(run, test_shapes=test_shapes),
+            start,
             KeepPlan(
                 run.directory,
                 [place.text for place in run.places],
@@ -130,7 +129,7 @@ def train_with(
             checkpoint,
         ]
     )
-    _check_splits(trainer, data, test=test)
+    start.test_shapes = _check_splits(trainer, data, test=test)
     for logger in trainer.loggers:
         if isinstance(logger, RunLogger) and resume is not None:
             logger.go_on(resume, read_rows(run.directory.metrics))
@@ -143,7 +142,7 @@ def train_with(
     values = {**sizes, **_training_values(run), **done}
     values.update(_profiling_share(values))
     if test:
-        values.update(_test(trainer, module, data, clock), test_shapes=test_shapes)
+        values.update(_test(trainer, module, data, clock), test_shapes=start.test_shapes)
     values.update(_peaks(values))  # before batches are kept in memory to be timed
     if test and isinstance(module, Classifier) and "plan_config" not in values:
         rate = inference_rate(trainer, module, data, **forwards)
@@ -162,13 +161,16 @@ def train_with(
         log_test(run, module, values)
 
 
-def _check_splits(trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool) -> None:
-    """Whether ranks can share the splits, to be known before they train for hours."""
-    data.trainer = trainer
+def _check_splits(trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool) -> int:
+    """Whether ranks can share the splits, to be known before they train for hours.
+
+    Returns:
+        Shapes of the test split; 0 without a test.
+    """
+    data.trainer = trainer  # which loaders of somebody's own may ask for their share
     with suppress(MisconfigurationException):  # there need be no validation
         data.val_dataloader()
-    if test:
-        data.test_dataloader()
+    return num_shapes(data.test_dataloader()) if test else 0
 
 
 def _fit(
