@@ -3,6 +3,8 @@
 #   make demo       measure, split and train a sparse network on two unlike devices, compare speeds
 #   make test       the quick suite
 #   make test-full  the quick suite and what takes longer
+#   make notebooks  executes the notebooks, on recorded ledgers
+#   make smoke      the whole of the paper's Table II as small as can be, to its report
 #   make lint       ruff, mypy, import contracts
 #
 # On a machine without an NVIDIA GPU the much smaller CPU build of PyTorch will do:
@@ -18,7 +20,7 @@ TEST_JOBS ?= 3
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-full lint format clean
+.PHONY: setup demo test test-full notebooks smoke lint format clean
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -43,6 +45,12 @@ test: $(READY)
 
 test-full: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
+
+notebooks: $(READY)
+	$(BIN)/python -m pytest tests/test_notebooks.py $(PYTEST_ARGS)
+
+smoke: $(READY)
+	$(BIN)/python -m pytest tests/experiment/test_smoke_sweep.py $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

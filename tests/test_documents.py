@@ -5,15 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 
-from sparsepipe.experiment import compose
 from sparsepipe.schedule import Plan
 
 ROOT = Path(__file__).parents[1]
@@ -75,20 +71,6 @@ def test_the_plan_file_of_the_document_is_one() -> None:
     (shown,) = re.findall(r"```json\n(.*?)```", PIPELINES.read_text(), re.DOTALL)
     stages = Plan.from_json(shown).stages
     assert [(stage.layers, len(stage.devices)) for stage in stages] == [((0, 23), 2), ((24, 51), 1)]
-
-
-@pytest.mark.parametrize("document", ["README.md", "docs/pipeline.md", "docs/wandb.md"])
-def test_commands_compose(document: str) -> None:
-    text = (ROOT / document).read_text().replace("\\\n", " ")
-    blocks = re.findall(r"^```\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    lines = [line for block in blocks for line in block.splitlines()]
-    commands = [shlex.split(line, comments=True)[1:] for line in lines if line[:10] == "sparsepipe"]
-    commands = [words for words in commands if all("=" in word for word in words)]
-    assert commands
-    for words in commands:
-        with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
-            raw = hydra_compose("config", overrides=compose.admit(words))
-        compose.resolve(raw)
 
 
 def test_make_targets_of_the_readme_exist() -> None:

@@ -20,11 +20,15 @@ log = logging.getLogger(__name__)
 
 
 class StartLine(pl.Callback):
-    """Logs network, processes and data in one line as training begins."""
+    """Logs network, processes and data in one line as training begins.
 
-    def __init__(self, run: Run, *, test_shapes: int) -> None:
+    Attributes:
+        test_shapes: how many there are to test on, once data that know the trainer have told.
+    """
+
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._test_shapes = test_shapes
+        self.test_shapes = 0
         self._network = ""
 
     @override
@@ -39,7 +43,7 @@ class StartLine(pl.Callback):
         counts = {
             "to train on": num_shapes(trainer.train_dataloader),
             "to validate": num_shapes(trainer.val_dataloaders),
-            "to test": self._test_shapes,
+            "to test": self.test_shapes,
         }
         shapes = ", ".join(f"{count:,} {use}" for use, count in counts.items() if count)
         place = where(self._run) + split(self._run, trainer)

@@ -112,12 +112,11 @@ def train_with(
     facts["parameters"] = sum(p.numel() for p in module.parameters())  # while it is whole
     resume = _place(run, module)
     fitted = _agreed(run, resume)
-    test_shapes = num_shapes(data.test_dataloader()) if test else 0
     adapt_loaders(data, seed=seed, resume=resume)
     checkpoint = RunCheckpoint(run.directory, monitor=monitor, mode=mode, resume=resume)
-    clock = Clock()
-    trainer = run.trainer([clock, *_callbacks(run, checkpoint, test_shapes=test_shapes)])
-    _check_splits(trainer, data, test=test)
+    clock, start = Clock(), StartLine(run)
+    trainer = run.trainer([clock, start, *_callbacks(run, checkpoint)])
+    start.test_shapes = _check_splits(trainer, data, test=test)
     _begin_logging(run, trainer, resume)
     seed_epoch(seed, 0)
     if fitted:  # by an earlier process
@@ -127,7 +126,7 @@ def train_with(
     values = {**facts, **training_values(run), **done}
     values.update(profiling_share(values))
     if test:
-        values.update(_test(trainer, module, data, clock), test_shapes=test_shapes)
+        values.update(_test(trainer, module, data, clock), test_shapes=start.test_shapes)
     values.update(_peaks(values))  # before batches are kept in memory to be timed
     if test and isinstance(module, Classifier) and "plan_config" not in values:
         rate = inference_rate(trainer, module, data, **forwards)
@@ -148,11 +147,10 @@ def _ready_data(run: Run, *, test: bool) -> pl.LightningDataModule:
     return data
 
 
-def _callbacks(run: Run, checkpoint: RunCheckpoint, *, test_shapes: int) -> list[pl.Callback]:
-    """What a training has beside the clock of its test, in the order in which they are asked."""
+def _callbacks(run: Run, checkpoint: RunCheckpoint) -> list[pl.Callback]:
+    """What every training has, in the order in which they are asked."""
     division = run.division
     return [
-        StartLine(run, test_shapes=test_shapes),
         KeepPlan(
             run.directory,
             [place.text for place in run.places],
@@ -192,13 +190,16 @@ def _show(
     log_test(run, module, values)
 
 
-def _check_splits(trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool) -> None:
-    """Whether ranks can share the splits, to be known before they train for hours."""
-    data.trainer = trainer
+def _check_splits(trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool) -> int:
+    """Whether ranks can share the splits, to be known before they train for hours.
+
+    Returns:
+        Shapes of the test split; 0 without a test.
+    """
+    data.trainer = trainer  # which loaders of somebody's own may ask for their share
     with suppress(MisconfigurationException):  # there need be no validation
         data.val_dataloader()
-    if test:
-        data.test_dataloader()
+    return num_shapes(data.test_dataloader()) if test else 0
 
 
 def _fit(

@@ -97,11 +97,13 @@ def fault(plan: list[tuple[int, int]], **more: object) -> str:
 
 
 def orphans(cwd: Path) -> list[str]:
-    """Command lines of processes that work in ``cwd``; waits for them to end."""
+    """Command lines of processes but this one that work in ``cwd``; waits for them to end."""
     deadline = time.monotonic() + 20
     while True:
         found = []
         for process in Path("/proc").glob("[0-9]*"):
+            if process.name == str(os.getpid()):
+                continue
             try:
                 if (process / "cwd").resolve() == cwd.resolve():
                     found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())

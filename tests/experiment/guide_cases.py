@@ -1,4 +1,4 @@
-"""What the guides in docs/ show: files, commands and printed text."""
+"""What documents show: commands of all of them, files and printed text of the guides in docs/."""
 
 from __future__ import annotations
 
@@ -11,13 +11,22 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 GUIDES = ("own_model", "own_data", "own_cluster", "learning_rate")
+OTHERS = sorted(
+    path
+    for pattern in ("README.md", "docs/*.md", "outputs/*.md", "experiments/*/*.md")
+    for path in ROOT.glob(pattern)
+    if path.stem not in GUIDES
+)
+"""Documents whose commands need none of the files that a guide shows."""
 
 _FILE = re.compile(
     r"`([\w./]+\.(?:py|yaml))`[^`\n]*:\n\n```\w+\n(.*?)^```", re.DOTALL | re.MULTILINE
 )
 _BLOCKS = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_PATTERN = re.compile(r"=(?:GROUP|NAME)\b| -sc |\.\.\.")  # of commands, in place of one
 _PRINTING = re.compile(
     r"^```python\n((?:(?!^```).)*print\((?:(?!^```).)*)^```\n\n```text\n(.*?)^```",
     re.DOTALL | re.MULTILINE,
@@ -60,17 +69,34 @@ def write_files(guide: str, directory: Path) -> list[Path]:
 
 
 def commands_of(guide: str) -> Iterator[Command]:
-    for language, block in _BLOCKS.findall(text_of(guide).replace("\\\n", " ")):
-        for line in block.splitlines():
-            if language or not line.startswith("sparsepipe"):
-                continue
-            words = shlex.split(line, comments=True)[1:]
-            own = words[:2] == ["--config-dir", "own"]
-            prints = "--cfg" in words
-            options = {"--config-dir", "own", "-m", "--cfg", "job"}
-            rest = tuple(word for word in words if word not in options)
-            assert all("=" in word for word in rest), line
-            yield Command(words=rest, own=own, prints=prints)
+    """Those in blocks of their own."""
+    for line in _lines(text_of(guide)):
+        command = _command(line)
+        assert all("=" in word for word in command.words), line
+        yield command
+
+
+def commands_in(document: Path) -> list[Command]:
+    """Those of a document that compose a job, in blocks, sentences and tables, each once."""
+    text = document.read_text()
+    spans = re.findall(r"`(sparsepipe [^`]*)`", _BLOCKS.sub("", text))
+    lines = [line for line in (*_lines(text), *spans) if not _PATTERN.search(line)]
+    found = {line: _command(line) for line in lines if "=" in line}
+    return list({command.words: command for command in found.values()}.values())
+
+
+def _lines(text: str) -> list[str]:
+    blocks = [
+        block for language, block in _BLOCKS.findall(text.replace("\\\n", " ")) if not language
+    ]
+    return [line for block in blocks for line in block.splitlines() if line[:10] == "sparsepipe"]
+
+
+def _command(line: str) -> Command:
+    words = shlex.split(line.replace("<run id>", "0123456789ab"), comments=True)[1:]
+    options = {"--config-dir", "own", "-m", "--cfg", "job"}
+    rest = tuple(re.sub(r"\$\w+", "/data", word) for word in words if word not in options)
+    return Command(words=rest, own=words[:2] == ["--config-dir", "own"], prints="--cfg" in words)
 
 
 def printing_blocks(guide: str) -> list[tuple[str, str]]:

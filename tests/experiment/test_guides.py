@@ -135,6 +135,17 @@ def test_the_inventory_of_the_lab(here: Path) -> None:
     assert told == [("0", "2"), ("1", "4")]
 
 
+def test_the_lab_measures_what_it_trains(here: Path) -> None:
+    """A training refuses profiles of other batches, or of another number of classes."""
+    write_files("own_cluster", here)
+    of_lab = [c for c in commands_of("own_cluster") if "hardware=lab" in c.words]
+    configs = [composed(c.first_job, own=True) for c in of_lab if "task=bandwidth" not in c.words]
+    tasks = {config["task"]["_target_"].rpartition(".")[2] for config in configs}
+    assert tasks == {"profile", "partition", "simulate", "train"}
+    assert all(config["data"] == configs[0]["data"] for config in configs)
+    assert all(config["model"] == configs[0]["model"] for config in configs)
+
+
 def test_the_guide_shows_the_job_script() -> None:
     (shown,) = re.findall(r"```bash\n(.*?)```", text_of("own_cluster"), re.DOTALL)
     assert shown in (DOCS / "train.sbatch").read_text()

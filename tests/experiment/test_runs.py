@@ -49,6 +49,11 @@ def test_what_a_run_leaves(job: Job, tmp_path: Path) -> None:
     assert not any(isinstance(value, dict) and value for value in result.values())
 
 
+def test_loaders_are_asked_for_when_the_data_have_a_trainer(job: Job) -> None:
+    result = read_json(job("data._target_=tinyhouse.SharedData") / "result.json")
+    assert (result["test_shapes"], result["train_shapes"]) == (9, 32)
+
+
 def test_finished_run_is_skipped_and_force_starts_anew(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -94,6 +94,14 @@ class VectorData(pl.LightningDataModule):
         return self._loader("test", 3)
 
 
+class SharedData(VectorData):
+    """Data that read their rank's share, as Lightning has it: they know their trainer by then."""
+
+    def _loader(self, split: str, seed: int) -> DataLoader | list[DataLoader]:
+        assert self.trainer is not None
+        return super()._loader(split, seed)
+
+
 class AnonymousData(VectorData):
     """Data somewhere on the disk that cannot tell their fingerprint."""
 
