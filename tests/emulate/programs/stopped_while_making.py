@@ -1,0 +1,30 @@
+"""Two signals come to it while it makes a cluster; prints the one that ended it."""
+
+import os
+import signal
+import threading
+
+from namespace_cases import cluster
+
+from sparsepipe.emulate import emulated_hosts, machine
+from sparsepipe.experiment.signals import SignalWatch
+from sparsepipe.runtime.reports import Stopped
+
+plain = machine.do
+
+
+def do(command: machine.Command) -> None:
+    plain(command)
+    if command[:3] == ("ip", "link", "add"):  # of each host, amid its commands
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGHUP)
+
+
+# Takes signals that the first thread holds back, as those of numpy do.
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+machine.do = do
+try:
+    with SignalWatch(), emulated_hosts(cluster()):
+        print("made", flush=True)
+except Stopped as stop:
+    print(signal.Signals(stop.signum).name, flush=True)
