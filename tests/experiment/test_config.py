@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import yaml
-from experiment_harness import SUPPORT, Shell, composed
+from experiment_harness import Shell, composed
 
 from sparsepipe.errors import ConfigError, HardwareError
 from sparsepipe.experiment.check import fits
@@ -25,11 +25,6 @@ OPTIONS = [
 
 GLOBAL = ("experiment", "network", "scale", "trial")
 """Groups that set keys of others."""
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)

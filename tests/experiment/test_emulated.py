@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from emulated_cases import hosts, path_of, profile
-from experiment_harness import SUPPORT, composed
+from experiment_harness import composed
 from namespace_cases import left, needs_namespaces
 from plans import plan_on
 
@@ -22,14 +22,9 @@ from sparsepipe.experiment.emulated_hosts import hosts_emulated
 from sparsepipe.experiment.job import run_job
 from sparsepipe.experiment.rundir import RunDir
 
+pytestmark = pytest.mark.usefixtures("workplace")
 EMULATE = "hardware.emulate=true"
 LOOPBACK = "hardware.network=loopback"
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
-    monkeypatch.chdir(tmp_path)
 
 
 def asked(*overrides: str) -> tuple[dict, Inventory]:

@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from experiment_harness import SUPPORT, composed
+from experiment_harness import composed
 from planned_cases import MODEL, SLOW, TWO, given, profile
 from plans import plan_on
 
@@ -17,11 +17,7 @@ from sparsepipe.experiment.job import _decide
 from sparsepipe.experiment.prepare import prepare
 from sparsepipe.experiment.rundir import RunDir
 
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("workplace")
 
 
 def test_what_cannot_be_planned_leaves_no_run_under_torchrun(tmp_path: Path) -> None:

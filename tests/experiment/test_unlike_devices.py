@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from experiment_harness import SUPPORT, Shell, composed, rows, weights
+from experiment_harness import Shell, composed, rows, weights
 from plans import plan_on
 
 from sparsepipe.cluster import Inventory, places_for
@@ -20,11 +20,6 @@ from sparsepipe.schedule import Plan
 Job = Callable[..., Path]
 SPEEDS = "callbacks={speeds: {_target_: tinyhouse.Speeds}}"
 SHORT = ("parallel=pipeline", "trainer.max_epochs=1", SPEEDS)
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
 
 
 def plan_file(path: Path, *devices: str, **details: object) -> str:
