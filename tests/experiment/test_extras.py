@@ -11,8 +11,10 @@ import yaml
 from experiment_harness import Shell
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from omegaconf import OmegaConf
 
 from sparsepipe.experiment import compose
+from sparsepipe.experiment.sweep_search import SweepSearch
 from sparsepipe.results.files import read_json
 
 PLANS = ("task=partition", "model=sparse_vgg16_bn", "hardware=paper_5gpu")
@@ -78,6 +80,31 @@ def test_it_composes_and_takes_settings(override: str, target: str, settings: di
     assert {name: node[name] for name in settings} == settings
 
 
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (
+            "best_params: {++data.batch_size: 4, model: mlp}\nbest_value: 0.5\n",
+            {"best_params": {"data.batch_size": 4, "model": "mlp"}, "best_value": 0.5},
+        ),
+        (
+            "solutions:\n- params: {++seed: 1}\n  values: [0.5, 2.0]\n",  # of several objectives
+            {"solutions": [{"params": {"seed": 1}, "values": [0.5, 2.0]}]},
+        ),
+    ],
+)
+def test_the_best_has_the_names_that_were_given(
+    tmp_path: Path, written: str, expected: dict
+) -> None:
+    file = tmp_path / "optimization_results.yaml"
+    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}})
+    SweepSearch().on_multirun_end(config)
+    assert not file.exists(), "there was no search"
+    file.write_text(written)
+    SweepSearch().on_multirun_end(config)
+    assert yaml.safe_load(file.read_text()) == expected
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     "launcher",
@@ -127,7 +154,7 @@ def test_the_best_is_searched_for_by_optuna(shell: Shell) -> None:
     assert set(bottlenecks_s) == {"dp", "exact"}
     (found,) = shell.cwd.glob("outputs/tiny/sweeps/*/optimization_results.yaml")
     best = yaml.safe_load(found.read_text())
-    assert best["best_params"] == {"++task.search": "exact"}  # as Hydra got it
+    assert best["best_params"] == {"task.search": "exact"}
     assert best["best_value"] == bottlenecks_s["exact"] < bottlenecks_s["dp"]
     with found.with_name("table.csv").open() as stream:
         assert {row["task.search"] for row in csv.DictReader(stream)} == {"dp", "exact"}
