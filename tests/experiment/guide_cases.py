@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep
 
 DOCS = Path(__file__).parents[2] / "docs"
-GUIDES = ("own_model", "own_data", "own_cluster", "learning_rate")
+GUIDES = ("own_model", "own_data", "own_cluster", "learning_rate", "sweeps")
 
 _FILE = re.compile(
     r"`([\w./]+\.(?:py|yaml))`[^`\n]*:\n\n```\w+\n(.*?)^```", re.DOTALL | re.MULTILINE

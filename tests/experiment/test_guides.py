@@ -63,6 +63,7 @@ def test_commands_compose(
     if "hydra/sweeper=optuna" in command.words:
         pytest.importorskip("optuna", reason="pip install 'sparsepipe[optuna]'")
     monkeypatch.setenv("PARTS", str(here))
+    monkeypatch.setenv("MODELNET40", str(here))
     assert command.own or guide != "own_model"
     write_files(guide, here)
     composed(command.first_job, own=command.own)
