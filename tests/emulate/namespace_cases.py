@@ -17,8 +17,11 @@ from sparsepipe.emulate.leftovers import leftovers
 
 PROGRAMS = Path(__file__).parent / "programs"
 _IMPORTABLE = (Path(__file__).parents[2], Path(__file__).parent)
+PERMITTED = (
+    machine.may_administer() and shutil.which("tc", path="/usr/sbin:/sbin:/usr/bin") is not None
+)
 needs_namespaces = pytest.mark.skipif(
-    not machine.may_administer() or shutil.which("tc", path="/usr/sbin:/sbin:/usr/bin") is None,
+    not PERMITTED,
     reason="making network namespaces needs root (CAP_NET_ADMIN, CAP_SYS_ADMIN) and iproute2",
 )
 
