@@ -56,7 +56,7 @@ def test_of_several_the_first_is_heard_and_later(heard: list[int], arrivals: soc
         send(arrivals, TERM, HUP, TERM)
         assert heard == []
     assert heard == [TERM]
-    send(arrivals, HUP)
+    signal.raise_signal(HUP)
     assert heard == [TERM, HUP], "as before"
 
 

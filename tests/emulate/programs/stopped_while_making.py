@@ -13,11 +13,17 @@ from sparsepipe.runtime.reports import Stopped
 plain = machine.do
 
 
+def send() -> None:
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        os.kill(os.getpid(), signum)
+
+
 def do(command: machine.Command) -> None:
     plain(command)
     if command[:3] == ("ip", "link", "add"):  # of each host, amid its commands
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGHUP)
+        sender = threading.Thread(target=send)
+        sender.start()
+        sender.join()
 
 
 # Takes signals that the first thread holds back, as those of numpy do.
