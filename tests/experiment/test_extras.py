@@ -42,6 +42,18 @@ def needs(extra: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(missing, reason=f"pip install 'sparsepipe[{extra}]'")
 
 
+LAUNCHERS = pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param(("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"), marks=needs("joblib")),
+        pytest.param(
+            ("hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"), marks=needs("slurm")
+        ),
+    ],
+    ids=lambda settings: settings[0].partition("=")[2],
+)
+
+
 def with_hydra(*overrides: str) -> DictConfig:
     """The configuration that Hydra's own is a part of."""
     with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
@@ -140,16 +152,7 @@ def test_the_best_has_the_names_that_were_given(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        pytest.param(("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"), marks=needs("joblib")),
-        pytest.param(
-            ("hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"), marks=needs("slurm")
-        ),
-    ],
-    ids=lambda settings: settings[0].partition("=")[2],
-)
+@LAUNCHERS
 def test_jobs_that_others_launch(shell: Shell, launcher: tuple[str, ...]) -> None:
     """One that fails beside one that is done: the sweep says so at its end."""
     swept = shell.sweep(*PLANS, "seed=-1,0", *launcher)
@@ -196,7 +199,7 @@ def test_the_best_is_searched_for_by_optuna(shell: Shell) -> None:
 
 def swept_cells(shell: Shell, experiment: str, *overrides: str) -> list[dict[str, object]]:
     """Results of a sweep's runs, all of which are done; its report and its ledger are there."""
-    swept = shell.sweep(f"experiment={experiment}", *FEW, *overrides, timeout_s=280)
+    swept = shell.sweep(f"experiment={experiment}", *FEW, *overrides, timeout_s=560)
     assert swept.code == 0, swept.err
     (report,) = shell.cwd.glob(f"outputs/{experiment}/sweeps/*/report/{experiment}.csv")
     assert report.with_name("report.html").exists()
@@ -206,16 +209,8 @@ def swept_cells(shell: Shell, experiment: str, *overrides: str) -> list[dict[str
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        pytest.param(("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"), marks=needs("joblib")),
-        pytest.param(
-            ("hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"), marks=needs("slurm")
-        ),
-    ],
-    ids=lambda settings: settings[0].partition("=")[2],
-)
+@pytest.mark.timeout(600)
+@LAUNCHERS
 def test_cells_of_table_2_that_others_launch(shell: Shell, launcher: tuple[str, ...]) -> None:
     narrow = ("trial=one_device", "network=sparse_p050,sparse_p025", "data.resolution=32")
     found = swept_cells(shell, "table2", *narrow, *launcher)
@@ -224,6 +219,7 @@ def test_cells_of_table_2_that_others_launch(shell: Shell, launcher: tuple[str, 
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)
 @needs("optuna")
 def test_a_rate_for_figure_8_is_searched_for_by_optuna(shell: Shell) -> None:
     search = (
