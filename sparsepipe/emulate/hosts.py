@@ -9,13 +9,13 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.emulate import machine
+from sparsepipe.emulate.holding import signals_held
 from sparsepipe.emulate.layout import Layout, lay_out, making, unmaking
 from sparsepipe.emulate.leftovers import Leftovers, free_block, leftovers, owners
 from sparsepipe.errors import HardwareError
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 _LOCK = "/run/sparsepipe-emulate.lock"
 _LOCK_LIMIT_S = 60.0
 _POLL_S = 0.05
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FASTEST_BYTES_PER_S = 1e9
 
 
@@ -48,7 +47,7 @@ def emulated_hosts(inventory: Inventory, *, time_scale: float = 1.0) -> Iterator
     _check_permission()
     layout: Layout | None = None
     try:
-        with _signals_held(), _locked():
+        with _locked(), signals_held():
             sweep()
             block = free_block(machine.namespaces())
             layout = lay_out(inventory, owner=owner, block=block, time_scale=time_scale)
@@ -58,7 +57,7 @@ def emulated_hosts(inventory: Inventory, *, time_scale: float = 1.0) -> Iterator
         yield layout
     finally:
         if layout is not None:
-            with _signals_held():
+            with signals_held():
                 remove(layout.namespaces, layout.cables)
 
 
@@ -69,7 +68,7 @@ def clear() -> None:
         return
     try:
         _check_permission()
-        with _signals_held(), _locked():
+        with _locked(), signals_held():
             sweep()
     except HardwareError as error:
         _tell_left((*found.namespaces, *found.cables), error.message)
@@ -138,16 +137,6 @@ def _tell(layout: Layout) -> None:
             "hardware.time_scale",
             layout.rate_bytes_per_s / 1e6,
         )
-
-
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """Lets signals wait that would end this process amid its work."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -43,15 +43,9 @@ class Sends:
                 )
 
 
-FREELY = Sends()
-"""Nobody waits for anybody but for what he needs."""
-
 AS_IN_TRAINING = Sends(inbox=INBOX_DEPTH)
 """A message begins its way when the receiver has taken the one before it. A sender has room for all
 that a stage can have under way."""
-
-RENDEZVOUS = Sends(outbox=0, inbox=0)
-"""Both ends wait until a message has come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +15,13 @@ from sparsepipe.cluster import Device, Host, Inventory, Link
 from sparsepipe.emulate import machine
 from sparsepipe.emulate.leftovers import leftovers
 
+PROGRAMS = Path(__file__).parent / "programs"
+_IMPORTABLE = (Path(__file__).parents[2], Path(__file__).parent)
+PERMITTED = (
+    machine.may_administer() and shutil.which("tc", path="/usr/sbin:/sbin:/usr/bin") is not None
+)
 needs_namespaces = pytest.mark.skipif(
-    not machine.may_administer() or shutil.which("tc", path="/usr/sbin:/sbin:/usr/bin") is None,
+    not PERMITTED,
     reason="making network namespaces needs root (CAP_NET_ADMIN, CAP_SYS_ADMIN) and iproute2",
 )
 
@@ -31,3 +40,13 @@ def left(pid: int) -> list[str]:
     found = leftovers(machine.namespaces(), [n for _, n in socket.if_nameindex()], living=())
     marks = (f"sparsepipe-{pid}-", f"spe{pid}c")
     return [name for name in (*found.namespaces, *found.cables) if name.startswith(marks)]
+
+
+def start(program: str) -> subprocess.Popen[str]:
+    """A program of the directory ``programs``, on this machine."""
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAMS / program)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, _IMPORTABLE))},
+    )

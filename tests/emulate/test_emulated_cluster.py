@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from namespace_cases import cluster, left, needs_namespaces
+from namespace_cases import PROGRAMS, cluster, left, needs_namespaces, start
 
 from sparsepipe.emulate import (
     NotPermitted,
@@ -25,9 +25,6 @@ from sparsepipe.emulate import (
 from sparsepipe.emulate.hosts import sweep
 from sparsepipe.emulate.layout import Layout, Station, lifting
 from sparsepipe.errors import HardwareError
-
-PROGRAMS = Path(__file__).parent / "programs"
-HERE = Path(__file__).parents[2]
 
 
 def inside(station: Station, program: str, *arguments: object) -> subprocess.Popen[str]:
@@ -195,15 +192,6 @@ def test_nothing_stays_of_what_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -
     assert left(os.getpid()) == []
 
 
-def start(program: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(PROGRAMS / program)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(HERE), str(PROGRAMS.parent)))},
-    )
-
-
 @needs_namespaces
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_removes_everything(signum: signal.Signals) -> None:
@@ -215,6 +203,16 @@ def test_a_signal_removes_everything(signum: signal.Signals) -> None:
         process.wait(60)
         assert left(process.pid) == []
         assert not Path(f"/proc/{resident}").exists()
+
+
+@needs_namespaces
+def test_two_signals_while_it_is_made_remove_everything() -> None:
+    """The second would end the process at once, were it heard."""
+    with start("stopped_while_making.py") as process:
+        said, _ = process.communicate(timeout=120)
+        assert said in ("SIGTERM\n", "SIGHUP\n")
+        assert process.returncode == 0
+        assert left(process.pid) == []
 
 
 @needs_namespaces

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
-from namespace_cases import left, needs_namespaces
-
-PROGRAM = Path(__file__).parent / "programs" / "own_a_cluster.py"
-PATHS = (Path(__file__).parents[2], Path(__file__).parent)
-
-
-def start() -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, PATHS))}
-    return subprocess.Popen(
-        [sys.executable, str(PROGRAM)], stdout=subprocess.PIPE, text=True, env=environment
-    )
+from namespace_cases import left, needs_namespaces, start
 
 
 def end_well(process: subprocess.Popen[str]) -> None:
@@ -50,7 +37,7 @@ def test_of_twenty_owners_five_are_killed_and_nothing_stays() -> None:
     killed_ones = set(draw.sample(range(19), 5))  # the last start removes what others left
     killed = []
     for number in range(20):
-        with start() as process:
+        with start("own_a_cluster.py") as process:
             if number not in killed_ones:
                 end_well(process)
                 assert [name for pid in (*killed, process.pid) for name in left(pid)] == []

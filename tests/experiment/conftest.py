@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from experiment_harness import SUPPORT, Shell, composed, orphans
+from experiment_harness import Shell, composed, orphans, python_path
 
 from sparsepipe.experiment.job import run_job
 
@@ -18,9 +18,20 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Runs a job in this process, which is quicker where no signals or ranks matter."""
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory, in which this process is."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(SUPPORT))
+    return tmp_path
+
+
+@pytest.fixture
+def networks_for_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that this one starts find the small networks as it does."""
+    monkeypatch.setenv("PYTHONPATH", python_path())
+
+
+@pytest.fixture
+def job(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Runs a job in this process, which is quicker where no signals or ranks matter."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     return lambda *overrides: run_job(composed("experiment=tiny", *overrides)).path

@@ -46,8 +46,7 @@ class Shell:
     @property
     def environment(self) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("SPARSEPIPE")}
-        found = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))
-        return {**inherited, "PYTHONPATH": found, "OMP_NUM_THREADS": "1"}
+        return {**inherited, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1"}
 
     def command(self, *arguments: str) -> list[str]:
         return ["sparsepipe", *_HERE, *arguments]
@@ -77,6 +76,13 @@ class Shell:
     def runs(self) -> list[Path]:
         """All run directories of the experiment."""
         return sorted(path.parent for path in self.cwd.glob("outputs/*/*/config.yaml"))
+
+
+def python_path(*more: Path) -> str:
+    """For processes that are to find the small networks and data of ``support``."""
+    return os.pathsep.join(
+        filter(None, (*map(str, (SUPPORT, *more)), os.environ.get("PYTHONPATH")))
+    )
 
 
 def composed(*overrides: str) -> dict[str, Any]:

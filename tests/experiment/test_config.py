@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import yaml
-from experiment_harness import SUPPORT, Shell, composed
+from experiment_harness import Shell, composed
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from sparsepipe.errors import ConfigError, HardwareError
 from sparsepipe.experiment.check import fits
-from sparsepipe.experiment.compose import config_dir
+from sparsepipe.experiment.compose import CONFIG_NAME, config_dir
 from sparsepipe.experiment.rundir import identity_of
 from sparsepipe.experiment.schema import TrainerArguments
 
@@ -27,16 +30,42 @@ GLOBAL = ("experiment", "network", "scale", "trial")
 """Groups that set keys of others."""
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
-
-
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes(group: str, option: str) -> None:
     group, _, below = group.partition("/")
     config = composed(f"{group}={below}/{option}" if below else f"{group}={option}")
     assert group in GLOBAL or group in config
+
+
+def parts_of(name: str) -> set[str]:
+    """Files beside the groups of which one is made, and those that these are made of."""
+    given = yaml.safe_load((config_dir() / f"{name}.yaml").read_text()) or {}
+    entries = [entry for entry in given.get("defaults", ()) if isinstance(entry, str)]
+    direct = {entry[1:].partition("@")[0] for entry in entries if entry.startswith("/")}
+    return direct.union(*map(parts_of, direct))
+
+
+def test_every_file_is_an_option_or_part_of_one() -> None:
+    """So that all of them are composed."""
+    files = [path.relative_to(config_dir()) for path in config_dir().rglob("*.yaml")]
+    options = {f"{group}/{option}" for group, option in OPTIONS}
+    reached = options.union(*map(parts_of, options))
+    assert {file.with_suffix("").as_posix() for file in files} == {CONFIG_NAME, *reached}
+
+
+@pytest.mark.parametrize("experiment", [o for group, o in OPTIONS if group == "experiment"])
+def test_whatever_an_experiment_sweeps_composes(
+    experiment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODELNET40", "somewhere")
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        config = hydra_compose(CONFIG_NAME, [f"experiment={experiment}"], return_hydra_config=True)
+    swept = [f"{name}={value}" for name, value in (config.hydra.sweeper.params or {}).items()]
+    for override in OverridesParser.create().parse_overrides(swept):
+        values = override.sweep_string_iterator() if override.is_sweep_override() else ()
+        for value in values:
+            one = f"{override.get_key_element()}={value}"
+            assert composed(f"experiment={experiment}", one)["name"] == experiment
 
 
 def test_help_lists_the_options_that_compose(tmp_path: Path) -> None:

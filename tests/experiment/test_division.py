@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from experiment_harness import SUPPORT, composed
+from experiment_harness import composed
 
 from sparsepipe.cluster import Device, Host, Inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError
@@ -16,17 +16,12 @@ from sparsepipe.experiment.run import num_ranks
 from sparsepipe.experiment.rundir import run_dir
 from sparsepipe.schedule import Plan
 
+pytestmark = pytest.mark.usefixtures("workplace")
 CORES = Inventory(
     hosts=(Host(name="a", devices=(Device(name="core", count=4, accelerator="cpu"),)),)
 )
 VECTORS = ("data=vectors", "model=mlp")  # four layers, five with norm
 Job = Callable[..., Path]
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from emulated_cases import hosts, path_of
-from experiment_harness import SUPPORT, composed
+from experiment_harness import composed
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.asked_emulation import as_emulated
@@ -19,13 +19,8 @@ from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.settle import settle
 from sparsepipe.experiment.signals import SignalWatch
 
+pytestmark = pytest.mark.usefixtures("workplace")
 EMULATE = "task=emulate"
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
-    monkeypatch.chdir(tmp_path)
 
 
 def asked(*overrides: str) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from emulated_cases import hosts, path_of, profile
-from experiment_harness import SUPPORT, composed
+from experiment_harness import composed
 from namespace_cases import left, needs_namespaces
+from plans import plan_on
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.emulate import NotPermitted, emulated_layout, machine
@@ -20,17 +21,10 @@ from sparsepipe.experiment.emulated import emulated_profiles, parallel
 from sparsepipe.experiment.emulated_hosts import hosts_emulated
 from sparsepipe.experiment.job import run_job
 from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.schedule import Plan
-from sparsepipe.schedule.plan import Stage
 
+pytestmark = pytest.mark.usefixtures("workplace")
 EMULATE = "hardware.emulate=true"
 LOOPBACK = "hardware.network=loopback"
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
-    monkeypatch.chdir(tmp_path)
 
 
 def asked(*overrides: str) -> tuple[dict, Inventory]:
@@ -99,9 +93,8 @@ def test_one_device_is_the_first() -> None:
 
 
 def test_a_plan_may_name_fewer_devices(tmp_path: Path) -> None:
-    names = ("server2/RTX 2080 Ti/1", "server2/RTX 2080 Ti/0")
-    stages = (Stage(layers=(0, 9), devices=names[:1]), Stage(layers=(10, 51), devices=names[1:]))
-    (tmp_path / "plan.json").write_text(Plan(stages=stages).to_json())
+    names = (["server2/RTX 2080 Ti/1"], ["server2/RTX 2080 Ti/0"])
+    (tmp_path / "plan.json").write_text(plan_on(*names, cuts=[10], num_layers=52).to_json())
     plan = f"parallel.plan.file={tmp_path / 'plan.json'}"
     config, inventory = asked("hardware=paper_8gpu", "parallel=pipeline", plan, EMULATE)
     found = parallel(config, inventory)

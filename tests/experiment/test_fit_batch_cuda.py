@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
-from experiment_harness import SUPPORT
 
 from sparsepipe.results.files import read_json
 
 pytestmark = [
     pytest.mark.full,
+    pytest.mark.usefixtures("networks_for_ranks"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 
 
-def test_a_gpu_made_small_runs_out_of_memory(job, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))
-    monkeypatch.setenv("PYTHONPATH", found)
+def test_a_gpu_made_small_runs_out_of_memory(job) -> None:
     # Weights, gradients and momentum take 264 MB, each shape 8 MB in each activation.
     asked = ("task=fit_batch", "parallel=single", "model.width=2000000", "task.start=1")
     path = job(*asked, "task.budget_bytes=560e6", "hardware.accelerator=cuda")

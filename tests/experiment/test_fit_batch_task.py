@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiment_harness import SUPPORT, Shell, composed, rows, wait_for
+from experiment_harness import Shell, composed, rows, wait_for
 
 from sparsepipe.errors import ConfigError, DataError, SparsePipeError
 from sparsepipe.experiment import oom, train
@@ -24,6 +24,7 @@ from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.results.files import read_json, write_json
 
+pytestmark = pytest.mark.usefixtures("networks_for_ranks")
 # A hidden layer of 2,000,000 features: a shape takes 8 MB in each activation. What the linear layer
 # and the ReLU give is there at once, and in the backward their gradients, too; allocators add
 # what they do not reuse. The parameters' 88 MB come again as gradients and as momentum.
@@ -34,17 +35,9 @@ FIT = ("task=fit_batch", f"model.width={WIDTH}", "parallel=single")
 BOTH = pytest.mark.parametrize("task", ["fit_batch", "train_if_fits"])
 
 
-@pytest.fixture(autouse=True)
-def _probes_find_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = os.pathsep.join(filter(None, (str(SUPPORT), os.environ.get("PYTHONPATH"))))
-    monkeypatch.setenv("PYTHONPATH", found)
-
-
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
+def kept(workplace: Path) -> Callable[..., Path]:
     """A run's directory with answers in it, as a search leaves them that was ended."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(SUPPORT))
 
     def keep(answers: dict[int, int | None], *overrides: str) -> Path:
         config = composed("experiment=tiny", *overrides)

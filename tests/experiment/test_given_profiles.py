@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from experiment_harness import SUPPORT, composed
+from experiment_harness import composed
 from planned_cases import profile
 
 from sparsepipe.cluster import Inventory
@@ -26,8 +26,7 @@ AS_IT_WILL_BE = {
 
 
 @pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
+def _threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
 
 

@@ -20,11 +20,12 @@ from experiment_harness import SUPPORT, Shell
 from guide_cases import DOCS, GUIDES, Command, commands_of, printing_blocks, text_of, write_files
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from plans import plan_of
 
 from sparsepipe.experiment import compose
 from sparsepipe.experiment.build import build_data, build_inventory
 from sparsepipe.results.files import read_json
-from sparsepipe.schedule import Plan, asynchronous
+from sparsepipe.schedule import asynchronous
 from sparsepipe.sparse import SparseTensor
 
 COMMANDS = [(guide, command) for guide in GUIDES for command in commands_of(guide)]
@@ -62,6 +63,7 @@ def test_commands_compose(
     if "hydra/sweeper=optuna" in command.words:
         pytest.importorskip("optuna", reason="pip install 'sparsepipe[optuna]'")
     monkeypatch.setenv("PARTS", str(here))
+    monkeypatch.setenv("MODELNET40", str(here))
     assert command.own or guide != "own_model"
     write_files(guide, here)
     composed(command.first_job, own=command.own)
@@ -155,8 +157,7 @@ def test_the_guide_shows_the_job_script() -> None:
 @pytest.mark.parametrize(("config", "updates"), [("1-1-1-1", [300] * 4), ("3-1", [100, 300])])
 def test_updates_of_each_stage_are_counted_right(config: str, updates: list[int]) -> None:
     stages = [int(count) for count in config.split("-")]
-    plan = Plan.of(config=config, cuts=range(1, len(stages)), num_layers=len(stages))
-    orders = asynchronous(plan, 9_600 // 32).actions
+    orders = asynchronous(plan_of(config), 9_600 // 32).actions
     firsts = [sum(stages[:s]) for s in range(len(stages))]
     found = [sum(str(action).startswith("U") for action in orders[rank]) for rank in firsts]
     assert found == updates
@@ -164,7 +165,7 @@ def test_updates_of_each_stage_are_counted_right(config: str, updates: list[int]
 
 def test_gradients_are_as_old_as_the_guide_says() -> None:
     """Updates between the forward and the backward of a minibatch once the pipeline is full."""
-    plan = Plan.of(config="1-1-1-1", cuts=[1, 2, 3], num_layers=4)
+    plan = plan_of("1-1-1-1")
     ages = []
     for actions in asynchronous(plan, 20).actions:
         names = [str(action) for action in actions]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from experiment_harness import SUPPORT, Shell, composed, wait_for
+from experiment_harness import SUPPORT, Shell, composed, python_path, wait_for
 from planned_cases import MODEL, SLOW, TWO, profile
 
 from sparsepipe.errors import ConfigError, ProfileError, SparsePipeError
@@ -44,11 +43,9 @@ settle(config, build_inventory(config), RunDir(Path("waiting")), measure=True)
 
 
 @pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
-    monkeypatch.setenv("PYTHONPATH", f"{SUPPORT}{os.pathsep}{SUPPORT.parent}")  # for ranks
+def _for_ranks(monkeypatch: pytest.MonkeyPatch, workplace: Path) -> None:
+    monkeypatch.setenv("PYTHONPATH", python_path(SUPPORT.parent))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.chdir(tmp_path)
 
 
 def device() -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from experiment_harness import SUPPORT, composed
+from experiment_harness import composed
 from planned_cases import MODEL, SLOW, TWO, given, profile
 
 from sparsepipe import __version__
@@ -26,12 +26,7 @@ from sparsepipe.experiment.search import memory_model
 from sparsepipe.machine import cpu_name, usable_cores
 from sparsepipe.partition.memory import MemoryModel
 
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))  # for ranks
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("workplace", "networks_for_ranks")
 
 
 def measuring(*settings: str, how: Measuring | None = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from experiment_harness import SUPPORT, composed, fault
+from experiment_harness import composed, fault
 from planned_cases import MODEL, SLOW, TWO, given, profile
 
 from sparsepipe.cluster import Inventory
@@ -21,16 +21,10 @@ from sparsepipe.experiment.settle import settle
 from sparsepipe.results.files import read_json
 from sparsepipe.schedule import Plan
 
+pytestmark = pytest.mark.usefixtures("workplace", "networks_for_ranks")
 Job = Callable[..., Path]
 LOGGER = ("logger.own._target_=pytorch_lightning.loggers.CSVLogger", "logger.own.save_dir=logged")
 QUICKLY = ("parallel.search.measure.num_warmup=1", "parallel.search.measure.num_measured=2")
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))  # for ranks
-    monkeypatch.chdir(tmp_path)
 
 
 def profiles() -> list[Path]:

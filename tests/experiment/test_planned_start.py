@@ -6,8 +6,9 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from experiment_harness import SUPPORT, composed
+from experiment_harness import composed
 from planned_cases import MODEL, SLOW, TWO, given, profile
+from plans import plan_on
 
 from sparsepipe.errors import PlanError
 from sparsepipe.experiment.build import build_inventory
@@ -15,14 +16,8 @@ from sparsepipe.experiment.evaluate import keep_plan_of_training
 from sparsepipe.experiment.job import _decide
 from sparsepipe.experiment.prepare import prepare
 from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.schedule import Plan
-from sparsepipe.schedule.plan import Stage
 
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("workplace")
 
 
 def test_what_cannot_be_planned_leaves_no_run_under_torchrun(tmp_path: Path) -> None:
@@ -40,9 +35,8 @@ def trained(path: Path, *names: str) -> str:
     run = RunDir(path)
     run.checkpoints.mkdir(parents=True)
     run.last.touch()
-    layers = zip(range(len(names)), names, strict=True)
-    stages = tuple(Stage(layers=(k, k), devices=(f"once/{name}",)) for k, name in layers)
-    run.plan.write_text(Plan(stages=stages, details={"strategy": "exact"}).to_json())
+    plan = plan_on(*([f"once/{name}"] for name in names), strategy="exact")
+    run.plan.write_text(plan.to_json())
     return f"checkpoint={run.path}"
 
 

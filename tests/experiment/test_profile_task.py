@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from experiment_harness import SUPPORT, composed
+from experiment_harness import composed
 
 from sparsepipe.errors import (
     ConfigError,
@@ -30,13 +30,8 @@ from sparsepipe.profiling import Profile
 from sparsepipe.results.shares import Costs, accumulated_shares
 from sparsepipe.schedule import Plan
 
+pytestmark = pytest.mark.usefixtures("workplace")
 PROFILE = ("experiment=tiny", "task=profile", "task.num_warmup=1", "task.num_measured=4")
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
-    monkeypatch.chdir(tmp_path)
 
 
 def run(*overrides: str) -> RunDir:
@@ -158,12 +153,9 @@ def _threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("_threads")
+@pytest.mark.usefixtures("_threads", "networks_for_ranks")
 @pytest.mark.parametrize("in_sweep", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_a_named_device_is_measured_as_it_is_used(
-    in_sweep: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+def test_a_named_device_is_measured_as_it_is_used(in_sweep: bool) -> None:
     config = composed(*PROFILE, "hardware=two_speeds", "task.device=half-speed")
     done = run_job(config, fresh_processes=in_sweep)
     found = Profile.load(done.path / "profile.json")

@@ -6,11 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from plans import plan_of
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.callbacks import Pulse
-from sparsepipe.schedule import Plan
-from sparsepipe.schedule.plan import Stage
 from sparsepipe.strategies import PipelineStrategy
 
 BEGIN_S = 90.0
@@ -21,10 +20,7 @@ class Planned(PipelineStrategy):
     """A strategy that has its plan already, as in a Trainer that runs."""
 
     def __init__(self, *replicas: int) -> None:
-        devices = [tuple(f"{s}/{k}" for k in range(count)) for s, count in enumerate(replicas)]
-        self._plan = Plan(
-            stages=tuple(Stage(layers=(s, s), devices=names) for s, names in enumerate(devices))
-        )
+        self._plan = plan_of("-".join(map(str, replicas)))
 
 
 def trainer(strategy: object, *, ranks: int, steps: int = len(ENDS_S)) -> Any:

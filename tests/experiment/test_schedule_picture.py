@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from plans import plan_of
 
 from sparsepipe.experiment import schedule_picture
 from sparsepipe.experiment.rundir import RunDir
@@ -43,7 +44,7 @@ def test_stages_of_a_searched_plan_take_the_times_of_the_search(tmp_path, monkey
 
 
 def test_stages_of_a_plan_by_hand_are_alike(tmp_path, monkeypatch) -> None:
-    seen = drawn(Plan.of(config="1-1-1", cuts=[1, 2], num_layers=3), tmp_path, monkeypatch)
+    seen = drawn(plan_of("1-1-1"), tmp_path, monkeypatch)
     assert seen["title"] == "Asynchronous pipeline 1-1-1, all stages alike"
     assert [name for name, _ in seen["lanes"]] == ["stage 0", "stage 1", "stage 2"]
     assert {round(row[4] - row[3], 9) for _, rows in seen["lanes"] for row in rows} == {0, 1, 2}

@@ -8,17 +8,12 @@ from pathlib import Path
 
 import pytest
 from emulated_cases import profile
-from experiment_harness import SUPPORT, Shell
+from experiment_harness import Shell
 from PIL import Image
 from simulated_cases import BY_HAND, PAPER, SEARCHED, layers_s, result, run
 
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError, ScheduleError
 from sparsepipe.schedule import Plan
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
 
 
 def test_a_searched_plan_with_all_its_files(tmp_path: Path) -> None:

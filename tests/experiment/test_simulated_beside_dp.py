@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiment_harness import SUPPORT, composed
+from experiment_harness import composed
 
 from sparsepipe.errors import HardwareError
 from sparsepipe.experiment.job import run_job
@@ -15,11 +15,6 @@ from sparsepipe.experiment.job import run_job
 SIX = ("task=simulate", "hardware=paper_6gpu", "task.timeline_minibatches=1")
 ON_ONE_SERVER = (*SIX, "parallel=pipeline", "parallel.plan.config=1-1", "parallel.plan.cuts=[24]")
 WITHOUT_LINK = "hardware.value.link=null"
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
 
 
 def outcome(outputs: Path, *overrides: str) -> tuple[dict[str, Any], str]:

@@ -8,16 +8,11 @@ from pathlib import Path
 
 import pytest
 from emulated_cases import BACKWARD_S, FORWARD_S, profile
-from experiment_harness import SUPPORT, composed
+from experiment_harness import composed
 
 from sparsepipe.experiment.job import run_job
 
 COPY_S = 0.005
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
 
 
 @pytest.mark.parametrize(

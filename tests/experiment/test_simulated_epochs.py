@@ -8,17 +8,12 @@ from typing import Any
 
 import pytest
 from emulated_cases import BACKWARD_S, FORWARD_S, profile
-from experiment_harness import SUPPORT, composed
+from experiment_harness import composed
 
 from sparsepipe.experiment.job import run_job
 from sparsepipe.schedule.inbox import INBOX_DEPTH
 
 PAPER = ("task=simulate", "hardware=paper_5gpu", "task.timeline_minibatches=1")
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
 
 
 def result(outputs: Path, *overrides: str) -> dict[str, Any]:

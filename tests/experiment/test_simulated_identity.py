@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from experiment_harness import SUPPORT, composed
+from experiment_harness import composed
 
 from sparsepipe.experiment.build import build_inventory
 from sparsepipe.experiment.job import run_job
@@ -15,11 +15,6 @@ from sparsepipe.experiment.simulate import one_process
 from sparsepipe.schedule import Plan
 
 PAPER = ("task=simulate", "hardware=paper_7gpu", "task.timeline_minibatches=1")
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
 
 
 def identity(outputs: Path, *overrides: str) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from experiment_harness import SUPPORT, Shell, composed, rows, weights
+from experiment_harness import Shell, composed, rows, weights
+from plans import plan_on
 
 from sparsepipe.cluster import Inventory, places_for
 from sparsepipe.errors import ConfigError, HardwareError, PlanError
@@ -15,22 +16,16 @@ from sparsepipe.experiment.placing import cuda_devices, cuda_numbers, places_of_
 from sparsepipe.experiment.prepare import prepare
 from sparsepipe.results.files import read_json
 from sparsepipe.schedule import Plan
-from sparsepipe.schedule.plan import Stage
 
 Job = Callable[..., Path]
 SPEEDS = "callbacks={speeds: {_target_: tinyhouse.Speeds}}"
 SHORT = ("parallel=pipeline", "trainer.max_epochs=1", SPEEDS)
 
 
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(SUPPORT))
-
-
 def plan_file(path: Path, *devices: str, **details: object) -> str:
     """A plan for the small network, each device a stage."""
-    stages = (Stage(layers=(0, 1), devices=devices[:1]), Stage(layers=(2, 3), devices=devices[1:]))
-    path.write_text(Plan(stages=stages, details=details).to_json())
+    plan = plan_on(devices[:1], devices[1:], cuts=[2], num_layers=4, **details)
+    path.write_text(plan.to_json())
     return f"parallel.plan.file={path}"
 
 

@@ -9,13 +9,13 @@ from itertools import product
 import pytest
 import torch
 import torch.distributed as dist
+from plans import plan_of
 from processes import run
 from torch import nn
 
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.profiling.alive import Alive
 from sparsepipe.runtime.replicas import Replicas
-from sparsepipe.schedule import Plan
 from sparsepipe.schedule.asynchronous import asynchronous
 from sparsepipe.schedule.versions import peak_predicted, peak_stashed
 
@@ -25,7 +25,7 @@ CONFIGS = ["1", "3", "1-1", "2-1", "1-2", "1-1-1", "1-2-1", "2-1-1", "1-3-1", "2
 @pytest.mark.parametrize("config", CONFIGS)
 def test_minibatches_in_flight_and_versions_are_the_schedules(config: str) -> None:
     replicas = [int(part) for part in config.split("-")]
-    plan = Plan.of(config=config, cuts=range(1, len(replicas)), num_layers=len(replicas))
+    plan = plan_of(config)
     schedule = asynchronous(plan, 60)
     model = MemoryModel(optimizer=2.0)
     for rank in range(plan.num_ranks):

@@ -1,11 +1,31 @@
-"""Plans for tests in which only the placement matters: one layer a stage."""
+"""Plans for tests in which only the placement matters."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sparsepipe.schedule import Plan
+from sparsepipe.schedule.plan import Stage
 
 
 def plan_of(config: str) -> Plan:
-    """The plan with as many replicas in each stage as ``config`` says, such as "2-1"."""
-    stages = len(config.split("-"))
+    """Stages of one layer with as many replicas as ``config`` says, such as "2-1"."""
+    stages = config.count("-") + 1
     return Plan.of(config=config, cuts=range(1, stages), num_layers=stages)
+
+
+def plan_on(
+    *stages: Sequence[str],
+    cuts: Sequence[int] = (),
+    num_layers: int | None = None,
+    **details: object,
+) -> Plan:
+    """Stages on the devices of those names; of one layer each unless ``cuts`` say otherwise."""
+    bounds = [0, *(cuts or range(1, len(stages))), num_layers or len(stages)]
+    return Plan(
+        stages=tuple(
+            Stage(layers=(bounds[s], bounds[s + 1] - 1), devices=tuple(devices))
+            for s, devices in enumerate(stages)
+        ),
+        details=details,
+    )

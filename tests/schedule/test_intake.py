@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import islice
 
 import pytest
+from plans import plan_of
 
 from sparsepipe.schedule import (
     Intake,
-    Plan,
     asynchronous,
     asynchronous_order,
     check,
@@ -18,11 +18,6 @@ from sparsepipe.schedule import (
     naive_order,
 )
 from sparsepipe.schedule.actions import Schedule
-
-
-def plan_of(config: str) -> Plan:
-    stages = config.count("-") + 1
-    return Plan.of(config=config, cuts=range(1, stages), num_layers=stages)
 
 
 def test_portions_are_what_is_asked_for_and_the_rest() -> None:

@@ -6,10 +6,12 @@ import random
 from dataclasses import replace
 
 import pytest
+from plans import plan_of
+from sending import FREELY
 
 from sparsepipe.cluster import Link
-from sparsepipe.schedule import Plan, asynchronous
-from sparsepipe.simulate.links import AS_IN_TRAINING, FREELY, Sends
+from sparsepipe.schedule import asynchronous
+from sparsepipe.simulate.links import AS_IN_TRAINING, Sends
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.record import Record
 from sparsepipe.simulate.run import Setting, run_actions, simulate
@@ -62,8 +64,7 @@ def drawn(seed: int) -> tuple[Workload, Setting]:
     """Unlike devices and stages on two or three hosts."""
     draw = random.Random(seed)
     replicas = [draw.choice([1, 1, 2, 3]) for _ in range(draw.randint(1, 4))]
-    config, stages = "-".join(map(str, replicas)), len(replicas)
-    plan = Plan.of(config=config, cuts=range(1, stages), num_layers=stages)
+    plan = plan_of("-".join(map(str, replicas)))
     inside = Link(bytes_per_s=200.0)
     network = Network(
         hosts=tuple(draw.choice([0, 1, 2]) for _ in range(plan.num_ranks)),
@@ -76,7 +77,7 @@ def drawn(seed: int) -> tuple[Workload, Setting]:
         algorithm=draw.choice(ALGORITHMS),  # type: ignore[arg-type]
         bucket_bytes=draw.choice(BUCKETS),
     )
-    costs = tuple(drawn_costs(draw, count, alone=stages == 1) for count in replicas)
+    costs = tuple(drawn_costs(draw, count, alone=plan.num_stages == 1) for count in replicas)
     workload = Workload(plan=plan, stages=costs, vertical_sync=draw.random() < 0.3)
     return workload, setting
 
@@ -127,7 +128,7 @@ def test_ranks_that_look_ahead_do_all_at_the_same_times(schedule: str, seed: int
 
 def test_a_message_that_is_counted_on_may_come_later() -> None:
     """Rank 2 counts on 11 s until another message shares its link at 5 s, then on 17 s."""
-    plan = Plan.of(config="2-1", cuts=[1], num_layers=2)
+    plan = plan_of("2-1")
     costs = (
         StageCosts(forward_s=(1.0, 5.0), backward_s=(0.5, 0.5), output_bytes=100.0),
         StageCosts(forward_s=(0.5,), backward_s=(0.5,)),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from simulated_plans import plan_of
+from plans import plan_of
+from sending import RENDEZVOUS
 
 from sparsepipe.cluster import Link
 from sparsepipe.errors import PlanError, ScheduleError
 from sparsepipe.schedule import Plan, asynchronous, gpipe, naive, one_f_one_b, timeline, unit_times
-from sparsepipe.simulate.links import RENDEZVOUS
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.run import Setting, simulate
 from sparsepipe.simulate.steady import pace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from simulated_plans import plan_of
+from plans import plan_of
 
 from sparsepipe.cluster import Link
 from sparsepipe.results.timeline import is_of_messages

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from plans import plan_on
 
 from sparsepipe.cluster import Device, Host, Inventory, Link
 from sparsepipe.errors import HardwareError, PlanError
-from sparsepipe.schedule import Plan, Stage
+from sparsepipe.schedule import Plan
 from sparsepipe.simulate.network import Network
 
 BETWEEN = Link(bytes_per_s=10.0)
@@ -25,21 +26,16 @@ def inventory(*links: Link | None, between: Link | None = BETWEEN) -> Inventory:
     )
 
 
-def plan_of(*stages: str) -> Plan:
+def placed(*stages: str) -> Plan:
     """Stages of one layer on devices such as a0."""
-    return Plan(
-        stages=tuple(
-            Stage(layers=(k, k), devices=tuple(f"{d[0]}/gpu/{d[1]}" for d in stage.split()))
-            for k, stage in enumerate(stages)
-        )
-    )
+    return plan_on(*([f"{d[0]}/gpu/{d[1]}" for d in stage.split()] for stage in stages))
 
 
 @pytest.mark.parametrize(
     "plan",
     [
-        plan_of("a0", "b0", "a1"),
-        plan_of("a0 b0", "b1 a1", "a2 b2"),  # each minibatch goes to the other host and back
+        placed("a0", "b0", "a1"),
+        placed("a0 b0", "b1 a1", "a2 b2"),  # each minibatch goes to the other host and back
     ],
 )
 def test_devices_of_a_host_that_never_talk_need_no_link_there(plan: Plan) -> None:
@@ -50,11 +46,11 @@ def test_devices_of_a_host_that_never_talk_need_no_link_there(plan: Plan) -> Non
 @pytest.mark.parametrize(
     "plan",
     [
-        plan_of("a0", "a1"),
-        plan_of("b0", "a0", "a1"),
-        plan_of("a0 a1"),
-        plan_of("a0 a1", "b0"),
-        plan_of("a0 b0", "b1 a1 b2"),  # minibatch 4 goes from a0 to a1
+        placed("a0", "a1"),
+        placed("b0", "a0", "a1"),
+        placed("a0 a1"),
+        placed("a0 a1", "b0"),
+        placed("a0 b0", "b1 a1 b2"),  # minibatch 4 goes from a0 to a1
     ],
 )
 def test_devices_of_a_host_that_talk_need_its_link(plan: Plan) -> None:
@@ -66,10 +62,10 @@ def test_devices_of_a_host_that_talk_need_its_link(plan: Plan) -> None:
 
 def test_hosts_need_the_link_between_them() -> None:
     with pytest.raises(HardwareError, match="the link of the inventory has no bandwidth"):
-        Network.of(inventory(None, None, between=None), plan_of("a0", "b0"))
-    Network.of(inventory(INSIDE, between=None), plan_of("a0", "a1"))
+        Network.of(inventory(None, None, between=None), placed("a0", "b0"))
+    Network.of(inventory(INSIDE, between=None), placed("a0", "a1"))
 
 
 def test_a_device_must_be_of_the_inventory() -> None:
     with pytest.raises(PlanError, match=r"c/gpu/0 is on no host of the hardware \(a, b\)"):
-        Network.of(inventory(None, None), plan_of("a0", "c0"))
+        Network.of(inventory(None, None), placed("a0", "c0"))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from plans import plan_of
+from sending import FREELY
 
 from sparsepipe.cluster import Link
-from sparsepipe.schedule import Plan, asynchronous
-from sparsepipe.simulate.links import FREELY, Sends
+from sparsepipe.schedule import asynchronous
+from sparsepipe.simulate.links import Sends
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.run import Setting, run_actions, simulate
 from sparsepipe.simulate.workload import StageCosts, Workload
 
-PLAN = Plan.of(config="1-1-1-1", cuts=[1, 2, 3], num_layers=4)
+PLAN = plan_of("1-1-1-1")
 WORKLOAD = Workload(
     plan=PLAN,
     stages=(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from simulated_plans import plan_of
+from plans import plan_of
 
 from sparsepipe.cluster import Link
 from sparsepipe.partition.memory import MemoryModel

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from simulated_plans import plan_of
+from plans import plan_of, plan_on
 
 from sparsepipe.cluster import Link
 from sparsepipe.errors import ConfigError, PlanError, ProfileError
 from sparsepipe.profiling import LayerProfile, Profile
-from sparsepipe.schedule import Plan, Stage
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.run import Setting
 from sparsepipe.simulate.schedules import SCHEDULES, Simulation
@@ -102,12 +101,7 @@ SLOW = Profile(
         for each in FAST.layers
     )
 )
-MIXED = Plan(
-    stages=(
-        Stage(layers=(0, 1), devices=("one/fast/0", "two/slow/0")),
-        Stage(layers=(2, 2), devices=("one/fast/1",)),
-    )
-)
+MIXED = plan_on(["one/fast/0", "two/slow/0"], ["one/fast/1"], cuts=[2], num_layers=3)
 
 
 def test_a_plan_costs_what_the_profiles_of_its_devices_say() -> None:

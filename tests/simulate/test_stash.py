@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 import torch
+from plans import plan_of
 from torch import nn
 
 from sparsepipe.runtime.weights import Weights
@@ -32,8 +33,7 @@ UPDATE_S, COPY_S = 0.25, 0.5
 
 
 def workload_of(config: str, *, vertical_sync: bool = False) -> Workload:
-    stages = config.count("-") + 1
-    plan = Plan.of(config=config, cuts=range(1, stages), num_layers=stages)
+    plan = plan_of(config)
     costs = tuple(
         StageCosts(
             forward_s=(1.0,) * stage.replicas,

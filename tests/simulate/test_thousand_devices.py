@@ -6,10 +6,10 @@ How long they take is for benchmarks/simulate.py to say.
 from __future__ import annotations
 
 import pytest
+from plans import plan_of
 
 from sparsepipe.cluster import Link
 from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.schedule import Plan
 from sparsepipe.simulate.lanes import lanes, some_ranks
 from sparsepipe.simulate.memory import long_run_peaks_bytes
 from sparsepipe.simulate.network import Network
@@ -22,14 +22,6 @@ RANKS, MINIBATCHES = 1024, 10_000
 EXACT = 1e-12
 
 
-def plan_of(replicas: list[int]) -> Plan:
-    return Plan.of(
-        config="-".join(map(str, replicas)),
-        cuts=range(1, len(replicas)),
-        num_layers=len(replicas),
-    )
-
-
 def test_data_parallelism_over_128_hosts() -> None:
     """Computation, then a ring that crosses each host's link once each way; ten rounds of it."""
     inside = Link(bytes_per_s=1e6)
@@ -38,7 +30,7 @@ def test_data_parallelism_over_128_hosts() -> None:
         inside=(inside,) * 128,
         between=Link(bytes_per_s=10.0, latency_s=0.001),
     )
-    workload = Workload.uniform(plan_of([RANKS]), parameter_bytes=80.0)
+    workload = Workload.uniform(plan_of(str(RANKS)), parameter_bytes=80.0)
     found = pace(workload, MINIBATCHES, Setting(network=network, algorithm="ring"))
     sum_s = 2 * (RANKS - 1) / RANKS * 80.0 / 10.0 + 2 * (RANKS - 1) * 0.001
     assert found.minibatch_s == pytest.approx((3.0 + sum_s) / RANKS, rel=1e-9)
@@ -49,7 +41,7 @@ def test_data_parallelism_over_128_hosts() -> None:
 
 def test_a_pipeline_of_64_replicas_in_each_stage() -> None:
     """All are busy; a minibatch goes through 16 stages and back, and 64 come every 3 seconds."""
-    plan = plan_of([64] * 16)
+    plan = plan_of("-".join(["64"] * 16))
     setting = Setting(network=Network.flat(RANKS))
     found = pace(Workload.uniform(plan), MINIBATCHES, setting)
     assert found.minibatch_s == pytest.approx(3.0 / 64, rel=EXACT)
@@ -60,7 +52,7 @@ def test_a_pipeline_of_64_replicas_in_each_stage() -> None:
 
 
 def test_peaks_of_memory_are_the_partitioners() -> None:
-    plan = plan_of([1] * 64 + [480, 480])
+    plan = plan_of("1-" * 64 + "480-480")
     model = MemoryModel()
     workload = Workload.uniform(plan, parameter_bytes=10.0)
     found = long_run_peaks_bytes(
@@ -84,7 +76,7 @@ def test_peaks_of_memory_are_the_partitioners() -> None:
     ],
 )
 def test_some_ranks_are_drawn_for_all(replicas: list[int], seen: list[int]) -> None:
-    plan = plan_of(replicas)
+    plan = plan_of("-".join(map(str, replicas)))
     assert some_ranks(plan, 8) == seen
     setting = Setting(network=Network.flat(plan.num_ranks))
     record = Simulation.of(Workload.uniform(plan), setting).record(2)

@@ -8,11 +8,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from simulated_plans import plan_of
+from plans import plan_of
+from sending import RENDEZVOUS
 
 from sparsepipe.cluster import Link
 from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.simulate.links import RENDEZVOUS, Sends
+from sparsepipe.simulate.links import Sends
 from sparsepipe.simulate.memory import memory_over_time
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.record import Record
