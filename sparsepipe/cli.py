@@ -23,7 +23,7 @@ from sparsepipe.experiment import compose, logs
 from sparsepipe.experiment.completion import answerable
 from sparsepipe.experiment.objective import scored
 from sparsepipe.experiment.sweep.directory import announced
-from sparsepipe.experiment.sweep.ending import exit_code_of_sweep
+from sparsepipe.experiment.sweep.ending import end_early, exit_code_of_sweep
 from sparsepipe.experiment.sweep.record import SweptJob
 from sparsepipe.experiment.sweep.torchrun import refuse_within_torchrun
 from sparsepipe.experiment.telling import told_by
@@ -57,6 +57,10 @@ def main() -> None:
     except KeyboardInterrupt:
         print("\nstopped; run the same command again to go on", file=sys.stderr)
         outcome.exit_code = 130
+    except Exception as error:
+        if not end_early(error):
+            raise
+        outcome.exit_code = exit_code_of_sweep()
     sys.exit(outcome.exit_code)
 
 
@@ -91,7 +95,7 @@ def _job(config: DictConfig, outcome: _Outcome) -> str | None:
 
         try:
             if sweep:
-                directory = _job_of_sweep(config, job)
+                directory = _job_of_sweep(config, job)  # worth its objective
             else:
                 directory = str(run_job(compose.resolve(config)).path)
         except Stopped as stop:
@@ -100,7 +104,7 @@ def _job(config: DictConfig, outcome: _Outcome) -> str | None:
             sys.exit(stop.exit_code)
         if _is_first_rank():
             print(directory, flush=True)
-        return scored(directory, config.objective) if sweep else directory
+        return directory
     except SparsePipeError as error:
         _report(error, outcome)
     except Exception:
@@ -112,7 +116,11 @@ def _job(config: DictConfig, outcome: _Outcome) -> str | None:
 
 
 def _job_of_sweep(config: DictConfig, hydra_config: HydraConf) -> str:
-    """Runs a job that another launcher than ours has come to; returns its run's directory."""
+    """Runs a job that another launcher than ours has come to.
+
+    Returns:
+        The run's directory, worth its objective for sweepers that search.
+    """
     from sparsepipe.experiment.sweep.one_job import run_swept
 
     logs.configure()  # it may be another process than the sweep's
@@ -126,7 +134,7 @@ def _job_of_sweep(config: DictConfig, hydra_config: HydraConf) -> str:
     )
     done = run_swept(job, lambda: compose.resolve(config), fresh_processes=True)
     assert done.run is not None
-    return done.run
+    return scored(done.run, done.value)
 
 
 def _report(error: SparsePipeError, outcome: _Outcome) -> None:

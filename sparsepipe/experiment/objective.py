@@ -6,14 +6,11 @@ Optuna's does, ask it for its value as a number.
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
-from sparsepipe.errors import ConfigError, SparsePipeError
+from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.check import suggest
 from sparsepipe.results.files import read_json
-
-log = logging.getLogger(__name__)
 
 
 class ScoredRun(str):
@@ -33,34 +30,28 @@ class ScoredRun(str):
         return ScoredRun, (str(self), self.value)  # launchers hand it from process to process
 
 
-def scored(directory: str, objective: str | None) -> str:
-    """The directory of a finished run, worth its ``objective`` where it has that.
-
-    Where it has not, that is told and no more: the run itself is as good as any.
-    """
-    if objective is None:
-        return directory
-    try:
-        return ScoredRun(directory, value_of(directory, objective))
-    except SparsePipeError as error:
-        log.error("%s", error)
-        return directory
+def scored(directory: str, value: float | None) -> str:
+    """The directory of a finished run, worth its value where it has one."""
+    return directory if value is None else ScoredRun(directory, value)
 
 
-def value_of(directory: str, objective: str) -> float:
-    """A figure of a run's result.
+def value_of(directory: Path, objective: str | None) -> float | None:
+    """A figure of a finished run's result; None where none is asked for.
 
     Raises:
         ConfigError: the result has no such figure.
         DataError: the result cannot be read.
     """
-    result = read_json(Path(directory) / "result.json")
+    if objective is None:
+        return None
+    result = read_json(directory / "result.json")
     figures = [key for key, value in result.items() if _is_number(value)]
     if objective not in figures:
         raise ConfigError(
             f"objective={objective} is no figure of {directory}/result.json"
             f"{suggest(objective, figures)}",
-            remedy="name one of its keys that has a number, such as test/accuracy",
+            remedy="name one of its keys that has a number, such as test/accuracy; the run is "
+            "finished, and given again with another objective it is not done anew",
         )
     return float(result[objective])
 

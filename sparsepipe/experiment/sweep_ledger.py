@@ -6,13 +6,13 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from hydra.core.utils import JobReturn, JobStatus
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from sparsepipe.errors import DataError, NoRunsError
 from sparsepipe.experiment.outputs import expanded
-from sparsepipe.experiment.swept import near
+from sparsepipe.experiment.sweep.directory import sweep_directory
+from sparsepipe.experiment.swept import near, records_of
 from sparsepipe.results import gather
 from sparsepipe.results.ledger import CSV
 
@@ -23,22 +23,14 @@ class SweepLedger(Callback):
     """Writes ``ledger.parquet`` and ``ledger.csv`` beside the runs of the experiment.
 
     All its finished runs are in them, those of earlier sweeps and of single commands too. Where
-    jobs are of several experiments (``name=a,b``) each has its own, as far as this process has
-    run them.
+    jobs are of several experiments (``name=a,b``) each has its own.
     """
-
-    def __init__(self) -> None:
-        self._experiments: set[Path] = set()
-
-    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """Notes in which experiment the job's run is."""
-        if job_return.status is JobStatus.COMPLETED and job_return.return_value is not None:
-            self._experiments.add(Path(job_return.return_value).parent)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Gathers what there is; what a ledger cannot be made of is told, and ends no sweep."""
         own = (expanded(str(config.paths.outputs)) / str(config.name)).absolute()
-        for experiment in sorted({own, *self._experiments}):
+        runs = (Path(job.run) for job in records_of(sweep_directory(config)) if job.run)
+        for experiment in sorted({own, *(run.parent for run in runs)}):
             if any(experiment.glob("[!.]*/DONE.json")):
                 _gather(experiment)
 

@@ -39,9 +39,15 @@ class Finished:
 
 @dataclass(frozen=True)
 class Shell:
-    """A directory to work in, and the command."""
+    """A directory to work in, and the command.
+
+    Args:
+        cwd: the directory.
+        before: words before the command, which run it in their own way.
+    """
 
     cwd: Path
+    before: tuple[str, ...] = ()
 
     @property
     def environment(self) -> dict[str, str]:
@@ -53,7 +59,7 @@ class Shell:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", *self.command(*arguments)],
+            [*self.before, sys.executable, "-m", *self.command(*arguments)],
             cwd=self.cwd,
             env=self.environment,
             stdout=subprocess.PIPE,

@@ -23,6 +23,13 @@ PLANS = ("task=partition", "model=sparse_vgg16_bn", "hardware=paper_5gpu")
 SWEPT = {"demo": 1, "table2": 3 * 2 * 4, "fig8": 4 * 2}
 """Jobs of experiments by themselves; the paper's are sweeps."""
 FEW = ("scale=smoke", "data.source.train_per_class=1", "data.source.test_per_class=1")
+GRID = (
+    *PLANS,
+    "task.search=dp,exact",
+    "hydra/sweeper=optuna",
+    "hydra/sweeper/sampler=grid",
+    "hydra.sweeper.n_jobs=1",
+)
 PLUGINS = {
     "slurm": "hydra_plugins.hydra_submitit_launcher",
     "joblib": "hydra_plugins.hydra_joblib_launcher",
@@ -171,15 +178,7 @@ def test_jobs_that_others_launch(shell: Shell, launcher: tuple[str, ...]) -> Non
 @needs("optuna")
 def test_the_best_is_searched_for_by_optuna(shell: Shell) -> None:
     """Of two searches, on a grid: the plan whose bottleneck is the least, by the runs' results."""
-    search = (
-        *PLANS,
-        "task.search=dp,exact",
-        "hydra/sweeper=optuna",
-        "hydra/sweeper/sampler=grid",
-        "hydra.sweeper.n_jobs=1",
-        "objective=bottleneck_s",
-    )
-    swept = shell.sweep(*search)
+    swept = shell.sweep(*GRID, "objective=bottleneck_s")
     assert swept.code == 0, swept.err
     runs = [Path(line) for line in swept.out.splitlines()]
     bottlenecks_s = {
@@ -241,3 +240,26 @@ def test_a_rate_for_figure_8_is_searched_for_by_optuna(shell: Shell) -> None:
     (rate,) = best["best_params"].values()
     assert list(best["best_params"]) == ["optim.optimizer.lr"]
     assert best["best_value"] == max(rates.values()) == rates[rate]
+
+
+@pytest.mark.full
+@needs("optuna")
+@pytest.mark.parametrize("launcher", ["basic", "sparsepipe"])
+def test_a_search_whose_jobs_have_no_value_says_so(shell: Shell, launcher: str) -> None:
+    """Optuna gives up: what came of the jobs is told all the same, with a remedy."""
+    bear = "hydra.sweeper.max_failure_rate=1"
+    swept = shell.sweep(*GRID, f"hydra/launcher={launcher}", "objective=botleneck_s", bear)
+    assert swept.code == 2, swept.err
+    told = swept.err.partition("2 of 2 jobs failed:")[2]
+    assert "objective=botleneck_s is no figure" in told
+    assert "(nearest: 'bottleneck_s')" in told
+    assert "its sweeper does not go on without their values" in told
+    assert "remedy: mend the jobs" in told
+    assert "Traceback" not in swept.err
+    finished = [path.parent for path in shell.cwd.glob("outputs/tiny/*/DONE.json")]
+    assert len(finished) == 2
+    assert (shell.cwd / "outputs/tiny/ledger.csv").exists()
+    # The first failure ends it, unless it is to bear them.
+    short = shell.sweep(*GRID, f"hydra/launcher={launcher}", "objective=botleneck_s", "seed=1")
+    assert short.code == 2, short.err
+    assert "1 of 1 jobs failed:" in short.err

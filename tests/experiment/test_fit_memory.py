@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sparsepipe.experiment.fitting.memory import ResidentPeak, status_bytes
+from sparsepipe.experiment.fitting.request import Request
 
 MB = 10**6
 
@@ -78,3 +82,20 @@ def test_limits_end_a_process_that_passes_them(program: str, code: int) -> None:
     done = subprocess.run([sys.executable, "-c", PREAMBLE + program], check=False, timeout=120)
     assert done.returncode == code
     assert time.monotonic() - started_s < 120
+
+
+def test_a_probe_that_nobody_waits_for_ends_though_torch_is_still_to_come(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import time\ntime.sleep(300)\n")
+    request = Request(
+        config={}, batch_size=1, budget_bytes=1, steps=1, answer=tmp_path / "answer", parent=-1
+    )
+    (tmp_path / "request").write_bytes(pickle.dumps(request))
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, "-m", "sparsepipe.experiment.fitting.probe", tmp_path / "request"],
+        env={**os.environ, "PYTHONPATH": path},
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert not request.answer.exists()

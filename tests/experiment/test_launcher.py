@@ -123,6 +123,9 @@ def test_each_job_has_the_processes_it_asks_for(shell: Shell) -> None:
         told = [path.read_text().split(" ", 2) for path in sorted(run.glob("present-*"))]
         assert len(told) == asked
         assert {size for _, size, _ in told} == {str(asked)}
+        victims = [int(path.read_text()) for path in sorted(run.glob("victim-*"))]
+        assert len(victims) == asked
+        assert min(victims) >= 500, "where memory runs out, none but the sweep is spared"
         processes |= {process for process, _, _ in told}
         cores = {len(json.loads(cores)) for _, _, cores in told}
         assert cores == {min(asked, len(os.sched_getaffinity(0)))}, "a core for each rank"

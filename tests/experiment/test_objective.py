@@ -2,59 +2,116 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
-from experiment_harness import composed
+from experiment_harness import SUPPORT, Shell, composed
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.objective import scored, value_of
 from sparsepipe.experiment.rundir import identity_of
+from sparsepipe.experiment.sweep.one_job import run_swept
+from sparsepipe.experiment.sweep.record import JobRecord, SweptJob, read_record, records_of
 from sparsepipe.results.files import write_json
+
+PLANS = ("task=partition", "model=sparse_vgg16_bn", "hardware=paper_5gpu")
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> str:
+def run(tmp_path: Path) -> Path:
     write_json(
         tmp_path / "result.json",
         {"test/accuracy": 0.75, "epoch_s": 3, "kind": "measured", "done": True, "none": None},
     )
-    return str(tmp_path)
+    return tmp_path
 
 
-def test_a_run_is_its_directory_and_a_number(run: str) -> None:
-    found = scored(run, "test/accuracy")
-    assert found == run
+def test_a_run_is_its_directory_and_a_number(run: Path) -> None:
+    assert value_of(run, "epoch_s") == 3.0
+    found = scored(str(run), value_of(run, "test/accuracy"))
+    assert found == str(run)
     assert float(found) == 0.75
-    assert float(scored(run, "epoch_s")) == 3.0
     # From one process to another.
     sent = pickle.loads(pickle.dumps(found))
-    assert (sent, float(sent)) == (run, 0.75)
+    assert (sent, float(sent)) == (str(run), 0.75)
 
 
-def test_without_an_objective_it_is_no_number(run: str) -> None:
-    assert scored(run, None) == run
+def test_without_an_objective_it_is_no_number(run: Path) -> None:
+    found = scored(str(run), value_of(run, None))
+    assert found == str(run)
     with pytest.raises(ValueError, match="could not convert"):
-        float(scored(run, None))
+        float(found)
 
 
 @pytest.mark.parametrize("objective", ["test/acuracy", "kind", "done", "none"])
-def test_what_is_no_figure_is_told(
-    run: str, objective: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_no_figure_is_refused(run: Path, objective: str) -> None:
     with pytest.raises(ConfigError, match=f"objective={objective} is no figure") as refused:
         value_of(run, objective)
-    # The run is done all the same, and other jobs of its sweep go on.
-    monkeypatch.setattr(logging.getLogger("sparsepipe"), "propagate", True)
-    found = scored(run, objective)
-    assert found == run
-    assert f"objective={objective} is no figure" in caplog.text
-    with pytest.raises(ValueError, match="could not convert"):
-        float(found)
     if objective == "test/acuracy":
         assert "(nearest: 'test/accuracy')" in refused.value.message
+
+
+@pytest.fixture
+def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., JobRecord]:
+    """Runs a job of a sweep, and reads what it leaves."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(SUPPORT))
+
+    def swept(*overrides: str) -> JobRecord:
+        job = SweptJob(number=0, overrides=overrides, choices={}, sweep=tmp_path / "sweep")
+
+        def resolved() -> Mapping[str, Any]:
+            return composed("experiment=tiny", *overrides)
+
+        run_swept(job, resolved, fresh_processes=False)
+        return read_record(job.record)
+
+    return swept
+
+
+def test_a_job_leaves_its_value(swept: Callable[..., JobRecord]) -> None:
+    record = swept(*PLANS, "objective=bottleneck_s")
+    assert (record.status, record.exit_code) == ("finished", 0)
+    assert record.run is not None
+    assert record.value == value_of(Path(record.run), "bottleneck_s")
+    assert swept(*PLANS).value is None
+
+
+def test_a_job_without_its_value_has_failed_and_its_run_is_done(
+    swept: Callable[..., JobRecord], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="objective=botleneck_s is no figure"):
+        swept(*PLANS, "objective=botleneck_s")
+    (record,) = records_of(tmp_path / "sweep")
+    assert (record.status, record.run, record.value, record.exit_code) == ("failed", None, None, 2)
+    assert "(nearest: 'bottleneck_s')" in (record.error or "")
+    assert "\n  remedy: name one of its keys" in (record.error or "")
+    (done,) = tmp_path.glob("outputs/tiny/*/DONE.json")
+    again = swept(*PLANS, "objective=bottleneck_s")
+    assert again.before, "the remedy costs nothing"
+    assert again.run == str(done.parent)
+
+
+@pytest.mark.full
+def test_other_jobs_of_its_sweep_go_on(shell: Shell) -> None:
+    """Where the name is wrong, and where it cannot even be made out."""
+    wrong = "objective=botleneck_s,bottleneck_s,${nowhere}"
+    done = shell.sweep("hydra/launcher=sparsepipe", *PLANS, wrong)
+    assert done.code == 2, done.err
+    (sweep,) = shell.cwd.glob("outputs/tiny/sweeps/*")
+    first, second, third = records_of(sweep)
+    assert [record.status for record in (first, second, third)] == ["failed", "finished", "failed"]
+    assert second.value is not None
+    told = done.err.partition("2 of 3 jobs failed:")[2]
+    assert "job 1 (" in told
+    assert "remedy: name one of its keys that has a number" in told
+    assert "nowhere" in (third.error or "")
+    assert done.out == f"{second.run}\n"
+    assert (sweep / "table.csv").exists()
+    assert "Traceback" not in done.err
 
 
 def test_a_run_is_the_same_whatever_is_searched() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from experiment_harness import Shell, fault, wait_for
+from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from sweep_cases import leave_record
 
 from sparsepipe.experiment.sweep import ending
 from sparsepipe.experiment.sweep.directory import command_of
+from sparsepipe.experiment.sweep.ending import SweepEnd
 from sparsepipe.experiment.sweep.record import JobRecord, records_of
 from sparsepipe.experiment.sweep_table import SweepTable
 from sparsepipe.results import load_results
@@ -34,10 +37,33 @@ def config_of(sweep: Path) -> DictConfig:
     return OmegaConf.create({"hydra": {"sweep": {"dir": str(sweep)}}})
 
 
+class Broken(Callback):
+    """Somebody's own."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        raise KeyError("somebody's own mistake")
+
+
+def begun(sweep: Path) -> DictConfig:
+    """The configuration of a sweep that has begun."""
+    targets = {"end": SweepEnd, "broken": Broken}
+    config = config_of(sweep)
+    config.hydra.overrides = {"task": ["seed=0,1,2"]}
+    config.hydra.callbacks = {
+        name: {"_target_": f"{kind.__module__}.{kind.__qualname__}"}
+        for name, kind in targets.items()
+    }
+    SweepEnd().on_multirun_start(config)
+    return config
+
+
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(logging.getLogger("sparsepipe"), "propagate", True)
     monkeypatch.setattr(ending, "_exit_codes", [])
+    monkeypatch.setattr(ending, "_begun", [])
+    for name in ("SPARSEPIPE_SWEEP_DIR", "SPARSEPIPE_SWEEP_COMMAND"):
+        monkeypatch.setenv(name, "")  # which a sweep sets, and is set back
     caplog.set_level(logging.INFO)
     return caplog
 
@@ -82,6 +108,31 @@ def test_jobs_of_other_launchers_give_the_command_its_exit_code(tmp_path: Path, 
     ending.SweepEnd().on_multirun_end(config_of(tmp_path))
     assert ending.exit_code_of_sweep() == 1
     assert "1 of 3 jobs failed, 1 stopped:" in said.records[-1].getMessage()
+
+
+def test_a_sweep_whose_sweeper_gives_up_is_told_as_others_are(tmp_path: Path, said) -> None:
+    left(tmp_path)
+    begun(tmp_path)
+    assert ending.end_early(ValueError("no number"))
+    assert ending.exit_code_of_sweep() == 1
+    *before, failed, end = (record.getMessage() for record in said.records)
+    (broken,) = (text for text in before if "Broken: " in text)
+    assert "somebody's own mistake" in broken, "and the others are told"
+    assert failed.startswith("1 of 3 jobs failed, 1 stopped:")
+    assert "(ValueError: no number)" in end
+    assert "remedy: mend the jobs" in end
+
+
+def test_what_no_job_has_to_do_with_is_not_told_as_theirs(tmp_path: Path, said) -> None:
+    assert not ending.end_early(ValueError("no sweep at all"))
+    leave_record(tmp_path, 0, "++seed=0", run=tmp_path / "run")
+    config = begun(tmp_path)
+    assert not ending.end_early(ValueError("somebody's own"))
+    left(tmp_path)
+    SweepEnd().on_multirun_end(config)
+    said.clear()
+    assert not ending.end_early(ValueError("after its end"))
+    assert not said.records
 
 
 def test_the_table_tells_jobs_that_were_stopped_from_those_that_failed(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from experiment_harness import Shell
-from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 from pandas.testing import assert_frame_equal
+from sweep_cases import leave_record
 
 from sparsepipe.experiment.sweep_ledger import SweepLedger
 from sparsepipe.results import load_results
@@ -19,7 +19,13 @@ from sparsepipe.results.files import read_json, write_json
 
 @pytest.fixture
 def config(tmp_path: Path) -> DictConfig:
-    return OmegaConf.create({"name": "swept", "paths": {"outputs": str(tmp_path / "outputs")}})
+    return OmegaConf.create(
+        {
+            "name": "swept",
+            "paths": {"outputs": str(tmp_path / "outputs")},
+            "hydra": {"sweep": {"dir": str(tmp_path / "outputs" / "swept" / "sweeps" / "now")}},
+        }
+    )
 
 
 @pytest.fixture
@@ -33,23 +39,16 @@ def finished(tmp_path: Path) -> Callable[..., Path]:
     return finished
 
 
-def ended(run: Path | None) -> JobReturn:
-    told = JobReturn(status=JobStatus.FAILED if run is None else JobStatus.COMPLETED)
-    told.return_value = ValueError("somebody's own") if run is None else str(run)
-    return told
-
-
 def test_all_finished_runs_of_the_experiment_count(
     config: DictConfig, finished: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Also those that this process has not run: earlier ones, and those of other processes."""
+    """Also those of no job of this sweep; of its jobs, whatever process has run them."""
     finished("swept", "earlier")
     elsewhere = finished("other name", "2")
     finished("bystander", "3")
-    callback = SweepLedger()
-    for run in (finished("swept", "1"), elsewhere, None):
-        callback.on_job_end(config, ended(run))
-    callback.on_multirun_end(config)
+    for number, run in enumerate((finished("swept", "1"), elsewhere, None)):
+        leave_record(Path(config.hydra.sweep.dir), number, run=run)
+    SweepLedger().on_multirun_end(config)
     outputs = tmp_path / "outputs"
     assert list(load_results(outputs / "swept" / "ledger.csv")["run_id"]) == ["1", "earlier"]
     assert list(load_results(outputs / "other name" / "ledger.csv")["run_id"]) == ["2"]
@@ -60,11 +59,11 @@ def test_without_a_finished_run_there_is_no_ledger_and_no_word_of_it(
     config: DictConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "outputs" / "swept" / "1").mkdir(parents=True)
-    callback = SweepLedger()
-    callback.on_job_end(config, ended(None))
-    callback.on_multirun_end(config)
+    leave_record(Path(config.hydra.sweep.dir), 0, run=None)
+    SweepLedger().on_multirun_end(config)
     assert not caplog.messages
-    assert [path.name for path in (tmp_path / "outputs" / "swept").iterdir()] == ["1"]
+    left = {path.name for path in (tmp_path / "outputs" / "swept").iterdir()}
+    assert left == {"1", "sweeps"}
 
 
 def test_reports_are_no_rows(

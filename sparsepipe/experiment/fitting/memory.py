@@ -19,6 +19,7 @@ from sparsepipe.errors import HardwareError
 _STATUS = Path("/proc/self/status")
 _SET_BACK = Path("/proc/self/clear_refs")
 _VICTIM = Path("/proc/self/oom_score_adj")
+_SURELY = 1000
 _POLL_S = 0.005
 """Between two looks at the memory: what is written in so short a time is little."""
 
@@ -96,7 +97,12 @@ def limit_allocations(more_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
-def prefer_as_victim() -> None:
-    """Where memory runs out, the kernel is to end this process and no other."""
-    with contextlib.suppress(OSError):  # the other limits hold
-        _VICTIM.write_text("1000")
+def prefer_as_victim(thousandths: int = _SURELY) -> None:
+    """Where memory runs out, the kernel is to end this process and those that it starts.
+
+    Args:
+        thousandths: of all memory, as which this counts beside what a process has: with 1000 it
+            is this process and no other. Where it counts as more already, it stays so.
+    """
+    with contextlib.suppress(OSError, ValueError):  # the other limits hold
+        _VICTIM.write_text(str(max(thousandths, int(_VICTIM.read_text()))))

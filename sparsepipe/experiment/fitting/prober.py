@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from sparsepipe.errors import DataError, HardwareError, SparsePipeError
-from sparsepipe.experiment.fitting.probe import OUT_OF_MEMORY, OVER_BUDGET, Request
+from sparsepipe.experiment.fitting.request import OUT_OF_MEMORY, OVER_BUDGET, Request
 from sparsepipe.experiment.measured_device import memory_of
 from sparsepipe.experiment.oom import kills_since, oom_kills
 from sparsepipe.experiment.run import Run

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
+from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from sparsepipe.experiment.sweep.directory import announce, sweep_directory
@@ -19,6 +20,8 @@ from sparsepipe.experiment.swept import near
 log = logging.getLogger(__name__)
 _TAIL_LINES = 12
 _exit_codes: list[int] = []
+_begun: list[DictConfig] = []
+"""Sweeps of this process that have not ended."""
 
 
 class SweepEnd(Callback):
@@ -27,13 +30,44 @@ class SweepEnd(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Lets jobs know where to leave their records."""
         announce(config)
+        _begun.append(config)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Tells of what failed, and what was stopped."""
+        _begun.clear()
         records = records_of(sweep_directory(config))
         note_exit_code(records)  # of jobs that another launcher than ours has run
         if any(record.status != "finished" for record in records):
             log.warning("%s", "\n".join(failures(records)))
+
+
+def end_early(error: Exception) -> bool:
+    """Ends a sweep whose sweeper has given up for its jobs, as Hydra ends others.
+
+    Sweepers that search raise where a job has no value, and what is made of the others is not made.
+
+    Args:
+        error: what the sweeper has raised.
+
+    Returns:
+        Whether jobs have failed, so that all is told; else the error is another's to tell.
+    """
+    begun = list(_begun)
+    for config in begun:
+        for node in reversed(list(config.hydra.callbacks.values())):
+            try:
+                instantiate(node).on_multirun_end(config=config)
+            except Exception as other:  # the next one has its own to tell
+                log.warning("%s: %s", node._target_, other)
+        if exit_code_of_sweep():
+            log.error(
+                "the sweep ends here: its sweeper does not go on without their values (%s: %s)"
+                "\n  remedy: mend the jobs and give the command again, which skips finished runs; "
+                "or let the sweeper bear failures (Optuna's: hydra.sweeper.max_failure_rate=1)",
+                type(error).__name__,
+                error,
+            )
+    return bool(begun) and exit_code_of_sweep() != 0
 
 
 def note_exit_code(records: Sequence[JobRecord]) -> None:

@@ -16,17 +16,22 @@ from typing import Any
 
 import yaml
 
+from sparsepipe.experiment.fitting.memory import prefer_as_victim
 from sparsepipe.experiment.sweep.record import SweptJob
 from sparsepipe.runtime.launch import follow_parent
 
 log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1
+_RATHER_THAN_THE_SWEEP = 500
+"""In thousandths of all memory: a rank of a job may be smaller than the process of the sweep. A
+process that tries out a batch size is still ended before it."""
 
 
 def main() -> None:
     """Runs the job that the given file holds."""
     given = yaml.safe_load(Path(sys.argv[1]).read_text(encoding="utf-8"))
     _end_with(given["parent"])
+    prefer_as_victim(_RATHER_THAN_THE_SWEEP)
     if given["cores"] is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, given["cores"])  # before torch counts them
     sys.exit(_run(given))

@@ -211,6 +211,5 @@ def _returned(one: _Composed, record: JobRecord) -> JobReturn:
         task_name=str(one.whole.hydra.job.name),
         status=JobStatus.COMPLETED,
     )
-    objective = OmegaConf.select(one.whole, "objective")
-    done.return_value = None if record.run is None else scored(record.run, objective)
+    done.return_value = None if record.run is None else scored(record.run, record.value)
     return done

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sparsepipe.errors import DataError, SparsePipeError
+from sparsepipe.experiment.objective import value_of
 from sparsepipe.experiment.sweep.record import (
     JobRecord,
     SweptJob,
@@ -26,7 +27,8 @@ def run_swept(
     """Runs a job of a sweep.
 
     A run that another process works on, maybe as another job of this sweep or as one that was
-    killed with the last sweep and is about to end, is waited for.
+    killed with the last sweep and is about to end, is waited for. A run whose result has no such
+    figure as the ``objective`` is finished, and its job has failed: no sweeper can use it.
 
     Args:
         job: which.
@@ -58,6 +60,7 @@ def run_swept(
             anew_since_s=began_s(job.sweep),
             opened=lambda found: write_json(job.started, {"run": str(found.path)}),
         )
+        value = value_of(directory.path, config["objective"])
     except Stopped as stop:
         leave(status="stopped", run=None, error=stop.message, exit_code=stop.exit_code)
         raise
@@ -70,7 +73,7 @@ def run_swept(
         raise
     run = str(directory.path)
     before = _ended_s(directory.done) < began
-    return leave(status="finished", run=run, before=before)
+    return leave(status="finished", run=run, before=before, value=value)
 
 
 def _ended_s(done: Any) -> float:

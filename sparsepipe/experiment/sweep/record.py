@@ -81,6 +81,7 @@ class JobRecord:
         began_s: in seconds since 1970.
         ended_s: in seconds since 1970.
         before: the run had been finished before the job began.
+        value: of the run's ``objective``, for sweepers that search; None where none is asked for.
         log: file with what it said, where it had one of its own.
     """
 
@@ -94,6 +95,7 @@ class JobRecord:
     began_s: float
     ended_s: float
     before: bool = False
+    value: float | None = None
     log: str | None = None
 
     @property

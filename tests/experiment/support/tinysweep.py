@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 
+PIECE_BYTES = 20_000_000
+
 
 class Present(pl.Callback):
     """Each rank's process, and how many it counts, in the run's directory."""
@@ -14,3 +16,22 @@ class Present(pl.Callback):
     def on_train_start(self, trainer, pl_module):
         place = Path(trainer.default_root_dir) / f"present-{trainer.global_rank}"
         place.write_text(f"{os.getpid()} {trainer.world_size} {sorted(os.sched_getaffinity(0))}")
+        victim = Path("/proc/self/oom_score_adj").read_text()
+        place.with_name(f"victim-{trainer.global_rank}").write_text(victim)
+
+
+class Hungry(pl.Callback):
+    """Takes more and more memory and writes into it, until somebody ends the process.
+
+    Args:
+        most_bytes: where nobody does.
+    """
+
+    def __init__(self, *, most_bytes: int) -> None:
+        self.most_bytes = most_bytes
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        held = []
+        for _ in range(self.most_bytes // PIECE_BYTES):
+            held.append(bytearray(b"x") * PIECE_BYTES)
+        raise AssertionError("memory did not run out")
