@@ -62,7 +62,7 @@ def over_resolution(block: Block, columns: Sequence[Column]) -> Figure | None:
 
 def _draw(axes: Axes, column: Column, block: Block, grids: Sequence[str]) -> None:
     style.tidy(axes)
-    words = []
+    words: list[str] = []
     for network, look in _LOOKS.items():
         cells = [block.rows.get((grid, network), {}).get(column) for grid in grids]
         ours = [(place, value) for place, cell in enumerate(cells) if (value := _ours(cell))]
