@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from pathlib import Path
 
 
@@ -15,11 +16,21 @@ def usable_cores() -> int:
 
 
 def cpu_name() -> str:
-    """The processor's model, as its vendor calls it."""
+    """The processor's model, as a command line takes it: see :func:`plain_name`."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+                return plain_name(line.partition(":")[2])
     except OSError:
         pass  # not Linux
-    return platform.processor() or platform.machine()
+    return plain_name(platform.processor() or platform.machine())
+
+
+def plain_name(model: str) -> str:
+    """What a vendor calls a processor, without marks and characters that want quoting.
+
+    Profiles and plans name devices, and overrides name these: ``Intel(R) Xeon(R) Processor`` would
+    be none that Hydra reads, ``Intel Xeon Processor`` is one.
+    """
+    unmarked = re.sub(r"\((?:R|TM|C)\)", "", model, flags=re.IGNORECASE)
+    return " ".join(re.sub(r"[^\w .@/+-]", " ", unmarked).split())
