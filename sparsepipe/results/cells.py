@@ -71,13 +71,10 @@ def cell_value(text: str) -> Any:
     if not text:
         return None
     try:
-        return json.loads(text, parse_constant=_refuse)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return text
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    return value if _finite(value) == value else text  # Infinity by itself is a word
 
 
 def _finite(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
 
@@ -33,6 +33,8 @@ RESULTS = st.lists(st.dictionaries(KEYS, VALUES, max_size=6), min_size=1, max_si
 
 
 @settings(deadline=None)
+@example([math.inf])
+@example([math.nan, 1])
 @given(VALUES.filter(lambda value: not (isinstance(value, float) and not math.isfinite(value))))
 def test_a_cell_says_by_itself_what_it_is(value: Any) -> None:
     again = cell_value(cell_text(value))
