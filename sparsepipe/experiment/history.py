@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import numbers
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,8 @@ class History:
         """Keeps what the run need not do again, and adds what it was too late to tell.
 
         The row of an epoch comes after the epoch's checkpoint. A run that was killed between
-        the two, or that had no tracker until now, has it in its metrics file.
+        the two, or that had no tracker until now, has it in its metrics file, together with what
+        was told of the epoch before that, such as its validation; no figure is told twice.
 
         Args:
             place: where the run goes on.
@@ -69,7 +70,8 @@ class History:
         kept = [row for row in self.rows() if row[STEP] < place.steps]
         told = {row.get("epoch") for row in kept if _AT_EPOCHS_END in row}
         missed = [_of_epoch(row) for row in epochs if int(row["epoch"]) < place.epoch]
-        kept += [row for row in missed if row["epoch"] not in told]
+        known = {(row.get("epoch"), name) for row in kept for name in row}
+        kept += [_but(row, known) for row in missed if row["epoch"] not in told]
         kept.sort(key=lambda row: int(row[STEP]))
         write_text_atomic(self.path, "".join(map(_line, kept)))
 
@@ -77,6 +79,12 @@ class History:
 def _line(row: Mapping[str, Any]) -> str:
     plain = {name: value for name, value in row.items() if isinstance(value, (str, numbers.Real))}
     return json.dumps(plain, default=float) + "\n"  # numpy's numbers are no Python ones
+
+
+def _but(row: Row, known: Collection[tuple[Any, str]]) -> Row:
+    """A row of an epoch without the figures of it that are known."""
+    about = ("epoch", STEP)
+    return {k: v for k, v in row.items() if k in about or (row["epoch"], k) not in known}
 
 
 def _of_epoch(row: Mapping[str, str]) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,18 @@ def test_an_epoch_whose_row_came_too_late_is_told(history: History) -> None:
     history.go_on(place(2, 0, 8), EPOCHS)
     assert steps(history) == [0, 1, 2, 3, 3, 4, 5, 6, 7, 7]
     assert history.rows()[-1] == {"epoch": 1, STEP: 7, "time/epoch_s": 2.0, "train/loss": 0.8}
+
+
+def test_of_such_an_epoch_no_figure_is_told_twice(history: History) -> None:
+    """Its validation was told before the checkpoint, and is in the metrics file as well."""
+    lines = history.path.read_text().splitlines(keepends=True)
+    lines[9] = json.dumps({"val/loss": 0.5, "epoch": 1, STEP: 7}) + "\n"
+    history.path.write_text("".join(lines))
+    history.go_on(place(2, 0, 8), [{**row, "val/loss": "0.5"} for row in EPOCHS])
+    assert steps(history) == [0, 1, 2, 3, 3, 4, 5, 6, 7, 7, 7]
+    *_, validated, epoch = history.rows()
+    assert validated == {"epoch": 1, STEP: 7, "val/loss": 0.5}
+    assert epoch == {"epoch": 1, STEP: 7, "time/epoch_s": 2.0, "train/loss": 0.8}
 
 
 def test_without_a_record_the_metrics_file_tells(tmp_path: Path) -> None:
