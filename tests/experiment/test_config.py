@@ -84,6 +84,8 @@ def test_help_lists_the_options_that_compose(tmp_path: Path) -> None:
         ("model", "own"),
         ("experiment", "tiny"),
         ("hardware", "cores"),
+        ("trial", "batch_search"),
+        ("trial", "two_ranks"),
     }
 
 

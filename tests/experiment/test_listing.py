@@ -116,7 +116,7 @@ def test_the_command_lists_own_options_too_and_leaves_nothing_behind(tmp_path: P
     assert not said.err
     ours = {(group.name, option.name) for group in OURS for option in group.options}
     theirs = {("data", "vectors"), ("model", "mlp"), ("model", "own"), ("experiment", "tiny"),
-              ("hardware", "cores")}  # fmt: skip
+              ("hardware", "cores"), ("trial", "batch_search"), ("trial", "two_ranks")}  # fmt: skip
     assert listed(said.out) == ours | theirs
     assert not list(tmp_path.iterdir())
 
