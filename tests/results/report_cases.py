@@ -5,6 +5,9 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
+from sparsepipe.results.report.cell import Cell
+from sparsepipe.results.report.exhibit import Block
+
 _NUMBERS = count()
 
 HERE = {
@@ -87,3 +90,13 @@ def fitting(network: str, resolution: int, p: float = 1.0, *, batch: int, **more
             **more,
         },
     )
+
+
+def cell(block: Block, column: str, *row: str) -> Cell:
+    (found,) = [c for c in block.cells if c.row == row and c.column.key == column]
+    return found
+
+
+def value(block: Block, column: str, *row: str) -> Any:
+    ours = cell(block, column, *row).ours
+    return None if ours is None else ours.value

@@ -6,10 +6,10 @@ import re
 from typing import Any
 
 import pytest
-from report_cases import run, training
+from report_cases import cell, run, training, value
 
 from sparsepipe.results.paper import printed
-from sparsepipe.results.report.cell import Cell, Row
+from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.exhibit import Block, Exhibit
 from sparsepipe.results.report.exhibits import EXHIBITS
 from sparsepipe.results.report.fig7 import FIG7
@@ -19,16 +19,6 @@ from sparsepipe.results.report.table1 import TABLE1
 from sparsepipe.results.report.table3 import TABLE3
 
 GPUS = {5: "1 x TITAN V, 4 x RTX 2080 Ti", 8: "1 x TITAN V, 3 x TITAN Xp, 4 x RTX 2080 Ti"}
-
-
-def cell(block: Block, column: str, *row: str) -> Cell:
-    (found,) = [c for c in block.cells if c.row == row and c.column.key == column]
-    return found
-
-
-def value(block: Block, column: str, *row: str) -> Any:
-    ours = cell(block, column, *row).ours
-    return None if ours is None else ours.value
 
 
 @pytest.mark.parametrize("exhibit", EXHIBITS.values(), ids=lambda each: each.name)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from desk_cases import ADAMW, DESK, MADE, as_desk
-from report_cases import fitting, training
+from report_cases import cell, fitting, training, value
 
-from sparsepipe.results.report.cell import Cell, Row
+from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.commands import Commands, word
 from sparsepipe.results.report.exhibit import Block
 from sparsepipe.results.report.fig8 import FIG8
@@ -36,16 +36,6 @@ def trained(network: str, resolution: int = 32, **more: Any) -> Row:
 def tables(*rows: Row, known: bool = True) -> list[Block]:
     usual = as_desk if known else None
     return list(TABLE2.blocks(rows, Commands(experiment="table2", usual=usual)))
-
-
-def cell(block: Block, column: str, *row: str) -> Cell:
-    (found,) = [c for c in block.cells if c.row == row and c.column.key == column]
-    return found
-
-
-def value(block: Block, column: str, *row: str) -> Any:
-    ours = cell(block, column, *row).ours
-    return None if ours is None else ours.value
 
 
 def overrides(row: Row) -> tuple[str, ...]:

@@ -6,25 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from report_cases import fitting, run, training
+from report_cases import cell, fitting, run, training, value
 
-from sparsepipe.results.report.cell import Cell, Row
+from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.exhibit import Block
 from sparsepipe.results.report.table2 import TABLE2
 
 
 def blocks(*rows: Row) -> list[Block]:
     return list(TABLE2.blocks(rows))
-
-
-def cell(block: Block, column: str, *row: str) -> Cell:
-    (found,) = [c for c in block.cells if c.row == row and c.column.key == column]
-    return found
-
-
-def value(block: Block, column: str, *row: str) -> Any:
-    ours = cell(block, column, *row).ours
-    return None if ours is None else ours.value
 
 
 S1 = ("32³", "1", "sparse", "1")
