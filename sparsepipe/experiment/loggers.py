@@ -125,13 +125,14 @@ class RunLogger(WandbLogger):
             self._remove_attempts()
         os.environ.setdefault("WANDB_SILENT", "true")  # the run directory is the last line printed
         # Tables wait there until they are uploaded; by default in the user's home.
-        os.environ.setdefault(_DATA_DIR, str((self._folder / "data").absolute()))
+        os.environ.setdefault(_DATA_DIR, _tables(self._folder))
         os.environ.setdefault(_WAIT_S, "120")  # by default 30
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
             run = wandb.init(mode="offline" if self._offline else None, **self._wandb_init)
         except wandb.Error as error:
             wandb.teardown()  # else it would go on as it was set up for this run
+            _leave_tables(self._folder)
             raise OutputError(
                 f"Weights & Biases cannot begin a run: {error}",
                 remedy="give the command again, which goes on with what is there, or leave out "
@@ -186,10 +187,19 @@ def end_tracking(*, failed: bool) -> None:
     wandb = sys.modules.get("wandb")
     if wandb is None or wandb.run is None:
         return
-    folder = str(Path(wandb.run.settings.wandb_dir).absolute() / "data")
+    folder = Path(wandb.run.settings.wandb_dir)
     wandb.run.finish(exit_code=int(failed))
     wandb.teardown()
-    if os.environ.get(_DATA_DIR) == folder:
+    _leave_tables(folder)
+
+
+def _tables(folder: Path) -> str:
+    return str((folder / "data").absolute())
+
+
+def _leave_tables(folder: Path) -> None:
+    """The next job of the process has its own, unless the user has said where they wait."""
+    if os.environ.get(_DATA_DIR) == _tables(folder):
         del os.environ[_DATA_DIR]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -274,6 +275,7 @@ def test_a_tracker_that_does_not_begin_leaves_the_report(
     told = [message for message in caplog.messages if "Weights & Biases cannot begin" in message]
     assert len(told) == 1
     assert "leave out logger=wandb" in told[0]
+    assert "WANDB_DATA_DIR" not in os.environ  # the next job's tables would wait in this one's
 
 
 def test_other_sweeps_have_no_report(tmp_path: Path) -> None:
