@@ -112,16 +112,11 @@ class Classifier(pl.LightningModule):
         size = label_B.numel()
         if self.label_smoothing:
             objective = F.cross_entropy(logits_BK, label_B, label_smoothing=self.label_smoothing)
-            self.log("train/objective", objective, on_step=False, on_epoch=True, batch_size=size)
+            self._log_epoch("train/objective", objective.detach(), size, shown=False)
         self.train_accuracy(logits_BK, label_B)
-        self.log(
-            "train/loss",
-            loss.detach(),
-            prog_bar=True,
-            on_step=True,
-            on_epoch=True,
-            batch_size=size,
-        )
+        # A step's is this rank's own, an epoch's the mean over all ranks' shapes.
+        self.log("train/loss_step", loss.detach(), prog_bar=True, on_step=True, on_epoch=False)
+        self._log_epoch("train/loss", loss.detach(), size)
         self.log(
             "train/accuracy",
             self.train_accuracy,
@@ -192,11 +187,11 @@ class Classifier(pl.LightningModule):
             return x
         return x.to(parameter.dtype) if x.dtype.is_floating_point else x
 
-    def _log_epoch(self, name: str, value: Any, size: int) -> None:
+    def _log_epoch(self, name: str, value: Any, size: int, *, shown: bool = True) -> None:
         self.log(
             name,
             value,
-            prog_bar=True,
+            prog_bar=shown,
             on_step=False,
             on_epoch=True,
             sync_dist=isinstance(value, Tensor),

@@ -161,7 +161,7 @@ def test_losses_of_all_splits_are_the_same_quantity(tmp_path, smoothing) -> None
     data = Samples(40)
     logits = layers(data.x)
     plain = nn.functional.cross_entropy(logits, data.y).item()
-    assert logged["train/loss_epoch"] == pytest.approx(plain, rel=1e-5)
+    assert logged["train/loss"] == pytest.approx(plain, rel=1e-5)
     assert logged["val/loss"] == pytest.approx(plain, rel=1e-5)
     if smoothing:
         smoothed = nn.functional.cross_entropy(logits, data.y, label_smoothing=smoothing).item()
