@@ -22,7 +22,7 @@ SMALL = ("experiment=table2", "scale=smoke", "trial=one_device", "network=sparse
 
 
 def commands(name: str, scale: str | None = None) -> Commands:
-    return Commands(experiment=name, scale=scale, usual=usual)
+    return Commands(experiment=name, scales=(scale,) if scale else (), usual=usual)
 
 
 def words(command: str) -> list[str]:

@@ -33,7 +33,7 @@ _NOT_OF_MEMORY = frozenset({"tested", "trained", "epochs", "batches", "threads"}
 def blocks_of(
     rows: Sequence[Row], commands: Commands, *, cell_of: CellOf, make: Make
 ) -> list[Block]:
-    """A block for each setting that runs have; one of missing cells where there is no run.
+    """A block for each setting that runs have, and of missing cells where there is no run.
 
     Args:
         rows: finished runs of an experiment. Those that began with trained weights are left out.
@@ -43,11 +43,14 @@ def blocks_of(
     """
     begun = [row for row in rows if row.get("first_weights")]
     fresh = [row for row in rows if not row.get("first_weights")]
+    settings = settings_of(fresh, commands, cell_of=cell_of)
     found = [
         make(theirs, commands_of(setting, theirs, commands), setting)
-        for setting, theirs in settings_of(fresh, commands, cell_of=cell_of).items()
+        for setting, theirs in settings.items()
     ]
-    first, *others = found or [make([], commands.scaled(), None)]
+    missing = commands.of_missing({setting.scale for setting in settings})
+    found += [replace(make([], theirs, None), title=title) for title, theirs in missing.items()]
+    first, *others = found
     return [replace(first, notes=(*first.notes, *_left_out(begun))), *others]
 
 
