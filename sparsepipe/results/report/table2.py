@@ -10,7 +10,7 @@ from sparsepipe.results.report.batches import Searched, ratio, searched
 from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import Block, Exhibit
-from sparsepipe.results.report.grouping import FITTING, blocks_of
+from sparsepipe.results.report.grouping import FITTING, OF_TRIALS, blocks_of
 from sparsepipe.results.report.places import no_speedup
 from sparsepipe.results.report.rows import mean_of
 from sparsepipe.results.report.setting_commands import data_notes
@@ -22,6 +22,7 @@ from sparsepipe.results.report.trainings import (
     accuracy,
     budget_notes,
     run_notes,
+    search_notes,
 )
 
 TIME = Column(key="epoch_time", heading="epoch time", unit="s")
@@ -66,41 +67,42 @@ def _fit(asked: Asked) -> tuple[str, ...]:
 
 
 def _block(rows: Sequence[Row], commands: Commands, setting: Setting | None) -> Block:
-    budget = () if setting is None else _budget(setting, rows, commands)
+    trial = () if setting is None else _trial(setting, rows, commands)
     return Block(
         title="" if setting is None else setting.title,
-        cells=tuple(cell for asked in _PAPER for cell in _cells(asked, rows, commands, budget)),
+        cells=tuple(cell for asked in _PAPER for cell in _cells(asked, rows, commands, trial)),
         notes=(
             *budget_notes(rows),
             *data_notes(commands),
             *(note for asked in _PAPER for note in run_notes(asked, asked.runs(rows))),
+            *(note for asked in _PAPER for note in search_notes(asked, _searches(asked, rows))),
         ),
-        sweep=_sweep(commands, budget),
+        sweep=_sweep(commands, trial),
     )
 
 
-def _budget(setting: Setting, rows: Sequence[Row], commands: Commands) -> tuple[str, ...]:
-    """The override of searches that had another budget than is usual, which no training knows."""
-    key = "task.budget_bytes"
-    told = [row[key] for row in rows if row.get("task_name") == FITTING and key in row]
+def _trial(setting: Setting, rows: Sequence[Row], commands: Commands) -> tuple[str, ...]:
+    """Overrides of searches whose trials were not the usual ones, which no training knows."""
+    searches = [row for row in rows if row.get("task_name") == FITTING]
+    told = {key: row[key] for row in searches for key in OF_TRIALS if key in row}
     where = (*setting.overrides, "trial=largest_batch")
-    return commands.unlike(where, {key: told[0]}) if told else ()
+    return commands.unlike(where, told) if told else ()
 
 
-def _sweep(commands: Commands, budget: Sequence[str]) -> str:
-    if not budget:
+def _sweep(commands: Commands, trial: Sequence[str]) -> str:
+    if not trial:
         return commands.sweep()
     trainings = commands.sweep("trial=one_device,four_devices")
-    return f"{trainings} && {commands.sweep('trial=largest_batch', *budget)}"
+    return f"{trainings} && {commands.sweep('trial=largest_batch', *trial)}"
 
 
 def _cells(
-    asked: Asked, rows: Sequence[Row], commands: Commands, budget: Sequence[str]
+    asked: Asked, rows: Sequence[Row], commands: Commands, trial: Sequence[str]
 ) -> list[Cell]:
     runs, paper = asked.runs(rows), _PAPER[asked]
     first, base = _first(asked), _PAPER[_first(asked)]
     of_first = first.runs(rows)
-    training, fitting = commands.one(*_train(asked)), commands.one(*_fit(asked), *budget)
+    training, fitting = commands.one(*_train(asked)), commands.one(*_fit(asked), *trial)
     theirs = int(paper["batch_size"]) / int(base["batch_size"])
     batch = _batch(asked, rows)
     found: list[tuple[Column, Printed, Ours | None, str]] = [
@@ -120,7 +122,7 @@ def _cells(
                 text=f"{theirs:g}", derived="not printed: the ratio of two batch sizes that are"
             ),
             _batch_ratio(asked, rows),
-            commands.one(*_fit(first), *budget) if batch else fitting,
+            commands.one(*_fit(first), *trial) if batch else fitting,
         ),
     ]
     row = (
@@ -165,9 +167,14 @@ def _reason(runs: Sequence[Row], first: Sequence[Row]) -> str:
     return next((reason for reason in reasons if reason), "")
 
 
+def _searches(asked: Asked, rows: Sequence[Row]) -> list[Row]:
+    """For the largest batch of a row; there are none on several devices."""
+    return asked.runs(rows, task=FITTING)
+
+
 def _batch(asked: Asked, rows: Sequence[Row]) -> Searched | None:
     """On one device: each of several holds the whole network and its own batch."""
-    return searched(replace(asked, devices=1).runs(rows, task=FITTING))
+    return searched(_searches(replace(asked, devices=1), rows))
 
 
 def _batch_ratio(asked: Asked, rows: Sequence[Row]) -> Ours | None:
