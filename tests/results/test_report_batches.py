@@ -42,7 +42,6 @@ def lacking(row: dict[str, Any]) -> dict[str, Any]:
     [
         ("most", "larger ones were not to be tried"),
         ("data", "there are no more shapes"),
-        ("too_slow", "took too long"),
     ],
 )
 def test_what_memory_has_not_ended_is_a_bound(limited_by: str, why: str) -> None:

@@ -175,21 +175,6 @@ def test_what_does_not_fit_is_no_missing_cell() -> None:
     assert FIG8.draw(block) is not None
 
 
-def test_what_took_too_long_is_not_said_not_to_fit() -> None:
-    slow = {**refused("dense", 100), "limited_by": "too_slow", "task.timeout_s": 600.0}
-    (block,) = FIG8.blocks([fitting8("dense", 50), slow])
-    for column in ("test_accuracy", "memory"):
-        found = cell(block, column, "100³", "dense").ours
-        assert found is not None
-        assert (found.value, found.counts) == ("too slow", False)
-        assert found.note == (
-            "training steps of 16 shapes took longer than task.timeout_s (600 s): whether they "
-            "fit is not known"
-        )
-    (both,) = FIG8.blocks([slow, refused("dense", 100)])
-    assert value(both, "test_accuracy", "100³", "dense") == "does not fit", "another run knew"
-
-
 def test_table3_sets_words_beside_words() -> None:
     told = {
         "8gpu/HETE-MP/config": "7-1",

@@ -14,13 +14,13 @@ from typing import Any
 
 from sparsepipe.results.report.cell import Ours, Row
 
-_OF_MEMORY = frozenset({"over_budget", "out_of_memory", "killed_for_memory"})
+OF_MEMORY = frozenset({"over_budget", "out_of_memory", "killed_for_memory"})
 """Values of ``limited_by`` that say that memory ended the search."""
-_OTHERS = {
+OTHERS = {
     "most": "larger ones were not to be tried (task.most)",
     "data": "there are no more shapes to train on",
-    "too_slow": "the next size took too long (task.timeout_s)",
 }
+"""Its other values, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def searched(rows: Sequence[Row]) -> Searched | None:
         runs=tuple(run for runs in by_seed.values() for run in runs),
         sizes=tuple(map(_seen_to_fit, by_seed.values())),
         most=None if others else fmean(known),
-        ended=tuple(dict.fromkeys(_OTHERS.get(reason, reason) for reason in others)),
+        ended=tuple(dict.fromkeys(OTHERS.get(reason, reason) for reason in others)),
     )
 
 
@@ -134,7 +134,7 @@ def _because(found: Searched) -> str:
 
 
 def _by_memory(run: Row) -> bool:
-    return run.get("limited_by") in _OF_MEMORY
+    return run.get("limited_by") in OF_MEMORY
 
 
 def _seen_to_fit(runs: Sequence[Row]) -> float:
