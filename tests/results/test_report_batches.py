@@ -144,6 +144,19 @@ def test_trials_of_unlike_lengths_are_apart() -> None:
     assert len(set(titles)) == len(titles) == 3
 
 
+def test_rows_on_several_devices_say_that_the_search_was_on_one() -> None:
+    four = ("32³", "4", "sparse", "1")
+    rows = fitting("dense", 32, batch=60), fitting("sparse", 32, batch=150, refused_batch=160)
+    for column in ("batch", "batch_ratio"):
+        alone, several = ours(column, S1, *rows), ours(column, four, *rows)
+        assert several.value == alone.value
+        assert "one device" not in alone.note
+        assert several.note.startswith(f"{alone.note}; searched for on one device")
+    exact = ours("batch", four, fitting("sparse", 32, batch=150))
+    assert exact.note.startswith("searched for on one device: each of several holds")
+    assert cell("batch", four).missing
+
+
 def test_no_batch_at_all_has_no_ratio() -> None:
     none = fitting("dense", 32, batch=0, refused_batch=1)
     ratio = ours("batch_ratio", S1, none, fitting("sparse", 32, batch=60))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sparsepipe.results.paper import printed
-from sparsepipe.results.report.batches import Searched, ratio, searched
+from sparsepipe.results.report.batches import ratio, searched
 from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import Block, Exhibit
@@ -104,7 +104,7 @@ def _cells(
     of_first = first.runs(rows)
     training, fitting = commands.one(*_train(asked)), commands.one(*_fit(asked), *trial)
     theirs = int(paper["batch_size"]) / int(base["batch_size"])
-    batch = _batch(asked, rows)
+    batch, batches = _batches(asked, rows)
     found: list[tuple[Column, Printed, Ours | None, str]] = [
         (TRAIN, Printed(text=paper["train_accuracy_percent"]), accuracy(runs, "train"), training),
         (TEST, Printed(text=paper["test_accuracy_percent"]), accuracy(runs, "test"), training),
@@ -115,13 +115,13 @@ def _cells(
             _speedup(runs, of_first),
             commands.one(*_train(first)) if runs else training,  # what it lacks, if it does
         ),
-        (BATCH, Printed(text=paper["batch_size"]), batch.ours if batch else None, fitting),
+        (BATCH, Printed(text=paper["batch_size"]), batch, fitting),
         (
             BATCHES,
             Printed(
                 text=f"{theirs:g}", derived="not printed: the ratio of two batch sizes that are"
             ),
-            _batch_ratio(asked, rows),
+            batches,
             commands.one(*_fit(first), *trial) if batch else fitting,
         ),
     ]
@@ -172,14 +172,23 @@ def _searches(asked: Asked, rows: Sequence[Row]) -> list[Row]:
     return asked.runs(rows, task=FITTING)
 
 
-def _batch(asked: Asked, rows: Sequence[Row]) -> Searched | None:
-    """On one device: each of several holds the whole network and its own batch."""
-    return searched(_searches(replace(asked, devices=1), rows))
+def _batches(asked: Asked, rows: Sequence[Row]) -> tuple[Ours | None, Ours | None]:
+    """The largest batch, and over that of D-1, on one device whatever the row's number."""
+    found = searched(_searches(replace(asked, devices=1), rows))
+    base = searched(_searches(_first(asked), rows))
+    ours = None if found is None else found.ours
+    over_base = None if found is None or base is None else ratio(found, base, of="D-1")
+    if asked.devices == 1:
+        return ours, over_base
+    return _of_one_device(ours), _of_one_device(over_base)
 
 
-def _batch_ratio(asked: Asked, rows: Sequence[Row]) -> Ours | None:
-    ours, base = _batch(asked, rows), _batch(_first(asked), rows)
-    return None if ours is None or base is None else ratio(ours, base, of="D-1")
+def _of_one_device(ours: Ours | None) -> Ours | None:
+    """With a note, in a row on several devices, of where it was searched for."""
+    if ours is None:
+        return None
+    where = "searched for on one device: each of several holds the whole network and its own batch"
+    return replace(ours, note=f"{ours.note}; {where}" if ours.note else where)
 
 
 TABLE2 = Exhibit(
