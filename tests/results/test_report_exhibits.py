@@ -112,6 +112,20 @@ def test_each_way_to_take_fig9_has_a_block_of_its_own() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "devices", ["5 x RTX 2080 Ti", "2 x TITAN V, 3 x RTX 2080 Ti", "1 x TITAN V, 4 x H100"]
+)
+def test_other_gpus_are_no_bars_of_fig9(devices: str) -> None:
+    rows = [
+        simulated("dp", 5, 0.8),
+        simulated("dp", 5, 1.6, hardware_devices=devices, run_id="other"),
+    ]
+    found = fig9(*rows)
+    assert value(found[AT_125], "minibatch", "5", "DP") == pytest.approx(800)
+    (note,) = [note for block in found.values() for note in block.notes]
+    assert note.startswith("Left out: other, whose hosts, GPUs or links")
+
+
 def test_commands_of_other_links_name_them() -> None:
     found = fig9(
         simulated("dp", 5, 0.8, **{"task.link_bytes_per_s": 60e6}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from matplotlib.figure import Figure
 
@@ -19,7 +20,7 @@ from sparsepipe.results.fig9_settings import (
 from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import Block, Exhibit
-from sparsepipe.results.report.fig9_groups import Group, groups_of, matters
+from sparsepipe.results.report.fig9_groups import Group, elsewhere, groups_of, matters
 from sparsepipe.results.report.rows import mean_of, unlike_notes
 from sparsepipe.results.speedups import Bar, Chart, Mark, Panel, speedups_figure
 from sparsepipe.results.sweep_table import plan_text
@@ -30,7 +31,13 @@ PLAN = Column(key="plan", heading="plan", printed=False)
 
 
 def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
-    return [_block(group, theirs, commands) for group, theirs in groups_of(rows, commands).items()]
+    found = [_block(group, theirs, commands) for group, theirs in groups_of(rows, commands).items()]
+    (first, *others), left_out = found, elsewhere(rows, commands)
+    if not left_out:
+        return found
+    names = ", ".join(str(row.get("run_id")) for row in left_out)
+    note = f"Left out: {names}, whose hosts, GPUs or links inside hosts are not the paper's."
+    return [replace(first, notes=(*first.notes, note)), *others]
 
 
 def _block(group: Group, rows: Sequence[Row], commands: Commands) -> Block:
