@@ -189,6 +189,21 @@ def test_what_does_not_fit_is_no_missing_cell() -> None:
     assert FIG8.draw(block) is not None
 
 
+def test_a_mean_says_which_seeds_did_not_fit() -> None:
+    there = [fitting8("dense", 100, seed=seed, test=0.8) for seed in (0, 1)]
+    (block,) = FIG8.blocks([*there, {**refused("dense", 100), "seed": 2, "run_id": "large"}])
+    for column in ("test_accuracy", "memory"):
+        found = cell(block, column, "100³", "dense").ours
+        assert found is not None
+        assert found.count == 2
+        assert found.note == (
+            "without large: a training step of 16 shapes does not fit: over budget, the budget is "
+            "2,000 MB"
+        )
+    (block,) = FIG8.blocks(there)
+    assert not [each for each in block.cells if each.ours and each.ours.note]
+
+
 def test_table3_sets_words_beside_words() -> None:
     told = {
         "8gpu/HETE-MP/config": "7-1",

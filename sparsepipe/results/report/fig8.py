@@ -73,7 +73,7 @@ def _cells(asked: Asked, rows: Sequence[Row], commands: Commands) -> list[Cell]:
             row=(f"{asked.resolution}³", asked.network),
             column=column,
             paper=None if text is None else Printed(text=text, derived=_FROM_TABLE),
-            ours=ours or (_in_words(refused, column) if refused else None),
+            ours=_beside(ours, refused, column),
             command=commands.one(*asked.overrides),
         )
         for column, text, ours in found
@@ -94,6 +94,16 @@ def _refused(runs: Sequence[Row]) -> Ours | None:
         note=f"a training step of {batch} shapes does not fit: {why}{limit}",
         counts=False,
     )
+
+
+def _beside(ours: Ours | None, refused: Ours | None, column: Column) -> Ours | None:
+    """A figure, with what is to be said of seeds that did not fit; or that in place of one."""
+    if refused is None:
+        return ours
+    if ours is None:
+        return _in_words(refused, column)
+    names = ", ".join(str(run.get("run_id")) for run in refused.runs)
+    return replace(ours, note=f"without {names}: {refused.note}")
 
 
 def _in_words(refused: Ours, column: Column) -> Ours:
