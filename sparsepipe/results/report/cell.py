@@ -20,11 +20,19 @@ class Compare(Enum):
     NOT = ""
     """Not at all: seconds and bytes belong to a machine and a size of the training."""
     RATIO = "ratio"
-    """Ours over the paper's, of what is a ratio itself, such as a speedup."""
+    """Ours over the paper's, of what is a ratio itself, such as a speedup, or of one device."""
     DIFFERENCE = "difference"
     """Ours less the paper's, in the unit of the column."""
     WORDS = "verdict"
     """By the note of what is in words."""
+
+
+HOW_COMPARED = (
+    "A ratio is ours over the paper's: of what is a ratio itself, such as a speedup, or of what a "
+    "kind of GPU reaches, over its data sheet (Table I); never of seconds. A difference is ours "
+    "less the paper's."
+)
+"""For readers of a report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
