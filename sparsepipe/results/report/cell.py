@@ -136,9 +136,16 @@ class Cell:
         paper = None if self.paper is None else self.paper.value
         if paper is None or self.ours is None or not self.ours.counts:
             return None
-        ours = self.ours.value
-        if isinstance(ours, str):
+        ours = our_number(self)
+        if ours is None:
             return None
         if self.column.compare is Compare.RATIO:
             return ours / paper
         return ours - paper if self.column.compare is Compare.DIFFERENCE else None
+
+
+def our_number(cell: Cell | None) -> float | None:
+    """Ours as it is drawn and compared; None where there is no cell, nothing in it, or words."""
+    if cell is None or cell.ours is None or isinstance(cell.ours.value, str):
+        return None
+    return cell.ours.value

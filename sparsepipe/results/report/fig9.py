@@ -17,7 +17,7 @@ from sparsepipe.results.fig9_settings import (
     minibatch_s,
     strategy_of,
 )
-from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row
+from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row, our_number
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import Block, Exhibit
 from sparsepipe.results.report.fig9_groups import Group, elsewhere, groups_of, matters
@@ -117,8 +117,8 @@ def _draw(block: Block) -> Figure | None:
         place = (f"{cell.row[0]} GPUs", cell.row[1])
         if cell.column is not SPEEDUP:
             continue
-        if cell.ours is not None and not isinstance(cell.ours.value, str):
-            bars[place] = Bar(value=cell.ours.value)
+        if (ours := our_number(cell)) is not None:
+            bars[place] = Bar(value=ours)
         if cell.paper is not None and cell.paper.value is not None:
             marks[place] = Mark(value=cell.paper.value, derived=bool(cell.paper.derived))
     if not bars:
