@@ -68,7 +68,7 @@ class Reported:
             ConfigError: nothing of the paper has such a name.
         """
         names = _names(str(config["name"]), exhibits)
-        given = len(names) == 1 and config["name"] not in (ALL, NONE, *names)
+        given = config["name"] not in (ALL, NONE, *EXHIBITS)
         return cls(
             exhibits=tuple(names),
             name=str(config["name"]) if given else None,

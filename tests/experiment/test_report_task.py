@@ -164,6 +164,21 @@ def test_an_experiment_of_another_name(report: Report, tmp_path: Path) -> None:
     assert done.path.parent.name == "mine"
 
 
+def test_several_of_another_name(report: Report, tmp_path: Path) -> None:
+    outputs = tmp_path / "outputs"
+    leave_training(outputs, "a", name="mine")
+    leave_training(outputs, "b", name="mine", task_name="train_if_fits", test=0.7)
+    leave_training(outputs, "c", name="table2", test=0.6)
+    done = report("name=mine", "task.exhibits=[table2,fig8]")
+    told = (done.path / "report.md").read_text()
+    assert "80.00" in told
+    assert "70.00" in told
+    assert "60.00" not in told, "of runs that were not asked for"
+    assert "sparsepipe -m experiment=fig8 name=mine" in told
+    others = report("experiment=fig8", "task.exhibits=[table2,fig9]")
+    assert "60.00" in (others.path / "report.md").read_text(), "the name of none of them is given"
+
+
 def test_an_exhibit_without_an_experiment(report: Report, tmp_path: Path) -> None:
     leave_training(tmp_path / "outputs", "a")
     done = report("task.exhibits=[table2]")
