@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
@@ -22,9 +23,10 @@ log = logging.getLogger(__name__)
 class SweepReport(Callback):
     """Writes ``report/`` beside the sweep's table, as ``task=report`` does.
 
-    All finished runs of the experiment count, whichever sweep they are of; jobs of this one that
-    did not finish are named. Where a tracker is chosen, it gets the report as a run of its own. Of
-    sweeps of anything but the paper's tables and figures there is no report.
+    All finished runs of the experiment count, whichever sweep they are of; of cells at this one's
+    scale it tells also where no job has finished. Jobs that did not finish are named. Where a
+    tracker is chosen, it gets the report as a run of its own. Of sweeps of anything but the paper's
+    tables and figures there is no report.
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -41,7 +43,7 @@ class SweepReport(Callback):
         sweep = sweep_directory(config)
         given = {"name": str(config.name), "paths": {"outputs": str(config.paths.outputs)}}
         try:
-            reported = Reported.of(given, exhibits=[experiment])
+            reported = Reported.of(given, exhibits=[experiment], swept=_scales(config))
             write_chapters(sweep / "report", reported, reported.rows(), failures=_failures(config))
             log_report(
                 _loggers(config),
@@ -51,6 +53,18 @@ class SweepReport(Callback):
             )
         except SparsePipeError as error:
             log.warning("report of the sweep: %s", error)
+
+
+def _scales(config: DictConfig) -> list[str]:
+    """At which the sweep runs its experiment: as the command line says, or the experiment."""
+    params = config.hydra.sweeper.get("params") or {}
+    words = [f"scale={params['scale']}"] if params.get("scale") else []
+    words += [word for word in config.hydra.overrides.task if word.lstrip("+").startswith("scale=")]
+    for override in OverridesParser.create().parse_overrides(words[-1:]):
+        if override.is_sweep_override():
+            return list(override.sweep_string_iterator())
+        return [str(override.value())] if override.value() else []
+    return []
 
 
 def _failures(config: DictConfig) -> list[Failure]:

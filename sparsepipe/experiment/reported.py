@@ -36,12 +36,14 @@ class Reported:
         name: that runs were given in place of their experiment's own; None: none.
         source: a directory of runs or a ledger.
         scale: rows of this scale count alone; None: all.
+        scales: whose cells are told of even where no run has one of them.
     """
 
     exhibits: tuple[str, ...]
     name: str | None
     source: Path
     scale: str | None
+    scales: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -51,19 +53,28 @@ class Reported:
         exhibits: Sequence[str] | None = None,
         where: str | None = None,
         scale: str | None = None,
+        swept: Sequence[str] = (),
     ) -> Self:
         """By a configuration and the arguments of ``task=report``.
+
+        Args:
+            config: name and paths.
+            exhibits: see ``task=report``.
+            where: likewise.
+            scale: likewise.
+            swept: scales of a sweep, of whose cells is told; rows of others count all the same.
 
         Raises:
             ConfigError: nothing of the paper has such a name.
         """
         names = _names(str(config["name"]), exhibits)
-        given = len(names) == 1 and config["name"] not in (ALL, NONE, *names)
+        given = config["name"] not in (ALL, NONE, *EXHIBITS)
         return cls(
             exhibits=tuple(names),
             name=str(config["name"]) if given else None,
             source=expanded(where or config["paths"]["outputs"]),
             scale=scale,
+            scales=tuple(swept) if scale is None else (scale,),
         )
 
     def rows(self) -> dict[str, list[Row]]:
@@ -77,7 +88,7 @@ class Reported:
     def commands(self) -> dict[str, Commands]:
         """What makes the commands that fill the cells of each exhibit."""
         return {
-            exhibit: Commands(experiment=exhibit, name=self.name, scale=self.scale, usual=usual)
+            exhibit: Commands(experiment=exhibit, name=self.name, scales=self.scales, usual=usual)
             for exhibit in self.exhibits
         }
 

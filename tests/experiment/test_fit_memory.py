@@ -6,7 +6,6 @@ import os
 import pickle
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -78,10 +77,8 @@ os._exit(0 if open("/proc/self/oom_score_adj").read().strip() == "1000" else 1)
 
 @pytest.mark.parametrize(("program", "code"), [(WATCHED, 91), (LIMITED, 92), (VICTIM, 0)])
 def test_limits_end_a_process_that_passes_them(program: str, code: int) -> None:
-    started_s = time.monotonic()
     done = subprocess.run([sys.executable, "-c", PREAMBLE + program], check=False, timeout=120)
     assert done.returncode == code
-    assert time.monotonic() - started_s < 120
 
 
 def test_a_probe_that_nobody_waits_for_ends_though_torch_is_still_to_come(tmp_path: Path) -> None:

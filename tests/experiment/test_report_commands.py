@@ -6,18 +6,21 @@ import shlex
 
 import pytest
 from experiment_harness import composed
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from sparsepipe.experiment import compose
+from sparsepipe.experiment.usual import usual
+from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibits import EXHIBITS
 
 _TRIED = 4
 """Of each table or figure: its commands differ in a few overrides."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name for name in EXHIBITS if (compose.config_dir() / f"experiment/{name}.yaml").exists()],
-)
+@pytest.mark.parametrize("name", EXHIBITS)
 def test_commands_that_fill_cells_compose(name: str) -> None:
     cells = [cell for block in EXHIBITS[name].blocks([]) for cell in block.cells]
     commands = list(dict.fromkeys(cell.command for cell in cells if cell.command))
@@ -30,8 +33,6 @@ def test_commands_that_fill_cells_compose(name: str) -> None:
 @pytest.mark.parametrize("network", ["dense", "sparse"])
 @pytest.mark.parametrize("resolution", [32, 200])
 def test_a_command_of_fig8_is_that_of_its_cell(network: str, resolution: int) -> None:
-    if not (compose.config_dir() / "experiment/fig8.yaml").exists():
-        pytest.skip("no such experiment")
     (block,) = EXHIBITS["fig8"].blocks([])
     cells = block.rows[f"{resolution}³", network].values()
     (command,) = {cell.command for cell in cells}
@@ -40,9 +41,30 @@ def test_a_command_of_fig8_is_that_of_its_cell(network: str, resolution: int) ->
     assert config["data"]["resolution"] == resolution
 
 
+@pytest.mark.parametrize("scales", [(), ("desk",)])
+@pytest.mark.parametrize(("name", "count"), [("table2", 24), ("fig8", 8)])
+def test_commands_of_cells_without_runs_are_jobs_of_their_sweep(
+    name: str, count: int, scales: tuple[str, ...]
+) -> None:
+    (block,) = EXHIBITS[name].blocks([], Commands(experiment=name, scales=scales, usual=usual))
+    swept = jobs_of(shlex.split(block.sweep)[1:])
+    alone = {frozenset(shlex.split(cell.command)[1:]) for cell in block.cells}
+    assert alone == swept
+    assert len(swept) == count
+
+
+def jobs_of(words: list[str]) -> set[frozenset[str]]:
+    """Overrides of each job that a command of a sweep makes."""
+    asked = [word for word in words if word != "-m"]
+    with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
+        config = hydra_compose("config", asked, return_hydra_config=True)
+    params = [f"{key}={value}" for key, value in config.hydra.sweeper.params.items()]
+    parsed = OverridesParser.create().parse_overrides([*params, *compose.admit(asked)])
+    (batch,) = BasicSweeper.split_arguments(parsed, None)
+    return {frozenset(word.lstrip("+") for word in job) for job in batch}
+
+
 def test_commands_of_table2_are_those_of_their_cells() -> None:
-    if not (compose.config_dir() / "experiment/table2.yaml").exists():
-        pytest.skip("no such experiment")
     (block,) = EXHIBITS["table2"].blocks([])
     cells = block.rows["50³", "4", "sparse", "0.25"]
     commands = {column.key: cell.command for column, cell in cells.items()}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import logging
-import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -13,16 +11,11 @@ from typing import Any
 
 import pytest
 from experiment_harness import Shell, composed
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
-from reported_runs import leave, leave_training
-from sweep_cases import leave_record
+from reported_runs import leave_training
 from wandb_records import recorded
 
 from sparsepipe.errors import ConfigError, DataError
-from sparsepipe.experiment import compose, report_task, reported
+from sparsepipe.experiment import report_task, reported
 from sparsepipe.experiment.job import run_job
 from sparsepipe.experiment.rundir import RunDir, flatten
 from sparsepipe.results.files import read_json
@@ -171,6 +164,21 @@ def test_an_experiment_of_another_name(report: Report, tmp_path: Path) -> None:
     assert done.path.parent.name == "mine"
 
 
+def test_several_of_another_name(report: Report, tmp_path: Path) -> None:
+    outputs = tmp_path / "outputs"
+    leave_training(outputs, "a", name="mine")
+    leave_training(outputs, "b", name="mine", task_name="train_if_fits", test=0.7)
+    leave_training(outputs, "c", name="table2", test=0.6)
+    done = report("name=mine", "task.exhibits=[table2,fig8]")
+    told = (done.path / "report.md").read_text()
+    assert "80.00" in told
+    assert "70.00" in told
+    assert "60.00" not in told, "of runs that were not asked for"
+    assert "sparsepipe -m experiment=fig8 name=mine" in told
+    others = report("experiment=fig8", "task.exhibits=[table2,fig9]")
+    assert "60.00" in (others.path / "report.md").read_text(), "the name of none of them is given"
+
+
 def test_an_exhibit_without_an_experiment(report: Report, tmp_path: Path) -> None:
     leave_training(tmp_path / "outputs", "a")
     done = report("task.exhibits=[table2]")
@@ -203,83 +211,12 @@ def test_all_of_the_paper_on_one_page(report: Report, tmp_path: Path) -> None:
     assert {path.stem for path in done.path.glob("*.csv")} == set(EXHIBITS)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name for name in EXHIBITS if (compose.config_dir() / f"experiment/{name}.yaml").exists()],
-)
+@pytest.mark.parametrize("name", EXHIBITS)
 def test_every_experiment_can_be_reported_on(name: str) -> None:
     """Whatever it sets for its own task."""
     config = composed("task=report", f"experiment={name}")
     assert config["task"]["_target_"].endswith(".report")
     assert config["name"] == name
-
-
-def at_the_end_of_a_sweep(tmp_path: Path, experiment: str, *overrides: str) -> Path:
-    """Where its report is, if there is any."""
-    with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
-        config = hydra_compose(
-            "config",
-            [f"experiment={experiment}", f"paths.outputs={tmp_path / 'outputs'}", *overrides],
-            return_hydra_config=True,
-        )
-    OmegaConf.update(config, "hydra.sweep.dir", str(tmp_path / "sweep"), force_add=True)
-    callback = instantiate(config.hydra.callbacks.sweep_report)
-    callback.on_multirun_end(config)
-    return tmp_path / "sweep/report"
-
-
-def test_a_sweep_ends_in_a_report(tmp_path: Path) -> None:
-    told = {
-        "task_name": "table3",
-        "8gpu/HETE-MP/config": "7-1",
-        "task.bandwidth_bytes_per_s": 60e6,
-        "task.mp_cost_model": "sparsepipe_mp",
-        "task.hete_cost_model": "sparsepipe_hete",
-        "task.order": "by_count",
-    }
-    leave(tmp_path / "outputs", "a", name="mine", **told)
-    made = at_the_end_of_a_sweep(tmp_path, "table3", "name=mine")
-    assert "60 MB/s between all GPUs" in (made / "report.md").read_text()
-
-
-def test_jobs_that_did_not_finish_are_named(tmp_path: Path) -> None:
-    leave_record(tmp_path / "sweep", 0, "network=sparse", run=tmp_path)
-    leave_record(tmp_path / "sweep", 2, "++data.resolution=50", "network=dense", run=None)
-    made = at_the_end_of_a_sweep(tmp_path, "table2")
-    for name in ("report.md", "report.html"):
-        text = (made / name).read_text()
-        assert "job 3 (data.resolution=50 network=dense)" in text
-        assert "it broke" in text
-        assert "remedy: mend it" in text
-        assert "network=sparse)" not in text
-
-
-def test_a_tracker_has_the_report_of_a_sweep(tmp_path: Path) -> None:
-    made = at_the_end_of_a_sweep(tmp_path, "table3", "name=mine", "logger=wandb", "tags=[swept]")
-    found = recorded(made)
-    assert (found.run["run_id"], found.run["job_type"]) == ("mine-report-sweep", "report")
-    assert found.run["tags"] == ["swept"]
-    assert "experiment=table3" in found.config["sweep"]
-    table = read_json(found.media["tables/table3"])
-    assert {"exhibit", "paper", "ours", "command"} <= set(table["columns"])
-    assert len(table["data"]) == 8 * 3
-
-
-def test_a_tracker_that_does_not_begin_leaves_the_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("WANDB__SERVICE_WAIT", "0")  # its process has no time to start
-    with caplog.at_level(logging.WARNING):
-        made = at_the_end_of_a_sweep(tmp_path, "table3", "name=mine", "logger=wandb")
-    assert (made / "report.html").exists()
-    told = [message for message in caplog.messages if "Weights & Biases cannot begin" in message]
-    assert len(told) == 1
-    assert "leave out logger=wandb" in told[0]
-    assert "WANDB_DATA_DIR" not in os.environ  # the next job's tables would wait in this one's
-
-
-def test_other_sweeps_have_no_report(tmp_path: Path) -> None:
-    assert not at_the_end_of_a_sweep(tmp_path, "demo").exists()
 
 
 @pytest.mark.full

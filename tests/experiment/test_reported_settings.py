@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import shlex
+from typing import Any
 
 import pytest
 from experiment_harness import composed
@@ -22,7 +24,7 @@ SMALL = ("experiment=table2", "scale=smoke", "trial=one_device", "network=sparse
 
 
 def commands(name: str, scale: str | None = None) -> Commands:
-    return Commands(experiment=name, scale=scale, usual=usual)
+    return Commands(experiment=name, scales=(scale,) if scale else (), usual=usual)
 
 
 def words(command: str) -> list[str]:
@@ -79,6 +81,34 @@ def test_overrides_of_fig9_make_blocks_of_their_own() -> None:
     assert set(searched) <= set(apart.title.split("; "))
     assert all(word in words(apart.sweep) for word in searched)
     assert composed(*words(apart.cells[0].command))["parallel"]["strategy"] is not None
+
+
+@pytest.mark.parametrize("key", ["link", "memory", "profile", "count"])
+def test_other_hosts_are_no_bars_of_fig9(key: str) -> None:
+    """Although their GPUs are called the same."""
+    usually = simulated("simulated_125", "hete_mp", 8)
+    hosts: Any = copy.deepcopy(usually["hardware.value.hosts"])
+    xp = hosts[0]["devices"][1]
+    match key:
+        case "link":
+            hosts[1]["link"]["bytes_per_s"] = 1e9
+        case "memory":
+            xp["memory_bytes"] = 6e9
+        case "profile":
+            xp["profile"]["sparse_vgg16_bn"] = "mine/fast.json"
+        case "count":  # moved to the other host
+            xp["count"] = 2
+            hosts[1]["devices"].append({**xp, "count": 1})
+    other = {**usually, "hardware.value.hosts": hosts, "minibatches_per_s": 9.0, "run_id": "other"}
+    found = EXHIBITS["fig9"].blocks([usually, other], commands("fig9"))
+    assert [run["run_id"] for block in found for run in block.runs] == ["made"]
+    (note,) = found[0].notes
+    assert note.startswith("Left out: other")
+    again = {**usually, "hardware.value.hosts": copy.deepcopy(usually["hardware.value.hosts"])}
+    for host in again["hardware.value.hosts"]:
+        for device in host["devices"]:  # wherever the package is
+            device["profile"] = {name: f"/a/{file}" for name, file in device["profile"].items()}
+    assert not EXHIBITS["fig9"].blocks([again], commands("fig9"))[0].notes
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ def as_desk(overrides: Sequence[str], keys: Sequence[str]) -> Mapping[str, Any]:
         "data.batch_size": 4 if given.get("trial") == "four_devices" else 16,
         "data.point_ratio": int(share) / 100 if share else 1.0,
         "task.budget_bytes": 2.75e9,
+        "task.steps": 2,
         **(ADAMW if given.get("optim") == "adamw" else {}),
     }
     values |= {key: told(text) for key, text in given.items() if "." in key}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_cases import fitting
+from report_cases import fitting, value
 
 from sparsepipe.results.report.cell import Cell, Ours, Row
 from sparsepipe.results.report.exhibits import EXHIBITS
@@ -42,7 +42,6 @@ def lacking(row: dict[str, Any]) -> dict[str, Any]:
     [
         ("most", "larger ones were not to be tried"),
         ("data", "there are no more shapes"),
-        ("too_slow", "took too long"),
     ],
 )
 def test_what_memory_has_not_ended_is_a_bound(limited_by: str, why: str) -> None:
@@ -99,6 +98,63 @@ def test_the_very_largest_needs_no_note() -> None:
 def test_of_several_searches_one_that_was_not_ended_by_memory_makes_a_bound() -> None:
     rows = fitting("dense", 32, batch=60), fitting("dense", 32, batch=80, seed=1, **UNLIMITED)
     assert ours("batch", D1, *rows).value == "≥ 70"
+
+
+def test_searches_with_one_seed_are_taken_together() -> None:
+    """One was ended at 64, one early between 40 and 90, one knew: 60 to 79."""
+    known = fitting("dense", 32, batch=60, refused_batch=80)
+    ended = fitting("dense", 32, batch=64, run_id="a", **{**UNLIMITED, "task.most": 64})
+    early = {"batch": 40, "refused_batch": 90, "task.most": 4096, "run_id": "b"}
+    batch = ours("batch", D1, lacking(ended), fitting("dense", 32, **early))
+    assert (batch.value, batch.spread, batch.count, batch.counts) == (64, None, 1, True)
+    assert batch.note.startswith("the largest batch lies between 64 and 89")
+    assert len(batch.runs) == 2
+    both = ours("batch", D1, lacking(ended), known, fitting("dense", 32, **early))
+    assert both.note.startswith("the largest batch lies between 64 and 79")
+    exact = ours("batch", D1, lacking(ended), fitting("dense", 32, batch=300))
+    assert (exact.value, exact.note, exact.counts) == (300, "", True)
+    (block,) = TABLE2.blocks([lacking(ended), fitting("dense", 32, **early)])
+    assert (
+        "largest batch, network=dense data.resolution=32: runs a, b all have seed 0 and differ in "
+        "task.most: sizes that any has tried count"
+    ) in block.notes
+
+
+def test_other_seeds_are_averaged_with_what_those_of_one_have_found() -> None:
+    rows = (
+        fitting("dense", 32, batch=60),
+        fitting("dense", 32, batch=50, refused_batch=80),
+        fitting("dense", 32, batch=70, seed=1),
+    )
+    batch = ours("batch", D1, *rows)
+    assert (batch.value, batch.spread, batch.count) == (65, (60, 70), 2)
+
+
+def test_trials_of_unlike_lengths_are_apart() -> None:
+    """The first step has no state of the optimizer beside its activations."""
+    one = fitting("dense", 32, batch=300, **{"task.steps": 1})
+    two = fitting("dense", 32, batch=200, **{"task.steps": 2, "task.budget_bytes": 1e9})
+    wide = fitting("dense", 32, batch=200, **{"task.steps": 2, "task.budget_bytes": 2e9})
+    first, second = TABLE2.blocks([one, {**two, "task.budget_bytes": None}])
+    assert [value(block, "batch", *D1) for block in (first, second)] == [300, 200]
+    assert "batches tried by 1 step;" in first.title
+    assert "batches tried by 2 steps;" in second.title
+    assert all("MB; " not in block.title for block in (first, second)), "both have one budget"
+    titles = [block.title for block in TABLE2.blocks([one, two, wide])]
+    assert len(set(titles)) == len(titles) == 3
+
+
+def test_rows_on_several_devices_say_that_the_search_was_on_one() -> None:
+    four = ("32³", "4", "sparse", "1")
+    rows = fitting("dense", 32, batch=60), fitting("sparse", 32, batch=150, refused_batch=160)
+    for column in ("batch", "batch_ratio"):
+        alone, several = ours(column, S1, *rows), ours(column, four, *rows)
+        assert several.value == alone.value
+        assert "one device" not in alone.note
+        assert several.note.startswith(f"{alone.note}; searched for on one device")
+    exact = ours("batch", four, fitting("sparse", 32, batch=150))
+    assert exact.note.startswith("searched for on one device: each of several holds")
+    assert cell("batch", four).missing
 
 
 def test_no_batch_at_all_has_no_ratio() -> None:

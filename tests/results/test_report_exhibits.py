@@ -112,6 +112,20 @@ def test_each_way_to_take_fig9_has_a_block_of_its_own() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "devices", ["5 x RTX 2080 Ti", "2 x TITAN V, 3 x RTX 2080 Ti", "1 x TITAN V, 4 x H100"]
+)
+def test_other_gpus_are_no_bars_of_fig9(devices: str) -> None:
+    rows = [
+        simulated("dp", 5, 0.8),
+        simulated("dp", 5, 1.6, hardware_devices=devices, run_id="other"),
+    ]
+    found = fig9(*rows)
+    assert value(found[AT_125], "minibatch", "5", "DP") == pytest.approx(800)
+    (note,) = [note for block in found.values() for note in block.notes]
+    assert note.startswith("Left out: other, whose hosts, GPUs or links")
+
+
 def test_commands_of_other_links_name_them() -> None:
     found = fig9(
         simulated("dp", 5, 0.8, **{"task.link_bytes_per_s": 60e6}),
@@ -175,19 +189,19 @@ def test_what_does_not_fit_is_no_missing_cell() -> None:
     assert FIG8.draw(block) is not None
 
 
-def test_what_took_too_long_is_not_said_not_to_fit() -> None:
-    slow = {**refused("dense", 100), "limited_by": "too_slow", "task.timeout_s": 600.0}
-    (block,) = FIG8.blocks([fitting8("dense", 50), slow])
+def test_a_mean_says_which_seeds_did_not_fit() -> None:
+    there = [fitting8("dense", 100, seed=seed, test=0.8) for seed in (0, 1)]
+    (block,) = FIG8.blocks([*there, {**refused("dense", 100), "seed": 2, "run_id": "large"}])
     for column in ("test_accuracy", "memory"):
         found = cell(block, column, "100³", "dense").ours
         assert found is not None
-        assert (found.value, found.counts) == ("too slow", False)
+        assert found.count == 2
         assert found.note == (
-            "training steps of 16 shapes took longer than task.timeout_s (600 s): whether they "
-            "fit is not known"
+            "without large: a training step of 16 shapes does not fit: over budget, the budget is "
+            "2,000 MB"
         )
-    (both,) = FIG8.blocks([slow, refused("dense", 100)])
-    assert value(both, "test_accuracy", "100³", "dense") == "does not fit", "another run knew"
+    (block,) = FIG8.blocks(there)
+    assert not [each for each in block.cells if each.ours and each.ours.note]
 
 
 def test_table3_sets_words_beside_words() -> None:

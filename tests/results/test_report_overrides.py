@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from desk_cases import MADE, as_desk
-from report_cases import training
+from report_cases import run, training
 
 from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.commands import Commands
@@ -84,5 +85,40 @@ def test_fewer_threads_than_cores_are_in_the_command() -> None:
 
 @pytest.mark.parametrize("name", ["table2", "fig8", "fig7"])
 def test_without_runs_commands_have_the_scale_that_is_asked_for(name: str) -> None:
-    (found,) = EXHIBITS[name].blocks([], Commands(experiment=name, scale="desk"))
+    (found,) = EXHIBITS[name].blocks([], Commands(experiment=name, scales=("desk",)))
     assert all(f"experiment={name} scale=desk" in each.command for each in found.cells)
+
+
+@pytest.mark.parametrize("name", ["table2", "fig8", "fig7", "table1"])
+def test_without_runs_commands_have_the_scale_at_which_all_is_swept(name: str) -> None:
+    def usual(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, str]:
+        assert overrides == (f"experiment={name}",)
+        return dict.fromkeys(keys, "smoke")
+
+    (found,) = EXHIBITS[name].blocks([], Commands(experiment=name, usual=usual))
+    told = {each.command for each in found.cells if each.command} | {found.sweep} - {""}
+    assert all(f"experiment={name} scale=smoke" in command for command in told)
+
+
+@pytest.mark.parametrize("name", ["table2", "fig8", "fig7", "table1"])
+def test_cells_of_a_scale_that_no_run_has_are_missing_beside_those_of_others(name: str) -> None:
+    asked = Commands(experiment=name, scales=("smoke", "desk"))
+    smoke, desk = EXHIBITS[name].blocks([small(name)], asked)
+    assert smoke.runs
+    assert (desk.title, desk.runs) == ("scale desk", [])
+    missing = [each for each in desk.cells if each.missing]
+    assert missing
+    assert all(f"experiment={name} scale=desk" in each.command for each in missing)
+    (alone,) = EXHIBITS[name].blocks([small(name)], Commands(experiment=name))
+    assert alone.title == smoke.title, "where no scale is asked for those of the runs are told of"
+
+
+def small(name: str) -> Row:
+    """A run of an experiment at scale smoke."""
+    if name in ("table2", "fig8"):
+        task = "train" if name == "table2" else "train_if_fits"
+        return training("sparse", 32, name=name, task=task, scale="smoke")
+    speeds = {"measured_device": "Xeon", "flops_per_s": 1e11}
+    costs = ("layers_compute_s", "layers_activation_bytes", "layers_parameter_bytes")
+    told = speeds if name == "table1" else dict.fromkeys(costs, [1.0] * 52)
+    return run("table1" if name == "table1" else "profile", name, scale="smoke", **told)

@@ -203,6 +203,14 @@ def test_batches_within_unlike_budgets_are_apart() -> None:
     )
 
 
+def test_commands_have_the_steps_of_trials() -> None:
+    trials = [fitting("sparse", 32, batch=9, **MADE, **{"task.steps": steps}) for steps in (1, 2)]
+    one, two = tables(*trials)
+    assert cell(one, "batch_ratio", *S1).command.endswith(" task.steps=1")
+    assert one.sweep.endswith("trial=largest_batch task.steps=1")
+    assert "task" not in cell(two, "batch_ratio", *S1).command
+
+
 def test_what_takes_memory_sets_searches_apart() -> None:
     like = {key: DESK[key] for key in ("trainer.precision", "optim.optimizer._target_")}
     longer = {"trainer.max_epochs": 90, "data.batch_size": 99, "optim.optimizer.lr": 7.0}
@@ -245,14 +253,18 @@ def test_what_began_with_trained_weights_is_left_out() -> None:
     assert "name=" in note
 
 
-def test_budgets_of_fig8_are_apart() -> None:
+@pytest.mark.parametrize(
+    ("key", "usually", "other"),
+    [("task.budget_bytes", 2.75e9, 1e9), ("task.steps", 2, 1)],
+)
+def test_trials_of_fig8_are_apart(key: str, usually: float, other: float) -> None:
     def usual(words: Any, keys: Any) -> Any:
         return as_desk(("experiment=table2", *words[1:]), keys)
 
-    told = {"name": "fig8", "task": "train_if_fits", "fits": True, "task.budget_bytes": 2.75e9}
-    runs = [trained("sparse", **told), trained("dense", **{**told, "task.budget_bytes": 1e9})]
+    told = {"name": "fig8", "task": "train_if_fits", "fits": True, key: usually}
+    runs = [trained("sparse", **told), trained("dense", **{**told, key: other})]
     found = list(FIG8.blocks(runs, Commands(experiment="fig8", usual=usual)))
-    assert ["task.budget_bytes=1000000000" in block.title for block in found] == [False, True]
+    assert [word(key, other) in block.title for block in found] == [False, True]
 
 
 def test_speeds_of_small_matrices_are_apart() -> None:

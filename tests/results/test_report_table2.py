@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from report_cases import cell, fitting, run, training, value
 
-from sparsepipe.results.report.cell import Row
+from sparsepipe.results.report.cell import Row, our_number
 from sparsepipe.results.report.exhibit import Block
 from sparsepipe.results.report.table2 import TABLE2
 
@@ -278,6 +278,14 @@ def test_runs_of_other_tasks_do_not_count() -> None:
 def test_an_emulated_training_is_not_measured() -> None:
     (block,) = blocks(training("dense", 32, kind="emulated"))
     assert cell(block, "test_accuracy", *D1).missing
+
+
+def test_our_number_is_none_where_there_are_words_or_nothing() -> None:
+    (block,) = blocks(training("dense", 32), training("sparse", 32, ranks=4))
+    assert our_number(cell(block, "test_accuracy", *D1)) == pytest.approx(85)
+    assert our_number(cell(block, "test_accuracy", *S1)) is None
+    assert our_number(cell(block, "speedup", *S4)) is None, "no speedup"
+    assert our_number(None) is None
 
 
 def test_cells_that_do_not_count_are_not_compared() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import html
 import io
 import re
 from html.parser import HTMLParser
@@ -17,7 +18,9 @@ from report_cases import fitting, run, training
 from test_report_exhibits import fitting8, refused, simulated
 
 from sparsepipe.results import style
+from sparsepipe.results.report.cell import HOW_COMPARED, Compare
 from sparsepipe.results.report.chapters import Chapter, chapter
+from sparsepipe.results.report.exhibit import Exhibit
 from sparsepipe.results.report.exhibits import EXHIBITS
 from sparsepipe.results.report.rows import plain_rows
 from sparsepipe.results.report.writing import write_report
@@ -126,11 +129,41 @@ def test_markdown_has_the_same(written: tuple[Path, list[Chapter]]) -> None:
     (row,) = re.findall(r"^\| 32³ +\| +1 \| sparse +\| +1 \|(.*)\|$", text, re.MULTILINE)
     cells = [part.strip() for part in row.split("|")]
     assert cells[3:6] == ["86.28", "86.00 (84.00 to 88.00, 2 runs) [A, B]", "-0.28"]
-    assert "no speedup [A, 2]" in text
-    assert "- [2] no speedup: 4 ranks share 2 cores" in text
+    (number,) = set(re.findall(r"no speedup \[A, (\d+)\]", text))
+    assert f"- [{number}] no speedup: 4 ranks share 2 cores" in text
     assert "![Table II" in text
     for name in re.findall(r"\]\((\w+\.png)\)", text):
         assert (written[0] / name).exists()
+
+
+def test_words_and_bounds_are_told_apart_from_figures(tmp_path: Path) -> None:
+    dense = fitting("dense", 32, batch=4, refused_batch=None, limited_by="most")
+    rows = [training("sparse", 32), training("sparse", 32, ranks=4), dense]
+    write_report(tmp_path, "Some", [(EXHIBITS["table2"], rows)])
+    told = "figures are there, 3 of them in words or as a bound."  # no speedup; both rows of dense
+    with (tmp_path / "table2.csv").open(encoding="utf-8") as stream:
+        ours = [row["ours"] for row in csv.DictReader(stream) if row["status"] == "there"]
+    assert sorted(each for each in ours if not re.fullmatch(r"[\d.]+", each)) == [
+        "no speedup", "≥ 4", "≥ 4",
+    ]  # fmt: skip
+    for name in ("report.md", "report.html"):
+        assert f"{len(ours)} of 96 {told}" in (tmp_path / name).read_text(encoding="utf-8")
+    write_report(tmp_path, "Some", [(EXHIBITS["table2"], rows[:1])])
+    assert "figures are there." in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("exhibit", EXHIBITS.values(), ids=lambda each: each.name)
+def test_what_is_compared_by_ratio_is_what_the_introduction_says(exhibit: Exhibit) -> None:
+    (block, *_) = exhibit.blocks([])
+    ratios = {column.unit for column in block.columns if column.compare is Compare.RATIO}
+    assert ratios <= {"x"} or exhibit.title.startswith("Table I:")
+    assert "over its data sheet (Table I)" in HOW_COMPARED
+
+
+def test_both_documents_say_how_figures_are_compared(written: tuple[Path, list[Chapter]]) -> None:
+    page = html.unescape((written[0] / "report.html").read_text(encoding="utf-8"))
+    assert HOW_COMPARED in page
+    assert HOW_COMPARED in (written[0] / "report.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["report.md", "report.html"])

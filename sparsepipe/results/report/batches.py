@@ -10,34 +10,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Any
 
 from sparsepipe.results.report.cell import Ours, Row
-from sparsepipe.results.report.rows import mean_of
 
-_OF_MEMORY = frozenset({"over_budget", "out_of_memory", "killed_for_memory"})
+OF_MEMORY = frozenset({"over_budget", "out_of_memory", "killed_for_memory"})
 """Values of ``limited_by`` that say that memory ended the search."""
-_OTHERS = {
+OTHERS = {
     "most": "larger ones were not to be tried (task.most)",
     "data": "there are no more shapes to train on",
-    "too_slow": "the next size took too long (task.timeout_s)",
 }
+"""Its other values, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searched:
-    """What searches for the same batch have found.
+    """What searches for the same batch have found, those with one seed together.
 
     Attributes:
         runs: the searches.
-        least: the largest size that was seen to fit, the mean over the searches.
-        most: the largest size that may fit, likewise; None where memory has not ended them all.
-        ended: why others have ended.
+        sizes: the largest size that was seen to fit, for each seed.
+        most: the largest size that may fit, the mean over the seeds; None where memory has not
+            ended a search for each.
+        ended: why searches for other seeds have ended.
     """
 
     runs: tuple[Row, ...]
-    least: float
+    sizes: tuple[float, ...]
     most: float | None
     ended: tuple[str, ...]
+
+    @property
+    def least(self) -> float:
+        """The largest size that was seen to fit, the mean over the seeds."""
+        return fmean(self.sizes)
 
     @property
     def ours(self) -> Ours:
@@ -45,13 +51,17 @@ class Searched:
         if self.most is None:
             return Ours(
                 value=f"≥ {self.least:.0f}",
-                count=len(self.runs),
+                count=len(self.sizes),
                 runs=self.runs,
                 note=f"at least: {_because(self)}",
                 counts=False,
             )
-        found = mean_of(self.runs, "largest_batch")
-        assert found is not None
+        found = Ours(
+            value=self.least,
+            spread=(min(self.sizes), max(self.sizes)) if len(self.sizes) > 1 else None,
+            count=len(self.sizes),
+            runs=self.runs,
+        )
         if self.most <= self.least:
             return found
         between = f"the largest batch lies between {self.least:.0f} and {self.most:.0f}"
@@ -62,17 +72,27 @@ def searched(rows: Sequence[Row]) -> Searched | None:
     """What searches have found; None where there is none.
 
     Args:
-        rows: of ``task=fit_batch``, alike but for their seed.
+        rows: of ``task=fit_batch``, alike but for their seed, and for where they began and ended.
     """
-    runs = tuple(row for row in rows if row.get("largest_batch") is not None)
-    if not runs:
+    by_seed: dict[Any, list[Row]] = {}
+    for row in rows:
+        if row.get("largest_batch") is not None:
+            by_seed.setdefault(row.get("seed"), []).append(row)
+    if not by_seed:
         return None
-    others = [str(run.get("limited_by")) for run in runs if not _by_memory(run)]
+    limits = [_may_fit(runs) for runs in by_seed.values()]
+    known = [limit for limit in limits if limit is not None]
+    others = [
+        str(run.get("limited_by"))
+        for runs, limit in zip(by_seed.values(), limits, strict=True)
+        for run in runs
+        if limit is None
+    ]
     return Searched(
-        runs=runs,
-        least=fmean(float(run["largest_batch"]) for run in runs),
-        most=None if others else fmean(_may_fit(run) for run in runs),
-        ended=tuple(dict.fromkeys(_OTHERS.get(reason, reason) for reason in others)),
+        runs=tuple(run for runs in by_seed.values() for run in runs),
+        sizes=tuple(map(_seen_to_fit, by_seed.values())),
+        most=None if others else fmean(known),
+        ended=tuple(dict.fromkeys(OTHERS.get(reason, reason) for reason in others)),
     )
 
 
@@ -114,10 +134,17 @@ def _because(found: Searched) -> str:
 
 
 def _by_memory(run: Row) -> bool:
-    return run.get("limited_by") in _OF_MEMORY
+    return run.get("limited_by") in OF_MEMORY
 
 
-def _may_fit(run: Row) -> float:
-    """The largest size that the search has left open."""
-    largest = float(run["largest_batch"])
-    return max(largest, float(run.get("refused_batch", largest + 1)) - 1)
+def _seen_to_fit(runs: Sequence[Row]) -> float:
+    """The largest size that any search with one seed has seen to fit."""
+    return max(float(run["largest_batch"]) for run in runs)
+
+
+def _may_fit(runs: Sequence[Row]) -> float | None:
+    """The largest size that all have left open; None where memory has ended none of them."""
+    refused = [
+        float(run.get("refused_batch", run["largest_batch"] + 1)) for run in runs if _by_memory(run)
+    ]
+    return max(_seen_to_fit(runs), min(refused) - 1) if refused else None

@@ -20,11 +20,19 @@ class Compare(Enum):
     NOT = ""
     """Not at all: seconds and bytes belong to a machine and a size of the training."""
     RATIO = "ratio"
-    """Ours over the paper's, of what is a ratio itself, such as a speedup."""
+    """Ours over the paper's, of what is a ratio itself, such as a speedup, or of one device."""
     DIFFERENCE = "difference"
     """Ours less the paper's, in the unit of the column."""
     WORDS = "verdict"
     """By the note of what is in words."""
+
+
+HOW_COMPARED = (
+    "A ratio is ours over the paper's: of what is a ratio itself, such as a speedup, or of what a "
+    "kind of GPU reaches, over its data sheet (Table I); never of seconds. A difference is ours "
+    "less the paper's."
+)
+"""For readers of a report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +136,16 @@ class Cell:
         paper = None if self.paper is None else self.paper.value
         if paper is None or self.ours is None or not self.ours.counts:
             return None
-        ours = self.ours.value
-        if isinstance(ours, str):
+        ours = our_number(self)
+        if ours is None:
             return None
         if self.column.compare is Compare.RATIO:
             return ours / paper
         return ours - paper if self.column.compare is Compare.DIFFERENCE else None
+
+
+def our_number(cell: Cell | None) -> float | None:
+    """Ours as it is drawn and compared; None where there is no cell, nothing in it, or words."""
+    if cell is None or cell.ours is None or isinstance(cell.ours.value, str):
+        return None
+    return cell.ours.value

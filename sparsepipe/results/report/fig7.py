@@ -35,13 +35,21 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
         if row.get("task_name") == "profile"
         and all(len(row.get(key) or ()) == _LAYERS for key in _COLUMNS)
     ]
-    made_by = commands.scaled().one()
-    return [_block(run, made_by) for run in runs] or [_block(None, made_by)]
+    missing = commands.of_missing({run.get("scale") for run in runs})
+    return [
+        *(_block(run, _made_by(run, commands), title=_title(run)) for run in runs),
+        *(_block(None, theirs.one(), title=title) for title, theirs in missing.items()),
+    ]
 
 
-def _block(run: Row | None, made_by: str) -> Block:
+def _made_by(run: Row, commands: Commands) -> str:
+    scale = run.get("scale")
+    return (commands.giving(f"scale={scale}") if scale else commands).one()
+
+
+def _block(run: Row | None, made_by: str, *, title: str) -> Block:
     return Block(
-        title="" if run is None else _title(run),
+        title=title,
         cells=tuple(cell for paper in _PAPER for cell in _cells(paper, run, made_by)),
     )
 

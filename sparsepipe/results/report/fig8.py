@@ -73,7 +73,7 @@ def _cells(asked: Asked, rows: Sequence[Row], commands: Commands) -> list[Cell]:
             row=(f"{asked.resolution}³", asked.network),
             column=column,
             paper=None if text is None else Printed(text=text, derived=_FROM_TABLE),
-            ours=ours or (_in_words(refused, column) if refused else None),
+            ours=_beside(ours, refused, column),
             command=commands.one(*asked.overrides),
         )
         for column, text, ours in found
@@ -82,12 +82,9 @@ def _cells(asked: Asked, rows: Sequence[Row], commands: Commands) -> list[Cell]:
 
 def _refused(runs: Sequence[Row]) -> Ours | None:
     """What is to be said of a network that did not fit; None where none was refused."""
-    told = [run for run in runs if run.get("fits") is False]
-    if not told:
-        return None
-    refused = [run for run in told if run.get("limited_by") != "too_slow"]
+    refused = [run for run in runs if run.get("fits") is False]
     if not refused:
-        return _too_slow(told)
+        return None
     why = str(refused[0].get("limited_by") or "over_budget").replace("_", " ")
     batch, budget = refused[0].get("data.batch_size"), refused[0].get("budget_bytes")
     limit = f", the budget is {float(budget) / 1e6:,.0f} MB" if budget else ""
@@ -99,17 +96,14 @@ def _refused(runs: Sequence[Row]) -> Ours | None:
     )
 
 
-def _too_slow(runs: Sequence[Row]) -> Ours:
-    """What did not end in time, of which nobody knows whether it fits."""
-    batch, limit = runs[0].get("data.batch_size"), runs[0].get("task.timeout_s")
-    within = "" if limit is None else f" ({float(limit):g} s)"
-    return Ours(
-        value="too slow",
-        runs=tuple(runs),
-        note=f"training steps of {batch} shapes took longer than task.timeout_s{within}: whether "
-        "they fit is not known",
-        counts=False,
-    )
+def _beside(ours: Ours | None, refused: Ours | None, column: Column) -> Ours | None:
+    """A figure, with what is to be said of seeds that did not fit; or that in place of one."""
+    if refused is None:
+        return ours
+    if ours is None:
+        return _in_words(refused, column)
+    names = ", ".join(str(run.get("run_id")) for run in refused.runs)
+    return replace(ours, note=f"without {names}: {refused.note}")
 
 
 def _in_words(refused: Ours, column: Column) -> Ours:

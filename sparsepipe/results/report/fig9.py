@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from matplotlib.figure import Figure
 
@@ -16,10 +17,10 @@ from sparsepipe.results.fig9_settings import (
     minibatch_s,
     strategy_of,
 )
-from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row
+from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row, our_number
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import Block, Exhibit
-from sparsepipe.results.report.fig9_groups import Group, groups_of, matters
+from sparsepipe.results.report.fig9_groups import Group, elsewhere, groups_of, matters
 from sparsepipe.results.report.rows import mean_of, unlike_notes
 from sparsepipe.results.speedups import Bar, Chart, Mark, Panel, speedups_figure
 from sparsepipe.results.sweep_table import plan_text
@@ -30,7 +31,13 @@ PLAN = Column(key="plan", heading="plan", printed=False)
 
 
 def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
-    return [_block(group, theirs, commands) for group, theirs in groups_of(rows, commands).items()]
+    found = [_block(group, theirs, commands) for group, theirs in groups_of(rows, commands).items()]
+    (first, *others), left_out = found, elsewhere(rows, commands)
+    if not left_out:
+        return found
+    names = ", ".join(str(row.get("run_id")) for row in left_out)
+    note = f"Left out: {names}, whose hosts, GPUs or links inside hosts are not the paper's."
+    return [replace(first, notes=(*first.notes, note)), *others]
 
 
 def _block(group: Group, rows: Sequence[Row], commands: Commands) -> Block:
@@ -110,8 +117,8 @@ def _draw(block: Block) -> Figure | None:
         place = (f"{cell.row[0]} GPUs", cell.row[1])
         if cell.column is not SPEEDUP:
             continue
-        if cell.ours is not None and not isinstance(cell.ours.value, str):
-            bars[place] = Bar(value=cell.ours.value)
+        if (ours := our_number(cell)) is not None:
+            bars[place] = Bar(value=ours)
         if cell.paper is not None and cell.paper.value is not None:
             marks[place] = Mark(value=cell.paper.value, derived=bool(cell.paper.derived))
     if not bars:

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 
 from sparsepipe.results.fig9_settings import (
     EXPECTED,
-    GPUS,
     Setting,
-    devices_of,
     setting_of,
     strategy_of,
 )
-from sparsepipe.results.paper import printed
 from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.commands import Commands
+from sparsepipe.results.report.fig9_hardware import is_on_its_gpus
 from sparsepipe.results.report.overridden import is_made_by, overrides_of
 
 _SIMULATED = "task.parallel."
@@ -65,14 +63,7 @@ def groups_of(rows: Sequence[Row], commands: Commands) -> dict[Group, list[Row]]
         rows: finished runs; those that are no bar of the figure are left out.
         commands: of the experiment; they tell overrides from what is usual, if anybody knows.
     """
-    bars = [
-        row
-        for row in rows
-        if row.get("kind") in ("simulated", "emulated")
-        and row.get("minibatches_per_s")
-        and _is_on_its_gpus(row)
-        and strategy_of(row)
-    ]
+    bars = [row for row in rows if _is_bar(row) and is_on_its_gpus(row, commands.usual)]
     own = [_group(row, commands) for row in bars]
     found = dict.fromkeys((*(Group(setting=setting) for setting in EXPECTED), *own))
     pairs = list(zip(bars, own, strict=True))
@@ -82,10 +73,14 @@ def groups_of(rows: Sequence[Row], commands: Commands) -> dict[Group, list[Row]]
     }
 
 
-def _is_on_its_gpus(row: Row) -> bool:
-    words = str(row.get("hardware_devices")).casefold().split(", ")
-    papers = {gpu["gpu"].casefold() for gpu in printed("table1")}
-    return devices_of(row) in GPUS and papers.issuperset(each.partition(" x ")[2] for each in words)
+def elsewhere(rows: Sequence[Row], commands: Commands) -> list[Row]:
+    """Runs that would be bars of the figure, were it not for their hardware."""
+    return [row for row in rows if _is_bar(row) and not is_on_its_gpus(row, commands.usual)]
+
+
+def _is_bar(row: Row) -> bool:
+    is_of_kind = row.get("kind") in ("simulated", "emulated")
+    return bool(is_of_kind and row.get("minibatches_per_s") and strategy_of(row))
 
 
 def matters(key: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
 from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.commands import Commands, Usual
@@ -25,7 +25,8 @@ Make = Callable[[Sequence[Row], Commands, Setting | None], Block]
 """Makes a block of the runs of a setting; None: there is no run."""
 
 TRAININGS, FITTING = ("train", "train_if_fits"), "fit_batch"
-_BUDGET = "task.budget_bytes"
+OF_TRIALS = {"task.budget_bytes": "budget_bytes", "task.steps": "steps"}
+"""Keys of what is asked of a batch to fit, by the attribute of the setting."""
 _NOT_OF_MEMORY = frozenset({"tested", "trained", "epochs", "batches", "threads"})
 """Of a setting: what fits into memory depends on none of these."""
 
@@ -33,7 +34,7 @@ _NOT_OF_MEMORY = frozenset({"tested", "trained", "epochs", "batches", "threads"}
 def blocks_of(
     rows: Sequence[Row], commands: Commands, *, cell_of: CellOf, make: Make
 ) -> list[Block]:
-    """A block for each setting that runs have; one of missing cells where there is no run.
+    """A block for each setting that runs have, and of missing cells where there is no run.
 
     Args:
         rows: finished runs of an experiment. Those that began with trained weights are left out.
@@ -43,11 +44,14 @@ def blocks_of(
     """
     begun = [row for row in rows if row.get("first_weights")]
     fresh = [row for row in rows if not row.get("first_weights")]
+    settings = settings_of(fresh, commands, cell_of=cell_of)
     found = [
         make(theirs, commands_of(setting, theirs, commands), setting)
-        for setting, theirs in settings_of(fresh, commands, cell_of=cell_of).items()
+        for setting, theirs in settings.items()
     ]
-    first, *others = found or [make([], commands.scaled(), None)]
+    missing = commands.of_missing({setting.scale for setting in settings})
+    found += [replace(make([], theirs, None), title=title) for title, theirs in missing.items()]
+    first, *others = found
     return [replace(first, notes=(*first.notes, *_left_out(begun))), *others]
 
 
@@ -79,7 +83,7 @@ def settings_of(
     for run in sorted(runs, key=lambda run: run.place):
         found.update(dict.fromkeys(run.new_settings(list(found))))
     members = {setting: [run.row for run in runs if run.is_of(setting)] for setting in found}
-    apart = dict(each for item in members.items() for each in _by_budget(*item))
+    apart = dict(each for item in members.items() for each in _by_trial(*item))
     return dict(sorted(apart.items(), key=lambda item: _order(item[0])))
 
 
@@ -114,8 +118,8 @@ class _Run:
         command = (f"experiment={commands.experiment}", *base.overrides, *cell)
 
         def matters(key: str) -> bool:
-            is_budget = key == _BUDGET and task == "train_if_fits"
-            return is_budget or (counted(key) and not Setting.has(key))
+            is_of_trial = key in OF_TRIALS and task == "train_if_fits"
+            return is_of_trial or (counted(key) and not Setting.has(key))
 
         others = (
             () if commands.usual is None else overrides_of(row, command, commands.usual, matters)
@@ -167,19 +171,27 @@ def _unsaid(row: Row, base: Setting) -> frozenset[str]:
     return frozenset(several | uncounted)
 
 
-def _by_budget(setting: Setting, rows: Sequence[Row]) -> Iterator[tuple[Setting, list[Row]]]:
-    """Largest batches within unlike budgets are not set against each other."""
-    searches = [row for row in rows if row["task_name"] == FITTING]
-    budgets = list(dict.fromkeys(row.get(_BUDGET) for row in searches))
-    if len(budgets) < 2:
+def _by_trial(setting: Setting, rows: Sequence[Row]) -> Iterator[tuple[Setting, list[Row]]]:
+    """Largest batches by unlike trials are not set against each other."""
+    found: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if row["task_name"] == FITTING:
+            found.setdefault(tuple(map(row.get, OF_TRIALS)), []).append(row)
+    if len(found) < 2:
         yield setting, list(rows)
         return
-    for budget in budgets:
-        others = [row for row in searches if row.get(_BUDGET) != budget]
+    asked = [dict(zip(OF_TRIALS.values(), trial, strict=True)) for trial in found]
+    unlike = {name for name in OF_TRIALS.values() if len({trial[name] for trial in asked}) > 1}
+    for trial, searches in zip(asked, found.values(), strict=True):
+        own = {name: value for name, value in trial.items() if name in unlike}
         yield (
-            replace(setting, budget_bytes=budget),
-            [row for row in rows if not any(row is other for other in others)],
+            replace(setting, **own),
+            [row for row in rows if row["task_name"] != FITTING or _is_in(row, searches)],
         )
+
+
+def _is_in(row: Row, rows: Sequence[Row]) -> bool:
+    return any(row is each for each in rows)
 
 
 def _order(setting: Setting) -> tuple[str, ...]:

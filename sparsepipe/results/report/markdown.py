@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from sparsepipe.results.paper import CITATION
+from sparsepipe.results.report.cell import HOW_COMPARED
 from sparsepipe.results.report.chapters import Chapter
 from sparsepipe.results.report.failures import Failure
 from sparsepipe.results.report.shown import ShownBlock
@@ -29,8 +30,7 @@ def markdown(title: str, chapters: Sequence[Chapter], failures: Sequence[Failure
 INTRODUCTION = (
     f'"Paper" is what is printed in: {CITATION}. "Ours" are the finished runs of the ledger, means '
     "over seeds, in brackets the least and the most; letters say where they were taken, numbers "
-    "refer to the notes. A ratio is ours over the paper's, of what is a ratio itself, such as a "
-    "speedup, and never of seconds; a difference is ours less the paper's."
+    f"refer to the notes. {HOW_COMPARED}"
 )
 
 
@@ -64,8 +64,7 @@ def _table(block: ShownBlock) -> str:
 
 
 def _lists(block: ShownBlock) -> Iterator[str]:
-    filled, wanted = block.filled
-    yield f"{filled} of {wanted} figures are there."
+    yield block.counted
     if block.footnotes:
         yield _listed(block.footnotes)
     if block.notes:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sparsepipe.results import style
-from sparsepipe.results.report.cell import Cell, Column
+from sparsepipe.results.report.cell import Cell, Column, our_number
 from sparsepipe.results.report.exhibit import Block
 from sparsepipe.results.report.picture import wrapped
 
@@ -43,7 +43,7 @@ def over_resolution(block: Block, columns: Sequence[Column]) -> Figure | None:
     shown = [
         column
         for column in columns
-        if any(_ours(cell) is not None for cell in block.cells if cell.column is column)
+        if any(our_number(cell) is not None for cell in block.cells if cell.column is column)
     ]
     if not shown:
         return None
@@ -65,7 +65,7 @@ def _draw(axes: Axes, column: Column, block: Block, grids: Sequence[str]) -> Non
     words: list[str] = []
     for network, look in _LOOKS.items():
         cells = [block.rows.get((grid, network), {}).get(column) for grid in grids]
-        ours = [(place, value) for place, cell in enumerate(cells) if (value := _ours(cell))]
+        ours = [(place, value) for place, cell in enumerate(cells) if (value := our_number(cell))]
         axes.plot([place for place, _ in ours], [value for _, value in ours], zorder=3, **look)
         for place, cell in enumerate(cells):
             if cell is not None and cell.paper is not None and cell.paper.value is not None:
@@ -99,12 +99,6 @@ def _write_below(axes: Axes, lines: Sequence[str]) -> None:
             fontsize=8, style="italic", color=style.INK,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
         )  # fmt: skip
-
-
-def _ours(cell: Cell | None) -> float | None:
-    if cell is None or cell.ours is None or isinstance(cell.ours.value, str):
-        return None
-    return cell.ours.value
 
 
 def _legend(block: Block) -> list[Line2D]:

@@ -11,7 +11,7 @@ import jinja2
 
 from sparsepipe.results import style
 from sparsepipe.results.paper import CITATION
-from sparsepipe.results.report.cell import MISSING
+from sparsepipe.results.report.cell import HOW_COMPARED, MISSING
 from sparsepipe.results.report.chapters import Chapter
 from sparsepipe.results.report.failures import Failure
 
@@ -40,6 +40,7 @@ def page(
     return environment.get_template("page.html.j2").render(
         title=title,
         citation=CITATION,
+        how_compared=HOW_COMPARED,
         chapters=chapters,
         failures=failures,
         pictures={name: _Picture.of(content) for name, content in pictures.items()},

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sparsepipe.results import style
-from sparsepipe.results.report.cell import MISSING, Cell, Column, Compare
+from sparsepipe.results.report.cell import MISSING, Cell, Column, Compare, our_number
 from sparsepipe.results.report.exhibit import Block, Exhibit
 
 _ROW_IN = 0.27
@@ -36,7 +36,8 @@ def beside_each_other(exhibit: Exhibit, block: Block) -> Figure | None:
     columns = [
         column
         for column in block.columns
-        if column.key in exhibit.pictured and any(map(_has_ours, _cells(block, column)))
+        if column.key in exhibit.pictured
+        and any(our_number(cell) is not None for cell in _cells(block, column))
     ]
     if not columns:
         return None
@@ -64,23 +65,13 @@ def _cells(block: Block, column: Column) -> list[Cell | None]:
     return [cells.get(column) for cells in block.rows.values()]
 
 
-def _has_ours(cell: Cell | None) -> bool:
-    return _ours(cell) is not None
-
-
-def _ours(cell: Cell | None) -> float | None:
-    if cell is None or cell.ours is None or isinstance(cell.ours.value, str):
-        return None
-    return cell.ours.value
-
-
 def _paper(cell: Cell | None) -> float | None:
     return None if cell is None or cell.paper is None else cell.paper.value
 
 
 def _draw(axes: Axes, column: Column, block: Block) -> None:
     for place, cell in enumerate(_cells(block, column)):
-        ours, paper = _ours(cell), _paper(cell)
+        ours, paper = our_number(cell), _paper(cell)
         if ours is not None and paper is not None:
             axes.plot([ours, paper], [place, place], color=style.GREY, linewidth=1.2, zorder=2)
         if paper is not None:

@@ -58,12 +58,18 @@ def _value_of(key: str) -> Callable[[Row], float | None]:
     return lambda row: row.get(key)
 
 
-def unlike_notes(rows: Sequence[Row], matters: Callable[[str], bool]) -> list[str]:
+def unlike_notes(
+    rows: Sequence[Row],
+    matters: Callable[[str], bool],
+    *,
+    of_one_seed: str = "the mean is of all",
+) -> list[str]:
     """What is to be said of runs that were averaged, if they are not alike but for their seeds.
 
     Args:
         rows: of one figure.
         matters: settings that count among runs of unlike seeds.
+        of_one_seed: what is made of runs that have even the seed in common.
     """
     by_seed: dict[Any, list[Row]] = {}
     for row in rows:
@@ -72,11 +78,12 @@ def unlike_notes(rows: Sequence[Row], matters: Callable[[str], bool]) -> list[st
     for seed, runs in by_seed.items():
         if len(runs) > 1:
             keys = ", ".join(_differing(runs)) or "nothing that is recorded"
-            notes.append(f"runs {_names(runs)} all have seed {seed} and differ in {keys}")
+            told = f"runs {_names(runs)} all have seed {seed} and differ in {keys}"
+            notes.append(f"{told}: {of_one_seed}")
     keys = ", ".join(key for key in _differing(rows) if matters(key))
     if keys and not notes:
-        notes.append(f"runs {_names(rows)} differ in {keys}")
-    return [f"{note}: the mean is of all" for note in notes]
+        notes.append(f"runs {_names(rows)} differ in {keys}: the mean is of all")
+    return notes
 
 
 def _names(rows: Sequence[Row]) -> str:

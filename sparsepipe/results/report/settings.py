@@ -48,7 +48,8 @@ class Setting:
         batches: of an epoch, where they are limited.
         device: names of the devices, without their number.
         threads: on which one device computes, where it is a processor; None of several devices.
-        budget_bytes: within which batches were to fit, where there are several.
+        budget_bytes: within which batches were to fit, where there are several budgets.
+        steps: of training, in which batches were to fit, where there are several numbers of them.
         others: overrides that neither a cell's command nor anything above tells.
     """
 
@@ -64,6 +65,7 @@ class Setting:
     device: str
     threads: int | None = None
     budget_bytes: float | None = None
+    steps: float | None = None
     others: tuple[str, ...] = ()
 
     @classmethod
@@ -101,6 +103,7 @@ class Setting:
             f"epochs limited to {self.batches:g}" if self.batches else "",
             *self.others,
             f"batches within {self.budget_bytes / 1e6:,.0f} MB" if self.budget_bytes else "",
+            _steps_text(self.steps),
             self.device,
             _threads_text(self.threads),
         ]
@@ -126,6 +129,12 @@ class Setting:
     def has(key: str) -> bool:
         """Whether a setting tells a key of the configuration, so that it is no other override."""
         return key in _OWN_KEYS
+
+
+def _steps_text(steps: float | None) -> str:
+    if steps is None:
+        return ""
+    return f"batches tried by {steps:g} step{'s' if steps > 1 else ''}"
 
 
 def _threads_text(threads: int | None) -> str:

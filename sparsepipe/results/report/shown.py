@@ -93,6 +93,7 @@ class ShownBlock:
         sweep: the command that fills all gaps; empty where there is none.
         places: where its figures were taken, by their letters.
         runs: number of runs from each place.
+        uncounted: cells of ours in words or with a bound, which cannot be compared.
     """
 
     title: str
@@ -104,6 +105,7 @@ class ShownBlock:
     sweep: str
     places: Mapping[str, Place]
     runs: Mapping[str, int]
+    uncounted: int
 
     @property
     def filled(self) -> tuple[int, int]:
@@ -111,6 +113,13 @@ class ShownBlock:
         ours = [text for row in self.rows for text in row if text.role is Role.OURS]
         wanted = [text for text in ours if text.text != NOTHING]
         return sum(text.text != MISSING for text in wanted), len(wanted)
+
+    @property
+    def counted(self) -> str:
+        """The same in a sentence."""
+        filled, wanted = self.filled
+        words = f", {self.uncounted} of them in words or as a bound" if self.uncounted else ""
+        return f"{filled} of {wanted} figures are there{words}."
 
 
 def shown(exhibit: Exhibit, block: Block) -> ShownBlock:
@@ -138,6 +147,7 @@ def shown(exhibit: Exhibit, block: Block) -> ShownBlock:
         sweep=block.sweep,
         places={letter: place for place, letter in places.items()},
         runs=counts,
+        uncounted=sum(cell.ours is not None and not cell.ours.counts for cell in block.cells),
     )
 
 

@@ -30,11 +30,13 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     for row in rows:
         if row.get("task_name") == "table1" and row.get("measured_device"):
             found.setdefault((row.get("scale"), *map(row.get, _EFFORT)), []).append(row)
-    if not found:
-        return [_block([], commands.scaled())]
+    missing = commands.of_missing({key[0] for key in found})
     return [
-        _block(theirs, _commands(key, commands), title=_title(*key))
-        for key, theirs in sorted(found.items(), key=lambda item: list(map(str, item[0])))
+        *(
+            _block(theirs, _commands(key, commands), title=_title(*key))
+            for key, theirs in sorted(found.items(), key=lambda item: list(map(str, item[0])))
+        ),
+        *(_block([], theirs, title=title) for title, theirs in missing.items()),
     ]
 
 
@@ -54,7 +56,7 @@ def _commands(key: Sequence[Any], commands: Commands) -> Commands:
     return commands.giving(*scale, *commands.unlike(scale, known))
 
 
-def _block(rows: Sequence[Row], commands: Commands, *, title: str = "") -> Block:
+def _block(rows: Sequence[Row], commands: Commands, *, title: str) -> Block:
     measured: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         measured.setdefault((str(row["measured_device"]), _where(row)), []).append(row)

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sparsepipe.results.paper import printed
-from sparsepipe.results.report.batches import Searched, ratio, searched
+from sparsepipe.results.report.batches import ratio, searched
 from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import Block, Exhibit
-from sparsepipe.results.report.grouping import FITTING, blocks_of
+from sparsepipe.results.report.grouping import FITTING, OF_TRIALS, blocks_of
 from sparsepipe.results.report.places import no_speedup
 from sparsepipe.results.report.rows import mean_of
 from sparsepipe.results.report.setting_commands import data_notes
@@ -22,6 +22,7 @@ from sparsepipe.results.report.trainings import (
     accuracy,
     budget_notes,
     run_notes,
+    search_notes,
 )
 
 TIME = Column(key="epoch_time", heading="epoch time", unit="s")
@@ -66,43 +67,44 @@ def _fit(asked: Asked) -> tuple[str, ...]:
 
 
 def _block(rows: Sequence[Row], commands: Commands, setting: Setting | None) -> Block:
-    budget = () if setting is None else _budget(setting, rows, commands)
+    trial = () if setting is None else _trial(setting, rows, commands)
     return Block(
         title="" if setting is None else setting.title,
-        cells=tuple(cell for asked in _PAPER for cell in _cells(asked, rows, commands, budget)),
+        cells=tuple(cell for asked in _PAPER for cell in _cells(asked, rows, commands, trial)),
         notes=(
             *budget_notes(rows),
             *data_notes(commands),
             *(note for asked in _PAPER for note in run_notes(asked, asked.runs(rows))),
+            *(note for asked in _PAPER for note in search_notes(asked, _searches(asked, rows))),
         ),
-        sweep=_sweep(commands, budget),
+        sweep=_sweep(commands, trial),
     )
 
 
-def _budget(setting: Setting, rows: Sequence[Row], commands: Commands) -> tuple[str, ...]:
-    """The override of searches that had another budget than is usual, which no training knows."""
-    key = "task.budget_bytes"
-    told = [row[key] for row in rows if row.get("task_name") == FITTING and key in row]
+def _trial(setting: Setting, rows: Sequence[Row], commands: Commands) -> tuple[str, ...]:
+    """Overrides of searches whose trials were not the usual ones, which no training knows."""
+    searches = [row for row in rows if row.get("task_name") == FITTING]
+    told = {key: row[key] for row in searches for key in OF_TRIALS if key in row}
     where = (*setting.overrides, "trial=largest_batch")
-    return commands.unlike(where, {key: told[0]}) if told else ()
+    return commands.unlike(where, told) if told else ()
 
 
-def _sweep(commands: Commands, budget: Sequence[str]) -> str:
-    if not budget:
+def _sweep(commands: Commands, trial: Sequence[str]) -> str:
+    if not trial:
         return commands.sweep()
     trainings = commands.sweep("trial=one_device,four_devices")
-    return f"{trainings} && {commands.sweep('trial=largest_batch', *budget)}"
+    return f"{trainings} && {commands.sweep('trial=largest_batch', *trial)}"
 
 
 def _cells(
-    asked: Asked, rows: Sequence[Row], commands: Commands, budget: Sequence[str]
+    asked: Asked, rows: Sequence[Row], commands: Commands, trial: Sequence[str]
 ) -> list[Cell]:
     runs, paper = asked.runs(rows), _PAPER[asked]
     first, base = _first(asked), _PAPER[_first(asked)]
     of_first = first.runs(rows)
-    training, fitting = commands.one(*_train(asked)), commands.one(*_fit(asked), *budget)
+    training, fitting = commands.one(*_train(asked)), commands.one(*_fit(asked), *trial)
     theirs = int(paper["batch_size"]) / int(base["batch_size"])
-    batch = _batch(asked, rows)
+    batch, batches = _batches(asked, rows)
     found: list[tuple[Column, Printed, Ours | None, str]] = [
         (TRAIN, Printed(text=paper["train_accuracy_percent"]), accuracy(runs, "train"), training),
         (TEST, Printed(text=paper["test_accuracy_percent"]), accuracy(runs, "test"), training),
@@ -113,14 +115,14 @@ def _cells(
             _speedup(runs, of_first),
             commands.one(*_train(first)) if runs else training,  # what it lacks, if it does
         ),
-        (BATCH, Printed(text=paper["batch_size"]), batch.ours if batch else None, fitting),
+        (BATCH, Printed(text=paper["batch_size"]), batch, fitting),
         (
             BATCHES,
             Printed(
                 text=f"{theirs:g}", derived="not printed: the ratio of two batch sizes that are"
             ),
-            _batch_ratio(asked, rows),
-            commands.one(*_fit(first), *budget) if batch else fitting,
+            batches,
+            commands.one(*_fit(first), *trial) if batch else fitting,
         ),
     ]
     row = (
@@ -165,14 +167,28 @@ def _reason(runs: Sequence[Row], first: Sequence[Row]) -> str:
     return next((reason for reason in reasons if reason), "")
 
 
-def _batch(asked: Asked, rows: Sequence[Row]) -> Searched | None:
-    """On one device: each of several holds the whole network and its own batch."""
-    return searched(replace(asked, devices=1).runs(rows, task=FITTING))
+def _searches(asked: Asked, rows: Sequence[Row]) -> list[Row]:
+    """For the largest batch of a row; there are none on several devices."""
+    return asked.runs(rows, task=FITTING)
 
 
-def _batch_ratio(asked: Asked, rows: Sequence[Row]) -> Ours | None:
-    ours, base = _batch(asked, rows), _batch(_first(asked), rows)
-    return None if ours is None or base is None else ratio(ours, base, of="D-1")
+def _batches(asked: Asked, rows: Sequence[Row]) -> tuple[Ours | None, Ours | None]:
+    """The largest batch, and over that of D-1, on one device whatever the row's number."""
+    found = searched(_searches(replace(asked, devices=1), rows))
+    base = searched(_searches(_first(asked), rows))
+    ours = None if found is None else found.ours
+    over_base = None if found is None or base is None else ratio(found, base, of="D-1")
+    if asked.devices == 1:
+        return ours, over_base
+    return _of_one_device(ours), _of_one_device(over_base)
+
+
+def _of_one_device(ours: Ours | None) -> Ours | None:
+    """With a note, in a row on several devices, of where it was searched for."""
+    if ours is None:
+        return None
+    where = "searched for on one device: each of several holds the whole network and its own batch"
+    return replace(ours, note=f"{ours.note}; {where}" if ours.note else where)
 
 
 TABLE2 = Exhibit(

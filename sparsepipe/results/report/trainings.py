@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparsepipe.results.report.cell import Column, Compare, Ours, Row
-from sparsepipe.results.report.overridden import of_training
+from sparsepipe.results.report.overridden import of_memory, of_training
 from sparsepipe.results.report.rows import mean_of, unlike_notes
 
 TRAIN = Column(key="train_accuracy", heading="train accuracy", unit="%", compare=Compare.DIFFERENCE)
@@ -66,6 +66,14 @@ def run_notes(asked: Asked, runs: Sequence[Row]) -> list[str]:
     """What is to be said of a row's runs that are averaged and not alike."""
     name = " ".join(asked.overrides)
     return [f"{name}: {note}" for note in unlike_notes(runs, of_training)]
+
+
+def search_notes(asked: Asked, searches: Sequence[Row]) -> list[str]:
+    """Likewise, of searches for a row's largest batch."""
+    name = " ".join(asked.overrides)
+    told = "sizes that any has tried count"
+    notes = unlike_notes(searches, of_memory, of_one_seed=told)
+    return [f"largest batch, {name}: {note}" for note in notes]
 
 
 def budget_notes(rows: Sequence[Row]) -> list[str]:
