@@ -11,12 +11,10 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, SparsePipeError
@@ -24,21 +22,20 @@ from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.emulated_hosts import hosts_emulated
 from sparsepipe.experiment.emulation import emulation_of
 from sparsepipe.experiment.evaluate import keep_plan_of_training
-from sparsepipe.experiment.joining import joined, meet
+from sparsepipe.experiment.execute import execute
+from sparsepipe.experiment.joining import meet
 from sparsepipe.experiment.lock import locked
 from sparsepipe.experiment.loggers import end_tracking
-from sparsepipe.experiment.logs import quiet
 from sparsepipe.experiment.outcome import log_outcome
 from sparsepipe.experiment.outputs import writing
 from sparsepipe.experiment.prepare import prepare
 from sparsepipe.experiment.renumber import renumber
 from sparsepipe.experiment.run import Run, num_ranks
 from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.seeding import seed_model
 from sparsepipe.experiment.settle import settle
 from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.experiment.signature import locate
-from sparsepipe.experiment.stopping import failing_as_rank, kept_from_saving, tell_loss, tell_stop
+from sparsepipe.experiment.stopping import failing_as_rank, tell_stop
 from sparsepipe.experiment.understanding import understood
 from sparsepipe.machine import usable_cores
 from sparsepipe.results.files import read_json
@@ -47,7 +44,7 @@ from sparsepipe.runtime.attempts import attempt
 from sparsepipe.runtime.group import first_to_tell
 from sparsepipe.runtime.launch import Stopped, launch
 
-__all__ = ["Stopped", "execute", "first_to_tell", "run_job"]
+__all__ = ["Stopped", "first_to_tell", "run_job"]
 
 log = logging.getLogger(__name__)
 
@@ -165,49 +162,6 @@ def _launch(directory: RunDir, config: Mapping[str, Any], inventory: Inventory) 
             attempt(start, max_restarts=config["parallel"].get("max_restarts", 0))
 
 
-def execute(
-    directory: RunDir, config: Mapping[str, Any], inventory: Inventory, watch: SignalWatch
-) -> None:
-    """Runs the task in this process, which is one rank or the only one.
-
-    Raises:
-        Stopped: a signal ended it; whatever the signal broke in passing is not told.
-        SparsePipeError: as what keeps a run that is to stop from writing its checkpoint.
-    """
-    quiet()
-    run = Run(config=config, directory=directory, inventory=inventory, watch=watch)
-    with _group(run):
-        group.assert_world_size(run.ranks)
-        seed_model(int(config["seed"]))
-        node = dict(config["task"])
-        task = locate(node.pop("_target_"))
-        done = False
-        try:
-            task(run, **node)
-            if emulation_of(config) is None:
-                log_outcome(run)
-            done = True
-        except Exception as error:
-            if watch.signum is not None and kept_from_saving(error):
-                tell_loss(error, watch.signum, directory)
-                raise
-            watch.stop_if_asked(error)
-            if _refused_by_lightning(error):
-                raise ConfigError(
-                    f"Lightning refuses the settings: {str(error).strip()}",
-                    remedy="correct the keys of trainer that it names",
-                ) from error
-            raise
-        finally:
-            end_tracking(failed=not done)
-
-
-def _refused_by_lightning(error: Exception) -> bool:
-    # What it finds out in the middle of fitting is a plain ValueError.
-    late = isinstance(error, ValueError) and "`val_check_interval`" in str(error)
-    return late or isinstance(error, MisconfigurationException)
-
-
 def _run_as_rank(
     config: Mapping[str, Any], inventory: Inventory, watch: SignalWatch, ranks: int
 ) -> RunDir:
@@ -269,16 +223,6 @@ def _settle(
 ) -> None:
     keep_plan_of_training(config, inventory, directory)
     settle(config, inventory, directory, measure=measure)
-
-
-@contextlib.contextmanager
-def _group(run: Run) -> Iterator[None]:
-    """The process group of a run with several ranks."""
-    if run.ranks == 1:
-        yield
-        return
-    with joined(run.config, run.inventory, kept=run.directory.plan):
-        yield
 
 
 def _finished(

@@ -23,7 +23,7 @@ def main() -> None:
 
 def _run(path: Path) -> None:
     from sparsepipe.experiment.build import build_inventory
-    from sparsepipe.experiment.job import execute
+    from sparsepipe.experiment.execute import execute
     from sparsepipe.experiment.logs import configure
     from sparsepipe.experiment.rundir import RunDir
     from sparsepipe.experiment.signals import SIGNALS, SignalWatch, ignore
