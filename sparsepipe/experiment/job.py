@@ -30,6 +30,7 @@ from sparsepipe.experiment.outcome import log_outcome
 from sparsepipe.experiment.outputs import writing
 from sparsepipe.experiment.prepare import prepare
 from sparsepipe.experiment.renumber import renumber
+from sparsepipe.experiment.result import git_commit
 from sparsepipe.experiment.run import Run, num_ranks
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.settle import settle
@@ -74,6 +75,7 @@ def run_job(
         SparsePipeError: something a user can mend.
         Stopped: a signal ended the run.
     """
+    git_commit()  # of what is read by now: the checkout may be another one at the run's end
     config, inventory, ranks = understood(config)
     with SignalWatch() as watch:
         if group.started_externally():
