@@ -7,15 +7,16 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import yaml
 from experiment_harness import composed
 
 from sparsepipe.cluster import Device
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.rundir import identity_of
-from sparsepipe.experiment.sweep.needs import machine, needs, with_whole_machine
+from sparsepipe.experiment.sweep.needs import machine, needs, whole_machine
 from sparsepipe.experiment.sweep.settings import Settings
 from sparsepipe.experiment.sweep.slots import Demand, Gpu, Machine
+from sparsepipe.experiment.told_hardware import tell
 
 CPU = Machine(cores=(0, 1, 2, 3))
 KINDS = ("RTX", "RTX", "RTX", "TITAN")
@@ -92,22 +93,33 @@ def one_core() -> Iterator[None]:
     os.sched_setaffinity(0, before)
 
 
-def test_a_part_of_the_machine_makes_no_other_run(request: pytest.FixtureRequest) -> None:
-    config = composed("hardware.accelerator=cpu")
-    whole, handed = build_inventory(config), with_whole_machine(config)
-    assert identity_of(handed) == identity_of(config)
+@pytest.fixture
+def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing yet, and what is told is forgotten."""
+    monkeypatch.setenv("SPARSEPIPE_HARDWARE", "")
+
+
+@pytest.mark.usefixtures("nothing_told")
+@pytest.mark.parametrize("emulated", [(), ("hardware.emulate=true", "hardware.time_scale=2")])
+def test_a_part_of_the_machine_makes_no_other_run(
+    emulated: tuple[str, ...], request: pytest.FixtureRequest
+) -> None:
+    config = composed("hardware.accelerator=cpu", *emulated)
+    whole, told = build_inventory(config), whole_machine(config)
     request.getfixturevalue("one_core")
     assert machine().cores == (min(os.sched_getaffinity(0)),)
-    assert build_inventory(handed).fingerprint() == whole.fingerprint()
     if whole.num_devices > 1:
         assert build_inventory(config).fingerprint() != whole.fingerprint()
+    tell(yaml.safe_load(yaml.safe_dump(told)))  # as a job gets it, in a file
+    assert build_inventory(config).fingerprint() == whole.fingerprint()
+    other = composed("hardware.accelerator=cpu", "hardware.cpu_devices=7", *emulated)
+    assert build_inventory(other).num_devices == 7, "of which nothing was told"
 
 
-def test_what_is_written_down_or_emulated_stays_so() -> None:
+@pytest.mark.usefixtures("nothing_told")
+def test_what_is_written_down_needs_no_word() -> None:
     listed = composed("hardware=cores")
-    assert with_whole_machine(listed) is listed
-    asked = ("hardware.emulate=true", "hardware.time_scale=2")
-    emulated = composed("hardware.accelerator=cpu", *asked)
-    handed = with_whole_machine(emulated)["hardware"]
-    assert (handed["emulate"], handed["time_scale"]) == (True, 2)
-    assert set(handed) == {"_target_", "value", "emulate", "time_scale"}
+    assert whole_machine(listed) is None
+    inventory = build_inventory(listed)
+    tell(None)
+    assert build_inventory(listed) == inventory

@@ -11,7 +11,7 @@ from typing import Any
 
 from sparsepipe.errors import DataError
 from sparsepipe.experiment.oom import kills_since, oom_kills
-from sparsepipe.experiment.sweep.needs import with_whole_machine
+from sparsepipe.experiment.sweep.needs import whole_machine
 from sparsepipe.experiment.sweep.process import JobProcess
 from sparsepipe.experiment.sweep.progress import epochs_found
 from sparsepipe.experiment.sweep.record import (
@@ -90,7 +90,8 @@ class RunningJob:
         variables = environment(grant, whole=whole, inherited=os.environ)
         process = JobProcess.start(
             ready.job,
-            ready.config if whole else with_whole_machine(ready.config),
+            ready.config,
+            hardware=None if whole else whole_machine(ready.config),
             cores=None if whole else grant.cores,
             environment={**ready.env, **variables},
         )
