@@ -62,6 +62,28 @@ RANK = "rank 1 was killed by SIGKILL; the other ranks were ended\n  remedy: see 
             "job_limit_s=60\n",
             1,
         ),
+        # What it failed by counts, though it was ended while it left.
+        (
+            told("failed", "wrong key\n  remedy: mend it", 2),
+            End(exit_code=KILLED, ended_by="limit", limit_s=60.0),
+            "failed",
+            "wrong key; and it had to be ended by hydra.launcher.job_limit_s=60\n  remedy: mend it",
+            2,
+        ),
+        (
+            told("failed", "no space left\n  remedy: mend it", 1),
+            End(exit_code=KILLED, ended_by="stop"),
+            "failed",
+            "no space left; and it had to be ended with the sweep\n  remedy: mend it",
+            1,
+        ),
+        (
+            told("failed", RANK, 1),
+            End(exit_code=KILLED, ended_by="stop", oom_kills=1),
+            "failed",
+            "that was the OOM killer: the machine (or the container) ran out of memory; and it",
+            1,
+        ),
         (told("stopped", "s", 130), End(exit_code=130, ended_by="stop"), "stopped", "ended", 130),
         (None, End(exit_code=KILLED, ended_by="stop"), "stopped", "ended with the sweep", 1),
         # Somebody else's SIGTERM.
