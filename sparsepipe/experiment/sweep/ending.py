@@ -44,7 +44,8 @@ class SweepEnd(Callback):
 def end_early(error: Exception) -> bool:
     """Ends a sweep whose sweeper has given up for its jobs, as Hydra ends others.
 
-    Sweepers that search raise where a job has no value, and what is made of the others is not made.
+    Sweepers that search raise where no job has a value, some also where the last one has none, and
+    what is made of the others is not made.
 
     Args:
         error: what the sweeper has raised.
@@ -61,9 +62,8 @@ def end_early(error: Exception) -> bool:
                 log.warning("%s: %s", node._target_, other)
         if exit_code_of_sweep():
             log.error(
-                "the sweep ends here: its sweeper does not go on without their values (%s: %s)"
-                "\n  remedy: mend the jobs and give the command again, which skips finished runs; "
-                "or let the sweeper bear failures (Optuna's: hydra.sweeper.max_failure_rate=1)",
+                "the sweep ends here: its sweeper does not end without their values (%s: %s)"
+                "\n  remedy: mend the jobs and give the command again, which skips finished runs",
                 type(error).__name__,
                 error,
             )
