@@ -87,7 +87,8 @@ class RunningJob:
             whole: that is all of the machine.
             limit_s: how long it may take.
         """
-        variables = environment(grant, whole=whole, inherited=os.environ)
+        inherited = {**os.environ, **ready.env}  # what the user says of threads, here or for jobs
+        variables = environment(grant, whole=whole, inherited=inherited)
         process = JobProcess.start(
             ready.job,
             ready.config,
