@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from sparsepipe.experiment.sweep.record import SweptJob
+from sparsepipe.experiment.sweep import running
+from sparsepipe.experiment.sweep.process import JobProcess
+from sparsepipe.experiment.sweep.record import JobRecord, SweptJob, record_of, write_record
 from sparsepipe.experiment.sweep.running import ReadyJob, RunningJob
 from sparsepipe.experiment.sweep.slots import Demand, Grant
 
@@ -51,3 +57,41 @@ def test_what_the_user_says_of_threads_counts(
         job.process.kill()
         first.wait(20)
     assert f"OMP_NUM_THREADS={threads}".encode() in found
+
+
+def ended(ready: ReadyJob, *, told: str, within_s: float) -> JobRecord:
+    """What is said of a job that has left its record, and whose process would stay for minutes."""
+    failed = {"error": "no space left\n  remedy: mend it", "exit_code": 3, "run": None}
+    values = {"run": "there"} if told == "finished" else failed
+    write_record(ready.job, record_of(ready.job, status=told, began_s=1, ended_s=2, **values))
+    # Nor does it heed a signal.
+    stays = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True)"
+    first = subprocess.Popen(
+        [sys.executable, "-c", f"{stays}; time.sleep(300)"],
+        stdout=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    job = RunningJob(ready=ready, grant=GRANT, process=JobProcess(first, "m" * 32), limit_s=None)
+    deadline_s = time.monotonic() + within_s
+    with first:
+        try:
+            assert first.stdout is not None
+            first.stdout.readline()
+            while not job.look_after(signal.SIGTERM):
+                assert time.monotonic() < deadline_s, "it keeps the sweep from going on"
+                time.sleep(0.01)
+        finally:
+            first.kill()
+    return job.record()
+
+
+@pytest.mark.parametrize("told", ["finished", "failed"])
+def test_a_job_that_is_over_is_not_waited_for_without_end(
+    ready: Callable[..., ReadyJob], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "_TOLD_S", 0.1, raising=False)
+    monkeypatch.setattr(running, "_LEAVING_S", 0.1)
+    record = ended(ready(), told=told, within_s=20)
+    assert record.status == told, "what it has told counts"
+    if told == "failed":
+        assert record.exit_code == 3
+        assert (record.error or "").startswith("no space left; and it had to be ended by force")

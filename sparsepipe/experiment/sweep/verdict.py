@@ -9,7 +9,7 @@ from typing import Literal
 
 from sparsepipe.experiment.sweep.record import JobRecord, Status
 
-EndedBy = Literal["limit", "stop"]
+EndedBy = Literal["limit", "stop", "leaving"]
 _LESS_MEMORY = "let jobs need less memory (data.batch_size), or run fewer at a time "
 _LESS_MEMORY += "(hydra.launcher.max_jobs)"
 _GO_ON = "given again, the sweep goes on with this run from its last checkpoint"
@@ -109,9 +109,11 @@ def _and_ended(error: str | None, end: End) -> str | None:
     """Of a job that has told its error, and did not end by itself."""
     if end.ended_by is None:
         return error
-    by = "with the sweep"
-    if end.ended_by == "limit":
-        by = f"by hydra.launcher.job_limit_s={end.limit_s:g}"
+    by = {
+        "limit": f"by hydra.launcher.job_limit_s={end.limit_s or 0:g}",
+        "stop": "with the sweep",
+        "leaving": "by force, a while after that",
+    }[end.ended_by]
     said, line, remedy = (error or "it failed").partition("\n  remedy: ")
     return f"{said}; and it had to be ended {by}{line}{remedy}"
 
