@@ -59,19 +59,25 @@ def test_what_the_user_says_of_threads_counts(
     assert f"OMP_NUM_THREADS={threads}".encode() in found
 
 
-def ended(ready: ReadyJob, *, told: str, within_s: float) -> JobRecord:
-    """What is said of a job that has left its record, and whose process would stay for minutes."""
+MARK = "m" * 32
+
+
+def leave(ready: ReadyJob, status: str, *, mark: str) -> None:
+    """As a process with this mark leaves the record of a job."""
     failed = {"error": "no space left\n  remedy: mend it", "exit_code": 3, "run": None}
-    values = {"run": "there"} if told == "finished" else failed
-    write_record(ready.job, record_of(ready.job, status=told, began_s=1, ended_s=2, **values))
-    # Nor does it heed a signal.
-    stays = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True)"
+    values = {"run": "there"} if status == "finished" else failed
+    record = record_of(ready.job, status=status, began_s=1, ended_s=2, mark=mark, **values)
+    write_record(ready.job, record)
+
+
+def looked_after(ready: ReadyJob, statements: str) -> JobRecord:
+    """What is said of a job whose process runs these statements; it has gone within seconds."""
     first = subprocess.Popen(
-        [sys.executable, "-c", f"{stays}; time.sleep(300)"],
+        [sys.executable, "-c", f"{statements}; print(flush=True); import time; time.sleep(300)"],
         stdout=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
-    job = RunningJob(ready=ready, grant=GRANT, process=JobProcess(first, "m" * 32), limit_s=None)
-    deadline_s = time.monotonic() + within_s
+    job = RunningJob(ready=ready, grant=GRANT, process=JobProcess(first, MARK), limit_s=None)
+    deadline_s = time.monotonic() + 20
     with first:
         try:
             assert first.stdout is not None
@@ -90,8 +96,20 @@ def test_a_job_that_is_over_is_not_waited_for_without_end(
 ) -> None:
     monkeypatch.setattr(running, "_TOLD_S", 0.1, raising=False)
     monkeypatch.setattr(running, "_LEAVING_S", 0.1)
-    record = ended(ready(), told=told, within_s=20)
+    job = ready()
+    leave(job, told, mark=MARK)
+    record = looked_after(job, "import signal; signal.signal(15, signal.SIG_IGN)")
     assert record.status == told, "what it has told counts"
     if told == "failed":
         assert record.exit_code == 3
         assert (record.error or "").startswith("no space left; and it had to be ended by force")
+
+
+def test_the_record_of_another_process_says_nothing_of_a_job(
+    ready: Callable[..., ReadyJob],
+) -> None:
+    job = ready()
+    leave(job, "finished", mark="of another sweep")
+    record = looked_after(job, "raise SystemExit(5)")
+    assert (record.status, record.exit_code, record.run) == ("failed", 5, None)
+    assert "no word of why" in (record.error or "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from sparsepipe.experiment.sweep.record import (
     record_of,
     write_record,
 )
+from sparsepipe.experiment.sweep.tree import MARK_VARIABLE
 from sparsepipe.results.files import read_json, write_json
 from sparsepipe.runtime.launch import Stopped
 
@@ -43,10 +45,10 @@ def run_swept(
         Stopped: a signal ended the job.
         Exception: whatever the user's own code raised.
     """
-    began = time.time()
+    began, mark = time.time(), os.environ.get(MARK_VARIABLE)
 
     def leave(**values: Any) -> JobRecord:
-        record = record_of(job, began_s=began, ended_s=time.time(), **values)
+        record = record_of(job, began_s=began, ended_s=time.time(), mark=mark, **values)
         return write_record(job, record)
 
     try:

@@ -61,7 +61,7 @@ class JobProcess:
             "config": config,
         }
         write_text_atomic(job.file, yaml.safe_dump(given, sort_keys=False))
-        for stale in (job.record, job.started):  # of a sweep that began in the same second
+        for stale in (job.record, job.started):  # of what had the same directory
             stale.unlink(missing_ok=True)
         mark = uuid.uuid4().hex
         variables = {

@@ -142,7 +142,7 @@ class RunningJob:
         if self.limit_s is not None and self.elapsed_s > self.limit_s:
             self.end(signum, by="limit")
         elif self._told_s is None:
-            self._told_s = now_s if self.ready.job.record.exists() else None
+            self._told_s = None if self._told() is None else now_s
         elif now_s - self._told_s > _TOLD_S:
             number = self.ready.job.number + 1
             log.warning("job %d is over and does not end by itself: it is ended", number)
@@ -176,7 +176,9 @@ class RunningJob:
         return write_record(job, judged(told, end, log=str(job.log)))
 
     def _told(self) -> JobRecord | None:
+        """What it has left itself; what another process has left there says nothing of it."""
         try:
-            return read_record(self.ready.job.record)
+            told = read_record(self.ready.job.record)
         except DataError:
             return None
+        return told if told.mark == self.process.mark else None
