@@ -62,7 +62,7 @@ def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(logging.getLogger("sparsepipe"), "propagate", True)
     monkeypatch.setattr(ending, "_exit_codes", [])
     monkeypatch.setattr(ending, "_begun", [])
-    for name in ("SPARSEPIPE_SWEEP_DIR", "SPARSEPIPE_SWEEP_COMMAND"):
+    for name in ("SPARSEPIPE_SWEEP_DIR", "SPARSEPIPE_SWEEP_COMMAND", "SPARSEPIPE_SWEEP_BEGAN"):
         monkeypatch.setenv(name, "")  # which a sweep sets, and is set back
     caplog.set_level(logging.INFO)
     return caplog

@@ -11,10 +11,10 @@ from typing import Any
 
 from sparsepipe.errors import DataError, SparsePipeError
 from sparsepipe.experiment.objective import value_of
+from sparsepipe.experiment.sweep.directory import announced_start
 from sparsepipe.experiment.sweep.record import (
     JobRecord,
     SweptJob,
-    began_s,
     record_of,
     write_record,
 )
@@ -59,7 +59,7 @@ def run_swept(
             config,
             fresh_processes=fresh_processes,
             wait_s=math.inf,
-            anew_since_s=began_s(job.sweep),
+            anew_since_s=announced_start(),
             opened=lambda found: write_json(job.started, {"run": str(found.path)}),
         )
         value = value_of(directory.path, config["objective"])

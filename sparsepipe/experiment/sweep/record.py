@@ -171,11 +171,3 @@ def records_of(sweep: Path) -> list[JobRecord]:
         except DataError as error:
             log.warning("%s", error)
     return sorted(found, key=lambda record: record.number)
-
-
-def began_s(sweep: Path) -> float | None:
-    """When a sweep began, in seconds since 1970: its sweeper writes its configuration first."""
-    try:
-        return (sweep / "multirun.yaml").stat().st_mtime
-    except OSError:
-        return None
