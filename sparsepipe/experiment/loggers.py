@@ -18,6 +18,7 @@ from typing_extensions import override
 from sparsepipe.errors import ConfigError, OutputError
 from sparsepipe.experiment.callbacks.checkpoint import Resume
 from sparsepipe.experiment.history import STEP, History
+from sparsepipe.experiment.wandb_login import has_login
 
 _DATA_DIR = "WANDB_DATA_DIR"
 _WAIT_S = "WANDB__SERVICE_WAIT"
@@ -52,7 +53,7 @@ def wandb_logger(
     Raises:
         ConfigError: online without a login.
     """
-    if not offline and not _has_login():
+    if not offline and not has_login():
         raise ConfigError(
             "logger.wandb.offline=false needs a Weights & Biases login",
             remedy="run `wandb login`, set WANDB_API_KEY, or leave logger.wandb.offline=true: "
@@ -201,10 +202,3 @@ def _leave_tables(folder: Path) -> None:
     """The next job of the process has its own, unless the user has said where they wait."""
     if os.environ.get(_DATA_DIR) == _tables(folder):
         del os.environ[_DATA_DIR]
-
-
-def _has_login() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    return netrc.is_file() and "wandb" in netrc.read_text(errors="replace")
