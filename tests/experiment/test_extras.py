@@ -249,13 +249,14 @@ def test_a_search_whose_jobs_have_no_value_says_so(shell: Shell, launcher: str) 
     """No failure keeps other jobs from being done; then Optuna gives up, and all is told."""
     swept = shell.sweep(*GRID, f"hydra/launcher={launcher}", "objective=botleneck_s")
     assert swept.code == 2, swept.err
-    told = swept.err.partition("2 of 2 jobs failed:")[2]
+    before, _, told = swept.err.partition("2 of 2 jobs failed:")
     assert "objective=botleneck_s is no figure" in told
     assert "(nearest: 'bottleneck_s')" in told
     assert "its sweeper does not end without their values" in told
     assert "remedy: mend the jobs" in told
     assert "max_failure_rate" not in told, "which has nothing to do with it"
-    assert "Traceback" not in swept.err
+    assert "Traceback" not in before, "of a job"
+    assert "Traceback (" in told, "of the sweeper"
     finished = [path.parent for path in shell.cwd.glob("outputs/tiny/*/DONE.json")]
     assert len(finished) == 2
     assert (shell.cwd / "outputs/tiny/ledger.csv").exists()
