@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
 from experiment_harness import composed
+from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 
 from sparsepipe.cluster import Device
 from sparsepipe.errors import ConfigError
+from sparsepipe.experiment import compose
 from sparsepipe.experiment.build import build_inventory
+from sparsepipe.experiment.signature import locate
+from sparsepipe.experiment.sweep.asked import answering
 from sparsepipe.experiment.sweep.needs import machine, needs, whole_machine
 from sparsepipe.experiment.sweep.settings import Settings
 from sparsepipe.experiment.sweep.slots import Demand, Gpu, Machine
@@ -43,6 +52,34 @@ def test_needs_of_jobs(
 ) -> None:
     config = composed(*overrides)
     assert needs(config, CPU, Settings(cores_per_rank=cores_per_rank)) == demand
+
+
+def test_the_document_names_the_tasks_of_one_core() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
+    (row,) = re.findall(r"^\| `task=(.*)` \| one core \|$", text, re.MULTILINE)
+    targets = {
+        path.stem: yaml.safe_load(path.read_text()).get("_target_")
+        for path in (compose.config_dir() / "task").glob("*.yaml")
+    }
+    found = {name for name, target in targets.items() if target and _cores(target) == 1}
+    assert set(row.split("`, `")) == found
+
+
+def _cores(target: str) -> int | None:
+    return getattr(locate(target), "cores", None)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_hydra_is_asked_about_the_configuration_at_hand(fails: bool) -> None:
+    """And no other, once it is over, however it ended."""
+    before = HydraConfig.instance().cfg
+    config = OmegaConf.create({"hydra": OmegaConf.structured(HydraConf)})
+    config.hydra.job.num = 3
+    with contextlib.suppress(KeyError), answering(config):
+        assert HydraConfig.get().job.num == 3
+        if fails:
+            raise KeyError
+    assert HydraConfig.instance().cfg is before
 
 
 def test_what_needs_no_process_to_be_refused() -> None:
