@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -33,6 +32,7 @@ from sparsepipe.experiment.renumber import renumber
 from sparsepipe.experiment.result import git_commit
 from sparsepipe.experiment.run import Run, num_ranks
 from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.experiment.scratch import scratch
 from sparsepipe.experiment.settle import settle
 from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.experiment.signature import locate
@@ -148,14 +148,14 @@ def _launch(directory: RunDir, config: Mapping[str, Any], inventory: Inventory) 
     processes = ranks if count is None else count(config, inventory)
     division = division_of(config, kept=directory.plan)
     # Not beside the results: that their disk is full is one of the things to report.
-    with tempfile.TemporaryDirectory(prefix="sparsepipe-", ignore_cleanup_errors=True) as reports:
+    with scratch() as reports:
 
         def start() -> None:
             launch(
                 [sys.executable, "-m", "sparsepipe.experiment.worker", str(directory.path)],
                 ranks=ranks,
                 threads_per_rank=max(1, usable_cores() // processes),
-                reports=Path(reports),
+                reports=reports,
                 grace_s=float(config["parallel"]["grace_s"]),
                 name="rank {}".format if division is None else partial(division.name, ranks=ranks),
             )
