@@ -60,7 +60,9 @@ def run_swept(
             fresh_processes=fresh_processes,
             wait_s=math.inf,
             anew_since_s=announced_start(),
-            opened=lambda found: write_json(job.started, {"run": str(found.path)}),
+            opened=lambda found, stage: write_json(
+                job.started, {"run": str(found.path), "stage": stage, "since_s": time.time()}
+            ),
         )
         value = value_of(directory.path, config["objective"])
     except Stopped as stop:

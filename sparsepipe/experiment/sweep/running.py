@@ -14,7 +14,7 @@ from sparsepipe.errors import DataError
 from sparsepipe.experiment.oom import kills_since, oom_kills
 from sparsepipe.experiment.sweep.needs import whole_machine
 from sparsepipe.experiment.sweep.process import JobProcess
-from sparsepipe.experiment.sweep.progress import epochs_found
+from sparsepipe.experiment.sweep.progress import epochs_found, working_s
 from sparsepipe.experiment.sweep.record import (
     JobRecord,
     SweptJob,
@@ -139,7 +139,7 @@ class RunningJob:
         return False
 
     def _end_what_takes_too_long(self, signum: int, now_s: float) -> None:
-        if self.limit_s is not None and self.elapsed_s > self.limit_s:
+        if self._is_over_limit():
             self.end(signum, by="limit")
         elif self._told_s is None:
             self._told_s = None if self._told() is None else now_s
@@ -147,6 +147,11 @@ class RunningJob:
             number = self.ready.job.number + 1
             log.warning("job %d is over and does not end by itself: it is ended", number)
             self.end(signum, by="leaving", grace_s=_LEAVING_S)
+
+    def _is_over_limit(self) -> bool:
+        if self.limit_s is None or self.elapsed_s <= self.limit_s:
+            return False
+        return working_s(self.ready.job, self.elapsed_s) > self.limit_s
 
     def record(self) -> JobRecord:
         """What has come of it, which is left in the sweep's directory."""
