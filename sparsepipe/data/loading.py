@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -82,9 +84,21 @@ def make_loader(
 
 
 def _start_worker(worker: int) -> None:
-    """One thread for each worker: the cores belong to training."""
+    """One thread for each worker: the cores belong to training, with which it ends."""
     del worker  # nothing random depends on which worker reads a shape
     torch.set_num_threads(1)
+    training = multiprocessing.parent_process()
+    if training is not None:
+        threading.Thread(target=_end_with, args=(training,), daemon=True).start()
+
+
+def _end_with(training: BaseProcess) -> None:
+    """Ends this process with that one, however that ends.
+
+    Torch looks every few seconds, and not while a worker reads.
+    """
+    training.join()
+    os._exit(1)  # nothing to tell and nobody to tell it to
 
 
 def _death(error: RuntimeError) -> DataError:

@@ -17,6 +17,7 @@ from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.experiment.division import check_division
 from sparsepipe.experiment.emulation import emulation_of, without_emulation
 from sparsepipe.experiment.signature import parameters_of
+from sparsepipe.experiment.told_hardware import told_of
 from sparsepipe.models import Classifier
 
 
@@ -54,7 +55,8 @@ def build_inventory(config: Mapping[str, Any]) -> Inventory:
     Raises:
         ConfigError: the node builds something else.
     """
-    inventory = build(without_emulation(config["hardware"]))
+    node = without_emulation(config["hardware"])
+    inventory = told_of(node) or build(node)
     if not isinstance(inventory, Inventory):
         raise ConfigError(
             f"hardware builds a {type(inventory).__name__}",

@@ -9,14 +9,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from lightning_fabric.utilities.exceptions import MisconfigurationException
+from typing import Any, Literal
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, SparsePipeError
@@ -24,21 +21,22 @@ from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.emulated_hosts import hosts_emulated
 from sparsepipe.experiment.emulation import emulation_of
 from sparsepipe.experiment.evaluate import keep_plan_of_training
-from sparsepipe.experiment.joining import joined, meet
+from sparsepipe.experiment.execute import execute
+from sparsepipe.experiment.joining import meet
 from sparsepipe.experiment.lock import locked
 from sparsepipe.experiment.loggers import end_tracking
-from sparsepipe.experiment.logs import quiet
 from sparsepipe.experiment.outcome import log_outcome
 from sparsepipe.experiment.outputs import writing
 from sparsepipe.experiment.prepare import prepare
 from sparsepipe.experiment.renumber import renumber
+from sparsepipe.experiment.result import git_commit
 from sparsepipe.experiment.run import Run, num_ranks
 from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.seeding import seed_model
+from sparsepipe.experiment.scratch import scratch
 from sparsepipe.experiment.settle import settle
 from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.experiment.signature import locate
-from sparsepipe.experiment.stopping import failing_as_rank, kept_from_saving, tell_loss, tell_stop
+from sparsepipe.experiment.stopping import failing_as_rank, tell_stop
 from sparsepipe.experiment.understanding import understood
 from sparsepipe.machine import usable_cores
 from sparsepipe.results.files import read_json
@@ -47,9 +45,12 @@ from sparsepipe.runtime.attempts import attempt
 from sparsepipe.runtime.group import first_to_tell
 from sparsepipe.runtime.launch import Stopped, launch
 
-__all__ = ["Stopped", "execute", "first_to_tell", "run_job"]
+__all__ = ["Stage", "Stopped", "first_to_tell", "run_job"]
 
 log = logging.getLogger(__name__)
+
+Stage = Literal["found", "waits", "has waited"]
+"""Of a run's directory: it is known, another process works on it, and does so no more."""
 
 
 def run_job(
@@ -58,7 +59,7 @@ def run_job(
     fresh_processes: bool = False,
     wait_s: float = 0.0,
     anew_since_s: float | None = None,
-    opened: Callable[[RunDir], object] = lambda directory: None,
+    opened: Callable[[RunDir, Stage], object] = lambda directory, stage: None,
 ) -> RunDir:
     """Runs a job, or skips it when it is finished, or goes on with it.
 
@@ -68,7 +69,8 @@ def run_job(
         wait_s: how long to wait for another process that does the same job.
         anew_since_s: a run that has finished since then (seconds since 1970) counts as one that
             ``force`` has started anew already.
-        opened: is told the run's directory as soon as that is known.
+        opened: is told the run's directory as soon as that is known; again where another process
+            has to be waited for, and when that is over.
 
     Returns:
         The run's directory, finished.
@@ -77,6 +79,7 @@ def run_job(
         SparsePipeError: something a user can mend.
         Stopped: a signal ended the run.
     """
+    git_commit()  # of what is read by now: the checkout may be another one at the run's end
     config, inventory, ranks = understood(config)
     with SignalWatch() as watch:
         if group.started_externally():
@@ -85,8 +88,16 @@ def run_job(
         processes = fresh_processes or config["parallel"].get("max_restarts", 0) > 0
         alone = ranks == 1 and not processes and emulation_of(config) is None
         directory = _prepare_here(config, inventory)
-        opened(directory)
-        with locked(directory, wait_s=wait_s):
+        waited: list[Stage] = []
+
+        def waits() -> None:
+            waited.append("waits")
+            opened(directory, "waits")
+
+        opened(directory, "found")
+        with locked(directory, wait_s=wait_s, waits=waits):
+            if waited:
+                opened(directory, "has waited")
             if not _finished(directory, config, anew_since_s=anew_since_s):
                 _run_here(directory, config, inventory, watch, alone=alone)
         return directory
@@ -149,63 +160,20 @@ def _launch(directory: RunDir, config: Mapping[str, Any], inventory: Inventory) 
     processes = ranks if count is None else count(config, inventory)
     division = division_of(config, kept=directory.plan)
     # Not beside the results: that their disk is full is one of the things to report.
-    with tempfile.TemporaryDirectory(prefix="sparsepipe-", ignore_cleanup_errors=True) as reports:
+    with scratch() as reports:
 
         def start() -> None:
             launch(
                 [sys.executable, "-m", "sparsepipe.experiment.worker", str(directory.path)],
                 ranks=ranks,
                 threads_per_rank=max(1, usable_cores() // processes),
-                reports=Path(reports),
+                reports=reports,
                 grace_s=float(config["parallel"]["grace_s"]),
                 name="rank {}".format if division is None else partial(division.name, ranks=ranks),
             )
 
         with hosts_emulated(config, inventory, directory):
             attempt(start, max_restarts=config["parallel"].get("max_restarts", 0))
-
-
-def execute(
-    directory: RunDir, config: Mapping[str, Any], inventory: Inventory, watch: SignalWatch
-) -> None:
-    """Runs the task in this process, which is one rank or the only one.
-
-    Raises:
-        Stopped: a signal ended it; whatever the signal broke in passing is not told.
-        SparsePipeError: as what keeps a run that is to stop from writing its checkpoint.
-    """
-    quiet()
-    run = Run(config=config, directory=directory, inventory=inventory, watch=watch)
-    with _group(run):
-        group.assert_world_size(run.ranks)
-        seed_model(int(config["seed"]))
-        node = dict(config["task"])
-        task = locate(node.pop("_target_"))
-        done = False
-        try:
-            task(run, **node)
-            if emulation_of(config) is None:
-                log_outcome(run)
-            done = True
-        except Exception as error:
-            if watch.signum is not None and kept_from_saving(error):
-                tell_loss(error, watch.signum, directory)
-                raise
-            watch.stop_if_asked(error)
-            if _refused_by_lightning(error):
-                raise ConfigError(
-                    f"Lightning refuses the settings: {str(error).strip()}",
-                    remedy="correct the keys of trainer that it names",
-                ) from error
-            raise
-        finally:
-            end_tracking(failed=not done)
-
-
-def _refused_by_lightning(error: Exception) -> bool:
-    # What it finds out in the middle of fitting is a plain ValueError.
-    late = isinstance(error, ValueError) and "`val_check_interval`" in str(error)
-    return late or isinstance(error, MisconfigurationException)
 
 
 def _run_as_rank(
@@ -269,16 +237,6 @@ def _settle(
 ) -> None:
     keep_plan_of_training(config, inventory, directory)
     settle(config, inventory, directory, measure=measure)
-
-
-@contextlib.contextmanager
-def _group(run: Run) -> Iterator[None]:
-    """The process group of a run with several ranks."""
-    if run.ranks == 1:
-        yield
-        return
-    with joined(run.config, run.inventory, kept=run.directory.plan):
-        yield
 
 
 def _finished(

@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO
 
 from sparsepipe.errors import ConfigError
@@ -18,7 +18,9 @@ _POLL_S = 0.1
 
 
 @contextlib.contextmanager
-def locked(directory: RunDir, *, wait_s: float = 0.0) -> Iterator[None]:
+def locked(
+    directory: RunDir, *, wait_s: float = 0.0, waits: Callable[[], object] = lambda: None
+) -> Iterator[None]:
     """Keeps two processes from working on one run.
 
     The file stays: who waits for it may have it open already.
@@ -26,6 +28,7 @@ def locked(directory: RunDir, *, wait_s: float = 0.0) -> Iterator[None]:
     Args:
         directory: of the run.
         wait_s: how long to wait for another process that works on it.
+        waits: is called where that has to be waited for.
 
     Raises:
         ConfigError: another one does, and still did after that time.
@@ -36,11 +39,13 @@ def locked(directory: RunDir, *, wait_s: float = 0.0) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         stream = path.open("w")
     with stream:
-        _acquire(stream, directory, wait_s)
+        _acquire(stream, directory, wait_s, waits)
         yield
 
 
-def _acquire(stream: IO[str], directory: RunDir, wait_s: float) -> None:
+def _acquire(
+    stream: IO[str], directory: RunDir, wait_s: float, waits: Callable[[], object]
+) -> None:
     deadline_s = time.monotonic() + wait_s
     told = False
     while True:
@@ -57,5 +62,6 @@ def _acquire(stream: IO[str], directory: RunDir, wait_s: float) -> None:
             return
         if not told:
             log.info("another process is working on %s: waiting for it", directory.path)
+            waits()
             told = True
         time.sleep(_POLL_S)

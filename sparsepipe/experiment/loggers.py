@@ -18,6 +18,7 @@ from typing_extensions import override
 from sparsepipe.errors import ConfigError, OutputError
 from sparsepipe.experiment.callbacks.checkpoint import Resume
 from sparsepipe.experiment.history import STEP, History
+from sparsepipe.experiment.wandb_login import has_login
 
 _OURS: dict[str, str] = {}
 """Variables that a run of this process has set, since Weights & Biases takes them nowhere else."""
@@ -51,7 +52,7 @@ def wandb_logger(
     Raises:
         ConfigError: online without a login.
     """
-    if not offline and not _has_login():
+    if not offline and not has_login():
         raise ConfigError(
             "logger.wandb.offline=false needs a Weights & Biases login",
             remedy="run `wandb login`, set WANDB_API_KEY, or leave logger.wandb.offline=true: "
@@ -206,10 +207,3 @@ def _take_back() -> None:
         if os.environ.get(name) == value:
             del os.environ[name]
     _OURS.clear()
-
-
-def _has_login() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    return netrc.is_file() and "wandb" in netrc.read_text(errors="replace")

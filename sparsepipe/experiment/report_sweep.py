@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from sparsepipe.errors import SparsePipeError
+from sparsepipe.experiment.sweep.asked import answering
 from sparsepipe.experiment.sweep.directory import sweep_directory
 from sparsepipe.experiment.sweep.record import records_of
 
@@ -80,11 +80,7 @@ def _failures(config: DictConfig) -> list[Failure]:
 
 def _loggers(config: DictConfig) -> dict[str, Any]:
     """Nodes of the trackers that the sweep's jobs have, in whose groups the sweep is named."""
-    before = HydraConfig.instance().cfg
-    HydraConfig.instance().set_config(config)  # which interpolations ask
-    try:
+    with answering(config):
         nodes = OmegaConf.to_container(config.logger, resolve=True)
-    finally:
-        HydraConfig.instance().cfg = before
     assert isinstance(nodes, dict)
     return {str(name): node for name, node in nodes.items()}

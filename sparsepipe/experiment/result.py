@@ -158,7 +158,10 @@ def peak_memory_bytes() -> dict[str, int]:
 
 @functools.cache  # of a process, which goes on with the modules that it has loaded
 def git_commit() -> str | None:
-    """The commit of the checkout this package runs from, marked where it was changed."""
+    """The commit of the checkout this package runs from, marked where it was changed.
+
+    It is that of the moment when a process first asks, which is to be its beginning.
+    """
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

@@ -153,22 +153,29 @@ class RunDir:
     @property
     def attempt(self) -> int:
         """How often the run was started anew by force."""
-        try:
-            return int((self.path / _ATTEMPT).read_text(encoding="ascii"))
-        except (OSError, ValueError):
-            return 0
+        for file in (self._attempts, self.path / _ATTEMPT):  # where older versions have it
+            try:
+                return int(file.read_text(encoding="ascii"))
+            except (OSError, ValueError):
+                continue
+        return 0
+
+    @property
+    def _attempts(self) -> Path:
+        """Beside the directory: whatever becomes of that, no attempt has another's number."""
+        return self.path.with_name(f".{self.run_id}{_ATTEMPT}")
 
     def open(self, config: Mapping[str, Any]) -> None:
         """Makes the directory ready for a run, anew where ``force`` is set."""
-        again = self.attempt + 1 if config["force"] and self.path.exists() else None
-        if again is not None:
+        again = bool(config["force"]) and self.path.exists()
+        if attempt := self.attempt + again:
+            write_text_atomic(self._attempts, str(attempt))  # first: nothing may come between
+        if again:
             # Moved first: a directory that is half removed must not look like a run.
-            aside = self.path.with_name(f".{self.run_id}.{os.getpid()}.{time.time_ns()}")
-            self.path.rename(aside)
-            shutil.rmtree(aside)
+            self.path.rename(self.path.with_name(f".{self.run_id}.{os.getpid()}.{time.time_ns()}"))
+        for aside in self.path.parent.glob(f".{self.run_id}.[0-9]*.[0-9]*"):
+            shutil.rmtree(aside)  # one that was killed may have left its own
         self.path.mkdir(parents=True, exist_ok=True)
-        if again is not None:
-            write_text_atomic(self.path / _ATTEMPT, str(again))
         write_json(
             self.path / _STARTS, [*self.starts, time.time()]
         )  # before there is a config.yaml

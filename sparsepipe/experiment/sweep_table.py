@@ -9,6 +9,7 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
+from sparsepipe.experiment.sweep.directory import sweep_directory
 from sparsepipe.experiment.swept import JobRecord, near, records_of, result_of
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.results.sweep_table import SweepJob, sweep_markdown, sweep_rows
@@ -26,7 +27,7 @@ class SweepTable(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Makes the table, unless every job failed and has told why."""
-        directory = Path(str(config.hydra.sweep.dir))
+        directory = sweep_directory(config)
         jobs = records_of(directory)
         if not any(job.run for job in jobs):
             return

@@ -23,14 +23,16 @@ def main() -> None:
 
 def _run(path: Path) -> None:
     from sparsepipe.experiment.build import build_inventory
-    from sparsepipe.experiment.job import execute
+    from sparsepipe.experiment.execute import execute
     from sparsepipe.experiment.logs import configure
+    from sparsepipe.experiment.result import git_commit
     from sparsepipe.experiment.rundir import RunDir
     from sparsepipe.experiment.signals import SIGNALS, SignalWatch, ignore
 
     configure()
     with SignalWatch() as watch:
         try:
+            git_commit()  # of what is read by now, as where a run has one rank
             directory = RunDir(path)
             config = directory.load_config()
             execute(directory, config, build_inventory(config), watch)

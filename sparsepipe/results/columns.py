@@ -109,8 +109,6 @@ OF_TASKS = (
     *_columns("float64", "1/s", "flops_per_s", "flops_spread_per_s"),
     *_columns("float64", "bytes/s", "copied_bytes_per_s", "copied_spread_bytes_per_s"),
     Column("memory_bytes", "Int64", "bytes"),
-    Column("exhibits", "string"),
-    *_columns("Int64", "", "figures", "figures_missing"),
 )
 
 _KNOWN = {column.name: column for column in (*ALWAYS, *OF_TASKS)}

@@ -9,9 +9,10 @@ import signal
 from pathlib import Path
 
 import pytest
-from experiment_harness import Finished, Shell, fault, orphans, wait_for
+from experiment_harness import Finished, Shell, composed, fault, orphans, wait_for
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.experiment.rundir import RunDir, flatten
 from sparsepipe.experiment.sweep.launch import launch
 from sparsepipe.experiment.sweep.record import JobRecord, records_of
 from sparsepipe.experiment.sweep.settings import Settings
@@ -95,15 +96,20 @@ def test_jobs_that_are_the_same_run_are_one(shell: Shell) -> None:
     assert swept.out == 3 * f"{run}\n"
     assert [record.run for record in records(shell)] == 3 * [str(run)]
     assert sum(path.exists() for path in logs(shell)) == 2, "the third was the second"
-    assert not (run / ".attempt").exists()
+    assert RunDir(run).attempt == 0
     first = read_json(run / "DONE.json")["time"]
+    settings = {key for key in read_json(run / "result.json") if key.startswith("hardware.")}
     forced = shell.sweep(*same, f"{name}=1,2,2", "force=true", timeout_s=LIMIT_S)
     assert forced.code == 0, forced.err
-    assert (run / ".attempt").read_text() == "1", "anew once, not by each of them"
+    assert RunDir(run).attempt == 1, "anew once, not by each of them"
     assert read_json(run / "DONE.json")["time"] > first
     # The command without a sweep finds it as well: a part of the machine makes it no other run.
     assert shell(ONE_EPOCH, CPU).run == run
     assert shell.runs() == [run]
+    # Nor does it have another row: what it was told of the machine is no setting of it.
+    assert settings == {
+        key for key in flatten(composed("experiment=tiny", CPU)) if key.startswith("hardware.")
+    }
 
 
 @pytest.mark.full

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from emulated_cases import hosts
 from experiment_harness import Shell
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 from sweep_cases import leave_record
 
+from sparsepipe.experiment import compose
 from sparsepipe.experiment.sweep.record import records_of
 from sparsepipe.experiment.sweep_table import SweepTable
 from sparsepipe.results.files import read_json, write_json
@@ -109,6 +112,15 @@ def test_a_job_that_raises_is_a_failed_one_and_none_at_all_make_no_table(tmp_pat
     first, second = read(sweep / "table.csv")
     assert (first["seed"], first["status"]) == ("0", "failed")
     assert (second["seed"], second["train_shapes_per_s"]) == ("1", "2.0")
+
+
+def test_sweeps_that_begin_in_the_same_second_share_nothing() -> None:
+    found = set()
+    for _ in range(3):  # within milliseconds
+        with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
+            config = hydra_compose(compose.CONFIG_NAME, return_hydra_config=True)
+        found.add(config.hydra.sweep.dir)
+    assert len(found) == 3
 
 
 def test_jobs_stand_in_their_order(tmp_path: Path) -> None:

@@ -44,11 +44,16 @@ class Broken(Callback):
         raise KeyError("somebody's own mistake")
 
 
-def begun(sweep: Path) -> DictConfig:
+BASIC = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+SEARCHES = "hydra_plugins.hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper"
+
+
+def begun(sweep: Path, *, sweeper: str = SEARCHES) -> DictConfig:
     """The configuration of a sweep that has begun."""
     targets = {"end": SweepEnd, "broken": Broken}
     config = config_of(sweep)
     config.hydra.overrides = {"task": ["seed=0,1,2"]}
+    config.hydra.sweeper = {"_target_": sweeper}
     config.hydra.callbacks = {
         name: {"_target_": f"{kind.__module__}.{kind.__qualname__}"}
         for name, kind in targets.items()
@@ -62,7 +67,7 @@ def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(logging.getLogger("sparsepipe"), "propagate", True)
     monkeypatch.setattr(ending, "_exit_codes", [])
     monkeypatch.setattr(ending, "_begun", [])
-    for name in ("SPARSEPIPE_SWEEP_DIR", "SPARSEPIPE_SWEEP_COMMAND"):
+    for name in ("SPARSEPIPE_SWEEP_DIR", "SPARSEPIPE_SWEEP_COMMAND", "SPARSEPIPE_SWEEP_BEGAN"):
         monkeypatch.setenv(name, "")  # which a sweep sets, and is set back
     caplog.set_level(logging.INFO)
     return caplog
@@ -110,15 +115,37 @@ def test_jobs_of_other_launchers_give_the_command_its_exit_code(tmp_path: Path, 
     assert "1 of 3 jobs failed, 1 stopped:" in said.records[-1].getMessage()
 
 
+def raised(text: str) -> Exception:
+    """An error that has come from somewhere."""
+    try:
+        raise ValueError(text)
+    except ValueError as error:
+        return error
+
+
+def test_what_breaks_a_sweep_that_searches_nothing_is_no_matter_of_values(
+    tmp_path: Path, said
+) -> None:
+    """Its table and its ledger are made; the error comes as it is."""
+    left(tmp_path)
+    begun(tmp_path, sweeper=BASIC)
+    assert not ending.end_early(raised("no space left"))
+    texts = [record.getMessage() for record in said.records]
+    assert any(text.startswith("1 of 3 jobs failed, 1 stopped:") for text in texts)
+    assert not any("values" in text for text in texts)
+
+
 def test_a_sweep_whose_sweeper_gives_up_is_told_as_others_are(tmp_path: Path, said) -> None:
     left(tmp_path)
     begun(tmp_path)
-    assert ending.end_early(ValueError("no number"))
+    assert ending.end_early(raised("no number"))
     assert ending.exit_code_of_sweep() == 1
-    *before, failed, end = (record.getMessage() for record in said.records)
+    *before, failed, trace, end = (record.getMessage() for record in said.records)
     (broken,) = (text for text in before if "Broken: " in text)
     assert "somebody's own mistake" in broken, "and the others are told"
     assert failed.startswith("1 of 3 jobs failed, 1 stopped:")
+    assert trace.startswith("Traceback")
+    assert "in raised" in trace, "whoever is to blame"
     assert "(ValueError: no number)" in end
     assert "remedy: mend the jobs" in end
 

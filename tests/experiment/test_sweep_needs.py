@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import yaml
 from experiment_harness import composed
+from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 
 from sparsepipe.cluster import Device
 from sparsepipe.errors import ConfigError
+from sparsepipe.experiment import compose
 from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.rundir import identity_of
-from sparsepipe.experiment.sweep.needs import machine, needs, with_whole_machine
+from sparsepipe.experiment.signature import locate
+from sparsepipe.experiment.sweep.asked import answering
+from sparsepipe.experiment.sweep.needs import machine, needs, whole_machine
 from sparsepipe.experiment.sweep.settings import Settings
 from sparsepipe.experiment.sweep.slots import Demand, Gpu, Machine
+from sparsepipe.experiment.told_hardware import tell
 
 CPU = Machine(cores=(0, 1, 2, 3))
 KINDS = ("RTX", "RTX", "RTX", "TITAN")
@@ -42,6 +52,34 @@ def test_needs_of_jobs(
 ) -> None:
     config = composed(*overrides)
     assert needs(config, CPU, Settings(cores_per_rank=cores_per_rank)) == demand
+
+
+def test_the_document_names_the_tasks_of_one_core() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
+    (row,) = re.findall(r"^\| `task=(.*)` \| one core \|$", text, re.MULTILINE)
+    targets = {
+        path.stem: yaml.safe_load(path.read_text()).get("_target_")
+        for path in (compose.config_dir() / "task").glob("*.yaml")
+    }
+    found = {name for name, target in targets.items() if target and _cores(target) == 1}
+    assert set(row.split("`, `")) == found
+
+
+def _cores(target: str) -> int | None:
+    return getattr(locate(target), "cores", None)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_hydra_is_asked_about_the_configuration_at_hand(fails: bool) -> None:
+    """And no other, once it is over, however it ended."""
+    before = HydraConfig.instance().cfg
+    config = OmegaConf.create({"hydra": OmegaConf.structured(HydraConf)})
+    config.hydra.job.num = 3
+    with contextlib.suppress(KeyError), answering(config):
+        assert HydraConfig.get().job.num == 3
+        if fails:
+            raise KeyError
+    assert HydraConfig.instance().cfg is before
 
 
 def test_what_needs_no_process_to_be_refused() -> None:
@@ -92,22 +130,33 @@ def one_core() -> Iterator[None]:
     os.sched_setaffinity(0, before)
 
 
-def test_a_part_of_the_machine_makes_no_other_run(request: pytest.FixtureRequest) -> None:
-    config = composed("hardware.accelerator=cpu")
-    whole, handed = build_inventory(config), with_whole_machine(config)
-    assert identity_of(handed) == identity_of(config)
+@pytest.fixture
+def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing yet, and what is told is forgotten."""
+    monkeypatch.setenv("SPARSEPIPE_HARDWARE", "")
+
+
+@pytest.mark.usefixtures("nothing_told")
+@pytest.mark.parametrize("emulated", [(), ("hardware.emulate=true", "hardware.time_scale=2")])
+def test_a_part_of_the_machine_makes_no_other_run(
+    emulated: tuple[str, ...], request: pytest.FixtureRequest
+) -> None:
+    config = composed("hardware.accelerator=cpu", *emulated)
+    whole, told = build_inventory(config), whole_machine(config)
     request.getfixturevalue("one_core")
     assert machine().cores == (min(os.sched_getaffinity(0)),)
-    assert build_inventory(handed).fingerprint() == whole.fingerprint()
     if whole.num_devices > 1:
         assert build_inventory(config).fingerprint() != whole.fingerprint()
+    tell(yaml.safe_load(yaml.safe_dump(told)))  # as a job gets it, in a file
+    assert build_inventory(config).fingerprint() == whole.fingerprint()
+    other = composed("hardware.accelerator=cpu", "hardware.cpu_devices=7", *emulated)
+    assert build_inventory(other).num_devices == 7, "of which nothing was told"
 
 
-def test_what_is_written_down_or_emulated_stays_so() -> None:
+@pytest.mark.usefixtures("nothing_told")
+def test_what_is_written_down_needs_no_word() -> None:
     listed = composed("hardware=cores")
-    assert with_whole_machine(listed) is listed
-    asked = ("hardware.emulate=true", "hardware.time_scale=2")
-    emulated = composed("hardware.accelerator=cpu", *asked)
-    handed = with_whole_machine(emulated)["hardware"]
-    assert (handed["emulate"], handed["time_scale"]) == (True, 2)
-    assert set(handed) == {"_target_", "value", "emulate", "time_scale"}
+    assert whole_machine(listed) is None
+    inventory = build_inventory(listed)
+    tell(None)
+    assert build_inventory(listed) == inventory

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sparsepipe.results import load_results
 from sparsepipe.results.columns import ALWAYS, OF_TASKS, Column
 from sparsepipe.results.files import write_json
 
@@ -25,6 +26,19 @@ def rows(heading: str) -> list[tuple[str, str]]:
 def test_the_document_lists_the_columns(heading: str, columns: tuple[Column, ...]) -> None:
     """All of them, in their order, with the unit of their numbers."""
     assert rows(heading) == [(column.name, column.unit) for column in columns]
+
+
+def test_what_only_reports_tell_is_no_column(tmp_path: Path) -> None:
+    """They are in no ledger; the document names their keys where it says so."""
+    told = {"exhibits": ["table2"], "figures": 2, "figures_missing": 94}
+    for task in ("train", "report"):
+        own = told if task == "report" else {}
+        write_json(tmp_path / task / "result.json", {"task_name": task, **own})
+        write_json(tmp_path / task / "DONE.json", {})
+    frame = load_results(tmp_path)
+    assert list(frame["task_name"]) == ["train"]
+    assert not set(told) & {*frame.columns, *(column.name for column in (*ALWAYS, *OF_TASKS))}
+    assert all(f"`{key}`" in TEXT for key in told)
 
 
 def test_units_stand_in_names() -> None:

@@ -8,7 +8,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from sparsepipe.experiment.fitting.request import OUT_OF_MEMORY, OVER_BUDGET, Re
 from sparsepipe.experiment.measured_device import memory_of
 from sparsepipe.experiment.oom import kills_since, oom_kills
 from sparsepipe.experiment.run import Run
+from sparsepipe.experiment.scratch import scratch
 from sparsepipe.results.files import read_json, write_json
 
 log = logging.getLogger(__name__)
@@ -99,8 +99,7 @@ class Prober:
         )
 
     def _answer(self, batch_size: int) -> tuple[Outcome, int | None]:
-        with tempfile.TemporaryDirectory(prefix="sparsepipe-") as name:
-            place = Path(name)
+        with scratch() as place:
             request = Request(
                 config=self._run.config,
                 batch_size=batch_size,

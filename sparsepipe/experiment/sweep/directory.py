@@ -1,9 +1,10 @@
-"""What the processes of a sweep know of it: its directory, and what it was asked for."""
+"""What the processes of a sweep know of it: its directory, its beginning, what it was asked for."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,11 +15,14 @@ _DIRECTORY = "SPARSEPIPE_SWEEP_DIR"
 where what is swept is part of its name."""
 _COMMAND = "SPARSEPIPE_SWEEP_COMMAND"
 """Environment variable: what :func:`command_of` says, which a job's configuration does not tell."""
+_BEGAN = "SPARSEPIPE_SWEEP_BEGAN"
+"""Environment variable: when the sweep began, in seconds since 1970."""
 _NOT_COMMAND = ("force", "logger", "paths")
 
 
 def announce(config: DictConfig) -> None:
-    """Lets the processes of a sweep know its directory and its command."""
+    """Lets the processes of a sweep that begins now know its directory and its command."""
+    os.environ[_BEGAN] = repr(time.time())
     os.environ[_DIRECTORY] = str(sweep_directory(config))
     os.environ[_COMMAND] = command_of([str(each) for each in config.hydra.overrides.task])
 
@@ -43,6 +47,12 @@ def command_of(overrides: Sequence[str]) -> str:
 def announced(otherwise: str) -> Path:
     """The directory as the sweep has announced it, else what a job's configuration says."""
     return Path(os.environ.get(_DIRECTORY) or otherwise).absolute()
+
+
+def announced_start() -> float | None:
+    """When the sweep began, in seconds since 1970; None where it has not announced it."""
+    told = os.environ.get(_BEGAN)
+    return float(told) if told else None
 
 
 def announced_command(otherwise: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -44,13 +45,15 @@ class SweepEnd(Callback):
 def end_early(error: Exception) -> bool:
     """Ends a sweep whose sweeper has given up for its jobs, as Hydra ends others.
 
-    Sweepers that search raise where a job has no value, and what is made of the others is not made.
+    Sweepers that search raise where no job has a value, some also where the last one has none, and
+    what is made of the others is not made.
 
     Args:
         error: what the sweeper has raised.
 
     Returns:
-        Whether jobs have failed, so that all is told; else the error is another's to tell.
+        Whether the sweeper is one that searches and jobs have failed, so that all is told; else the
+        error is another's to tell: Hydra's own sweeper does not ask for values.
     """
     begun = list(_begun)
     for config in begun:
@@ -59,15 +62,19 @@ def end_early(error: Exception) -> bool:
                 instantiate(node).on_multirun_end(config=config)
             except Exception as other:  # the next one has its own to tell
                 log.warning("%s: %s", node._target_, other)
-        if exit_code_of_sweep():
+        if exit_code_of_sweep() and _searches(config):
+            log.warning("%s", "".join(traceback.format_exception(error)).strip())
             log.error(
-                "the sweep ends here: its sweeper does not go on without their values (%s: %s)"
-                "\n  remedy: mend the jobs and give the command again, which skips finished runs; "
-                "or let the sweeper bear failures (Optuna's: hydra.sweeper.max_failure_rate=1)",
+                "the sweep ends here: its sweeper does not end without their values (%s: %s)"
+                "\n  remedy: mend the jobs and give the command again, which skips finished runs",
                 type(error).__name__,
                 error,
             )
-    return bool(begun) and exit_code_of_sweep() != 0
+    return any(map(_searches, begun)) and exit_code_of_sweep() != 0
+
+
+def _searches(config: DictConfig) -> bool:
+    return not str(config.hydra.sweeper._target_).endswith(".BasicSweeper")
 
 
 def note_exit_code(records: Sequence[JobRecord]) -> None:

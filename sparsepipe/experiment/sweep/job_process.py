@@ -48,9 +48,11 @@ def _run(given: dict[str, Any]) -> int:
     from sparsepipe.errors import SparsePipeError
     from sparsepipe.experiment import logs
     from sparsepipe.experiment.sweep.one_job import run_swept
+    from sparsepipe.experiment.told_hardware import tell
     from sparsepipe.runtime.launch import Stopped
 
     logs.configure()
+    tell(given["hardware"])
     job = SweptJob(
         number=given["number"],
         overrides=tuple(given["overrides"]),

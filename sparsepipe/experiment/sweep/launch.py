@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from sparsepipe.experiment import compose
 from sparsepipe.experiment.objective import scored
+from sparsepipe.experiment.sweep.asked import answering
 from sparsepipe.experiment.sweep.board import own_texts
 from sparsepipe.experiment.sweep.directory import sweep_directory
 from sparsepipe.experiment.sweep.ending import note_exit_code
@@ -119,14 +119,11 @@ def _compose(
         sweep=sweep,
     )
     found = _Composed(job=job, whole=whole)
-    before = HydraConfig.instance().cfg
-    HydraConfig.instance().set_config(whole)  # which interpolations may ask
     try:
-        found.config = compose.resolve(_task_config(whole))
+        with answering(whole):
+            found.config = compose.resolve(_task_config(whole))
     except Exception as error:
         found.refused = error
-    finally:
-        HydraConfig.instance().cfg = before
     return found
 
 

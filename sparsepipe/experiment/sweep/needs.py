@@ -6,8 +6,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from sparsepipe import cluster
 from sparsepipe.cluster import Inventory
 from sparsepipe.experiment.build import build
@@ -17,6 +15,7 @@ from sparsepipe.experiment.planned import search_of
 from sparsepipe.experiment.signature import locate
 from sparsepipe.experiment.sweep.settings import Settings
 from sparsepipe.experiment.sweep.slots import Demand, Gpu, Machine, demand
+from sparsepipe.experiment.told_hardware import telling
 from sparsepipe.experiment.understanding import understood
 
 
@@ -80,18 +79,12 @@ def _finds_machine(config: Mapping[str, Any]) -> bool:
     return locate(config["hardware"]["_target_"]) is cluster.local
 
 
-def with_whole_machine(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration such that a job which gets a part of the machine is the run it always is.
+def whole_machine(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What to tell a job that gets a part of the machine, such that it is the run it always is.
 
-    What it would find out of the machine by itself is that part; a run is named by the whole.
+    None for one whose hardware is written down, which a part of the machine does not change.
     """
     if not _finds_machine(config):
-        return config
-    plain = without_emulation(config["hardware"])
-    inventory = build(plain)
-    said = {key: value for key, value in config["hardware"].items() if key not in plain}
-    listed = {
-        "_target_": "sparsepipe.cluster.Inventory.from_dict",
-        "value": yaml.safe_load(inventory.to_yaml()),
-    }
-    return {**config, "hardware": {**listed, **said}}
+        return None
+    node = without_emulation(config["hardware"])
+    return telling(node, build(node))

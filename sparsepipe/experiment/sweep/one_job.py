@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -10,13 +11,14 @@ from typing import Any
 
 from sparsepipe.errors import DataError, SparsePipeError
 from sparsepipe.experiment.objective import value_of
+from sparsepipe.experiment.sweep.directory import announced_start
 from sparsepipe.experiment.sweep.record import (
     JobRecord,
     SweptJob,
-    began_s,
     record_of,
     write_record,
 )
+from sparsepipe.experiment.sweep.tree import MARK_VARIABLE
 from sparsepipe.results.files import read_json, write_json
 from sparsepipe.runtime.launch import Stopped
 
@@ -43,10 +45,10 @@ def run_swept(
         Stopped: a signal ended the job.
         Exception: whatever the user's own code raised.
     """
-    began = time.time()
+    began, mark = time.time(), os.environ.get(MARK_VARIABLE)
 
     def leave(**values: Any) -> JobRecord:
-        record = record_of(job, began_s=began, ended_s=time.time(), **values)
+        record = record_of(job, began_s=began, ended_s=time.time(), mark=mark, **values)
         return write_record(job, record)
 
     try:
@@ -57,8 +59,10 @@ def run_swept(
             config,
             fresh_processes=fresh_processes,
             wait_s=math.inf,
-            anew_since_s=began_s(job.sweep),
-            opened=lambda found: write_json(job.started, {"run": str(found.path)}),
+            anew_since_s=announced_start(),
+            opened=lambda found, stage: write_json(
+                job.started, {"run": str(found.path), "stage": stage, "since_s": time.time()}
+            ),
         )
         value = value_of(directory.path, config["objective"])
     except Stopped as stop:

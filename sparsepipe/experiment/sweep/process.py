@@ -37,6 +37,7 @@ class JobProcess:
         job: SweptJob,
         config: Mapping[str, Any],
         *,
+        hardware: Mapping[str, Any] | None,
         cores: tuple[int, ...] | None,
         environment: Mapping[str, str],
     ) -> JobProcess:
@@ -45,6 +46,7 @@ class JobProcess:
         Args:
             job: which.
             config: resolved and checked.
+            hardware: what it is told of that, as it sees less; None: nothing.
             cores: those it is to keep to; None: all that there are.
             environment: variables beside those of this process.
         """
@@ -55,10 +57,11 @@ class JobProcess:
             "sweep": str(job.sweep),
             "parent": os.getpid(),
             "cores": None if cores is None else list(cores),
+            "hardware": hardware,
             "config": config,
         }
         write_text_atomic(job.file, yaml.safe_dump(given, sort_keys=False))
-        for stale in (job.record, job.started):  # of a sweep that began in the same second
+        for stale in (job.record, job.started):  # of what had the same directory
             stale.unlink(missing_ok=True)
         mark = uuid.uuid4().hex
         variables = {

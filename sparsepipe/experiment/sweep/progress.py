@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,23 @@ from sparsepipe.experiment.sweep.record import SweptJob
 from sparsepipe.results.files import read_json
 
 _TAIL_BYTES = 16_384
+
+
+def working_s(job: SweptJob, elapsed_s: float) -> float:
+    """How long a job has worked: since another process let go of its run, if it waited for that.
+
+    Args:
+        job: which.
+        elapsed_s: since it began.
+    """
+    try:
+        told = read_json(job.started)
+        stage, since_s = told["stage"], float(told["since_s"])
+    except (DataError, KeyError, TypeError, ValueError):
+        return elapsed_s
+    if stage == "waits":
+        return 0.0
+    return time.time() - since_s if stage == "has waited" else elapsed_s
 
 
 def epochs_done(job: SweptJob) -> int | None:

@@ -83,6 +83,7 @@ class JobRecord:
         before: the run had been finished before the job began.
         value: of the run's ``objective``, for sweepers that search; None where none is asked for.
         log: file with what it said, where it had one of its own.
+        mark: of the processes that it ran in, where our launcher has started these.
     """
 
     number: int
@@ -97,6 +98,7 @@ class JobRecord:
     before: bool = False
     value: float | None = None
     log: str | None = None
+    mark: str | None = None
 
     @property
     def seconds(self) -> float:
@@ -169,11 +171,3 @@ def records_of(sweep: Path) -> list[JobRecord]:
         except DataError as error:
             log.warning("%s", error)
     return sorted(found, key=lambda record: record.number)
-
-
-def began_s(sweep: Path) -> float | None:
-    """When a sweep began, in seconds since 1970: its sweeper writes its configuration first."""
-    try:
-        return (sweep / "multirun.yaml").stat().st_mtime
-    except OSError:
-        return None

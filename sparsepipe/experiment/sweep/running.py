@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -11,9 +12,9 @@ from typing import Any
 
 from sparsepipe.errors import DataError
 from sparsepipe.experiment.oom import kills_since, oom_kills
-from sparsepipe.experiment.sweep.needs import with_whole_machine
+from sparsepipe.experiment.sweep.needs import whole_machine
 from sparsepipe.experiment.sweep.process import JobProcess
-from sparsepipe.experiment.sweep.progress import epochs_found
+from sparsepipe.experiment.sweep.progress import epochs_found, working_s
 from sparsepipe.experiment.sweep.record import (
     JobRecord,
     SweptJob,
@@ -24,8 +25,11 @@ from sparsepipe.experiment.sweep.record import (
 from sparsepipe.experiment.sweep.slots import Demand, Grant, environment
 from sparsepipe.experiment.sweep.verdict import End, EndedBy, judged, verdict
 
+log = logging.getLogger(__name__)
 _LEAVING_S = 5.0
 """How long what a job has started may take to end after it."""
+_TOLD_S = 60.0
+"""How long the process of a job may take to end after it has left its record."""
 _KILL_AGAIN_S = 1.0
 
 
@@ -74,6 +78,7 @@ class RunningJob:
     _ended_by: EndedBy | None = None
     _kill_s: float | None = None
     _leaving: bool = False
+    _told_s: float | None = None
 
     @classmethod
     def start(
@@ -87,10 +92,12 @@ class RunningJob:
             whole: that is all of the machine.
             limit_s: how long it may take.
         """
-        variables = environment(grant, whole=whole, inherited=os.environ)
+        inherited = {**os.environ, **ready.env}  # what the user says of threads, here or for jobs
+        variables = environment(grant, whole=whole, inherited=inherited)
         process = JobProcess.start(
             ready.job,
-            ready.config if whole else with_whole_machine(ready.config),
+            ready.config,
+            hardware=None if whole else whole_machine(ready.config),
             cores=None if whole else grant.cores,
             environment={**ready.env, **variables},
         )
@@ -119,9 +126,8 @@ class RunningJob:
         """Ends it where it takes too long, and kills what does not end; whether all is gone."""
         now_s = time.monotonic()
         ended = self.process.exit_code() is not None
-        if self.limit_s is not None and self._ended_by is None and not ended:
-            if self.elapsed_s > self.limit_s:
-                self.end(limit_signum, by="limit")
+        if not ended and self._ended_by is None:
+            self._end_what_takes_too_long(limit_signum, now_s)
         elif ended and not self._leaving:
             self._leaving = True
             self._kill_s = min(self._kill_s or math.inf, now_s + _LEAVING_S)
@@ -131,6 +137,21 @@ class RunningJob:
             self.process.kill()
             self._kill_s = now_s + _KILL_AGAIN_S  # what was just being started
         return False
+
+    def _end_what_takes_too_long(self, signum: int, now_s: float) -> None:
+        if self._is_over_limit():
+            self.end(signum, by="limit")
+        elif self._told_s is None:
+            self._told_s = None if self._told() is None else now_s
+        elif now_s - self._told_s > _TOLD_S:
+            number = self.ready.job.number + 1
+            log.warning("job %d is over and does not end by itself: it is ended", number)
+            self.end(signum, by="leaving", grace_s=_LEAVING_S)
+
+    def _is_over_limit(self) -> bool:
+        if self.limit_s is None or self.elapsed_s <= self.limit_s:
+            return False
+        return working_s(self.ready.job, self.elapsed_s) > self.limit_s
 
     def record(self) -> JobRecord:
         """What has come of it, which is left in the sweep's directory."""
@@ -160,7 +181,9 @@ class RunningJob:
         return write_record(job, judged(told, end, log=str(job.log)))
 
     def _told(self) -> JobRecord | None:
+        """What it has left itself; what another process has left there says nothing of it."""
         try:
-            return read_record(self.ready.job.record)
+            told = read_record(self.ready.job.record)
         except DataError:
             return None
+        return told if told.mark == self.process.mark else None

@@ -9,7 +9,7 @@ from typing import Literal
 
 from sparsepipe.experiment.sweep.record import JobRecord, Status
 
-EndedBy = Literal["limit", "stop"]
+EndedBy = Literal["limit", "stop", "leaving"]
 _LESS_MEMORY = "let jobs need less memory (data.batch_size), or run fewer at a time "
 _LESS_MEMORY += "(hydra.launcher.max_jobs)"
 _GO_ON = "given again, the sweep goes on with this run from its last checkpoint"
@@ -50,6 +50,9 @@ def verdict(told: JobRecord | None, end: End) -> Verdict:
     """
     if told is not None and told.status == "finished":
         return Verdict(status="finished")
+    if told is not None and told.status == "failed":
+        said = _with_memory(told.error, end)
+        return Verdict(status="failed", error=_and_ended(said, end), exit_code=told.exit_code or 1)
     if end.ended_by == "stop":
         code = told.exit_code if told is not None and told.status == "stopped" else 1
         return Verdict(status="stopped", error="ended with the sweep", exit_code=code)
@@ -62,9 +65,7 @@ def verdict(told: JobRecord | None, end: End) -> Verdict:
         )
     if told is None:
         return Verdict(status="failed", error=_silent(end), exit_code=_code(end.exit_code))
-    return Verdict(
-        status=told.status, error=_with_memory(told.error, end), exit_code=told.exit_code or 1
-    )
+    return Verdict(status=told.status, error=told.error, exit_code=told.exit_code or 1)
 
 
 def judged(told: JobRecord, end: End, *, log: str) -> JobRecord:
@@ -102,6 +103,19 @@ def _killed(oom_kills: int | None) -> str:
             f"the OOM killer{counted}, when memory runs out"
         )
     return f"{how}\n  remedy: {_LESS_MEMORY}; {_GO_ON}"
+
+
+def _and_ended(error: str | None, end: End) -> str | None:
+    """Of a job that has told its error, and did not end by itself."""
+    if end.ended_by is None:
+        return error
+    by = {
+        "limit": f"by hydra.launcher.job_limit_s={end.limit_s or 0:g}",
+        "stop": "with the sweep",
+        "leaving": "by force, a while after that",
+    }[end.ended_by]
+    said, line, remedy = (error or "it failed").partition("\n  remedy: ")
+    return f"{said}; and it had to be ended {by}{line}{remedy}"
 
 
 def _with_memory(error: str | None, end: End) -> str | None:
