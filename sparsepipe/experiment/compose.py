@@ -134,6 +134,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     assert isinstance(value, dict)
     plain = {str(key): item for key, item in value.items() if key != "hydra"}
     check(plain)
+    plain.pop("batch_shared_by", None)
     if not plain.pop("has_scales", True) and plain.get("scale") is not None:
         raise ConfigError(
             f"{plain['name']} has no scale: it computes with what was measured elsewhere",

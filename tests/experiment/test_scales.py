@@ -110,6 +110,23 @@ def test_four_devices_share_the_batch_of_one(scale: str) -> None:
     assert four["hardware"]["cpu_devices"] == 4
     assert one["data"]["batch_size"] == 4 * four["data"]["batch_size"]
     assert one["scale"] == four["scale"] == scale
+    assert "batch_shared_by" not in four
+
+
+@pytest.mark.parametrize(("scale", "batch"), [("smoke", 4), ("desk", 16)])
+@pytest.mark.parametrize("parallel", ["single", "dp", "pipeline", "hete_mp"])
+def test_elsewhere_each_device_takes_the_batch_of_one_however_many_are_asked_for(
+    parallel: str, scale: str, batch: int
+) -> None:
+    for devices in ("1", "2", "4", "auto"):
+        config = config_of([f"parallel={parallel}", f"parallel.devices={devices}", f"scale={scale}"])
+        assert config["data"]["batch_size"] == batch
+
+
+def test_every_mode_of_the_staleness_experiment_has_the_same_minibatches_at_a_scale() -> None:
+    pipeline = config_of(["experiment=staleness", "scale=desk"])
+    asked = ["experiment=staleness", "scale=desk", "parallel=single", "parallel.devices=1"]
+    assert pipeline["data"]["batch_size"] == config_of(asked)["data"]["batch_size"] == 16
 
 
 def test_a_scale_goes_with_any_data_and_its_values_give_way() -> None:
