@@ -199,4 +199,4 @@ class Config:
     tags: list[str] = field(default_factory=list)
     scale: str | None = None
     has_scales: bool = True  # of an experiment; no setting of a run
-    batch_shared_by: int | str | None = None  # devices, of a trial; a run has data.batch_size for it
+    batch_shared_by: int | str | None = None  # of a trial; a run has data.batch_size for it
