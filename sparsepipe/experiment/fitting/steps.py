@@ -25,6 +25,11 @@ from sparsepipe.experiment.seeding import seed_epoch, seed_model
 from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.profiling.activations import fresh
 
+
+class TooFewShapes(Exception):
+    """The data have no batch of the size that is asked for."""
+
+
 _SLACK_BYTES = 2**30
 """What may be asked for beyond the budget, and is not used."""
 _REFUSALS = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc")
@@ -67,6 +72,7 @@ def memory_of_steps(request: Request) -> int:
 
     Raises:
         SparsePipeError: something a user can mend.
+        TooFewShapes: there is no batch of that size, and the request is for whole ones.
     """
     config = {**request.config, "data": _of_size(request.config["data"], request.batch_size)}
     inventory = build_inventory(config)
@@ -83,7 +89,8 @@ def memory_of_steps(request: Request) -> int:
     adapt_loaders(data, seed=seed)
     seed_epoch(seed, 0)
     count = request.steps * int(config["trainer"]["accumulate_grad_batches"])
-    batches = _batches(data.train_dataloader(), size=request.batch_size, count=count)
+    size = request.batch_size
+    batches = first_batches(data.train_dataloader(), size=size, count=count, whole=request.whole)
     device = torch.device("cpu")
     if inventory.accelerator == "cuda":
         device = prepare_device(run.places[0], inventory)
@@ -100,10 +107,16 @@ def _of_size(data: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
     return {**data, "batch_size": batch_size, **more}
 
 
-def _batches(loader: Any, *, size: int, count: int) -> list[Any]:
-    """The first full batches of an epoch, which take turns; where none is, what there is."""
+def first_batches(loader: Any, *, size: int, count: int, whole: bool) -> list[Any]:
+    """The first full batches of an epoch, which take turns; where none is, what there is.
+
+    Raises:
+        TooFewShapes: none is, and they have to be whole.
+    """
     first = list(islice(iter(loader), count))
     full = [batch for batch in first if batch_size_of(batch) == size]
+    if whole and not full:
+        raise TooFewShapes
     return list(islice(cycle(full or first), count))
 
 
