@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from sparsepipe.experiment.fitting.steps import TooFewShapes, first_batches
+from sparsepipe.experiment.fitting.steps import TooFewShapes, filled_share, first_batches, ran_out
 from sparsepipe.results.files import read_json
 
 
@@ -31,3 +31,30 @@ def test_batches_of_a_probe_are_whole_where_a_search_asks() -> None:
     assert [len(b) for b in first_batches(few, size=4, count=2, whole=False)] == [3, 3]
     with pytest.raises(TooFewShapes):
         first_batches(few, size=4, count=2, whole=True)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA out of memory. Tried to allocate 2.00 GiB",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory",
+        "std::bad_alloc",
+    ],
+)
+def test_errors_for_want_of_memory_are_known_by_their_words(said: str) -> None:
+    assert ran_out(RuntimeError(said))
+    assert not ran_out(RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`"))
+
+
+def test_a_convolution_without_an_engine_wants_memory_where_much_was_taken() -> None:
+    error = RuntimeError("GET was unable to find an engine to execute this computation")
+    assert ran_out(error, filled=0.6)
+    assert not ran_out(error, filled=0.1), "no GPU of this kind can do it"
+    assert not ran_out(error)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is of machines without a GPU")
+def test_without_a_gpu_none_is_filled() -> None:
+    assert filled_share(10**9) == 0

@@ -29,6 +29,7 @@ def main() -> None:
 def _answer(request: Request) -> int | SparsePipeError:
     from sparsepipe.experiment.fitting.steps import (
         TooFewShapes,
+        filled_share,
         memory_of_steps,
         ran_out,
     )
@@ -42,7 +43,7 @@ def _answer(request: Request) -> int | SparsePipeError:
     except TooFewShapes:
         os._exit(TOO_FEW_SHAPES)
     except (MemoryError, RuntimeError) as error:
-        if not ran_out(error):
+        if not ran_out(error, filled=filled_share(request.budget_bytes)):
             raise
         os._exit(OUT_OF_MEMORY)  # what is left of torch need not be taken apart
 
