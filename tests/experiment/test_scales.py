@@ -93,6 +93,16 @@ def test_fig_8_goes_over_four_resolutions_of_both_networks() -> None:
     assert {c["data"]["batch_size"] for c in configs} == {16}
 
 
+@pytest.mark.parametrize(
+    "experiment", sorted(path.stem for path in compose.config_dir().glob("experiment/*.yaml"))
+)
+def test_every_experiment_that_runs_anything_is_swept_by_our_launcher(experiment: str) -> None:
+    with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
+        config = hydra_compose("config", [f"experiment={experiment}"], return_hydra_config=True)
+    ours = config.hydra.runtime.choices["hydra/launcher"] == "sparsepipe"
+    assert ours == (experiment != "all")  # which only reads what the others have left
+
+
 def test_a_sweep_is_small_unless_the_command_line_has_another_scale() -> None:
     assert all("scale=smoke" in job for job in jobs("table2"))
     desk = jobs("table2", "scale=desk", "data.resolution=32")
@@ -119,7 +129,8 @@ def test_elsewhere_each_device_takes_the_batch_of_one_however_many_are_asked_for
     parallel: str, scale: str, batch: int
 ) -> None:
     for devices in ("1", "2", "4", "auto"):
-        config = config_of([f"parallel={parallel}", f"parallel.devices={devices}", f"scale={scale}"])
+        asked = [f"parallel={parallel}", f"parallel.devices={devices}"]
+        config = config_of([*asked, f"scale={scale}"])
         assert config["data"]["batch_size"] == batch
 
 
