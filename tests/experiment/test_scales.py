@@ -177,8 +177,36 @@ def test_figure_7_takes_the_authors_batch_where_a_scale_is_not_smaller(monkeypat
 
 
 @pytest.mark.parametrize("experiment", ["fig9", "table3"])
-def test_what_is_computed_from_others_measurements_has_no_scale(experiment: str) -> None:
-    with pytest.raises(ConfigError, match=f"{experiment} has no scale") as caught:
-        config_of([f"experiment={experiment}", "scale=smoke"])
-    assert "leave scale= out" in caught.value.remedy
-    assert "has_scales" not in config_of([f"experiment={experiment}"])
+@pytest.mark.parametrize("scale", ["smoke", "desk", "paper"])
+def test_what_is_computed_from_others_measurements_is_the_same_run_at_any_scale(
+    experiment: str, scale: str
+) -> None:
+    asked = [f"experiment={experiment}", f"scale={scale}"]
+    assert config_of(asked) == config_of(asked[:1])
+    assert "instead_of_scale" not in config_of(asked)
+
+
+def test_a_scale_narrows_what_fig_9_sweeps() -> None:
+    smoke, desk, whole = (jobs("fig9", *scale) for scale in (["scale=smoke"], ["scale=desk"], []))
+    assert desk == whole
+    assert len(whole) == 4 * 4 * 5
+    assert len(smoke) == 5
+    for job in smoke:
+        assert {"task=fig9/simulated_125", "hardware=paper_5gpu"} <= set(job)
+    wider = jobs("fig9", "scale=smoke", "hardware=paper_5gpu,paper_8gpu")
+    assert {word for job in wider for word in job if word.startswith("hardware")} == {
+        "hardware=paper_5gpu",
+        "hardware=paper_8gpu",
+    }
+    assert len(wider) == 10
+
+
+def test_several_scales_of_such_an_experiment_are_refused() -> None:
+    with pytest.raises(ConfigError, match="table3 has no several scales"):
+        compose.resolve(_unadmitted("experiment=table3", "scale=smoke"))
+
+
+def _unadmitted(*overrides: str) -> Any:
+    """As a sweep over scales makes it."""
+    with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
+        return hydra_compose("config", list(overrides))
