@@ -26,7 +26,7 @@ def in_place_of_scale(arguments: Sequence[str], config_dir: Path) -> list[str]:
     given = {name.lstrip("+"): value for name, _, value in (a.partition("=") for a in arguments)}
     instead = _instead(config_dir / "experiment" / f"{given.get('experiment')}.yaml")
     scale = given.get("scale")
-    if scale not in instead:
+    if scale is None or scale not in instead:
         return list(arguments)
     narrowed = [word for word in instead[scale] if word.partition("=")[0] not in given]
     return [*(a for a in arguments if a.lstrip("+") != f"scale={scale}"), *narrowed]

@@ -161,7 +161,7 @@ def ran_out(error: BaseException, *, filled: float = 0.0) -> bool:
 
 def filled_share(budget_bytes: int | None) -> float:
     """Of the GPU's memory, or of the budget of it, what was taken at most; 0 without a GPU."""
-    if not torch.cuda.is_initialized():
+    if not torch.cuda.is_available():
         return 0.0
     whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     return torch.cuda.max_memory_reserved() / min(whole, budget_bytes or whole)
