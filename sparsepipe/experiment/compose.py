@@ -26,6 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.check import check, suggest
 from sparsepipe.experiment.outputs import expanded
+from sparsepipe.experiment.scales import KEY, in_place_of_scale
 from sparsepipe.experiment.schema import Config
 from sparsepipe.experiment.sweep.directory import announced_command
 
@@ -103,11 +104,15 @@ def admit(arguments: Sequence[str]) -> list[str]:
 
     Hydra refuses keys that the composed files leave out, even where the schema knows them;
     with its ``++`` prefix it takes them, and :func:`check` decides. Nor does it take a path
-    that begins with ``~`` unless it is quoted.
+    that begins with ``~`` unless it is quoted. Experiments may have something else in the place
+    of a scale.
     """
+    words = arguments
+    if any(item.lstrip("+").startswith("scale=") for item in arguments):
+        words = in_place_of_scale(arguments, config_dir())
     return [
         f"++{item}" if _PLAIN_ASSIGNMENT.match(item) and not item.startswith("hydra.") else item
-        for item in map(_with_home_quoted, arguments)
+        for item in map(_with_home_quoted, words)
     ]
 
 
@@ -134,10 +139,11 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     assert isinstance(value, dict)
     plain = {str(key): item for key, item in value.items() if key != "hydra"}
     check(plain)
-    if not plain.pop("has_scales", True) and plain.get("scale") is not None:
+    plain.pop("batch_shared_by", None)
+    if plain.pop(KEY, None) is not None and plain.get("scale") is not None:
         raise ConfigError(
-            f"{plain['name']} has no scale: it computes with what was measured elsewhere",
-            remedy="leave scale= out; docs/experiments.md says how to take less of what is swept",
+            f"{plain['name']} has no several scales: it computes with what was measured elsewhere",
+            remedy="give one scale= with its experiment=, or none",
         )
     return plain
 

@@ -16,6 +16,7 @@ from sparsepipe.errors import ConfigError, HardwareError, PlanError
 from sparsepipe.experiment.build import build, build_with
 from sparsepipe.experiment.callbacks import (
     EpochLines,
+    EpochSums,
     NamePlace,
     ShapesProgressBar,
     Throughput,
@@ -98,7 +99,7 @@ class Run:
             **self._devices(places),
             strategy=self._strategy(parallel["strategy"], places[group.rank()].slowdown),
             logger=not silent and (self.loggers() or False),
-            callbacks=[NamePlace(), *rates, *more, *shown, *callbacks],
+            callbacks=[NamePlace(), EpochSums(), *rates, *more, *shown, *callbacks],
             default_root_dir=str(self.directory.path),
             use_distributed_sampler=False,
         )

@@ -198,4 +198,5 @@ class Config:
     callbacks: Any = field(metadata=_node_map())
     tags: list[str] = field(default_factory=list)
     scale: str | None = None
-    has_scales: bool = True  # of an experiment; no setting of a run
+    instead_of_scale: dict[str, list[str]] | None = None  # of an experiment; no setting of a run
+    batch_shared_by: int | str | None = None  # of a trial; a run has data.batch_size for it

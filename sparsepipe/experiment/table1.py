@@ -146,12 +146,13 @@ def _with_spread(speed: Speed, scale: float, digits: str) -> str:
 
 
 def _memory_bytes(place: Place, inventory: Inventory) -> int | None:
-    """Of a GPU; of a processor what its host has, of which the inventory gives a core a share."""
-    known = memory_of(place, inventory)
-    if known is None or place.accelerator != "cpu":
-        return known
+    """Of a GPU; of a processor what its host has, of which the inventory gives cores shares."""
+    if place.accelerator != "cpu":
+        return memory_of(place, inventory)
     (host,) = [host for host in inventory.hosts if host.name == place.host]
-    return known * sum(device.count for device in host.devices)
+    shares = [(device.count, device.memory_bytes) for device in host.devices]
+    known = [count * each for count, each in shares if each is not None]
+    return int(sum(known)) if len(known) == len(shares) else None
 
 
 def _method(matrix_size: int, copy_bytes: int, repeats: int) -> str:

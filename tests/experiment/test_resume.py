@@ -16,6 +16,7 @@ from sparsepipe.runtime.launch import Stopped
 
 SINGLE = ("trainer.max_epochs=3", "model.dropout=0.5", "data.train_size=40")
 DP = (*SINGLE, "parallel=dp", "parallel.devices=2", "model.norm=true")
+TRAINED = {"train/loss", "train/accuracy", "train/objective"}
 Job = Callable[..., Path]
 
 
@@ -32,8 +33,9 @@ def assert_whole(shell: Shell, run: Path, expected: Path) -> None:
             torch.testing.assert_close(value, theirs[name], rtol=1e-6, atol=1e-7)
         else:
             assert torch.equal(value, theirs[name]), name
-    losses = [[float(row["val/loss"]) for row in rows(path)] for path in (run, expected)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    for name in ("val/loss", "train/loss", "train/accuracy"):
+        values = [[float(row[name]) for row in rows(path)] for path in (run, expected)]
+        assert values[0] == pytest.approx(values[1], rel=1e-6), name
 
 
 @pytest.mark.full
@@ -146,3 +148,18 @@ def test_going_on_changes_nothing(
         for ours, theirs in zip(rows(run), rows(expected), strict=True):
             for name in ("epoch", "step", "lr", "val/loss"):
                 assert ours.get(name) == theirs.get(name)
+            for name in TRAINED & theirs.keys():
+                assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-6)
+
+
+def test_of_an_epoch_that_was_stopped_twice_figures_are_of_all_its_batches(job: Job) -> None:
+    expected = job(*SINGLE, "name=undisturbed")
+    faulty = (*SINGLE, fault([(12, signal.SIGINT), (14, signal.SIGINT)]))
+    for _ in range(2):
+        with pytest.raises(Stopped):
+            job(*faulty)
+    run = job(*faulty)
+    for name in TRAINED & rows(expected)[0].keys():
+        found = [[float(row[name]) for row in rows(path)] for path in (run, expected)]
+        assert found[0] == pytest.approx(found[1], rel=1e-6), name
+    assert checkpoint(run)["epoch_sums"] == [{}]  # of the next epoch nothing

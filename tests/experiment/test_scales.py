@@ -93,6 +93,16 @@ def test_fig_8_goes_over_four_resolutions_of_both_networks() -> None:
     assert {c["data"]["batch_size"] for c in configs} == {16}
 
 
+@pytest.mark.parametrize(
+    "experiment", sorted(path.stem for path in compose.config_dir().glob("experiment/*.yaml"))
+)
+def test_every_experiment_that_runs_anything_is_swept_by_our_launcher(experiment: str) -> None:
+    with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
+        config = hydra_compose("config", [f"experiment={experiment}"], return_hydra_config=True)
+    ours = config.hydra.runtime.choices["hydra/launcher"] == "sparsepipe"
+    assert ours == (experiment != "all")  # which only reads what the others have left
+
+
 def test_a_sweep_is_small_unless_the_command_line_has_another_scale() -> None:
     assert all("scale=smoke" in job for job in jobs("table2"))
     desk = jobs("table2", "scale=desk", "data.resolution=32")
@@ -110,6 +120,24 @@ def test_four_devices_share_the_batch_of_one(scale: str) -> None:
     assert four["hardware"]["cpu_devices"] == 4
     assert one["data"]["batch_size"] == 4 * four["data"]["batch_size"]
     assert one["scale"] == four["scale"] == scale
+    assert "batch_shared_by" not in four
+
+
+@pytest.mark.parametrize(("scale", "batch"), [("smoke", 4), ("desk", 16)])
+@pytest.mark.parametrize("parallel", ["single", "dp", "pipeline", "hete_mp"])
+def test_elsewhere_each_device_takes_the_batch_of_one_however_many_are_asked_for(
+    parallel: str, scale: str, batch: int
+) -> None:
+    for devices in ("1", "2", "4", "auto"):
+        asked = [f"parallel={parallel}", f"parallel.devices={devices}"]
+        config = config_of([*asked, f"scale={scale}"])
+        assert config["data"]["batch_size"] == batch
+
+
+def test_every_mode_of_the_staleness_experiment_has_the_same_minibatches_at_a_scale() -> None:
+    pipeline = config_of(["experiment=staleness", "scale=desk"])
+    asked = ["experiment=staleness", "scale=desk", "parallel=single", "parallel.devices=1"]
+    assert pipeline["data"]["batch_size"] == config_of(asked)["data"]["batch_size"] == 16
 
 
 def test_a_scale_goes_with_any_data_and_its_values_give_way() -> None:
@@ -149,8 +177,36 @@ def test_figure_7_takes_the_authors_batch_where_a_scale_is_not_smaller(monkeypat
 
 
 @pytest.mark.parametrize("experiment", ["fig9", "table3"])
-def test_what_is_computed_from_others_measurements_has_no_scale(experiment: str) -> None:
-    with pytest.raises(ConfigError, match=f"{experiment} has no scale") as caught:
-        config_of([f"experiment={experiment}", "scale=smoke"])
-    assert "leave scale= out" in caught.value.remedy
-    assert "has_scales" not in config_of([f"experiment={experiment}"])
+@pytest.mark.parametrize("scale", ["smoke", "desk", "paper"])
+def test_what_is_computed_from_others_measurements_is_the_same_run_at_any_scale(
+    experiment: str, scale: str
+) -> None:
+    asked = [f"experiment={experiment}", f"scale={scale}"]
+    assert config_of(asked) == config_of(asked[:1])
+    assert "instead_of_scale" not in config_of(asked)
+
+
+def test_a_scale_narrows_what_fig_9_sweeps() -> None:
+    smoke, desk, whole = (jobs("fig9", *scale) for scale in (["scale=smoke"], ["scale=desk"], []))
+    assert desk == whole
+    assert len(whole) == 4 * 4 * 5
+    assert len(smoke) == 5
+    for job in smoke:
+        assert {"task=fig9/simulated_125", "hardware=paper_5gpu"} <= set(job)
+    wider = jobs("fig9", "scale=smoke", "hardware=paper_5gpu,paper_8gpu")
+    assert {word for job in wider for word in job if word.startswith("hardware")} == {
+        "hardware=paper_5gpu",
+        "hardware=paper_8gpu",
+    }
+    assert len(wider) == 10
+
+
+def test_several_scales_of_such_an_experiment_are_refused() -> None:
+    with pytest.raises(ConfigError, match="table3 has no several scales"):
+        compose.resolve(_unadmitted("experiment=table3", "scale=smoke"))
+
+
+def _unadmitted(*overrides: str) -> Any:
+    """As a sweep over scales makes it."""
+    with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
+        return hydra_compose("config", list(overrides))

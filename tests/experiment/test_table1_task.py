@@ -7,7 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from sparsepipe.cluster import Inventory
+from sparsepipe.cluster.places import places
 from sparsepipe.errors import ConfigError
+from sparsepipe.experiment.table1 import table
+from sparsepipe.profiling.speed import Speed
 from sparsepipe.results.files import read_json
 
 TABLE = ("task=table1", "task.matrix_size=64", "task.copy_bytes=1048576", "task.repeats=5")
@@ -48,3 +52,20 @@ def test_which_device_must_be_known(job) -> None:
         job(*TABLE, "hardware=two_speeds")
     with pytest.raises(ConfigError, match=r"task\.repeats' must be a whole number from 1"):
         job(*TABLE[:-1], "task.repeats=0")
+
+
+@pytest.mark.parametrize(("second", "whole"), [(6_000_000_000, "14"), (None, "")])
+def test_a_host_of_unlike_processors_has_the_memory_of_all_its_kinds(
+    second: int | None, whole: str
+) -> None:
+    kinds = [
+        {"name": "fast", "count": 2, "accelerator": "cpu", "memory_bytes": 4_000_000_000},
+        {"name": "slow", "count": 1, "accelerator": "cpu", "memory_bytes": second},
+    ]
+    inventory = Inventory.from_dict({"hosts": [{"name": "here", "devices": kinds}]})
+    speed = Speed(per_s=1e9, spread_per_s=1e6)
+    for place in places(inventory):
+        rows = table(place, inventory, multiplied=speed, copied=speed)
+        (memory,) = [row for row in rows if row[""] == "memory (GB)"]
+        (ours,) = [cell for name, cell in memory.items() if name.endswith("(measured here)")]
+        assert ours == whole

@@ -1,6 +1,7 @@
 """Lightning callbacks of the house: checkpoints, stops, the metrics file, throughput, progress."""
 
 from sparsepipe.experiment.callbacks.checkpoint import Resume, RunCheckpoint
+from sparsepipe.experiment.callbacks.epoch_sums import EpochSums
 from sparsepipe.experiment.callbacks.metrics_csv import MetricsCsv
 from sparsepipe.experiment.callbacks.place import NamePlace
 from sparsepipe.experiment.callbacks.plan import KeepPlan
@@ -12,6 +13,7 @@ from sparsepipe.experiment.callbacks.throughput import Throughput
 
 __all__ = [
     "EpochLines",
+    "EpochSums",
     "KeepPlan",
     "LogRates",
     "MetricsCsv",

@@ -23,9 +23,7 @@ class MetricsCsv(pl.Callback):
     """Writes every epoch's metrics, and the learning rate, as one row.
 
     A row is on the disk before the checkpoint of its epoch is; when a run resumes, rows
-    of epochs that its checkpoint does not include are dropped, since they come again. In
-    the row of an epoch that was stopped in its middle, ``train/loss`` and
-    ``train/accuracy`` are those of the batches after the stop; all else is the epoch's.
+    of epochs that its checkpoint does not include are dropped, since they come again.
 
     Args:
         path: the file.

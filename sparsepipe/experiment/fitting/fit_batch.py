@@ -43,7 +43,8 @@ def fit_batch(
             this process's resident memory beyond what it had before the network was made. None:
             what the device has.
         start: the first batch size.
-        most: larger ones are not tried, nor are those of more shapes than there are.
+        most: larger ones are not tried, nor are those of more shapes than there are; data that do
+            not tell how many end the search where they have no batch of the size.
         precision: the search ends where a size that does not fit is larger than one that does by
             no more than this share; 0 finds the very largest.
         steps: of training in each trial. The first has no state of the optimizer beside its
@@ -61,7 +62,7 @@ def fit_batch(
     budget = budget_of(run, budget_bytes)
     shapes = _shapes(run)
     top = min(most, shapes or most)
-    prober = Prober(run, budget_bytes=budget, steps=steps, timeout_s=timeout_s)
+    prober = Prober(run, budget_bytes=budget, steps=steps, timeout_s=timeout_s, whole=True)
     found = largest_that_fits(
         lambda size: prober.probe(size).fits, most=top, start=start, precision=precision
     )
@@ -74,7 +75,7 @@ def fit_batch(
         run,
         {
             "largest_batch": found.largest,
-            "refused_batch": found.refused,
+            "refused_batch": None if limit == "data" else found.refused,
             "limited_by": limit,
             "step_memory_bytes": memory_bytes,
             **values_of(prober.probes, known),
@@ -109,6 +110,7 @@ def _shapes(run: Run) -> int:
 
 def _limit(found: Found, prober: Prober, *, limited_by_data: bool) -> str:
     """Why no larger batch was found: the outcome of the next, the data, or ``most``."""
-    if found.refused is not None:
-        return prober.probe(found.refused).outcome
-    return "data" if limited_by_data else "most"
+    if found.refused is None:
+        return "data" if limited_by_data else "most"
+    outcome = prober.probe(found.refused).outcome
+    return "data" if outcome == "too_few_shapes" else outcome

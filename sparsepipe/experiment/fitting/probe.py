@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.experiment.fitting.memory import prefer_as_victim
-from sparsepipe.experiment.fitting.request import OUT_OF_MEMORY, Request
+from sparsepipe.experiment.fitting.request import OUT_OF_MEMORY, TOO_FEW_SHAPES, Request
 from sparsepipe.runtime.launch import follow_parent
 
 
@@ -27,7 +27,12 @@ def main() -> None:
 
 
 def _answer(request: Request) -> int | SparsePipeError:
-    from sparsepipe.experiment.fitting.steps import memory_of_steps, ran_out
+    from sparsepipe.experiment.fitting.steps import (
+        TooFewShapes,
+        filled_share,
+        memory_of_steps,
+        ran_out,
+    )
     from sparsepipe.experiment.logs import quiet
 
     quiet()
@@ -35,8 +40,10 @@ def _answer(request: Request) -> int | SparsePipeError:
         return memory_of_steps(request)
     except SparsePipeError as error:
         return error
+    except TooFewShapes:
+        os._exit(TOO_FEW_SHAPES)
     except (MemoryError, RuntimeError) as error:
-        if not ran_out(error):
+        if not ran_out(error, filled=filled_share(request.budget_bytes)):
             raise
         os._exit(OUT_OF_MEMORY)  # what is left of torch need not be taken apart
 

@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from sparsepipe.errors import DataError, HardwareError, SparsePipeError
-from sparsepipe.experiment.fitting.request import OUT_OF_MEMORY, OVER_BUDGET, Request
+from sparsepipe.experiment.fitting.request import (
+    OUT_OF_MEMORY,
+    OVER_BUDGET,
+    TOO_FEW_SHAPES,
+    Request,
+)
 from sparsepipe.experiment.measured_device import memory_of
 from sparsepipe.experiment.oom import kills_since, oom_kills
 from sparsepipe.experiment.run import Run
@@ -24,11 +29,15 @@ from sparsepipe.results.files import read_json, write_json
 
 log = logging.getLogger(__name__)
 
-Outcome = Literal["fits", "over_budget", "out_of_memory", "killed_for_memory"]
+Outcome = Literal["fits", "over_budget", "out_of_memory", "killed_for_memory", "too_few_shapes"]
 _SAID_LINES = 20
 _END_S = 60.0
 """For a process that was killed to be gone: memory is given back, which may be much."""
-_OUTCOMES: Mapping[int, Outcome] = {OVER_BUDGET: "over_budget", OUT_OF_MEMORY: "out_of_memory"}
+_OUTCOMES: Mapping[int, Outcome] = {
+    OVER_BUDGET: "over_budget",
+    OUT_OF_MEMORY: "out_of_memory",
+    TOO_FEW_SHAPES: "too_few_shapes",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +70,21 @@ class Prober:
         budget_bytes: that they may take, see :func:`budget_of`; None: all that a GPU has.
         steps: of training, in each probe.
         timeout_s: limit of each probe.
+        whole: steps of smaller batches, of data with too few shapes, are no answer.
     """
 
-    def __init__(self, run: Run, *, budget_bytes: int | None, steps: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        run: Run,
+        *,
+        budget_bytes: int | None,
+        steps: int,
+        timeout_s: float,
+        whole: bool = False,
+    ) -> None:
         self._run = run
         self._budget_bytes = budget_bytes
-        self._steps, self._timeout_s = steps, timeout_s
+        self._steps, self._timeout_s, self._whole = steps, timeout_s, whole
         self._file = run.directory.path / "probes.json"
         self._known = _read(self._file)
 
@@ -105,6 +123,7 @@ class Prober:
                 batch_size=batch_size,
                 budget_bytes=self._budget_bytes,
                 steps=self._steps,
+                whole=self._whole,
                 answer=place / "answer",
                 parent=os.getpid(),
             )

@@ -1,4 +1,4 @@
-"""What a probe is asked, and the exit statuses by which it answers where it has no memory left."""
+"""What a probe is asked, and exit statuses by which it answers where it cannot take the steps."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-OVER_BUDGET, OUT_OF_MEMORY = 91, 92
-"""Exit statuses."""
+OVER_BUDGET, OUT_OF_MEMORY, TOO_FEW_SHAPES = 91, 92, 93
+"""Exit statuses; the last one where the data have no batch of the size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,8 @@ class Request:
         batch_size: in place of the configuration's.
         budget_bytes: that may be taken; None: all that a GPU has.
         steps: of training.
+        whole: batches have to be of that size; else those of data with too few shapes do, as in a
+            training.
         answer: the file to answer by.
         parent: the process that asks, without which there is nobody to answer.
     """
@@ -28,5 +30,6 @@ class Request:
     batch_size: int
     budget_bytes: int | None
     steps: int
+    whole: bool
     answer: Path
     parent: int

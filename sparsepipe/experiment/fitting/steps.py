@@ -25,9 +25,24 @@ from sparsepipe.experiment.seeding import seed_epoch, seed_model
 from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.profiling.activations import fresh
 
+
+class TooFewShapes(Exception):
+    """The data have no batch of the size that is asked for."""
+
+
 _SLACK_BYTES = 2**30
 """What may be asked for beyond the budget, and is not used."""
-_REFUSALS = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc")
+_REFUSALS = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "bad_alloc",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+)
+"""Words of errors, in lower case; near a full GPU libraries have their own."""
+_NO_ENGINE = "unable to find an engine"
+"""Of cuDNN, where none of its ways has the memory that it works in, or where it has none at all."""
 _INSTEAD: dict[str, Any] = {
     "max_epochs": -1,
     "min_epochs": None,
@@ -67,6 +82,7 @@ def memory_of_steps(request: Request) -> int:
 
     Raises:
         SparsePipeError: something a user can mend.
+        TooFewShapes: there is no batch of that size, and the request is for whole ones.
     """
     config = {**request.config, "data": _of_size(request.config["data"], request.batch_size)}
     inventory = build_inventory(config)
@@ -83,7 +99,8 @@ def memory_of_steps(request: Request) -> int:
     adapt_loaders(data, seed=seed)
     seed_epoch(seed, 0)
     count = request.steps * int(config["trainer"]["accumulate_grad_batches"])
-    batches = _batches(data.train_dataloader(), size=request.batch_size, count=count)
+    size = request.batch_size
+    batches = first_batches(data.train_dataloader(), size=size, count=count, whole=request.whole)
     device = torch.device("cpu")
     if inventory.accelerator == "cuda":
         device = prepare_device(run.places[0], inventory)
@@ -100,10 +117,16 @@ def _of_size(data: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
     return {**data, "batch_size": batch_size, **more}
 
 
-def _batches(loader: Any, *, size: int, count: int) -> list[Any]:
-    """The first full batches of an epoch, which take turns; where none is, what there is."""
+def first_batches(loader: Any, *, size: int, count: int, whole: bool) -> list[Any]:
+    """The first full batches of an epoch, which take turns; where none is, what there is.
+
+    Raises:
+        TooFewShapes: none is, and they have to be whole.
+    """
     first = list(islice(iter(loader), count))
     full = [batch for batch in first if batch_size_of(batch) == size]
+    if whole and not full:
+        raise TooFewShapes
     return list(islice(cycle(full or first), count))
 
 
@@ -122,7 +145,23 @@ def _limited(device: torch.device, budget_bytes: int | None) -> ResidentPeak | N
     return peak
 
 
-def ran_out(error: BaseException) -> bool:
-    """Whether an error says that there is no memory left."""
-    kinds = (MemoryError, torch.OutOfMemoryError)
-    return isinstance(error, kinds) or any(words in str(error) for words in _REFUSALS)
+def ran_out(error: BaseException, *, filled: float = 0.0) -> bool:
+    """Whether an error says that there is no memory left.
+
+    Args:
+        error: of a training step.
+        filled: share of what a GPU may give that was taken at most. It tells a convolution that has
+            no memory to work in, at half or more, from one that the GPU cannot do.
+    """
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    said = str(error).lower()
+    return any(words in said for words in _REFUSALS) or (_NO_ENGINE in said and filled >= 0.5)
+
+
+def filled_share(budget_bytes: int | None) -> float:
+    """Of the GPU's memory, or of the budget of it, what was taken at most; 0 without a GPU."""
+    if not torch.cuda.is_available():
+        return 0.0
+    whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return torch.cuda.max_memory_reserved() / min(whole, budget_bytes or whole)

@@ -7,25 +7,14 @@ what has been merged is not counted twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torchmetrics import Metric, MetricCollection
-from torchmetrics.utilities import (
-    dim_zero_cat,
-    dim_zero_max,
-    dim_zero_mean,
-    dim_zero_min,
-    dim_zero_sum,
-)
 
 from sparsepipe.errors import ConfigError
-
-State = dict[str, Any]
-"""Names and values of a metric's states, and ``"updates"``, how often it was updated."""
+from sparsepipe.strategies.metric_states import State, merged_states, put_state, state_of
 
 
 class Metrics:
@@ -76,7 +65,7 @@ class Metrics:
             if isinstance(child, MetricCollection) and touched & members:
                 child.values(copy_state=False)  # members of a group take over its state
                 touched |= members
-        return {name: _state(self._metrics[name]) for name in sorted(touched)}
+        return {name: state_of(self._metrics[name]) for name in sorted(touched)}
 
     def install(self, harvests: Sequence[Mapping[str, State]], *, replica: int | None) -> None:
         """Puts merged states in place.
@@ -92,7 +81,14 @@ class Metrics:
         for name in sorted(names):
             metric = self._metrics[name]
             states = [harvest[name] for harvest in harvests if name in harvest]
-            _put(metric, _merged(name, metric, states))
+            merged = merged_states(metric, states)
+            if merged is None:
+                raise ConfigError(
+                    f"the states of {name} ({type(metric).__name__}) cannot be merged over the "
+                    "replicas of the last stage",
+                    remedy="give the last stage one replica, as in config='2-1'",
+                )
+            put_state(metric, merged)
         if replica:
             self._stale |= names
 
@@ -100,56 +96,3 @@ class Metrics:
         for name in self._stale:
             self._metrics[name].reset()
         self._stale.clear()
-
-
-def _state(metric: Metric) -> State:
-    values = {
-        name: _map(lambda t: t.detach().cpu(), getattr(metric, name)) for name in metric._defaults
-    }
-    return {**values, "updates": metric._update_count}
-
-
-def _put(metric: Metric, state: State) -> None:
-    for name in metric._defaults:
-        setattr(metric, name, _map(lambda t: t.to(metric.device).clone(), state[name]))
-    metric._update_count = state["updates"]
-    metric._computed = None
-
-
-def _merged(name: str, metric: Metric, states: Sequence[State]) -> State:
-    if len(states) == 1:
-        return states[0]
-    result: State = {"updates": sum(state["updates"] for state in states)}
-    for part, reduction in metric._reductions.items():
-        merge = _MERGES.get(reduction) if not isinstance(states[0][part], list) else _joined
-        if merge is None:
-            raise ConfigError(
-                f"the states of {name} ({type(metric).__name__}) cannot be merged over the "
-                "replicas of the last stage",
-                remedy="give the last stage one replica, as in config='2-1'",
-            )
-        result[part] = merge([state[part] for state in states])
-    return result
-
-
-def _joined(values: Iterable[Any]) -> list[Any]:
-    return [item for value in values for item in value]
-
-
-def _stacked(reduction: Callable[[Tensor], Tensor]) -> Callable[[Sequence[Tensor]], Any]:
-    return lambda values: reduction(torch.stack(list(values)))
-
-
-_MERGES: dict[Any, Callable[[Sequence[Any]], Any]] = {
-    dim_zero_sum: _stacked(dim_zero_sum),
-    dim_zero_mean: _stacked(dim_zero_mean),
-    dim_zero_max: _stacked(dim_zero_max),
-    dim_zero_min: _stacked(dim_zero_min),
-    dim_zero_cat: lambda values: dim_zero_cat(list(values)),
-}
-
-
-def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return function(value)
-    return [function(item) if isinstance(item, Tensor) else item for item in value]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytorch_lightning as pl
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 LONG_S = 300.0  # longer than any test waits
 
@@ -92,6 +92,24 @@ class VectorData(pl.LightningDataModule):
 
     def test_dataloader(self):
         return self._loader("test", 3)
+
+
+class Stream(IterableDataset):
+    """Shapes one after the other, of which nobody knows how many there are."""
+
+    def __init__(self, vectors: Vectors) -> None:
+        self.vectors = vectors
+
+    def __iter__(self):
+        return (self.vectors[index] for index in range(len(self.vectors)))
+
+
+class StreamedData(VectorData):
+    """Data to train on that do not tell how many they are."""
+
+    def train_dataloader(self):
+        stream = Stream(Vectors(self.sizes["train"], seed=1))
+        return DataLoader(stream, batch_size=self.batch_size)
 
 
 class SharedData(VectorData):
