@@ -16,6 +16,7 @@ import pytest
 import torch
 from experiment_harness import Finished, Shell, checkpoint, orphans, rows
 
+pytestmark = pytest.mark.full  # waits for limits, a minute and more each
 TIMEOUT_S = 20  # of the ranks' waits: shorter, and a busy machine's slow start would be a fault
 PATIENCE_S = 5  # with ranks that do not end after another one has failed
 LEAVING_S = 20  # for processes to end and to be seen ended, on a busy machine
@@ -196,7 +197,6 @@ QUICK = [
 ]
 
 
-@pytest.mark.full  # waits for limits, a minute and more each
 @pytest.mark.parametrize("point", QUICK, ids=lambda point: point.id)
 def test_ranks_begin_again_by_themselves(
     shell: Shell, undisturbed: Callable[[str], Path], point: Point
@@ -208,7 +208,6 @@ def test_ranks_begin_again_by_themselves(
     assert_same(again.run, expected)
 
 
-@pytest.mark.full
 def test_a_run_whose_rank_is_killed_ends_by_itself(shell: Shell) -> None:
     """That its weights are those of an undisturbed run is what the longer tests compare."""
     point = QUICK[0]
@@ -226,7 +225,6 @@ def test_a_run_whose_rank_is_killed_ends_by_itself(shell: Shell) -> None:
     assert not orphans(shell.cwd)
 
 
-@pytest.mark.full
 def test_mistakes_are_not_made_again(shell: Shell) -> None:
     refused = shell(*PIPELINE, "parallel.max_restarts=3", "parallel.plan.cuts=[9]")
     assert refused.code == 2
@@ -234,7 +232,6 @@ def test_mistakes_are_not_made_again(shell: Shell) -> None:
     assert "beginning again" not in refused.err
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("point", [*POINTS, *CUTS], ids=lambda point: point.id)
 def test_every_fault_ends_all_ranks_and_the_run_goes_on(
     shell: Shell, undisturbed: Callable[[str], Path], point: Point
@@ -244,7 +241,6 @@ def test_every_fault_ends_all_ranks_and_the_run_goes_on(
     assert_same(run, undisturbed(point.config))
 
 
-@pytest.mark.full
 def test_torchrun_begins_again_where_the_first_ranks_met(
     shell: Shell, undisturbed: Callable[[str], Path]
 ) -> None:
@@ -268,7 +264,6 @@ def test_torchrun_begins_again_where_the_first_ranks_met(
     assert_same(run, undisturbed(point.config))
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("config", "kind", "rank"),
     [
