@@ -69,14 +69,7 @@ def bandwidth(
     node_of = [next(n for n in range(nodes) if rank in by_node[n]) for rank in range(run.ranks)]
     host_of = _host_names(run.places, node_of)
     pairs = pairs_of(node_of, all_up_to=all_pairs_up_to)
-    log.info(
-        "timing %d of %d pairs of ranks%s",
-        len(pairs),
-        run.ranks * (run.ranks - 1) // 2,
-        ""
-        if run.ranks <= all_pairs_up_to
-        else ": one inside each host, one between any two (task.all_pairs_up_to)",
-    )
+    _tell_pairs(len(pairs), run.ranks, all_pairs_up_to=all_pairs_up_to)
     bench = Bench(effort, device=_device(run, nodes), direct=direct)
     sendings = group.gather_objects(time_pairs(bench, pairs, sizes))
     reductions = group.gather_objects(time_reductions(bench, groups_of(node_of), sizes))
@@ -90,6 +83,12 @@ def bandwidth(
         reductions=[reduction for of_rank in reductions for reduction in of_rank],
     )
     _write(run, links)
+
+
+def _tell_pairs(count: int, ranks: int, *, all_pairs_up_to: int) -> None:
+    chosen = ": one inside each host, one between any two (task.all_pairs_up_to)"
+    some = "" if ranks <= all_pairs_up_to else chosen
+    log.info("timing %d of %d pairs of ranks%s", count, ranks * (ranks - 1) // 2, some)
 
 
 def _check(task: Mapping[str, Any]) -> None:

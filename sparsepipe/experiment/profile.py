@@ -98,14 +98,12 @@ def profile(
     others.draw(place.name, found, run.directory.shares)
     table = layer_table(found)
     write_text_atomic(run.directory.path / "profile.txt", table + "\n")
+    training_s = None if for_plan else _training_s(found, batches)
     if for_plan:
         log.info("%s", told(found))
-        _write(run, found, None)
-        return
-    minibatch_s = float(found.meta["step_s"]) + (found.update_s or 0.0)
-    training_s = None if batches is None else batches * minibatch_s
-    log.info("\n%s", table)
-    log.info("%s, %s", told(found), share_of_training(found, training_s))
+    else:
+        log.info("\n%s", table)
+        log.info("%s, %s", told(found), share_of_training(found, training_s))
     _write(run, found, training_s)
 
 
@@ -197,6 +195,12 @@ def _measured(
     cost_s = time.perf_counter() - started_s
     length = batches_of_training(run.config["trainer"], len(loader))
     return Profile(layers=found.layers, meta={**found.meta, "cost_s": cost_s}), length
+
+
+def _training_s(found: Profile, batches: int | None) -> float | None:
+    """What so many minibatches of a training take on this device."""
+    minibatch_s = float(found.meta["step_s"]) + (found.update_s or 0.0)
+    return None if batches is None else batches * minibatch_s
 
 
 def _write(run: Run, found: Profile, training_s: float | None) -> None:

@@ -78,12 +78,7 @@ def find_plan(
         HardwareError: a link has no bandwidth.
         PlanError: no plan fits the memory.
     """
-    unknown = [name for name, profile in profiles.items() if profile.update_s is None]
-    if 0 < len(unknown) < len(profiles):
-        log.warning(
-            "the profile of %s has no time of the optimizer's update: none is counted",
-            ", ".join(unknown),
-        )
+    _warn_of_updates(profiles)
     room = memory_model(choice, config)
     problem = Problem.of(
         inventory,
@@ -112,6 +107,16 @@ def find_plan(
     )
     names = dict.fromkeys(kind.name for kind in problem.fleet.kinds)
     return Found(plan=plan, told=told, profiles={name: profiles[name] for name in names})
+
+
+def _warn_of_updates(profiles: Mapping[str, Profile]) -> None:
+    """Where some profiles have the time of an update and others have none."""
+    unknown = [name for name, profile in profiles.items() if profile.update_s is None]
+    if 0 < len(unknown) < len(profiles):
+        log.warning(
+            "the profile of %s has no time of the optimizer's update: none is counted",
+            ", ".join(unknown),
+        )
 
 
 def memory_model(choice: SearchChoice, config: Mapping[str, Any]) -> MemoryModel | None:

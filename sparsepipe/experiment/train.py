@@ -128,12 +128,9 @@ def train_with(
     if test:
         values.update(_test(trainer, module, data, clock), test_shapes=start.test_shapes)
     values.update(_peaks(values))  # before batches are kept in memory to be timed
-    if test and isinstance(module, Classifier) and "plan_config" not in values:
-        rate = inference_rate(trainer, module, data, **forwards)
-        values["inference_shapes_per_s"] = sum(group.gather_objects(rate))
-    if test and group.rank() == 0:
-        tested = {k: v for k, v in values.items() if k.startswith("test/")}
-        add_to_last_row(run.directory.metrics, tested)
+    if test:
+        values.update(_inference(trainer, module, data, forwards, planned="plan_config" in values))
+        _keep_tested(run, values)
     write_result(run, {**values, **(told or {}), **class_accuracies(module)})
     if group.rank() == 0:  # last, when no other rank waits for this one any more
         _show(run, module, data, values, test=test, gallery=gallery)
@@ -271,6 +268,27 @@ def _test(
 ) -> dict[str, float]:
     trainer.test(module, datamodule=data, verbose=False)
     return {**mean_over_ranks(epoch_metrics(trainer)), **clock.values()}
+
+
+def _inference(
+    trainer: pl.Trainer,
+    module: pl.LightningModule,
+    data: pl.LightningDataModule,
+    forwards: Mapping[str, Any],
+    *,
+    planned: bool,
+) -> dict[str, float]:
+    """How fast all ranks infer; nothing of a pipeline, whose ranks have a part of the network."""
+    if planned or not isinstance(module, Classifier):
+        return {}
+    rate = inference_rate(trainer, module, data, **forwards)
+    return {"inference_shapes_per_s": sum(group.gather_objects(rate))}
+
+
+def _keep_tested(run: Run, values: Mapping[str, Any]) -> None:
+    if group.rank() == 0:
+        tested = {name: value for name, value in values.items() if name.startswith("test/")}
+        add_to_last_row(run.directory.metrics, tested)
 
 
 def _peaks(values: Mapping[str, Any]) -> dict[str, int]:

@@ -6,7 +6,7 @@ backward apart (:mod:`sparsepipe.profiling.passes`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -59,11 +59,7 @@ def measure(
     Raises:
         ProfileError: there are no batches, or no passes.
     """
-    if not batches or num_measured < 1 or num_warmup < 0:
-        raise ProfileError(
-            f"{len(batches)} batches, {num_warmup} warm-up and {num_measured} measured passes",
-            remedy="give one batch or more, and one measured pass or more",
-        )
+    _check(len(batches), num_warmup=num_warmup, num_measured=num_measured)
     updates = None
     if optimizer is not None:
         updates = Updates(layers, optimizer, device=device, slowed=slowed)
@@ -79,11 +75,7 @@ def measure(
         )
         sizes = _sizes(layers, batches, passes, device)
     shares_s = {} if updates is None else updates.shares_s(layers)
-    amounts = {**sizes, **shares_s}
-    rows = [  # not named_children(), which tells a layer that comes twice once
-        _row(index, name, layer, passes, {key: float(of[index]) for key, of in amounts.items()})
-        for index, (name, layer) in enumerate(zip(layers._modules, layers, strict=True))
-    ]
+    rows = _rows(layers, passes, {**sizes, **shares_s})
     told = {
         "num_warmup": num_warmup,
         "num_measured": num_measured,
@@ -92,6 +84,14 @@ def measure(
         "input_bytes": sum(map(crossing_bytes, batches)) / len(batches),
     }
     return Profile(layers=tuple(rows), meta={**told, **(meta or {})})
+
+
+def _check(num_batches: int, *, num_warmup: int, num_measured: int) -> None:
+    if num_batches < 1 or num_measured < 1 or num_warmup < 0:
+        raise ProfileError(
+            f"{num_batches} batches, {num_warmup} warm-up and {num_measured} measured passes",
+            remedy="give one batch or more, and one measured pass or more",
+        )
 
 
 def _measured(
@@ -180,6 +180,22 @@ def _first_bytes(layers: nn.Sequential) -> list[float]:
         found.append(float(sum(p.nbytes for p in own.values())))
         seen |= own.keys()
     return found
+
+
+def _rows(
+    layers: nn.Sequential, passes: Sequence[Pass], amounts: Mapping[str, Sequence[float]]
+) -> list[LayerProfile]:
+    """Of each layer; ``named_children()`` tells one that comes twice once only.
+
+    Args:
+        layers: the network.
+        passes: those that count.
+        amounts: of each layer, bytes or seconds by their names.
+    """
+    return [
+        _row(index, name, layer, passes, {key: float(of[index]) for key, of in amounts.items()})
+        for index, (name, layer) in enumerate(zip(layers._modules, layers, strict=True))
+    ]
 
 
 def _row(

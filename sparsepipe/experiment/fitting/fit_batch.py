@@ -67,20 +67,9 @@ def fit_batch(
         lambda size: prober.probe(size).fits, most=top, start=start, precision=precision
     )
     limit = _limit(found, prober, limited_by_data=top == shapes)
-    largest = prober.probe(found.largest) if found.largest else None
-    memory_bytes = None if largest is None else largest.memory_bytes
-    known = budget or memory_of(run.places[0], run.inventory)
     log.info("largest batch that fits: %d (next: %s)", found.largest, limit.replace("_", " "))
-    write_result(
-        run,
-        {
-            "largest_batch": found.largest,
-            "refused_batch": None if limit == "data" else found.refused,
-            "limited_by": limit,
-            "step_memory_bytes": memory_bytes,
-            **values_of(prober.probes, known),
-        },
-    )
+    known = budget or memory_of(run.places[0], run.inventory)
+    write_result(run, {**_values(found, prober, limit), **values_of(prober.probes, known)})
 
 
 # How large batches are trained on in the end, and for how long, does not matter to it; a limit ends
@@ -106,6 +95,16 @@ def _shapes(run: Run) -> int:
     data = build_data(run.config)
     data.setup("fit")
     return num_shapes(data.train_dataloader())
+
+
+def _values(found: Found, prober: Prober, limit: str) -> dict[str, Any]:
+    largest = prober.probe(found.largest) if found.largest else None
+    return {
+        "largest_batch": found.largest,
+        "refused_batch": None if limit == "data" else found.refused,
+        "limited_by": limit,
+        "step_memory_bytes": None if largest is None else largest.memory_bytes,
+    }
 
 
 def _limit(found: Found, prober: Prober, *, limited_by_data: bool) -> str:

@@ -6,7 +6,8 @@ import math
 import os
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from sparsepipe.errors import DataError, SparsePipeError
@@ -51,7 +52,7 @@ def run_swept(
         record = record_of(job, began_s=began, ended_s=time.time(), mark=mark, **values)
         return write_record(job, record)
 
-    try:
+    with _recorded_failures(leave):
         config = resolved()
         from sparsepipe.experiment.job import run_job
 
@@ -65,6 +66,16 @@ def run_swept(
             ),
         )
         value = value_of(directory.path, config["objective"])
+    run = str(directory.path)
+    before = _ended_s(directory.done) < began
+    return leave(status="finished", run=run, before=before, value=value)
+
+
+@contextmanager
+def _recorded_failures(leave: Callable[..., object]) -> Iterator[None]:
+    """Leaves a record of what ends the job within, and lets it pass."""
+    try:
+        yield
     except Stopped as stop:
         leave(status="stopped", run=None, error=stop.message, exit_code=stop.exit_code)
         raise
@@ -75,9 +86,6 @@ def run_swept(
         told = "".join(traceback.format_exception_only(error)).strip()
         leave(status="failed", run=None, error=told, exit_code=1)
         raise
-    run = str(directory.path)
-    before = _ended_s(directory.done) < began
-    return leave(status="finished", run=run, before=before, value=value)
 
 
 def _ended_s(done: Any) -> float:
