@@ -15,7 +15,7 @@ VENV ?= .venv
 PIP_ARGS ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
-TEST_JOBS ?= 3
+TEST_JOBS ?= 4
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -38,7 +38,7 @@ demo: $(READY)
 	$(BIN)/sparsepipe experiment=demo $(DEMO_ARGS)
 	$(BIN)/sparsepipe -m experiment=demo_speed parallel=dp,mp,hete_mp $(DEMO_ARGS)
 
-# Tests run in TEST_JOBS processes with a thread each, one more than two cores have: many of
+# Tests run in TEST_JOBS processes with a thread each, two more than two cores have: many of
 # them wait, for limits and for ranks that they start.
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not full" -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)

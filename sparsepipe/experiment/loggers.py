@@ -20,9 +20,8 @@ from sparsepipe.experiment.callbacks.checkpoint import Resume
 from sparsepipe.experiment.history import STEP, History
 from sparsepipe.experiment.wandb_login import has_login
 
-_DATA_DIR = "WANDB_DATA_DIR"
-_WAIT_S = "WANDB__SERVICE_WAIT"
-"""For the process that writes, which is slow to start where all cores are busy."""
+_OURS: dict[str, str] = {}
+"""Variables that a run of this process has set, since Weights & Biases takes them nowhere else."""
 
 
 def wandb_logger(
@@ -124,16 +123,19 @@ class RunLogger(WandbLogger):
             self._history.clear()  # without a checkpoint all comes again
         if self._offline:
             self._remove_attempts()
-        os.environ.setdefault("WANDB_SILENT", "true")  # the run directory is the last line printed
-        # Tables wait there until they are uploaded; by default in the user's home.
-        os.environ.setdefault(_DATA_DIR, _tables(self._folder))
-        os.environ.setdefault(_WAIT_S, "120")  # by default 30
+        _set_unless_given(
+            WANDB_SILENT="true",  # the run directory is the last line printed
+            # Tables wait there until they are uploaded; by default in the user's home.
+            WANDB_DATA_DIR=str((self._folder / "data").absolute()),
+            # For the process that writes, which is slow to start where all cores are busy.
+            WANDB__SERVICE_WAIT="120",  # by default 30
+        )
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
             run = wandb.init(mode="offline" if self._offline else None, **self._wandb_init)
         except wandb.Error as error:
             wandb.teardown()  # else it would go on as it was set up for this run
-            _leave_tables(self._folder)
+            _take_back()
             raise OutputError(
                 f"Weights & Biases cannot begin a run: {error}",
                 remedy="give the command again, which goes on with what is there, or leave out "
@@ -188,17 +190,20 @@ def end_tracking(*, failed: bool) -> None:
     wandb = sys.modules.get("wandb")
     if wandb is None or wandb.run is None:
         return
-    folder = Path(wandb.run.settings.wandb_dir)
     wandb.run.finish(exit_code=int(failed))
     wandb.teardown()
-    _leave_tables(folder)
+    _take_back()
 
 
-def _tables(folder: Path) -> str:
-    return str((folder / "data").absolute())
+def _set_unless_given(**variables: str) -> None:
+    for name, value in variables.items():
+        if name not in os.environ:
+            os.environ[name] = _OURS[name] = value
 
 
-def _leave_tables(folder: Path) -> None:
-    """The next job of the process has its own, unless the user has said where they wait."""
-    if os.environ.get(_DATA_DIR) == _tables(folder):
-        del os.environ[_DATA_DIR]
+def _take_back() -> None:
+    """The next job of the process has its own, and other programs that it starts have none."""
+    for name, value in _OURS.items():
+        if os.environ.get(name) == value:
+            del os.environ[name]
+    _OURS.clear()

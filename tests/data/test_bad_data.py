@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from data_commands import start, tiny
 
 from sparsepipe.errors import ConfigError, DataError
@@ -127,6 +128,7 @@ def cases(good: Path, disk: Path | None) -> dict[str, Case]:
     return found
 
 
+@pytest.mark.full
 def test_each_fault_ends_with_its_code_message_and_remedy(
     make_tree: Callable[..., Path], small_disk_or_none: Path | None, tmp_path: Path
 ) -> None:
@@ -148,6 +150,7 @@ def test_each_fault_ends_with_its_code_message_and_remedy(
         assert "Traceback" not in outcome[1], (fault, outcome)
 
 
+@pytest.mark.full
 def test_corrupt_files_are_listed_and_the_run_goes_on(
     make_tree: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ def assert_full(process: subprocess.Popen[str]) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.full
 def test_a_limit_on_the_size_of_files_ends_the_run(
     make_tree: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ QUICK = (
 )
 
 
+@pytest.mark.full
 def test_the_command_measures_and_writes_an_inventory(
     job: Callable[..., Path], capfd: pytest.CaptureFixture[str]
 ) -> None:

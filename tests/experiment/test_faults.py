@@ -208,6 +208,7 @@ def test_ranks_begin_again_by_themselves(
     assert_same(again.run, expected)
 
 
+@pytest.mark.full
 def test_a_run_whose_rank_is_killed_ends_by_itself(shell: Shell) -> None:
     """That its weights are those of an undisturbed run is what the longer tests compare."""
     point = QUICK[0]

@@ -24,6 +24,7 @@ def swept(shell: Shell) -> Path:
     return file
 
 
+@pytest.mark.full
 def test_a_sweep_ends_in_a_report(shell: Shell) -> None:
     file = swept(shell)
     assert there(file, *HEADS) == {(*SPARSE, name) for name in TRAINED}

@@ -28,7 +28,7 @@ MEASURED = ("train/loss_step", "train/accuracy_step", "val/loss", "val/accuracy"
 def test_what_a_training_shows(job: Job) -> None:
     run = job(*TRACKED, "trainer.max_epochs=1", "tags=[a,b]")
     assert wandb.run is None
-    assert "WANDB_DATA_DIR" not in os.environ
+    assert not {"WANDB_DATA_DIR", "WANDB_SILENT", "WANDB__SERVICE_WAIT"} & set(os.environ)
     assert {path.name for path in Path.cwd().iterdir()} == {"outputs"}
     found = recorded(run)
     about = {name: found.run[name] for name in ("run_id", "run_group", "job_type", "tags")}
@@ -113,7 +113,8 @@ def test_a_pipeline_of_two_ranks_is_one_run_with_its_plan(shell: Shell) -> None:
     layers = ("model.norm=true", "parallel.plan.balance=layers")
     run = shell(*TRACKED, *split, *layers, "trainer.max_epochs=1").run
     found = recorded(run)
-    assert [row[STEP] for row in found.metrics if "train/loss_step" in row] == [*range(8)]
+    # Rank 0 has the loss of a minibatch when its gradients have come back, a step later.
+    assert [row[STEP] for row in found.metrics if "train/loss_step" in row] == [*range(1, 8)]
     assert found.config["plan"]["config"] == "1-1"
     assert {"figures/timeline", "tables/plan", "confusion_matrix_table"} <= set(found.media)
     table = read_json(found.media["tables/plan"])

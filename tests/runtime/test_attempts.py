@@ -60,6 +60,7 @@ def begun(directory: Path) -> list[int]:
     return [len((directory / f"begun{rank}").read_text()) for rank in range(2)]
 
 
+@pytest.mark.full
 def test_all_ranks_begin_again_and_meet_each_other(attempts, tmp_path: Path) -> None:
     """The second attempt's ranks join a group, which the first one's dead took part in."""
     attempts(

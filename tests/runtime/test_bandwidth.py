@@ -104,6 +104,7 @@ def asymmetric_rank(rank: int) -> list[Sending]:
     return found
 
 
+@pytest.mark.full
 def test_only_the_slow_direction_of_the_slow_pair_is_slow() -> None:
     """By a clock that messages carry along, which tells what their way takes and nothing else."""
     found = [sending for of_rank in run(asymmetric_rank, 3) for sending in of_rank]

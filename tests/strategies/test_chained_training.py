@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from exactness_cases import Case, train
 from namespace_cases import needs_namespaces
 from pipeline_cases import make_net
@@ -57,6 +58,7 @@ def test_the_second_stage_is_one_that_sums_in_a_chain() -> None:
 
 
 @needs_namespaces
+@pytest.mark.full
 def test_weights_are_those_of_a_replay() -> None:
     with emulated_hosts(servers()) as layout, told_to_ranks(layout, HOSTS):
         everyone = run(train_on_its_host, len(HOSTS), join_group=False)

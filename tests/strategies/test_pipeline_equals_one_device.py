@@ -239,6 +239,7 @@ def both(rank: int, directory: Path) -> dict[str, tuple[Found, Found]]:
     }
 
 
+@pytest.mark.full
 def test_one_stage_is_a_plain_trainer_in_whole_epochs(tmp_path: Path) -> None:
     (found,) = run(both, 1, tmp_path, limit_s=120, environment={"PL_GLOBAL_SEED": "1"})
     for plain, piped in found.values():
