@@ -84,7 +84,13 @@ def test_limits_end_a_process_that_passes_them(program: str, code: int) -> None:
 def test_a_probe_that_nobody_waits_for_ends_though_torch_is_still_to_come(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import time\ntime.sleep(300)\n")
     request = Request(
-        config={}, batch_size=1, budget_bytes=1, steps=1, answer=tmp_path / "answer", parent=-1
+        config={},
+        batch_size=1,
+        budget_bytes=1,
+        steps=1,
+        whole=True,
+        answer=tmp_path / "answer",
+        parent=-1,
     )
     (tmp_path / "request").write_bytes(pickle.dumps(request))
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))

@@ -50,7 +50,7 @@ def test_the_status_is_the_errors_and_others_clean_up_first(tmp_path: Path) -> N
         [sys.executable, "-c", SCRIPT],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=True,
         cwd=tmp_path,
     )
