@@ -187,7 +187,12 @@ def test_several_mistakes_are_told_at_once() -> None:
         pytest.param(
             ["task=fig9/emulatd"], 2, "(nearest: 'fig9/emulated')", marks=pytest.mark.full
         ),
-        (["trainer.max_epochs=abc"], 2, "must be a whole number or null, not 'abc'"),
+        pytest.param(
+            ["trainer.max_epochs=abc"],
+            2,
+            "must be a whole number or null, not 'abc'",
+            marks=pytest.mark.full,
+        ),
         pytest.param(
             ["trainer.max_epochs="], 2, "must be a whole number or null", marks=pytest.mark.full
         ),

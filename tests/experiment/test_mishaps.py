@@ -198,6 +198,7 @@ def test_devices_of_several_nodes() -> None:
         num_ranks(composed("parallel=dp", "parallel.num_nodes=2", "parallel.devices=3"), inventory)
 
 
+@pytest.mark.full
 def test_what_a_person_sees(shell: Shell) -> None:
     done = shell("trainer.max_epochs=1")
     assert done.code == 0, done.err

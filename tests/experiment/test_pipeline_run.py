@@ -41,6 +41,7 @@ def shapes_trained_on(run: Path) -> list[float]:
     return [float(row["train/shapes_per_s"]) * float(row["time/epoch_s"]) for row in rows(run)]
 
 
+@pytest.mark.full
 def test_one_stage_on_one_device_is_a_plain_run(job: Job) -> None:
     settings = ("model.dropout=0.5", "hardware=cores", "parallel.devices=1")
     runs = [job(*settings, "parallel=pipeline"), job(*settings, "parallel=single")]

@@ -82,6 +82,7 @@ def test_all_ranks_begin_again_and_meet_each_other(attempts, tmp_path: Path) -> 
     assert begun(tmp_path) == [2, 2]
 
 
+@pytest.mark.full
 def test_reports_of_an_earlier_attempt_do_not_mislead(attempts, tmp_path: Path) -> None:
     with pytest.raises(SparsePipeError, match="rank 0 ended with exit code 3"):
         attempts(
@@ -113,6 +114,7 @@ def test_a_mistake_is_not_made_again(attempts, tmp_path: Path) -> None:
     assert begun(tmp_path) == [1, 1]
 
 
+@pytest.mark.full
 def test_what_cannot_be_sent_is_not_sent_again(attempts, tmp_path: Path) -> None:
     """The peer, which waits for it in vain, is not blamed, nor is its own complaint told."""
     with pytest.raises(ConfigError, match="minibatch 0 holds what cannot be pickled"):

@@ -61,6 +61,7 @@ def test_a_stopped_rank_is_ended_soon_after_another_has_failed(
             os.kill(int((tmp_path / f"pid{rank}").read_text()), 0)
 
 
+@pytest.mark.full
 def test_a_rank_may_take_its_time_after_others_were_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
