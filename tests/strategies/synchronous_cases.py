@@ -186,7 +186,10 @@ class Accumulation:
         if readers > 1:
             mine = []
             for reader in range(readers):
-                sampler = DistributedSampler(self._data, num_replicas=readers, rank=reader, seed=0)
+                # As Lightning makes them.
+                sampler = DistributedSampler(
+                    self._data, num_replicas=readers, rank=reader, seed=SEED
+                )
                 sampler.set_epoch(epoch)
                 mine.append(list(sampler))
         for first in range(0, len(mine[0]), BATCH):

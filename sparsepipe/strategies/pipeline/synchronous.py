@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import StrategyRegistry
@@ -67,7 +67,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
     def __init__(
         self,
         *,
-        schedule: str = "gpipe",
+        schedule: Literal["gpipe", "1f1b"] = "gpipe",
         microbatches: int = 4,
         config: str | None = None,
         cuts: Sequence[int] | None = None,
