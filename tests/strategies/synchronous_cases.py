@@ -11,6 +11,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pipeline_cases import BATCH as DEALT
 from pipeline_cases import (
     CLASSES,
     LAYERS,
@@ -20,6 +21,7 @@ from pipeline_cases import (
     Net,
     Sparse,
     collate_sparse,
+    dealt,
     weights,
 )
 from torch import Tensor, nn
@@ -73,6 +75,7 @@ class Case:
     optimizer: str = "momentum"
     samples: int = 39  # of an epoch: the last batch is smaller
     epochs: int = 2
+    dealt: int = 0  # batches of an epoch, whole ones of 4 samples, dealt out in turn
 
     @property
     def replicas(self) -> list[int]:
@@ -96,6 +99,8 @@ def make_net(case: Case) -> Net:
 
 
 def dataset(case: Case) -> Any:
+    if case.dealt:
+        return Dense(case.dealt * DEALT)
     return (Sparse if case.net in SPARSE else Dense)(case.samples)
 
 
@@ -105,13 +110,12 @@ def collated(case: Case, items: list[Any]) -> Any:
 
 def train(rank: int, cases: Sequence[Case]) -> list[Any]:
     """Each case's weights, the epoch's loss, the last step's, and most microbatches in flight."""
-    return [train_one(case) for case in cases]
+    return [train_one(case, rank) for case in cases]
 
 
-def train_one(case: Case) -> Any:
+def train_one(case: Case, rank: int = 0) -> Any:
     os.environ["PL_GLOBAL_SEED"] = str(SEED)
-    net, data = make_net(case), dataset(case)
-    collate = collate_sparse if case.net in SPARSE else None
+    net = make_net(case)
     trainer = pl.Trainer(
         **QUIET,
         devices=sum(case.replicas),
@@ -126,10 +130,18 @@ def train_one(case: Case) -> Any:
         ),
         callbacks=[flown := Flown()],
     )
-    trainer.fit(net, DataLoader(data, batch_size=BATCH, collate_fn=collate))
+    trainer.fit(net, loader(case, rank))
     logged = trainer.callback_metrics
     told = {"epoch": float(logged["loss_epoch"]), "step": float(logged["loss_step"])}
     return weights(net.layers), told, flown.most
+
+
+def loader(case: Case, rank: int) -> DataLoader[Any]:
+    readers = case.replicas[0]
+    if case.dealt:
+        return dealt(case.dealt, readers=readers, reader=rank if rank < readers else 0)
+    collate = collate_sparse if case.net in SPARSE else None
+    return DataLoader(dataset(case), batch_size=BATCH, collate_fn=collate)
 
 
 class Flown(pl.Callback):
@@ -180,8 +192,12 @@ class Accumulation:
             self._agree()
 
     def _rounds(self, epoch: int) -> Iterator[list[list[int]]]:
-        """Samples that each reader has in a step."""
+        """Samples of each reader in a step; of the first ones in a partial last round."""
         readers = self._case.replicas[0]
+        if self._case.dealt:
+            batches = [[b * DEALT + i for i in range(DEALT)] for b in range(self._case.dealt)]
+            yield from (batches[i : i + readers] for i in range(0, len(batches), readers))
+            return
         mine = [list(range(len(self._data)))]
         if readers > 1:
             mine = []
@@ -203,7 +219,7 @@ class Accumulation:
             # As torch.tensor_split does: as even as can be, the larger ones first.
             cuts = torch.tensor_split(torch.tensor(samples), len(own))
             for number, part in zip(own, cuts, strict=True):
-                shares[number] = part.tolist(), len(part) / len(samples) / readers
+                shares[number] = part.tolist(), len(part) / len(samples) / len(batches)
         losses = {
             number: self._forward(number, samples) * weight
             for number, (samples, weight) in enumerate(shares)

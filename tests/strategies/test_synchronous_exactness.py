@@ -52,6 +52,7 @@ COVERING = [
     Case("1-1-1", 5, "1f1b", net="sparse", samples=22, epochs=1),
     Case("2-1", 4, "1f1b", samples=56),
     Case("2-1", 5, net="dense", optimizer="adam", samples=68),
+    Case("2-1", 4, dealt=3),  # in the last step the second device has no batch
     Case("1-2", 3),
     Case("1-2-1", 7, "1f1b"),
     Case("1-1-1-1", 6, "1f1b", net="dense", samples=34),
