@@ -6,8 +6,9 @@ leaves, in the order of the schedule, as gradients accumulate in one process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -162,15 +163,12 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
                 flight.output = None
 
     def _computed(self, number: int, value: Any, rest: Any) -> Flight:
-        close: Callable[[Callable[[], Any]], Any] | None = None
-        if self._last:
-            close = lambda run: self._steps.close(rest, run)  # noqa: E731
         with self._slowed():
             return self._stage.forward(
                 value,
                 minibatch=self._minibatch * self._microbatches + number,
                 leaves=self._leaves,
-                close=close,
+                close=partial(self._steps.close, rest) if self._last else None,
             )
 
     def _backward(self, number: int) -> None:
