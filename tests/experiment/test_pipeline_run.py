@@ -90,10 +90,11 @@ def test_demo_as_a_pipeline(shell: Shell) -> None:
 
 
 @pytest.mark.full
-def test_interrupted_within_an_epoch(shell: Shell) -> None:
+@pytest.mark.parametrize("parallel", ["pipeline", "gpipe"])
+def test_interrupted_within_an_epoch(shell: Shell, parallel: str) -> None:
     """All ranks stop after the same step, some steps later; the rest of the epoch follows."""
     settings = (
-        "parallel=pipeline",
+        f"parallel={parallel}",
         "parallel.plan.config=2-1",
         "hardware=cores",
         "trainer.max_epochs=2",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from processes import outcomes, run
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from sparsepipe.errors import ConfigError
+from sparsepipe.errors import ConfigError, TransportError
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies import SynchronousPipelineStrategy
 from sparsepipe.strategies.pipeline.settings import SynchronousSettings
@@ -119,6 +120,36 @@ def test_errors_name_minibatch_and_microbatch() -> None:
     assert "rank 1, stage 1: forward of microbatch 1 of minibatch 1" in last.error.__notes__
     assert first.error is not None
     assert "of minibatch 1" in str(first.error) + "".join(getattr(first.error, "__notes__", ()))
+
+
+class Dying(nn.Module):
+    """Ends its process in its fifth forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, value: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 5:
+            os._exit(9)
+        return value
+
+
+def dying(rank: int) -> None:
+    net = make_net()
+    net.layers.append(Dying())
+    strategy = SynchronousPipelineStrategy(microbatches=3, config="1-1", cuts=[3], timeout_s=60)
+    pl.Trainer(**QUIET, devices=2, max_epochs=1, strategy=strategy).fit(net, loaders()[0])
+
+
+def test_a_rank_that_dies_is_named() -> None:
+    first, last = outcomes(dying, 2, limit_s=60)
+    assert last.exit_code == 9
+    assert isinstance(first.error, TransportError)
+    assert "rank 1 (stage 1) is gone" in first.error.message
+    assert "microbatch" in first.error.message
+    assert first.error.message.endswith("of minibatch 1")
 
 
 class Weighted(Net):
