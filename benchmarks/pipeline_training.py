@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 from pipeline_workloads import Workload, loader, module
 from typing_extensions import override
 
+from sparsepipe.runtime.worker import Worker
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies import DataParallelStrategy, PipelineStrategy
 
@@ -110,8 +111,10 @@ class Clock(pl.Callback):
             return
         pipeline = trainer.strategy.pipeline
         assert pipeline is not None
-        weights = pipeline.worker.weights
-        assert weights is not None
+        worker = pipeline.worker
+        assert isinstance(worker, Worker)
+        assert worker.weights is not None
+        weights = worker.weights
         self.pipeline = {
             "sent": {
                 kind.value: (traffic.messages, traffic.payload_bytes, traffic.overhead_bytes)

@@ -2,7 +2,8 @@
 
 What they send and average has its real size, so that it takes its real time; it is all zeros,
 in memory that they share, so that it costs no processor time. n: floats of an activation,
-p: floats of a layer's parameters.
+p: floats of a layer's parameters, r: rows of a minibatch that is cut into microbatches, or of one
+of these, c: floats of a row.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ class Zeros:
     def __init__(self) -> None:
         self._memory = torch.zeros(0)
 
-    def of(self, count: int) -> Tensor:
-        """float32 [count]."""
-        if self._memory.numel() < count:
-            self._memory = torch.zeros(count)
+    def of(self, count: int, *more: int) -> Tensor:
+        """float32 [count], or of more dimensions."""
+        shape = torch.Size((count, *more))
+        if self._memory.numel() < shape.numel():
+            self._memory = torch.zeros(shape.numel())
+        strides = (*(shape[i + 1 :].numel() for i in range(len(shape))),)
         # No view, whose base autograd would look after.
-        return torch.empty(0).set_(self._memory.untyped_storage(), 0, (count,), (1,))
+        return torch.empty(0).set_(self._memory.untyped_storage(), 0, shape, strides)
 
 
 ZEROS = Zeros()
@@ -39,6 +42,19 @@ ZEROS = Zeros()
 def floats_in(size_bytes: float) -> int:
     """float32 numbers that make up a size, one at least: without any there is no gradient."""
     return max(1, math.ceil(size_bytes / FLOAT_BYTES))
+
+
+def shape_of(size_bytes: float, rows: int | None, *, of_rows: int | None = None) -> tuple[int, ...]:
+    """(n,) of a whole minibatch; of one that can be cut (r, c), whose rows have all one size.
+
+    Args:
+        size_bytes: of a whole minibatch.
+        rows: r, of a whole minibatch; None: it is not cut.
+        of_rows: r, of the microbatch; None: all of it.
+    """
+    if rows is None:
+        return (floats_in(size_bytes),)
+    return (rows if of_rows is None else of_rows, floats_in(size_bytes / rows))
 
 
 class ReplayLayer(nn.Module):
@@ -50,24 +66,41 @@ class ReplayLayer(nn.Module):
     Args:
         profile: its times and sizes, on this rank's device.
         pace: lets the time pass, in training.
+        rows: of a minibatch; of its parts each takes its share of the time and sends its share of
+            the bytes. None: minibatches come as a whole.
     """
 
     weight_p: nn.Parameter | None
 
-    def __init__(self, profile: LayerProfile, pace: Pace) -> None:
+    def __init__(self, profile: LayerProfile, pace: Pace, *, rows: int | None = None) -> None:
         super().__init__()
         self.profile = profile
         self.pace = pace
+        self._rows = rows
         size_bytes = profile.parameter_bytes
         weight = nn.Parameter(torch.zeros(floats_in(size_bytes))) if size_bytes else None
         self.register_parameter("weight_p", weight)
 
     def forward(self, value_n: Tensor) -> Tensor:
-        """float32 [n] of this layer, from that of the layer before, of any length."""
+        """float32 [n] of this layer, from that of the layer before, of any length; or [r, c]."""
         if not self.training:
-            return ZEROS.of(floats_in(self.profile.activation_bytes))
+            return self.output(value_n)
         found: Tensor = _Replay.apply(value_n, self.weight_p, self)  # type: ignore[no-untyped-call]
         return found
+
+    @property
+    def cut(self) -> bool:
+        """Whether minibatches come in parts."""
+        return self._rows is not None
+
+    def share(self, value_n: Tensor) -> float:
+        """Of a minibatch, which an input is."""
+        return 1.0 if self._rows is None else value_n.shape[0] / self._rows
+
+    def output(self, value_n: Tensor) -> Tensor:
+        """Zeros, as many as belong to an input."""
+        size_bytes = self.profile.activation_bytes
+        return ZEROS.of(*shape_of(size_bytes, self._rows, of_rows=value_n.shape[0]))
 
     def extra_repr(self) -> str:
         return f"{self.profile.kind} {self.profile.index}"
@@ -76,19 +109,22 @@ class ReplayLayer(nn.Module):
 class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value_n: Tensor, weight_p: Tensor | None, layer: ReplayLayer) -> Tensor:
-        ctx.layer = layer
-        ctx.counts = value_n.numel(), 0 if weight_p is None else weight_p.numel()
+        ctx.layer, ctx.share = layer, layer.share(value_n)
+        ctx.shape, ctx.weight_p = value_n.shape, weight_p
         ctx.set_materialize_grads(False)
-        layer.pace.take(layer.profile.forward_s)
-        return ZEROS.of(floats_in(layer.profile.activation_bytes))
+        layer.pace.take(ctx.share * layer.profile.forward_s)
+        return layer.output(value_n)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
         del gradients  # whatever they are, those that follow are zeros
-        ctx.layer.pace.take(ctx.layer.profile.backward_s)
-        of_value, of_weight = ctx.counts
+        ctx.layer.pace.take(ctx.share * ctx.layer.profile.backward_s)
+        weight_p = ctx.weight_p
+        wanted = ctx.needs_input_grad[1]
+        if wanted and ctx.layer.cut:  # a microbatch before left zeros: to add others takes time
+            wanted = weight_p.grad is None
         return (
-            ZEROS.of(of_value) if ctx.needs_input_grad[0] else None,
-            ZEROS.of(of_weight) if ctx.needs_input_grad[1] else None,
+            ZEROS.of(*ctx.shape) if ctx.needs_input_grad[0] else None,
+            ZEROS.of(weight_p.numel()) if wanted else None,
             None,
         )

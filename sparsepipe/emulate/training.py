@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
 
 from sparsepipe.emulate.pace import Pace
-from sparsepipe.emulate.replay import ZEROS, ReplayLayer, floats_in
+from sparsepipe.emulate.replay import ZEROS, ReplayLayer, shape_of
 from sparsepipe.errors import ProfileError
 from sparsepipe.profiling import Profile
 
@@ -27,13 +27,20 @@ class ReplayModule(pl.LightningModule):
             what they compute is part of the time that updates take.
         updates: they take the time that the profile says, if it does; not where the profile of
             another device tells none, as in simulations.
+        rows: of a minibatch, where it is cut into microbatches (:class:`ReplayLayer`).
 
     Raises:
         ProfileError: no layer has parameters.
     """
 
     def __init__(
-        self, profile: Profile, pace: Pace, *, momentum: float = 0.0, updates: bool = True
+        self,
+        profile: Profile,
+        pace: Pace,
+        *,
+        momentum: float = 0.0,
+        updates: bool = True,
+        rows: int | None = None,
     ) -> None:
         super().__init__()
         if not profile.parameter_bytes:
@@ -46,7 +53,9 @@ class ReplayModule(pl.LightningModule):
         self._pace = pace
         self._computing_since_s: float | None = None
         self._updates = updates and profile.update_s is not None
-        self.layers = nn.Sequential(*(ReplayLayer(layer, pace) for layer in profile.layers))
+        self.layers = nn.Sequential(
+            *(ReplayLayer(layer, pace, rows=rows) for layer in profile.layers)
+        )
 
     @override
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
@@ -118,11 +127,12 @@ class ReplayData(pl.LightningDataModule):
     Args:
         profile: says how large the network's input is.
         minibatches: in an epoch.
+        rows: as of :class:`ReplayModule`.
     """
 
-    def __init__(self, profile: Profile, *, minibatches: int) -> None:
+    def __init__(self, profile: Profile, *, minibatches: int, rows: int | None = None) -> None:
         super().__init__()
-        self._minibatches = _Minibatches(minibatches, floats=floats_in(profile.input_bytes))
+        self._minibatches = _Minibatches(minibatches, shape=shape_of(profile.input_bytes, rows))
 
     @override
     def train_dataloader(self) -> DataLoader[dict[str, Tensor]]:
@@ -130,9 +140,9 @@ class ReplayData(pl.LightningDataModule):
 
 
 class _Minibatches(Dataset[dict[str, Tensor]]):
-    def __init__(self, count: int, *, floats: int) -> None:
+    def __init__(self, count: int, *, shape: tuple[int, ...]) -> None:
         self._count = count
-        self._floats = floats
+        self._shape = shape
 
     def __len__(self) -> int:
         return self._count
@@ -141,4 +151,4 @@ class _Minibatches(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: Any) -> dict[str, Tensor]:
         if not 0 <= index < self._count:
             raise IndexError(index)
-        return {"input": ZEROS.of(self._floats)}
+        return {"input": ZEROS.of(*self._shape)}

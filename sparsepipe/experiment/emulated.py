@@ -33,6 +33,7 @@ from sparsepipe.experiment.model_names import model_name, model_settings
 from sparsepipe.experiment.planned import search_of
 from sparsepipe.experiment.result import plan_values, write_result
 from sparsepipe.experiment.run import Run
+from sparsepipe.experiment.schedules import synchronous_of
 from sparsepipe.profiling import Profile
 from sparsepipe.runtime import group
 
@@ -114,11 +115,13 @@ def _trained(
     """
     profile = profiles[group.rank()]
     mode = (run.config["parallel"]["strategy"] or {}).get("mode")
+    rows = _rows(run.config, profile)
     module = ReplayModule(
         profile,
         Pace(pulse.time_scale),
         momentum=_MOMENTUM if mode == "spectrain" else 0.0,
         updates=all(each.update_s is not None for each in profiles),
+        rows=rows,
     )
     check_division(run.config, module, kept=run.directory.plan)
     trainer = run.trainer(
@@ -126,8 +129,20 @@ def _trained(
     )
     if group.rank() == 0:
         lift_limits()  # before anybody sends
-    trainer.fit(module, datamodule=ReplayData(profile, minibatches=minibatches))
+    trainer.fit(module, datamodule=ReplayData(profile, minibatches=minibatches, rows=rows))
     return trainer
+
+
+def _rows(config: Mapping[str, Any], profile: Profile) -> int | None:
+    """Of a minibatch that is cut: its samples, or else the least that makes each part of one size.
+
+    None where none is cut.
+    """
+    synchronous = synchronous_of(config["parallel"])
+    if synchronous is None:
+        return None
+    samples = profile.meta.get("batch_size")
+    return int(samples) if samples else synchronous.microbatches
 
 
 def _pace(found: Rates, plan: Mapping[str, Any], *, size: int | None) -> dict[str, Any]:

@@ -17,7 +17,11 @@ def search_of(config: Mapping[str, Any]) -> SearchChoice | None:
         config: resolved and checked.
     """
     node, plan = config["parallel"].get("search"), config["parallel"].get("plan") or {}
-    if node is None or any(plan.get(name) is not None for name in ("file", "config", "cuts")):
+    if (
+        node is None
+        or node.get("search", "") is None
+        or any(plan.get(name) is not None for name in ("file", "config", "cuts"))
+    ):
         return None
     measure = Measuring(**(node.get("measure") or {}))
     return SearchChoice(**{**node, "measure": measure})

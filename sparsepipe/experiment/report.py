@@ -14,7 +14,8 @@ from torch import nn
 from typing_extensions import override
 
 from sparsepipe.experiment.run import Run
-from sparsepipe.strategies import PipelineStrategy
+from sparsepipe.experiment.schedules import synchronous_of
+from sparsepipe.strategies import StagedStrategy
 
 log = logging.getLogger(__name__)
 
@@ -70,12 +71,16 @@ def where(run: Run) -> str:
 def split(run: Run, trainer: pl.Trainer) -> str:
     """Into which stages a pipeline splits the network, as an addition to a line."""
     strategy = trainer.strategy
-    if not isinstance(strategy, PipelineStrategy):
+    if not isinstance(strategy, StagedStrategy):
         return ""
     plan = strategy.plan
     cuts = f" cut at layer {', '.join(map(str, plan.cuts))}" if plan.cuts else ""
-    mode = run.config["parallel"]["strategy"].get("mode", "stash")
-    return f", as a pipeline {plan.config}{cuts} ({mode})"
+    parallel = run.config["parallel"]
+    if (synchronous := synchronous_of(parallel)) is None:
+        how = parallel["strategy"].get("mode", "stash")
+    else:
+        how = f"{synchronous.schedule}, {synchronous.microbatches} microbatches"
+    return f", as a pipeline {plan.config}{cuts} ({how})"
 
 
 def num_shapes(loaders: Any) -> int:

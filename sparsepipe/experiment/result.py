@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,12 @@ from sparsepipe.experiment.model_names import model_name
 from sparsepipe.experiment.planned import search_of
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.rundir import RunDir, flatten
+from sparsepipe.experiment.schedules import synchronous_of
 from sparsepipe.machine import usable_cores
 from sparsepipe.results.files import read_json, write_json
 from sparsepipe.results.run_tree import moment
 from sparsepipe.runtime import group
-from sparsepipe.strategies import PipelineStrategy
+from sparsepipe.strategies import StagedStrategy
 
 _PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "numpy")
 _LEFT_OUT = ("checkpoint", "force", "logger", "paths")
@@ -69,7 +71,9 @@ def write_result(run: Run, values: Mapping[str, Any]) -> None:
 def strategy_name(config: Mapping[str, Any]) -> str:
     """How devices share the work: ``single``, ``dp``, the search of a plan, or ``pipeline``.
 
-    Of a simulation it is what that simulates.
+    Of a synchronous pipeline it is the option of ``parallel`` with its schedule, and the search
+    after that, if there is one: ``gpipe``, ``gpipe hete_mp``. Of a simulation it is what that
+    simulates.
     """
     parallel = config["task"].get("parallel") or config["parallel"]
     if parallel["strategy"] is None:
@@ -77,7 +81,9 @@ def strategy_name(config: Mapping[str, Any]) -> str:
     if parallel.get("plan") is None:
         return "dp"
     search = search_of({**config, "parallel": parallel})
-    return "pipeline" if search is None else search.search
+    synchronous = synchronous_of(parallel)
+    names = [synchronous and synchronous.option, search and search.search]
+    return " ".join(name for name in names if name) or "pipeline"
 
 
 def _times(directory: RunDir) -> dict[str, Any]:
@@ -128,9 +134,11 @@ def plan_values(run: Run, trainer: pl.Trainer) -> dict[str, Any]:
     Nothing of other strategies.
     """
     strategy = trainer.strategy
-    if not isinstance(strategy, PipelineStrategy):
+    if not isinstance(strategy, StagedStrategy):
         return {}
     values = {"plan_config": strategy.plan.config, "plan_cuts": list(strategy.plan.cuts)}
+    if (synchronous := synchronous_of(run.config["parallel"])) is not None:
+        values.update(asdict(synchronous))
     return {**values, **_expected(run)}
 
 

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.schedule import Plan, asynchronous, lanes, timeline, unit_times
+from sparsepipe.experiment.schedules import Synchronous
+from sparsepipe.schedule import (
+    Plan,
+    asynchronous,
+    gpipe,
+    lanes,
+    one_f_one_b,
+    timeline,
+    unit_times,
+)
 
 _MOST_RANKS = 16  # more are too many for a picture
 _WIDTH_IN = 24.0  # of the bars
 _BACKWARD = 2.0  # times as long as the forward
 
 
-def draw_schedule(directory: RunDir) -> None:
+_MINIBATCHES = 3  # of a synchronous schedule
+_SYNCHRONOUS = {"gpipe": gpipe, "1f1b": one_f_one_b}
+
+
+def draw_schedule(directory: RunDir, synchronous: Synchronous | None = None) -> None:
     """``timeline.png`` of a pipeline's first minibatches; nothing of one device, or of too many.
 
     Stages take the times that the plan's search expected, or as long as one another; of both
@@ -18,6 +31,7 @@ def draw_schedule(directory: RunDir) -> None:
 
     Args:
         directory: of a run with a plan.
+        synchronous: its schedule, if it is such a one.
     """
     from sparsepipe.results.timeline_picture import timeline_picture
 
@@ -31,13 +45,21 @@ def draw_schedule(directory: RunDir) -> None:
     if expected_s:  # of a minibatch; each of several replicas, which take turns, takes longer
         forwards_s = [time_s / (1 + _BACKWARD) for time_s in expected_s]
         stages = [1e3 * time_s * plan.replicas(stage) for stage, time_s in enumerate(forwards_s)]
-    schedule = asynchronous(plan, 3 * plan.num_ranks + 2)
+    if synchronous is None:
+        name, unit = "Asynchronous", "minibatch"
+        schedule = asynchronous(plan, 3 * plan.num_ranks + 2)
+    else:
+        parts = synchronous.microbatches
+        name, unit = f"Synchronous ({synchronous.schedule})", "microbatch"
+        make = _SYNCHRONOUS[synchronous.schedule]
+        schedule = make(plan, _MINIBATCHES, microbatches=parts)
+        stages = stages and [time_s / parts for time_s in stages]
     times = unit_times(backward=_BACKWARD, stages=stages)
     told = "times as its search expected" if expected_s else "all stages alike"
     timeline_picture(
         lanes(schedule, timeline(schedule, times)),
         directory.path / "timeline.png",
-        title=f"Asynchronous pipeline {plan.config}, {told}",
-        unit_name="milliseconds" if expected_s else "time (forward of one minibatch = 1)",
+        title=f"{name} pipeline {plan.config}, {told}",
+        unit_name="milliseconds" if expected_s else f"time (forward of one {unit} = 1)",
         max_width_in=_WIDTH_IN,
     )

@@ -89,7 +89,7 @@ class Measuring:
 class SearchChoice:
     """How a plan is searched for, see ``task=partition``."""
 
-    search: Search = "hete_mp"
+    search: Search | None = "hete_mp"  # None: none, until somebody chooses one
     cost_model: str = "sparsepipe_hete"
     order: str | list[str] = "by_count"
     device: str | None = None

@@ -16,6 +16,7 @@ from sparsepipe.experiment.device_profiles import origin_of
 from sparsepipe.experiment.layer_shares import draw_shares
 from sparsepipe.experiment.model_names import model_name
 from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.experiment.schedules import synchronous_of
 from sparsepipe.experiment.schema import SearchChoice
 from sparsepipe.partition import searches
 from sparsepipe.partition.cost import cost_model
@@ -128,8 +129,9 @@ def memory_model(choice: SearchChoice, config: Mapping[str, Any]) -> MemoryModel
         return None
     mode = (config["parallel"]["strategy"] or {}).get("mode")
     stash, optimizer = choice.stash, choice.optimizer_bytes
+    stashes = mode != "none" and synchronous_of(config["parallel"]) is None
     return MemoryModel(
-        stash=mode != "none" if stash is None else stash,
+        stash=stashes if stash is None else stash,
         predicted=mode == "spectrain",
         optimizer=_state_bytes(config["optim"]["optimizer"]) if optimizer is None else optimizer,
         reserved_bytes=choice.reserved_bytes,
@@ -161,6 +163,7 @@ def _solve(problem: Problem, choice: SearchChoice, *, device: str | None) -> Sol
         PlanError: no plan fits the memory.
     """
     search = choice.search
+    assert search is not None, "nobody searches then"
     given = {
         "order": choice.order != "by_count" and search != "hete_mp",
         "device": choice.device is not None and search != "mp",

@@ -24,6 +24,7 @@ from sparsepipe.experiment.model_names import model_name, model_settings
 from sparsepipe.experiment.planned import search_of, searched_plan_of
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
+from sparsepipe.experiment.schedules import synchronous_of
 from sparsepipe.experiment.schema import SearchChoice
 from sparsepipe.experiment.search import memory_model
 from sparsepipe.experiment.simulated_plan import is_data_parallel, plan_to_simulate
@@ -45,7 +46,7 @@ def simulate(
     *,
     parallel: dict[str, Any],
     minibatches: int = 154,
-    schedule: str = "asynchronous",
+    schedule: str | None = None,
     microbatches: int | None = None,
     overlap: bool | None = None,
     all_reduce: Literal["ring", "direct", "chain", "ordered"] | None = None,
@@ -61,8 +62,9 @@ def simulate(
         run: configuration and directory.
         parallel: what is simulated, as a training would have it.
         minibatches: of an epoch, over all devices.
-        schedule: see :data:`sparsepipe.simulate.schedules.SCHEDULES`.
-        microbatches: parts of a minibatch, where the schedule has some; None: 4.
+        schedule: see :data:`sparsepipe.simulate.schedules.SCHEDULES`; None: the strategy's.
+        microbatches: parts of a minibatch, where the schedule has some; None: as the strategy
+            says, else 4.
         overlap: sums over replicas overlap with the backward; None: in data parallelism only.
         all_reduce: how replicas sum; None: as the runtime does.
         outbox: see :class:`sparsepipe.simulate.links.Sends`; by default no limit, since in training
@@ -81,6 +83,7 @@ def simulate(
     ways = _ways(
         parallel, overlap=overlap, all_reduce=all_reduce, sends=Sends(outbox=outbox, inbox=inbox)
     )
+    schedule, microbatches = _schedule(parallel, schedule, microbatches)
     config = {**run.config, "parallel": parallel}
     inventory = joined_by(run.inventory, link_bytes_per_s)
     measured = _profiles(config, inventory)
@@ -90,6 +93,18 @@ def simulate(
     outcome = _outcome(contest, config, inventory, measured, (minibatches, timeline_minibatches))
     write_outcome(outcome, run.directory, title=_title(parallel, schedule, outcome.plan))
     write_result(run, {**outcome.values(), **_told(contest.plan, schedule)})
+
+
+def _schedule(
+    parallel: Mapping[str, Any], schedule: str | None, microbatches: int | None
+) -> tuple[str, int | None]:
+    """The schedule and its microbatches: the strategy's, where the task says nothing."""
+    synchronous = synchronous_of(parallel)
+    if schedule is None:
+        schedule = "asynchronous" if synchronous is None else synchronous.schedule
+    if microbatches is None and synchronous is not None and schedule in ("gpipe", "1f1b"):
+        microbatches = synchronous.microbatches
+    return schedule, microbatches
 
 
 def _ways(

@@ -47,6 +47,7 @@ from sparsepipe.experiment.report import (
 from sparsepipe.experiment.result import peak_values, plan_values, write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.schedule_picture import draw_schedule
+from sparsepipe.experiment.schedules import synchronous_of
 from sparsepipe.experiment.seeding import seed_epoch
 from sparsepipe.experiment.training_values import profiling_share, training_values
 from sparsepipe.models import Classifier
@@ -182,7 +183,7 @@ def _show(
     if test:
         draw_test(run, module, data, gallery=gallery)
     draw_curves(run)
-    draw_schedule(run.directory)
+    draw_schedule(run.directory, synchronous_of(run.config["parallel"]))
     log_profiling(values)
     log_test(run, module, values)
 

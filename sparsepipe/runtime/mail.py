@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from sparsepipe.runtime.transport import Kind, Message, Network
+from sparsepipe.runtime.transport import Kind, Message, Network, name_of_message
 from sparsepipe.schedule import Plan
 
 
@@ -17,14 +18,25 @@ class Mail:
         network: of this rank.
 
     Attributes:
-        first: number, in messages and in errors about them, of what the schedule calls 0. All
-            ranks must set the same, while nothing is under way.
+        first: number, in messages and in errors about them, of what the schedule calls 0.
     """
 
     def __init__(self, plan: Plan, network: Network) -> None:
         self._plan = plan
         self._network = network
         self.first = 0
+
+    def begin(self, first: int, *, parts: int | None = None) -> None:
+        """Messages are numbered from here on; all ranks must say the same.
+
+        While nothing is under way.
+
+        Args:
+            first: the attribute.
+            parts: of a minibatch, where messages are of its parts; errors then name these.
+        """
+        self.first = first
+        self._network.called = partial(name_of_message, parts=parts)
 
     def send(
         self,
@@ -49,10 +61,10 @@ class Mail:
         self._network.release(self.first + minibatch)
 
 
-def in_order(parts: Sequence[Sequence[tuple[int, Any]]]) -> list[Any]:
-    """What several ranks have of minibatches, in the order of the minibatches."""
+def in_order(parts: Sequence[Sequence[tuple[Any, Any]]]) -> list[Any]:
+    """What several ranks have of minibatches, by what orders these, in that order."""
     return [item for _, item in sorted((pair for part in parts for pair in part), key=_first)]
 
 
-def _first(pair: tuple[int, Any]) -> int:
+def _first(pair: tuple[Any, Any]) -> Any:
     return pair[0]

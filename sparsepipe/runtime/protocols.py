@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -37,6 +37,46 @@ class Events(Protocol):
 
     def done(self, minibatch: int, *, loss: Tensor, logs: Any) -> None:
         """A minibatch has gone backward through this stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Microbatch:
+    """A part of a minibatch that has gone forward and backward through a stage.
+
+    Attributes:
+        minibatch: whose part it is, by its number in the whole run.
+        number: of the part, from 0.
+        samples: how many it has; one at least.
+        weight: what its loss counts in the minibatch's.
+        loss: the mean over its samples.
+        logs: what its step logged.
+    """
+
+    minibatch: int
+    number: int
+    samples: int
+    weight: float
+    loss: Tensor
+    logs: Any
+
+
+class MinibatchEvents(Protocol):
+    """What the worker of a synchronous pipeline tells while it works."""
+
+    def before_backward(self, loss: Tensor) -> None:
+        """The last stage is about to run a microbatch's backward."""
+
+    def done(self, microbatches: Sequence[Microbatch]) -> None:
+        """A minibatch has gone backward through this stage; those of it that came this way.
+
+        In the order of their numbers; a rank of several replicas has its own ones only.
+        """
+
+    def update(self, gradients: Mapping[str, Tensor | None], *, step: int) -> None:
+        """Apply a minibatch's gradients to this stage's parameters, in place.
+
+        ``step`` counts minibatches since the last drain.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,9 +84,36 @@ class Replicas:
         self._round += 1
         total = int(flat[-1])
         assert total > 0, "a round has at least one minibatch"
+        return self._parts(flat, divisor=total)
+
+    def total(self, gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+        """The sum of all replicas' gradients; a collective.
+
+        As :meth:`average`, of which this is the part before the division.
+
+        Args:
+            gradients: by name, each replica's share of a minibatch's.
+
+        Raises:
+            TransportError: a replica is gone or did not come.
+
+        Returns:
+            Gradients by name, in memory that the next call overwrites.
+        """
+        if self._group is None or not self._parameters:
+            return dict(gradients)
+        assert gradients.keys() == self._parameters.keys()
+        flat = self._filled(gradients, 1)
+        with meeting(f"adding up the gradients of minibatch {self.first}", self._group):
+            self._made_sum().reduce()
+        return self._parts(flat, divisor=1)
+
+    def _parts(self, flat: Tensor, *, divisor: int) -> dict[str, Tensor | None]:
+        """The gradients that the flat buffer holds, divided."""
         *_, present, _ = flat.split_with_sizes(self._sizes())
         has_gradient = (present > 0).tolist()
-        flat.div_(total)
+        if divisor != 1:
+            flat.div_(divisor)
         slots = zip(self._parameters.items(), flat.split_with_sizes(self._sizes()), strict=False)
         return {
             name: _in_layout_of(parameter, slot).to(parameter.dtype) if has else None

@@ -69,9 +69,9 @@ class Wait:
     sending: bool = False
 
     @classmethod
-    def of(cls, waiter: int, peer: int, kind: Kind, minibatch: int, *, sending: bool) -> Wait:
-        """The wait of ``waiter`` for a message of ``kind``."""
-        what = f"the {kind.value} of minibatch {minibatch}"
+    def of(cls, waiter: int, peer: int, kind: Kind, minibatch: str, *, sending: bool) -> Wait:
+        """The wait of ``waiter`` for a message of ``kind``; ``minibatch``: as errors call it."""
+        what = f"the {kind.value} of {minibatch}"
         return cls(waiter=waiter, among=(peer,), what=what, sending=sending)
 
 

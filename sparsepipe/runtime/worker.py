@@ -1,26 +1,19 @@
-"""What a rank of the asynchronous pipeline does: its actions, in the schedule's order.
-
-Knows nothing of Lightning: a :class:`Steps` says what happens before the layers of the
-first stage and around those of the last.
-"""
+"""What a rank of the asynchronous pipeline does: its actions, in the schedule's order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor
 
-from sparsepipe.runtime.mail import Mail
-from sparsepipe.runtime.protocols import Events, Segment, Steps
-from sparsepipe.runtime.replicas import Replicas
-from sparsepipe.runtime.stage import Flight, Stage
-from sparsepipe.runtime.transport import Kind, Network
+from sparsepipe.runtime.protocols import Events, Segment
+from sparsepipe.runtime.stage import Flight
+from sparsepipe.runtime.stage_worker import StageWorker
+from sparsepipe.runtime.transport import Kind
 from sparsepipe.runtime.weights import Mode, Weights
 from sparsepipe.schedule import (
     Action,
-    Plan,
     RankOrder,
     Tally,
     included_at,
@@ -36,53 +29,22 @@ _PEAKS: dict[Mode, Callable[[Tally], int]] = {
 """Most sets of weights that a rank has in use at a time, by the schedule."""
 
 
-class Worker:
+class Worker(StageWorker[Events]):
     """Runs one rank's share of every minibatch.
 
     Args:
-        plan: the stages and their ranks.
-        rank: this one's number.
-        stage: its layers.
         weights: of its stage; None for evaluation only.
-        replicas: its stage's.
-        network: to the other stages.
-        steps: both ends of a minibatch's way.
-        events: told what happens.
-        slowed: makes the context of whatever is computed here (:class:`Throttle`).
+        **common: see :class:`StageWorker`.
 
     Attributes:
         weights: as given, for its records.
-        network: as given, for its traffic.
         segments: what ran, if somebody sets this to a list.
     """
 
-    def __init__(
-        self,
-        *,
-        plan: Plan,
-        rank: int,
-        stage: Stage,
-        weights: Weights | None,
-        replicas: Replicas,
-        network: Network,
-        steps: Steps,
-        events: Events,
-        slowed: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
-        self._plan = plan
-        self._rank = rank
-        self._number = plan.stage_of(rank)
-        self._replica = plan.replica_of(rank)
-        self._first = self._number == 0
-        self._last = self._number == plan.num_stages - 1
-        self._stage = stage
+    def __init__(self, *, weights: Weights | None, **common: Any) -> None:
+        super().__init__(**common)
+        plan, rank = self._plan, self._rank
         self.weights = weights
-        self._replicas = replicas
-        self.network = network
-        self._mail = Mail(plan, network)
-        self._steps = steps
-        self._events = events
-        self._slowed = slowed
         self._order = RankOrder(plan, rank)
         self._tally = Tally(plan, rank)
         predicts = weights is not None and weights.predict_backward
@@ -91,13 +53,12 @@ class Worker:
         self._flights: dict[int, Flight] = {}
         self._begin = 0  # number in the whole run of the first minibatch since the last drain
         self._gradients: dict[str, Tensor | None] | None = None
-        self._evaluated = 0
         self.segments: list[Segment] | None = None
 
     @property
-    def minibatches(self) -> int:
-        """Minibatches since the last drain, over all replicas."""
-        return self._order.minibatches
+    def rounds(self) -> int:
+        """Rounds of stage 0 since the last drain; a partial one counts as one."""
+        return -(-self._order.minibatches // self._plan.replicas(0))
 
     def feed(self, batch: Any, *, count: int, number: int) -> None:
         """Lets one round of stage 0 enter, and does what the schedule has for this rank.
@@ -109,7 +70,8 @@ class Worker:
         """
         come = self._order.minibatches
         if come == 0:
-            self._begin = self._mail.first = self._replicas.first = number
+            self._begin = self._replicas.first = number
+            self._mail.begin(number)
         assert number == self._begin + come, "minibatches follow one another until a drain"
         if self._first and self._replica < count:
             self._batches[come + self._replica] = batch
@@ -144,33 +106,6 @@ class Worker:
                     peak_versions=weights.segment_peak,
                 )
             )
-
-    def evaluate(self, batch: Any, *, count: int, answered: bool = False) -> list[tuple[int, Any]]:
-        """Sends one round forward.
-
-        Args:
-            batch: this rank's, where it reads one of the round.
-            count: minibatches of the round.
-            answered: the rank that read a batch waits for its result.
-
-        Returns:
-            For minibatches of this rank: in the last stage number and logs; where answers
-            come, number and result.
-        """
-        assert not self._order.minibatches, "evaluation begins when the pipeline is empty"
-        self._mail.first = 0
-        come, self._evaluated = self._evaluated, self._evaluated + count
-        found = []
-        for minibatch in range(come, come + count):
-            if self._plan.rank_for(self._number, minibatch) == self._rank:
-                with self._naming(f"forward of batch {minibatch} of the evaluation"):
-                    found += self._evaluate_one(minibatch, batch, answered=answered)
-                    self._mail.release(minibatch)
-        return found
-
-    def end_evaluation(self) -> None:
-        """The next round begins with minibatch 0."""
-        self._evaluated = 0
 
     def _run(self, actions: Iterator[Action]) -> None:
         do = {"F": self._forward, "B": self._backward, "U": self._update}
@@ -253,47 +188,3 @@ class Worker:
         averaged = self._replicas.average(gradients or {}, minibatches=int(gradients is not None))
         with self._slowed(), weights.updating():
             self._events.update(averaged, step=self._order.step_of(number))
-
-    def _evaluate_one(self, minibatch: int, batch: Any, *, answered: bool) -> list[tuple[int, Any]]:
-        if self._first:
-            value, rest = self._open(minibatch, batch)
-        else:
-            value = self._mail.receive(Kind.ACTIVATION, self._number - 1, minibatch).tree
-            rest = self._rest(minibatch)
-        found: list[tuple[int, Any]] = []
-        if self._last:
-            with self._slowed():
-                result, logs = self._stage.evaluate(
-                    value, close=lambda run: self._steps.close_evaluation(rest, run)
-                )
-            if answered and not self._first:
-                self._mail.send(Kind.REPLY, 0, minibatch, result)
-            found.append((minibatch, result if answered else logs))
-        else:
-            with self._slowed():
-                output = self._stage.evaluate(value)
-            self._mail.send(Kind.ACTIVATION, self._number + 1, minibatch, output)
-            if answered and self._first:
-                reply = self._mail.receive(Kind.REPLY, self._plan.num_stages - 1, minibatch)
-                found.append((minibatch, reply.tree))
-        return found
-
-    def _open(self, minibatch: int, batch: Any) -> tuple[Any, Any]:
-        """The input of a minibatch; the rest is sent ahead where it does not stay here."""
-        with self._slowed():
-            value, rest = self._steps.open(batch)
-        if not self._last:
-            self._mail.send(Kind.BATCH, self._plan.num_stages - 1, minibatch, rest)
-        return value, rest
-
-    def _rest(self, minibatch: int) -> Any:
-        return self._mail.receive(Kind.BATCH, 0, minibatch).tree if self._last else None
-
-    @contextmanager
-    def _naming(self, doing: str) -> Iterator[None]:
-        """Says with an error where it happened."""
-        try:
-            yield
-        except Exception as error:
-            error.add_note(f"rank {self._rank}, stage {self._number}: {doing}")
-            raise

@@ -14,6 +14,7 @@ from sparsepipe.emulate.replay import ZEROS, ReplayLayer, floats_in
 from sparsepipe.emulate.training import ReplayData, ReplayModule
 from sparsepipe.errors import ProfileError
 from sparsepipe.profiling import LayerProfile, Profile
+from sparsepipe.runtime.microbatches import split
 
 
 def test_activations_parameters_and_gradients_have_their_sizes() -> None:
@@ -44,6 +45,30 @@ def test_a_step_takes_the_time_of_each_layer_forward_and_back() -> None:
         if layer.weight_p is not None:
             assert layer.weight_p.grad is not None
             assert layer.weight_p.grad.shape == layer.weight_p.shape
+
+
+def test_parts_of_a_minibatch_take_and_send_their_shares() -> None:
+    noted = Noted()
+    module = ReplayModule(profile(), noted.pace(), rows=8)
+    (batch,) = ReplayData(profile(input_bytes=160), minibatches=1, rows=8).train_dataloader()
+    found = split(batch, 3)
+    assert [part.batch["input"].shape for part in found] == [(3, 5), (3, 5), (2, 5)]
+    outputs = [module.layers[0](part.batch["input"]) for part in found]
+    assert noted.taken == [0.0375, 0.0375, 0.025]
+    assert [4 * output.numel() for output in outputs] == [1500, 1500, 1000]
+    noted.taken.clear()
+    losses = [module.training_step(part.batch, 0) for part in found]
+    noted.taken.clear()
+    for loss in losses:
+        loss.backward()
+    assert noted.taken == [0.0225, 0.1875, 0.1125, 0.0225, 0.1875, 0.1125, 0.015, 0.125, 0.075]
+    assert module.layers[0].weight_p.grad.shape == (100,)
+    untouched = module.layers[0].weight_p.grad
+    version = untouched._version
+    losses = [module.training_step(part.batch, 0) for part in found]
+    losses[0].backward()
+    assert module.layers[0].weight_p.grad is untouched, "zeros were added to zeros"
+    assert untouched._version == version
 
 
 def test_layers_before_the_first_parameters_are_not_gone_back_through() -> None:

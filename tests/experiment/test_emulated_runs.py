@@ -67,6 +67,25 @@ def test_data_parallelism_on_loopback(shell: Shell) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b"])
+def test_a_synchronous_pipeline_on_loopback(shell: Shell, parallel: str) -> None:
+    """A step takes as long as the slow stage, and the fast one's way there and back beside it."""
+    parts, steps, scale = 4, 8, 4
+    plan = (f"parallel={parallel}", "parallel.plan.config=1-1", "parallel.plan.cuts=[2]")
+    run = shell(
+        *hosts(shell.cwd, slow=1, bytes_per_s=1e9), *plan,
+        f"parallel.strategy.microbatches={parts}",
+        f"trainer.limit_train_batches={steps}", f"hardware.time_scale={scale}",
+        "hardware.network=loopback",
+    ).run  # fmt: skip
+    result = read_json(run / "result.json")
+    assert (result["plan_config"], result["microbatches"]) == ("1-1", parts)
+    assert (result["schedule"], result["minibatches"]) == (parallel.removeprefix("sync_"), steps)
+    fast_s, slow_s = COMPUTE_S / 2, 2 * COMPUTE_S / 2
+    assert result["epoch_s"] > steps * (slow_s + fast_s / parts)
+
+
+@pytest.mark.full
 def test_the_task_counts_minibatches_over_all_ranks(shell: Shell) -> None:
     *here, _ = hosts(shell.cwd)
     asked = ("task=emulate", "task.network=loopback", "task.minibatches=20", "task.time_scale=0.5")

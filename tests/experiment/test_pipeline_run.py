@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from experiment_harness import Shell, checkpoint, fault, rows
 from test_shapes_run import TINY
 
@@ -34,6 +35,27 @@ def test_model_parallel_run(shell: Shell, job: Job) -> None:
     for name in ("test/accuracy", "test/loss", "test/accuracy/up"):
         assert result[name] == pytest.approx(evaluated[name], rel=1e-6)
     assert shapes_trained_on(done.run) == pytest.approx([32, 32], rel=1e-5)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b"])
+def test_synchronous_run(shell: Shell, job: Job, parallel: str) -> None:
+    """Its curves and its weights are those of one device."""
+    settings = ("hardware=cores", "parallel.devices=2", "parallel.plan.balance=layers")
+    done = shell(f"parallel={parallel}", *settings, "parallel.strategy.microbatches=3")
+    result = read_json(done.run / "result.json")
+    assert (result["ranks"], result["plan_config"], result["strategy"]) == (2, "1-1", parallel)
+    schedule = parallel.removeprefix("sync_")
+    assert (result["schedule"], result["microbatches"]) == (schedule, 3)
+    assert f"as a pipeline 1-1 cut at layer {result['plan_cuts'][0]} ({schedule}, 3" in done.err
+    assert (done.run / "timeline.png").exists()
+    alone = job("parallel=single")
+    for ours, theirs in zip(rows(done.run), rows(alone), strict=True):
+        for name in ("train/loss", "val/loss", "val/accuracy"):
+            assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-5)
+    ours, theirs = (checkpoint(run)["state_dict"] for run in (done.run, alone))
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-6)
 
 
 def shapes_trained_on(run: Path) -> list[float]:
@@ -70,10 +92,11 @@ def test_demo_as_a_pipeline(shell: Shell) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-def test_interrupted_within_an_epoch(shell: Shell) -> None:
+@pytest.mark.parametrize("parallel", ["pipeline", "gpipe"])
+def test_interrupted_within_an_epoch(shell: Shell, parallel: str) -> None:
     """All ranks stop after the same step, some steps later; the rest of the epoch follows."""
     settings = (
-        "parallel=pipeline",
+        f"parallel={parallel}",
         "parallel.plan.config=2-1",
         "hardware=cores",
         "trainer.max_epochs=2",

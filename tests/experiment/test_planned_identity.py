@@ -152,3 +152,33 @@ def test_memory_follows_the_training() -> None:
     assert room("parallel.search.memory=false") is None
     predicted = [model_of(), model_of("parallel.strategy.mode=spectrain")]
     assert [None if model is None else model.predicted for model in predicted] == [False, True]
+
+
+@pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b"])
+def test_a_synchronous_pipeline_has_a_search_that_is_asked_for(parallel: str) -> None:
+    config = composed(*MODEL, *TWO, f"parallel={parallel}")
+    assert search_of(config) is None
+    asked = [f"parallel={parallel}", "parallel.search.search=hete_mp"]
+    config = composed(*MODEL, *TWO, *asked)
+    choice = search_of(config)
+    assert choice == search_of(composed(*MODEL, *TWO, "parallel=hete_mp"))
+    assert choice is not None
+    model = memory_model(choice, config)
+    assert model is not None
+    assert not model.stash, "its weights have one version"
+    assert search_of(composed(*MODEL, *TWO, *asked, "parallel.plan.config=1-1")) is None
+
+
+def test_synchronous_schedules_and_their_microbatches_make_another_run() -> None:
+    def identity(*settings: str) -> str:
+        config = composed(*MODEL, *TWO, "parallel.plan.config=1-1", *settings)
+        return prepare(config, build_inventory(config)).run_id
+
+    every = [
+        identity("parallel=pipeline"),
+        identity("parallel=gpipe"),
+        identity("parallel=sync_1f1b"),
+        identity("parallel=gpipe", "parallel.strategy.microbatches=2"),
+    ]
+    assert len({*every}) == 4
+    assert identity("parallel=gpipe", "parallel.strategy.timeout_s=9") == every[1]

@@ -142,6 +142,17 @@ def test_given_profiles_are_what_the_search_goes_by(tmp_path: Path) -> None:
     assert not profiles()
 
 
+def test_a_synchronous_pipeline_is_planned_as_well(tmp_path: Path) -> None:
+    plans = []
+    for asked in (["parallel=gpipe", "parallel.search.search=hete_mp"], ["parallel=hete_mp"]):
+        config = composed(*MODEL, *TWO, *asked, SLOW, given(tmp_path, profile([1, 1, 1, 3])))
+        directory = RunDir(tmp_path / asked[0])
+        settle(config, build_inventory(config), directory, measure=False)
+        plans.append(Plan.from_json(directory.plan.read_text()))
+    assert plans[0] == plans[1]
+    assert plans[0].config == "1-1"
+
+
 def test_a_plan_from_a_profile_of_other_layers_is_refused(tmp_path: Path) -> None:
     from tinyhouse import VectorData
 

@@ -10,7 +10,7 @@ from plans import plan_of
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.callbacks import Pulse
-from sparsepipe.strategies import PipelineStrategy
+from sparsepipe.strategies import PipelineStrategy, SynchronousPipelineStrategy
 
 BEGIN_S = 90.0
 ENDS_S = [100.0 + k * k for k in range(10)]  # so that no two steps take as long
@@ -18,6 +18,13 @@ ENDS_S = [100.0 + k * k for k in range(10)]  # so that no two steps take as long
 
 class Planned(PipelineStrategy):
     """A strategy that has its plan already, as in a Trainer that runs."""
+
+    def __init__(self, *replicas: int) -> None:
+        self._plan = plan_of("-".join(map(str, replicas)))
+
+
+class PlannedWhole(SynchronousPipelineStrategy):
+    """The same of a synchronous pipeline."""
 
     def __init__(self, *replicas: int) -> None:
         self._plan = plan_of("-".join(map(str, replicas)))
@@ -39,6 +46,13 @@ def beaten(pulse: Pulse, told: Any) -> Pulse:
         pulse.on_train_batch_end(told, module, None, None, step)
     pulse.on_train_end(told, module)
     return pulse
+
+
+def test_a_synchronous_pipeline_is_not_ahead_of_itself() -> None:
+    pulse = Pulse(1.0, clock=iter([BEGIN_S, *ENDS_S]).__next__)
+    found = beaten(pulse, trainer(PlannedWhole(2, 11), ranks=13)).rates()
+    assert found.steady_steps == 3, "from the end of step 5 to that of step 8"
+    assert found.steady_per_s == pytest.approx(2 * 3 / (164 - 125))
 
 
 @pytest.mark.parametrize("time_scale", [1.0, 4.0, 0.5])

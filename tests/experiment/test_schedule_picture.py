@@ -10,11 +10,17 @@ from plans import plan_of
 
 from sparsepipe.experiment import schedule_picture
 from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.experiment.schedules import Synchronous
 from sparsepipe.results import timeline_picture as pictures
 from sparsepipe.schedule import Plan
 
 
-def drawn(plan: Plan, directory: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
+def drawn(
+    plan: Plan,
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    synchronous: Synchronous | None = None,
+) -> dict:
     """What is drawn of a plan, and that it is."""
     (directory / "plan.json").write_text(plan.to_json())
     seen: dict = {}
@@ -25,7 +31,7 @@ def drawn(plan: Plan, directory: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
 
     really = pictures.timeline_picture
     monkeypatch.setattr(pictures, "timeline_picture", note)
-    schedule_picture.draw_schedule(RunDir(directory))
+    schedule_picture.draw_schedule(RunDir(directory), synchronous)
     assert (directory / "timeline.png").exists() == bool(seen)
     return seen
 
@@ -48,6 +54,20 @@ def test_stages_of_a_plan_by_hand_are_alike(tmp_path, monkeypatch) -> None:
     assert seen["title"] == "Asynchronous pipeline 1-1-1, all stages alike"
     assert [name for name, _ in seen["lanes"]] == ["stage 0", "stage 1", "stage 2"]
     assert {round(row[4] - row[3], 9) for _, rows in seen["lanes"] for row in rows} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "order"), [("gpipe", "F F F B B B U"), ("1f1b", "F F B F B B U")]
+)
+def test_a_synchronous_schedule_is_that_of_the_training(
+    tmp_path, monkeypatch, schedule: str, order: str
+) -> None:
+    plan = replace(plan_of("1-1"), details={"stage_times_s": [0.09, 0.09]})
+    seen = drawn(plan, tmp_path, monkeypatch, Synchronous(schedule, 3))
+    assert seen["title"] == f"Synchronous ({schedule}) pipeline 1-1, times as its search expected"
+    _, first = seen["lanes"][0]
+    assert [row[0] for row in first[:7]] == order.split()
+    assert {round(row[4] - row[3], 6) for row in first} == {0, 10, 20}, "of a microbatch"
 
 
 def test_one_device_has_no_schedule_to_show(tmp_path, monkeypatch) -> None:

@@ -109,6 +109,20 @@ def test_schedules_that_flush_leave_devices_idle(tmp_path: Path) -> None:
     assert result(more)["minibatch_s"] < times_s["gpipe"]
 
 
+@pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b"])
+def test_a_synchronous_pipeline_is_simulated_as_it_trains(tmp_path: Path, parallel: str) -> None:
+    schedule = parallel.removeprefix("sync_")
+    own = [word.replace("parallel=pipeline", f"parallel={parallel}") for word in BY_HAND]
+    found = result(run(tmp_path, *own, "parallel.strategy.microbatches=6"))
+    told = run(tmp_path, *BY_HAND, f"task.schedule={schedule}", "task.microbatches=6")
+    assert (found["schedule"], found["microbatches"]) == (schedule, 6)
+    assert (found["strategy"], result(told)["strategy"]) == (parallel, "pipeline")
+    for key in ("minibatch_s", "epoch_s"):
+        assert found[key] == result(told)[key]
+    stale = result(run(tmp_path, *own, "task.schedule=asynchronous"))
+    assert (stale["schedule"], stale["microbatches"]) == ("asynchronous", 1)
+
+
 def test_of_many_devices_some_are_listed_and_drawn(tmp_path: Path) -> None:
     profile().save(tmp_path / "mlp.json")
     device = f"{{name: gpu, count: 20, profile: {{mlp: {tmp_path / 'mlp.json'}}}}}"

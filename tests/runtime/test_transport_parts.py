@@ -152,7 +152,7 @@ def never(limit_s: float) -> None:
 
 
 def wait_of(waiter: int, peer: int) -> Wait:
-    return Wait.of(waiter, peer, Kind.ACTIVATION, 3, sending=False)
+    return Wait.of(waiter, peer, Kind.ACTIVATION, "minibatch 3", sending=False)
 
 
 def waited_in_vain(board: WaitBoard, waiter: int, peer: int) -> list[tuple[int, ...]]:

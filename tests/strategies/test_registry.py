@@ -5,13 +5,23 @@ import pytorch_lightning as pl
 import torch
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.strategies import DataParallelStrategy, PipelineStrategy, RankEnvironment
+from sparsepipe.strategies import (
+    DataParallelStrategy,
+    PipelineStrategy,
+    RankEnvironment,
+    SynchronousPipelineStrategy,
+)
 from sparsepipe.strategies.environment import check_ranks
 
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("sparsepipe_dp", DataParallelStrategy), ("sparsepipe_async", PipelineStrategy)],
+    [
+        ("sparsepipe_dp", DataParallelStrategy),
+        ("sparsepipe_async", PipelineStrategy),
+        ("sparsepipe_gpipe", SynchronousPipelineStrategy),
+        ("sparsepipe_1f1b", SynchronousPipelineStrategy),
+    ],
 )
 def test_registered_by_name(name: str, kind: type) -> None:
     trainer = pl.Trainer(
@@ -20,6 +30,8 @@ def test_registered_by_name(name: str, kind: type) -> None:
     )  # fmt: skip
     assert isinstance(trainer.strategy, kind)
     assert trainer.world_size == 2
+    if isinstance(trainer.strategy, SynchronousPipelineStrategy):
+        assert trainer.strategy.schedule == name.removeprefix("sparsepipe_")
 
 
 def test_environment_takes_ranks_as_the_agent_gives_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytorch_lightning as pl
 from typing_extensions import override
 
 from sparsepipe.errors import SparsePipeError
-from sparsepipe.strategies import PipelineStrategy
+from sparsepipe.strategies import StagedStrategy
 
 
 class NamePlace(pl.Callback):
@@ -19,7 +19,7 @@ class NamePlace(pl.Callback):
         if isinstance(exception, SparsePipeError) or hasattr(exception, "__notes__"):
             return
         stage = ""
-        if isinstance(trainer.strategy, PipelineStrategy) and trainer.strategy.pipeline:
+        if isinstance(trainer.strategy, StagedStrategy) and trainer.strategy.pipeline:
             stage = f"stage {trainer.strategy.plan.stage_of(trainer.global_rank)}: "
         doing = "" if trainer.state.stage is None else trainer.state.stage.value
         if trainer.validating or trainer.sanity_checking or trainer.testing:

@@ -14,7 +14,7 @@ from sparsepipe.experiment.outputs import writing
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.schedule import Plan
-from sparsepipe.strategies import PipelineStrategy
+from sparsepipe.strategies import StagedStrategy
 
 _TOLD = ("strategy", "bottleneck_s", "bottleneck", "dp_s", "stage_times_s", "transfer_times_s")
 
@@ -40,7 +40,7 @@ class KeepPlan(pl.Callback):
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         strategy, path = trainer.strategy, self._directory.plan
-        if not isinstance(strategy, PipelineStrategy) or not trainer.is_global_zero:
+        if not isinstance(strategy, StagedStrategy) or not trainer.is_global_zero:
             return
         if not path.exists():
             with writing(path):

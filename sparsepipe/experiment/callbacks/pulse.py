@@ -12,7 +12,7 @@ from typing_extensions import override
 from sparsepipe.emulate import lift_limits, set_limits
 from sparsepipe.emulate.rates import Rates, rates, steady_part
 from sparsepipe.runtime import group
-from sparsepipe.strategies import PipelineStrategy
+from sparsepipe.strategies import PipelineStrategy, StagedStrategy
 
 
 class Pulse(pl.Callback):
@@ -48,8 +48,9 @@ class Pulse(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         strategy = trainer.strategy
         self._per_step = trainer.world_size
-        if isinstance(strategy, PipelineStrategy):
+        if isinstance(strategy, StagedStrategy):
             self._per_step = strategy.plan.replicas(0)
+        if isinstance(strategy, PipelineStrategy):  # a synchronous one is empty after each step
             self._ahead = strategy.plan.warmup(0)
         steady_part(int(trainer.num_training_batches), ahead=self._ahead)  # refused early
         _together("limiting the links")

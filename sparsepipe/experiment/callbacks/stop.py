@@ -13,7 +13,7 @@ from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.runtime import group
 from sparsepipe.runtime.launch import Stopped
 from sparsepipe.runtime.stops import StopAgreement
-from sparsepipe.strategies import PipelineStrategy
+from sparsepipe.strategies import StagedStrategy
 
 
 class StopOnSignal(pl.Callback):
@@ -37,7 +37,7 @@ class StopOnSignal(pl.Callback):
         # Lightning has put its own handler in place of ours by now.
         self._watch.install()
         self._watch.deferred = True
-        if isinstance(trainer.strategy, PipelineStrategy):
+        if isinstance(trainer.strategy, StagedStrategy):
             self._agreement = StopAgreement(spread=2 * trainer.world_size)
 
     @override

@@ -18,11 +18,15 @@ class Teller:
     Args:
         rank: this process's.
         name: how ranks are called.
+        called: what the minibatch of a message is called, by its number.
     """
 
-    def __init__(self, rank: int, *, name: Callable[[int], str]) -> None:
+    def __init__(
+        self, rank: int, *, name: Callable[[int], str], called: Callable[[int], str]
+    ) -> None:
         self._rank = rank
         self._name = name
+        self._called = called
 
     def lost(self, fault: Fault, *, doing: str) -> SparsePipeError:
         """A channel's thread ended.
@@ -33,7 +37,7 @@ class Teller:
         """
         peer = self._name(fault.route.other(self._rank))
         what = fault.route.kind.value
-        which = "" if fault.minibatch is None else f" of minibatch {fault.minibatch}"
+        which = "" if fault.minibatch is None else f" of {self._called(fault.minibatch)}"
         if isinstance(fault.error, Changed):
             return ConfigError(  # of this rank's own code, and it would come again
                 f"the {what}{which} for {peer} was written to before it was sent; noticed by "
@@ -66,8 +70,8 @@ class Teller:
         """The other side has closed its end in good order."""
         return blaming(
             peer,
-            f"{self._name(peer)} ended before it sent the {kind.value} of minibatch {minibatch} "
-            f"to {self._me}",
+            f"{self._name(peer)} ended before it sent the {kind.value} of "
+            f"{self._called(minibatch)} to {self._me}",
             remedy="see whether every rank runs the same number of steps",
         )
 

@@ -39,6 +39,18 @@ class Message:
     tree: Any = None
 
 
+def name_of_message(number: int, *, parts: int | None = None) -> str:
+    """What errors call the minibatch of a message, by its number.
+
+    Args:
+        number: of the message.
+        parts: of a minibatch, where each has messages of its own.
+    """
+    if parts is None:
+        return f"minibatch {number}"
+    return f"microbatch {number % parts} of minibatch {number // parts}"
+
+
 @dataclass(slots=True, kw_only=True)
 class Traffic:
     """What crossed the wire in messages of one kind.

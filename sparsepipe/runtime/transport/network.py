@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from sparsepipe.runtime.transport.channel import Changed, Fault, FaultMet, Incom
 from sparsepipe.runtime.transport.codec import Packet, encode
 from sparsepipe.runtime.transport.faults import Teller, stage_name
 from sparsepipe.runtime.transport.mailbox import Ended, Mailbox
-from sparsepipe.runtime.transport.message import Kind, Message, Traffic
+from sparsepipe.runtime.transport.message import Kind, Message, Traffic, name_of_message
 from sparsepipe.runtime.transport.routes import (
     Route,
     default_depth,
@@ -71,6 +71,7 @@ class Network:
 
     Attributes:
         sent: traffic by kind. (What is received is what the peers have sent.)
+        called: what errors call the minibatch of a message, by its number.
         pool: where receive buffers come from.
 
     Raises:
@@ -94,7 +95,9 @@ class Network:
         self._device = device
         self._direct = direct
         self._timeout_s = timeout_s
-        self._tell = Teller(rank, name=partial(stage_name, plan=plan) if ranks is None else name_of)
+        self.called: Callable[[int], str] = name_of_message
+        name = partial(stage_name, plan=plan) if ranks is None else name_of
+        self._tell = Teller(rank, name=name, called=lambda n: self.called(n))  # noqa: PLW0108
         self._rank = rank
         self._joint = shares_messages(plan)
         self.pool = BufferPool()
@@ -269,9 +272,10 @@ class Network:
     def _waiting(self, kind: Kind, peer: int, minibatch: int, *, sending: bool) -> Iterator[Wait]:
         """A wait of the worker; whatever ends it in vain is raised as a TransportError."""
         doing = "sending" if sending else "waiting for"
-        with self._hearing(f"was {doing} the {kind.value} of minibatch {minibatch}"):
+        named = self.called(minibatch)
+        with self._hearing(f"was {doing} the {kind.value} of {named}"):
             try:
-                yield Wait.of(self._rank, peer, kind, minibatch, sending=sending)
+                yield Wait.of(self._rank, peer, kind, named, sending=sending)
             except WaitedInVain as late:
                 raise self._tell.late(late, limit_s=self._timeout_s) from None
             except Ended:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins.precision import Precision
 from torch import Tensor
+from typing_extensions import override
 
+from sparsepipe.runtime.protocols import Microbatch
 from sparsepipe.strategies.pipeline.logs import Logs, Repeater
+from sparsepipe.strategies.pipeline.microbatch_logs import merged
 from sparsepipe.strategies.pipeline.updates import Updates
 
 TRAINING = "training_step"
 
 
-class TrainingEvents:
-    """Hooks, updates, and logs, which are shown for now and kept for the next drain.
+class StepEvents(ABC):
+    """Hooks, updates, and logs, which are kept for the next drain by what orders them.
 
     Args:
         module: the LightningModule, reduced to this rank's share.
@@ -43,7 +48,7 @@ class TrainingEvents:
         self._precision = precision
         self._keeps = keeps
         self.loss = torch.zeros((), device=module.device)
-        self._kept: list[tuple[int, Logs]] = []
+        self._kept: list[tuple[Any, Any]] = []
         self.repeater = Repeater(module)
 
     def begin(self, step: int) -> None:
@@ -60,18 +65,65 @@ class TrainingEvents:
         assert self._updates is not None
         self._updates.apply(gradients, loss=self.loss, step=step)
 
+    @abstractmethod
+    def logs_of(self, kept: Iterable[Any]) -> list[Logs]:
+        """What each minibatch logged, of what was kept of them, both in order."""
+
+    def keep(self, found: Iterable[tuple[Any, Any]]) -> None:
+        """Keeps what minibatches logged, where this rank is to tell of it."""
+        if self._keeps:
+            self._kept += found
+
+    def take(self) -> list[tuple[Any, Any]]:
+        """What was kept since the last time."""
+        kept, self._kept = self._kept, []
+        return kept
+
+
+class TrainingEvents(StepEvents):
+    """Of the asynchronous pipeline, where minibatches come back one by one."""
+
     def done(self, minibatch: int, *, loss: Tensor, logs: Logs) -> None:
         """Shows what a minibatch logged, for now."""
         self.loss = loss
         self.keep([(minibatch, logs)])
         self.repeater.show(logs, hook=TRAINING)
 
-    def keep(self, found: list[tuple[int, Any]]) -> None:
-        """Keeps what minibatches logged, where this rank is to tell of it."""
-        if self._keeps:
-            self._kept += found
+    @override
+    def logs_of(self, kept: Iterable[Any]) -> list[Logs]:
+        return list(kept)
 
-    def take(self) -> list[tuple[int, Logs]]:
-        """What was kept since the last time."""
-        kept, self._kept = self._kept, []
-        return kept
+
+class MicrobatchEvents(StepEvents):
+    """Of a synchronous pipeline, where a step's microbatches are as one minibatch.
+
+    Loss and logs of a step are those of the microbatches that came this way, until the drain: of
+    all where no stage between here and the last has replicas.
+    """
+
+    def done(self, microbatches: Sequence[Microbatch]) -> None:
+        """Shows what a minibatch logged."""
+        if not microbatches:
+            return
+        self.loss = _mean_loss(microbatches)
+        self.keep(
+            ((part.minibatch, part.number), (part.minibatch, part.samples, part.logs))
+            for part in microbatches
+        )
+        logs = merged([(part.samples, part.logs) for part in microbatches])
+        self.repeater.show(logs, hook=TRAINING)
+
+    @override
+    def logs_of(self, kept: Iterable[Any]) -> list[Logs]:
+        return [
+            merged([(samples, logs) for _, samples, logs in parts])
+            for _, parts in groupby(kept, key=lambda part: part[0])
+        ]
+
+
+def _mean_loss(microbatches: Sequence[Microbatch]) -> Tensor:
+    first = microbatches[0].loss
+    if len(microbatches) == 1:
+        return first
+    weighted = torch.stack([part.weight * part.loss.double() for part in microbatches])
+    return (weighted.sum() / sum(part.weight for part in microbatches)).to(first.dtype)

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from sparsepipe.runtime import group
 from sparsepipe.runtime.mail import in_order
-from sparsepipe.runtime.worker import Worker
+from sparsepipe.runtime.stage_worker import StageWorker
 from sparsepipe.schedule import Plan
-from sparsepipe.strategies.pipeline.events import TRAINING, TrainingEvents
+from sparsepipe.strategies.pipeline.events import TRAINING, StepEvents
 from sparsepipe.strategies.pipeline.layers import Share
-from sparsepipe.strategies.pipeline.logs import Logs
 from sparsepipe.strategies.pipeline.metrics import Metrics
 from sparsepipe.strategies.pipeline.steps import ModuleSteps
 
@@ -37,12 +36,12 @@ class Pipeline:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: StageWorker[Any],
         *,
         plan: Plan,
         rank: int,
         steps: ModuleSteps,
-        events: TrainingEvents,
+        events: StepEvents,
         metrics: Metrics,
         share: Share,
         end: Callable[[], Any],
@@ -60,13 +59,13 @@ class Pipeline:
 
     @property
     def loss(self) -> Tensor:
-        """Of the last minibatch that came back to this rank."""
+        """Of the last step, or minibatch, that came back to this rank."""
         return self._events.loss
 
     def train(self, batch: Any, arguments: tuple[Any, ...], *, count: int, number: int) -> None:
         """One Lightning step: a round of stage 0 enters."""
         self._steps.choose(TRAINING, arguments)
-        self._events.begin(self.worker.minibatches // self._plan.replicas(0))
+        self._events.begin(self.worker.rounds)
         self.worker.feed(batch, count=count, number=number)
 
     def drain(self) -> None:
@@ -74,10 +73,11 @@ class Pipeline:
 
         Every rank must call it. Does nothing if nothing ran since the last time.
         """
-        if not self.worker.minibatches:
+        if not self.worker.rounds:
             return
         self.worker.drain(self._share.statistics())
-        self._events.repeater.settle(self._exchange(), hook=TRAINING)
+        logs = self._events.logs_of(self._exchange())
+        self._events.repeater.settle(logs, hook=TRAINING)
 
     def evaluate(self, hook: str, batch: Any, arguments: tuple[Any, ...], *, count: int) -> None:
         """Sends a round forward; its results are known after :meth:`end_evaluation`."""
@@ -105,8 +105,8 @@ class Pipeline:
         if not failed:
             self._end()
 
-    def _exchange(self) -> list[Logs]:
-        """What all minibatches logged, in order; metrics become those of all replicas."""
+    def _exchange(self) -> list[Any]:
+        """What was kept of all minibatches, in order; metrics become those of all replicas."""
         mine = self._events.take()
         replica = self._last_replica
         said = None if replica is None else (mine, self._metrics.harvest())

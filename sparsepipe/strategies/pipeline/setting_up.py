@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins.precision import Precision
-from torch import nn
 from torch.optim import Optimizer
 
 from sparsepipe.errors import ConfigError
@@ -18,35 +14,14 @@ from sparsepipe.runtime.randomness import KeyedRandomness
 from sparsepipe.runtime.replicas import Replicas
 from sparsepipe.runtime.stage import Stage
 from sparsepipe.runtime.transport import Network
-from sparsepipe.runtime.weights import Mode, Weights
 from sparsepipe.runtime.whole import dissolve, stage_group
-from sparsepipe.runtime.worker import Worker
 from sparsepipe.schedule import Plan
-from sparsepipe.strategies.pipeline.events import TrainingEvents
 from sparsepipe.strategies.pipeline.layers import Placement, Share
 from sparsepipe.strategies.pipeline.metrics import Metrics
 from sparsepipe.strategies.pipeline.pipeline import Pipeline
+from sparsepipe.strategies.pipeline.settings import Settings
 from sparsepipe.strategies.pipeline.steps import ModuleSteps
 from sparsepipe.strategies.pipeline.updates import Updates
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Options of the strategy that reach the worker; see there."""
-
-    mode: Mode | str
-    predict_backward: bool
-    send_input: bool
-    keyed_randomness: bool
-    timeout_s: float
-    direct: bool
-    slowed: Callable[[], AbstractContextManager[None]]
-
-    def __post_init__(self) -> None:
-        if self.mode not in list(Mode):
-            raise ConfigError(
-                f"mode={str(self.mode)!r} is unknown", remedy=f"use one of {', '.join(Mode)}"
-            )
 
 
 def make_pipeline(
@@ -80,10 +55,8 @@ def make_pipeline(
     keyed = settings.keyed_randomness and optimizer is not None  # evaluation draws as it is
     randomness = _randomness(device) if keyed else None
     parameters = dict(share.parameters()) if optimizer is not None else {}
-    weights = updates = None
-    if optimizer is not None:
-        weights = _weights(settings, plan=plan, rank=rank, parameters=parameters, over=optimizer)
-        updates = Updates(module, parameters, optimizer, precision)
+    make_worker = settings.worker(plan, rank, parameters, optimizer)
+    updates = None if optimizer is None else Updates(module, parameters, optimizer, precision)
     together = _Connections(settings, plan=plan, rank=rank, device=device)
     metrics = Metrics(module)
     metrics.detach()
@@ -94,9 +67,9 @@ def make_pipeline(
         autocast=precision.forward_context,
         send_input=settings.send_input,
     )
-    events = TrainingEvents(module, updates=updates, precision=precision, keeps=share.is_last)
+    events = settings.events(module, updates=updates, precision=precision, keeps=share.is_last)
     first, last = plan.stages[plan.stage_of(rank)].layers
-    worker = Worker(
+    worker = make_worker(
         plan=plan,
         rank=rank,
         stage=Stage(
@@ -107,7 +80,6 @@ def make_pipeline(
             autocast=precision.forward_context,
             randomness=randomness,
         ),
-        weights=weights,
         replicas=Replicas(together.replicas, parameters),
         network=together.network,
         steps=steps,
@@ -126,23 +98,6 @@ def make_pipeline(
     )
 
 
-def _weights(
-    settings: Settings,
-    *,
-    plan: Plan,
-    rank: int,
-    parameters: Mapping[str, nn.Parameter],
-    over: Optimizer,
-) -> Weights:
-    return Weights(
-        parameters,
-        settings.mode,
-        over,
-        replicas=plan.replicas(plan.stage_of(rank)),
-        predict_backward=settings.predict_backward,
-    )
-
-
 class _Connections:
     """What the ranks make together: every rank must call each method.
 
@@ -156,7 +111,14 @@ class _Connections:
         stages = map(plan.ranks_of, range(plan.num_stages))
         backend = "nccl" if settings.direct else "gloo"
         self.replicas = stage_group(stages, backend=backend, timeout_s=limit_s)
-        self.network = Network(plan, rank, timeout_s=limit_s, device=device, direct=settings.direct)
+        self.network = Network(
+            plan,
+            rank,
+            timeout_s=limit_s,
+            device=device,
+            direct=settings.direct,
+            queue_depth=settings.queue_depth,
+        )
 
     def end(self) -> None:
         self.network.close()

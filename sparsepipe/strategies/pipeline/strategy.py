@@ -1,43 +1,21 @@
-"""The asynchronous pipeline as a Lightning Strategy; what Lightning calls, and no more."""
+"""The asynchronous pipeline as a Lightning Strategy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-import pytorch_lightning as pl
-import torch
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning_fabric.utilities.optimizer import _optimizers_to_device
 from pytorch_lightning.strategies import StrategyRegistry
-from pytorch_lightning.strategies.strategy import Strategy
-from pytorch_lightning.trainer.states import TrainerFn, TrainerStatus
-from pytorch_lightning.utilities.types import STEP_OUTPUT
-from torch import Tensor
-from torch.optim import Optimizer
 from typing_extensions import override
 
-from sparsepipe.runtime.meeting import farewell
 from sparsepipe.runtime.weights import Mode
-from sparsepipe.schedule import Plan
-from sparsepipe.strategies.pipeline import refusals
-from sparsepipe.strategies.pipeline.costs import costs_of
-from sparsepipe.strategies.pipeline.foresight import drain_follows
-from sparsepipe.strategies.pipeline.layers import Placement, check_initialised, find_layers
-from sparsepipe.strategies.pipeline.leaving import leave_at_exit
-from sparsepipe.strategies.pipeline.loop_patches import LoopPatches
-from sparsepipe.strategies.pipeline.plan_by_hand import (
-    Balance,
-    check_balance,
-    make_plan,
-)
-from sparsepipe.strategies.pipeline.setting_up import Settings, make_pipeline
-from sparsepipe.strategies.pipeline.spreading import SpreadModule
-from sparsepipe.strategies.pipeline.summaries import EarlySummaries
-from sparsepipe.strategies.pipeline.whole_checkpoints import WholeCheckpoints
+from sparsepipe.strategies.pipeline.plan_by_hand import Balance
+from sparsepipe.strategies.pipeline.settings import AsynchronousSettings
+from sparsepipe.strategies.pipeline.staged import StagedStrategy
 
 
-class PipelineStrategy(WholeCheckpoints):
+class PipelineStrategy(StagedStrategy):
     """Splits one ``nn.Sequential`` of any LightningModule by layers over ranks.
 
     The module's steps are written as for one device and call the Sequential once. Stages
@@ -105,15 +83,15 @@ class PipelineStrategy(WholeCheckpoints):
     ) -> None:
         super().__init__(
             config=config,
+            cuts=cuts,
+            balance=balance,
+            layers=layers,
             timeout_s=timeout_s,
             process_group_backend=process_group_backend,
             slowdown=slowdown,
             cluster_environment=cluster_environment,
         )
-        check_balance(balance)
-        self._cuts, self._balance = cuts, balance
-        self._layers_name = layers
-        self._settings = Settings(
+        self._settings = AsynchronousSettings(
             mode=mode,
             predict_backward=predict_backward,
             send_input=send_input,
@@ -122,174 +100,13 @@ class PipelineStrategy(WholeCheckpoints):
             direct=direct,
             slowed=self.throttle.slowed,
         )
-        self._plan: Plan | None = None
-        self._patches: LoopPatches | None = None
-        self._summaries: EarlySummaries | None = None
-
-    @property
-    def plan(self) -> Plan:
-        """The stages and their ranks, once a Trainer runs."""
-        assert self._plan is not None, "no Trainer runs"
-        return self._plan
 
     @override
-    def setup(self, trainer: pl.Trainer) -> None:
-        assert self.accelerator is not None
-        self.accelerator.setup(trainer)
-        module = self.lightning_module
-        assert module is not None
-        fitting = trainer.state.fn == TrainerFn.FITTING
-        refusals.check_trainer(trainer, synchronises_norm=self._layer_sync is not None)
-        refusals.check_module(module, fitting=fitting)
-        check_initialised(module)
-        self._torn = False
-        self.begin_reading()
-        self._patches = LoopPatches(trainer, self)
-        self.precision_plugin.convert_module(module)
-        placement = self._place(trainer, module)
-        if self._alone:
-            self.model_to_device()
-        if fitting:
-            with refusals.one_optimizer():
-                self.setup_optimizers(trainer)
-            refusals.check_optimizers(self.optimizers)
-            refusals.check_schedulers(self.lr_scheduler_configs)
-        optimizer = self.optimizers[0] if fitting else None
-        if not self._alone:
-            if fitting:
-                self._summaries = EarlySummaries(trainer, module)
-            self._spread = SpreadModule(
-                module, placement=placement, rank=self.global_rank, optimizer=optimizer
-            )
-            self.model_to_device()
-        self.setup_precision_plugin()
-        if fitting:
-            _optimizers_to_device(self.optimizers, self.root_device)
-        if self._spread is not None:
-            self._pipeline = make_pipeline(
-                self._settings,
-                placement=placement,
-                share=self._spread.share,
-                module=module,
-                device=self.root_device,
-                rank=self.global_rank,
-                precision=self.precision_plugin,
-                optimizer=optimizer,
-            )
-
-    @property
-    def _alone(self) -> bool:
-        """Whether nothing is to be done that a plain Trainer does not do."""
-        return self.plan.num_ranks == 1 and not self._settings.keyed_randomness
-
-    def _place(self, trainer: pl.Trainer, module: pl.LightningModule) -> Placement:
-        """Makes the plan."""
-        name = find_layers(module, self._layers_name)
-        layers = module.get_submodule(name)
-        assert isinstance(layers, torch.nn.Sequential)
-        self._plan = make_plan(
-            self.replicas,
-            cuts=self._cuts,
-            costs=lambda: costs_of(self._balance, trainer, module, layers),
-            num_layers=len(layers),
-        )
-        placement = Placement(module=module, name=name, plan=self._plan)
-        placement.check_ties()
-        return placement
-
-    @override
-    def teardown(self) -> None:
-        if self._patches is not None:
-            self._patches.undo()
-            self._patches = None
-        if self._summaries is not None:
-            self._summaries.undo()
-            self._summaries = None
-        module = self.lightning_module
-        trainer = None if module is None else module._trainer
-        failed = trainer is None or trainer.state.status == TrainerStatus.INTERRUPTED
-        spread = self._spread
-        if spread is not None:
-            self._torn = self.world_size > 1  # until its values are together again
-        # What raises is caught by Lightning, which calls ``on_exception``, and this once more:
-        # so nothing is forgotten before it has come to its end, and all may run twice.
-        try:
-            if self._pipeline is not None:
-                self._pipeline.end(failed=failed)
-        finally:
-            if spread is not None:
-                spread.put_back()
-        super().teardown()
-        if spread is not None and not failed:  # else ranks may be gone, and their values too
-            spread.fill()
-            self._torn = False
-        self._pipeline = self._spread = None
-        self.end_reading()
-
-    @override
-    def on_exception(self, exception: BaseException) -> None:
-        super().on_exception(exception)
-        farewell(exception)
-        if self._pipeline is not None:
-            network = self._pipeline.worker.network
-            leave_at_exit(exception, blocked=lambda: network.blocked)
-
-    @override
-    def on_train_start(self) -> None:
-        self._agree()
-
-    @override
-    def on_validation_end(self) -> None:
-        if self._trainer.state.fn == TrainerFn.FITTING and not self._trainer.sanity_checking:
-            self._agree()
-
-    def _agree(self) -> None:
-        """After the callbacks' and the module's hooks, in which a rank may wish to stop."""
-        assert self._patches is not None
-        self._patches.stop_for_all()
-
-    @override
-    def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        pipeline = self._pipeline
-        if pipeline is None:
-            with self.throttle.slowed():
-                return Strategy.training_step(self, *args, **kwargs)
-        batch, *arguments = (*args, *kwargs.values())
-        loop = self._trainer.fit_loop
-        assert loop._combined_loader is not None
-        loaders, step = loop._combined_loader.flattened, loop.epoch_loop.batch_idx
-        count = self.count_minibatches(loaders, step, batch)
+    def _number(self, loaders: Sequence[Any], step: int) -> int:
         # Not Lightning's count of steps, in which a partial last round counts as a whole one.
         last = int(self._trainer.num_training_batches) - 1
         of_epoch = last * self.replicas[0] + self.count_minibatches(loaders, last, None)
-        number = self._trainer.current_epoch * of_epoch + step * self.replicas[0]
-        pipeline.train(batch, tuple(arguments), count=count, number=number)
-        assert self._patches is not None
-        if drain_follows(self._trainer, stops=self._patches.stops):
-            pipeline.drain()
-        return pipeline.loss.clone()
-
-    @override
-    def backward(
-        self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
-    ) -> Tensor:
-        if self._pipeline is None:
-            with self.throttle.slowed():
-                return Strategy.backward(self, closure_loss, optimizer, *args, **kwargs)
-        return closure_loss  # the worker has run what the schedule had for this step
-
-    @override
-    def optimizer_step(
-        self,
-        optimizer: Optimizer,
-        closure: Any,
-        model: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        if self._pipeline is None:
-            with self.throttle.slowed():
-                return Strategy.optimizer_step(self, optimizer, closure, model, **kwargs)
-        return closure()  # the worker updates
+        return self._trainer.current_epoch * of_epoch + step * self.replicas[0]
 
 
 StrategyRegistry.register(

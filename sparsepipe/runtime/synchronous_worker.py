@@ -1,0 +1,228 @@
+"""What a rank of a synchronous pipeline does: all of a minibatch, then its update.
+
+Weights have one version. The microbatches of a minibatch add to the gradients of one set of
+leaves, in the order of the schedule, as gradients accumulate in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from sparsepipe.runtime.microbatches import Part, split
+from sparsepipe.runtime.protocols import Microbatch, MinibatchEvents
+from sparsepipe.runtime.stage import Flight
+from sparsepipe.runtime.stage_worker import StageWorker
+from sparsepipe.runtime.transport import Kind
+from sparsepipe.runtime.weights.modes import leaf
+from sparsepipe.schedule import Action, Intake, Plan
+
+
+class Order(Protocol):
+    """What a rank does in a run: such as :func:`~sparsepipe.schedule.gpipe_order`."""
+
+    def __call__(
+        self, plan: Plan, rank: int, intake: Intake, microbatches: int, /
+    ) -> Iterator[Action]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flying:
+    """A microbatch between its forward and its backward here.
+
+    Args:
+        samples: how many; without any there is no flight.
+        weight: what its loss counts in the minibatch's.
+        flight: through this stage.
+    """
+
+    samples: int
+    weight: float
+    flight: Flight | None
+
+
+class SynchronousWorker(StageWorker[MinibatchEvents]):
+    """Runs one rank's share of every minibatch.
+
+    A minibatch is what all ranks of stage 0 read in a round. Each cuts its batch into the
+    microbatches that the schedule gives it. A microbatch's loss, the mean over its samples,
+    counts by its share of its reader's samples, so that gradients are those of the mean over
+    these; several readers count alike.
+
+    Args:
+        order: the schedule.
+        microbatches: T, parts of a minibatch.
+        parameters: of this stage by name; empty for evaluation only.
+        **common: see :class:`StageWorker`.
+
+    Attributes:
+        most_in_flight: most microbatches with samples at a time that had gone forward here and not
+            backward yet.
+    """
+
+    def __init__(
+        self,
+        *,
+        order: Order,
+        microbatches: int,
+        parameters: Mapping[str, nn.Parameter],
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        self._order = order
+        self._microbatches = microbatches
+        self._parameters = dict(parameters)
+        own = range(self._replica, microbatches, self._plan.replicas(self._number))
+        self._own = own
+        self._rounds = 0
+        self._minibatch = 0  # its number in the whole run
+        self._leaves: dict[str, Tensor] = {}
+        self._read: dict[int, tuple[Part, float]] = {}
+        self._flying: dict[int, _Flying] = {}
+        self._returned: list[Microbatch] = []
+        self.most_in_flight = 0
+
+    @property
+    def rounds(self) -> int:
+        """Minibatches since the last drain."""
+        return self._rounds
+
+    def feed(self, batch: Any, *, count: int, number: int) -> None:
+        """Takes one minibatch through this stage, forward and backward, and updates.
+
+        Args:
+            batch: this rank's, where it reads one of the round.
+            count: batches that are read in the round.
+            number: of the minibatch in the whole run.
+
+        Raises:
+            ConfigError: the batch cannot be cut into microbatches.
+        """
+        self._minibatch = self._replicas.first = number
+        self._mail.begin(number * self._microbatches, parts=self._microbatches)
+        if self._first:
+            with self._naming(f"cutting minibatch {number}"):
+                self._read = self._cut(batch if self._replica < count else None, count)
+        self._leaves = {name: leaf(p, None) for name, p in self._parameters.items()}
+        do = {"F": self._forward, "B": self._backward}
+        for action in self._order(self._plan, self._rank, Intake(1), self._microbatches):
+            if action.kind == "U":
+                self._finish()
+                continue
+            assert action.microbatch is not None
+            with self._naming(self._description(action)):
+                do[action.kind](action.microbatch)
+        assert not self._flying
+        self._rounds += 1
+
+    def drain(self, buffers: Iterable[Tensor]) -> None:
+        """Replicas agree on ``buffers``; nothing else is under way between minibatches."""
+        self._replicas.average_statistics_(buffers)
+        self._rounds = 0
+
+    def _cut(self, batch: Any, count: int) -> dict[int, tuple[Part, float]]:
+        """This rank's microbatches with what their losses count, by number."""
+        if batch is None:
+            return {number: (Part(0, None), 0.0) for number in self._own}
+        parts = split(batch, len(self._own))
+        samples = sum(part.samples for part in parts)
+        shares = (part.samples / samples / count for part in parts)
+        return dict(zip(self._own, zip(parts, shares, strict=True), strict=True))
+
+    def _description(self, action: Action) -> str:
+        doing = {"F": "forward", "B": "backward"}[action.kind]
+        return f"{doing} of microbatch {action.microbatch} of minibatch {self._minibatch}"
+
+    def _forward(self, number: int) -> None:
+        value = rest = None
+        if self._first:
+            part, weight = self._read.pop(number)
+            samples = part.samples
+            if samples:
+                value, rest = self._open(number, part.batch)
+        else:
+            message = self._mail.receive(Kind.ACTIVATION, self._number - 1, number)
+            value, samples, weight = message.tree, message.meta["samples"], message.meta["weight"]
+            if samples:
+                rest = self._rest(number)
+            del message
+        flight = self._computed(number, value, rest) if samples else None
+        self._flying[number] = _Flying(samples=samples, weight=weight, flight=flight)
+        flying = sum(each.flight is not None for each in self._flying.values())
+        self.most_in_flight = max(self.most_in_flight, flying)
+        if not self._last:
+            output = None if flight is None else flight.output
+            meta = {"samples": samples, "weight": weight}
+            self._mail.send(Kind.ACTIVATION, self._number + 1, number, output, meta=meta)
+            if flight is not None:
+                flight.output = None
+
+    def _computed(self, number: int, value: Any, rest: Any) -> Flight:
+        with self._slowed():
+            return self._stage.forward(
+                value,
+                minibatch=self._minibatch * self._microbatches + number,
+                leaves=self._leaves,
+                close=partial(self._steps.close, rest) if self._last else None,
+            )
+
+    def _backward(self, number: int) -> None:
+        flying = self._flying.pop(number)
+        loss, logs, upstream = self._computed_back(number, flying)
+        if not self._first:
+            tree = {"gradients": upstream, "loss": loss}
+            self._mail.send(Kind.GRADIENT, self._number - 1, number, tree, meta={"logs": logs})
+        del upstream
+        self._mail.release(number)
+        if loss is not None:
+            self._returned.append(
+                Microbatch(
+                    minibatch=self._minibatch,
+                    number=number,
+                    samples=flying.samples,
+                    weight=flying.weight,
+                    loss=loss,
+                    logs=logs,
+                )
+            )
+
+    def _computed_back(
+        self, number: int, flying: _Flying
+    ) -> tuple[Tensor | None, Any, list[Tensor | None] | None]:
+        """Loss, logs and gradients of the input of a microbatch; nothing of one without samples."""
+        flight = flying.flight
+        if self._last:
+            if flight is None:
+                return None, None, None
+            loss = flight.loss
+            assert loss is not None
+            with self._slowed():
+                self._events.before_backward(loss)
+                weight = torch.full_like(loss, flying.weight)
+                return loss, flight.extra, flight.backward([weight], leaves=self._leaves)
+        message = self._mail.receive(Kind.GRADIENT, self._number + 1, number)
+        if flight is None:
+            return None, None, None
+        gradients, logs = message.tree["gradients"], message.meta["logs"]
+        loss = message.tree["loss"].clone()
+        del message
+        with self._slowed():
+            return loss, logs, flight.backward(gradients, leaves=self._leaves)
+
+    def _finish(self) -> None:
+        """The update, with the sum of what all replicas' microbatches gave."""
+        leaves, self._leaves = self._leaves, {}
+        gradients = {name: tensor.grad for name, tensor in leaves.items()}
+        for tensor in leaves.values():
+            tensor.grad = None  # whoever still holds the leaf shall not hold its gradient
+        returned, self._returned = self._returned, []
+        with self._naming(f"update of minibatch {self._minibatch}"):
+            total = self._replicas.total(gradients)
+            self._events.done(sorted(returned, key=lambda part: part.number))
+            with self._slowed():
+                self._events.update(total, step=self._rounds)

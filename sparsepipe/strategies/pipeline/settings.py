@@ -1,0 +1,170 @@
+"""Options of the strategies that reach the worker, and the worker that they ask for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.stage_worker import StageWorker
+from sparsepipe.runtime.synchronous_worker import Order, SynchronousWorker
+from sparsepipe.runtime.weights import Mode, Weights
+from sparsepipe.runtime.worker import Worker
+from sparsepipe.schedule import Plan, gpipe_order, one_f_one_b_order
+from sparsepipe.strategies.pipeline.events import MicrobatchEvents, StepEvents, TrainingEvents
+
+MakeWorker = Callable[..., StageWorker[Any]]
+"""Makes a worker of what all of them need (:class:`StageWorker`)."""
+
+ORDERS: Mapping[str, Order] = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order}
+"""Synchronous schedules, by the names that simulations give them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(ABC):
+    """What all pipelines have; see the strategies."""
+
+    send_input: bool
+    keyed_randomness: bool
+    timeout_s: float
+    direct: bool
+    slowed: Callable[[], AbstractContextManager[None]]
+
+    @property
+    @abstractmethod
+    def as_plain(self) -> bool:
+        """Whether a single rank has nothing to do that a plain Trainer does not."""
+
+    @property
+    @abstractmethod
+    def events(self) -> type[StepEvents]:
+        """What the worker tells."""
+
+    @property
+    def queue_depth(self) -> int | None:
+        """Messages that a channel holds; None: as many as stages run ahead."""
+        return None
+
+    @abstractmethod
+    def check(self, plan: Plan) -> None:
+        """Refuse a plan.
+
+        Raises:
+            ConfigError: it does not suit the options.
+        """
+
+    @abstractmethod
+    def worker(
+        self, plan: Plan, rank: int, parameters: Mapping[str, nn.Parameter], over: Optimizer | None
+    ) -> MakeWorker:
+        """Makes the maker of a worker, so that what may be refused is, before ranks meet.
+
+        Args:
+            plan: the stages and their ranks.
+            rank: this one's number.
+            parameters: that it trains, by name.
+            over: the optimizer of these; None for evaluation only.
+
+        Raises:
+            ConfigError: the optimizer does not suit.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsynchronousSettings(Settings):
+    """Of the asynchronous pipeline."""
+
+    mode: Mode | str
+    predict_backward: bool
+
+    def __post_init__(self) -> None:
+        if self.mode not in list(Mode):
+            raise ConfigError(
+                f"mode={str(self.mode)!r} is unknown", remedy=f"use one of {', '.join(Mode)}"
+            )
+
+    @property
+    def as_plain(self) -> bool:
+        return not self.keyed_randomness
+
+    @property
+    def events(self) -> type[StepEvents]:
+        return TrainingEvents
+
+    def check(self, plan: Plan) -> None:
+        """Every plan will do."""
+
+    def worker(
+        self, plan: Plan, rank: int, parameters: Mapping[str, nn.Parameter], over: Optimizer | None
+    ) -> MakeWorker:
+        if over is None:
+            return partial(Worker, weights=None)
+        weights = Weights(
+            parameters,
+            self.mode,
+            over,
+            replicas=plan.replicas(plan.stage_of(rank)),
+            predict_backward=self.predict_backward,
+        )
+        return partial(Worker, weights=weights)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynchronousSettings(Settings):
+    """Of a synchronous pipeline."""
+
+    schedule: str
+    microbatches: int
+
+    def __post_init__(self) -> None:
+        if self.schedule not in ORDERS:
+            raise ConfigError(
+                f"schedule={self.schedule!r} is unknown", remedy=f"use one of {', '.join(ORDERS)}"
+            )
+        whole = isinstance(self.microbatches, int) and not isinstance(self.microbatches, bool)
+        if not whole or self.microbatches < 1:
+            raise ConfigError(
+                f"microbatches={self.microbatches!r} is no number of parts of a minibatch",
+                remedy="give a whole number, 1 or more",
+            )
+
+    @property
+    def as_plain(self) -> bool:
+        return not self.keyed_randomness and self.microbatches == 1
+
+    @property
+    def events(self) -> type[StepEvents]:
+        return MicrobatchEvents
+
+    @property
+    def queue_depth(self) -> int | None:
+        """GPipe's forwards do not wait for backwards: room for all of a minibatch."""
+        return self.microbatches if self.schedule == "gpipe" else None
+
+    def check(self, plan: Plan) -> None:
+        most = max(plan.replicas(stage) for stage in range(plan.num_stages))
+        if most > self.microbatches:
+            stage = next(s for s in range(plan.num_stages) if plan.replicas(s) == most)
+            raise ConfigError(
+                f"microbatches={self.microbatches} are fewer than the {most} devices of stage "
+                f"{stage} (plan {plan.config}), which take turns at them",
+                remedy=f"set microbatches to {most} or more, best to a multiple of each stage's "
+                "devices",
+            )
+
+    def worker(
+        self, plan: Plan, rank: int, parameters: Mapping[str, nn.Parameter], over: Optimizer | None
+    ) -> MakeWorker:
+        return partial(
+            SynchronousWorker,
+            order=ORDERS[self.schedule],
+            microbatches=self.microbatches,
+            parameters=parameters,
+        )
