@@ -76,6 +76,7 @@ class ReplayLayer(nn.Module):
 class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value_n: Tensor, weight_p: Tensor | None, layer: ReplayLayer) -> Tensor:
+        ctx.save_for_backward(value_n)  # as real layers do: what is recomputed takes its time again
         ctx.layer = layer
         ctx.counts = value_n.numel(), 0 if weight_p is None else weight_p.numel()
         ctx.set_materialize_grads(False)
@@ -85,6 +86,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
         del gradients  # whatever they are, those that follow are zeros
+        _ = ctx.saved_tensors
         ctx.layer.pace.take(ctx.layer.profile.backward_s)
         of_value, of_weight = ctx.counts
         return (
