@@ -12,14 +12,14 @@ from heapq import heappop, heappush
 
 from sparsepipe.partition.memory import room_bytes
 from sparsepipe.partition.recomputation_search import (
-    ANY_S,
     ROUNDING,
     Price,
-    SpanTable,
     best_choice,
     price_of,
     spans_marked,
+    with_cap_s,
 )
+from sparsepipe.partition.span_table import ANY_S, SpanTable
 from sparsepipe.partition.stage_cost import StageCost
 
 
@@ -51,6 +51,8 @@ def cheapest_spans(stage: StageCost, *, limit_bytes: float) -> tuple[range, ...]
             break
         if price is not None and high - low == 1:
             room = (limit - caps[low]) / stage.in_flight
+            if with_cap_s(table, price, cap=caps[low], room=room) > most_s:
+                continue  # with less inside of its spans a smaller cap leaves more room
             found = best_choice(table, price, cap=caps[low], room=room, most_s=most_s)
             best = min((choice for choice in (best, found) if choice is not None), default=None)
             continue

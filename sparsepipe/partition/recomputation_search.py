@@ -4,29 +4,20 @@ Without the room it would be a shortest way through the layers. So bytes get a p
 and the shortest way by time and price is found. For any price that is a bound on the time of all
 choices that have room (Lagrange); the best price is found by bisection. With these bounds choices
 are carried on from layer to layer, as long as no other one beats them.
-
-Shape suffixes: B whether the layer before a place is recomputed (before the first one: as if it
-were), 0 or 1; I places between layers, from before the first to behind the last.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
+from sparsepipe.partition.span_table import ANY_S, Rest, SpanTable
 
-from sparsepipe.partition.stage_cost import StageCost
-
-ANY_S = 1e300
-"""More than any choice takes."""
 ROUNDING = 1e-9
 """Share by which sums in another order may differ."""
 
-_FEW = 60
+_FEW = 16
 """Choices for the first layers that the search for a first answer carries on."""
 _STEPS = 24
 """Prices that are tried, at most, before the best one lies between two of them."""
@@ -34,92 +25,6 @@ _HALVINGS = 7
 """Of the ratio of these two."""
 _KEPT, _BEGUN, _GOES_ON = b"\0", b"\1", b"\2"
 """What is done with a layer: it is not recomputed; a span begins with it; it is in one."""
-
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rest:
-    """The best rest from each place on, at a price of bytes; B is the first index.
-
-    Attributes:
-        value_BI: seconds, and the price of bytes.
-        bytes_BI: that it keeps.
-    """
-
-    value_BI: Floats
-    bytes_BI: Floats
-
-
-class SpanTable:
-    """What a stage's layers and spans cost.
-
-    Args:
-        stage: its layers.
-
-    Attributes:
-        spans: by first layer: end, seconds and bytes inside of each span, the shortest first.
-        layer_bytes: by layer and B: what it keeps where it is not recomputed.
-        border_bytes: by layer and B: what a span keeps that begins with it.
-        last_bytes: by B: what is kept behind the last layer.
-    """
-
-    def __init__(self, stage: StageCost) -> None:
-        length = len(stage.layers)
-        self.spans: list[list[tuple[int, float, float]]] = []
-        for first in range(length):
-            seconds, inside = 0.0, stage.inside_bytes(range(first, first))
-            row = []
-            for end in range(first + 1, length + 1):
-                seconds += stage.layers[end - 1].forward_s
-                inside += stage.layers[end - 1].saved_bytes
-                row.append((end, seconds, inside))
-            self.spans.append(row)
-        self.layer_bytes = [
-            (layer.saved_bytes, layer.saved_bytes + layer.begin_bytes) for layer in stage.layers
-        ]
-        self.border_bytes = [
-            (stage.border_bytes(first, False), stage.border_bytes(first, True))
-            for first in range(length)
-        ]
-        self.last_bytes = stage.last_bytes(False), stage.last_bytes(True)
-        self._seconds = [np.array([seconds for _, seconds, _ in row]) for row in self.spans]
-        self._inside = [[inside for _, _, inside in row] for row in self.spans]
-
-    def allowed(self, cap: float) -> list[int]:
-        """How many of the spans that begin with each layer keep to a cap for their inside."""
-        return [bisect_right(row, cap) for row in self._inside]
-
-    def rest(self, price: float, *, weight: float, allowed: Sequence[int]) -> Rest:
-        """The least of seconds and bytes from each place on.
-
-        Args:
-            price: of a byte.
-            weight: of a second.
-            allowed: spans for each first layer.
-        """
-        length = len(self.spans)
-        value_BI = np.zeros((2, length + 1))
-        bytes_BI = np.zeros((2, length + 1))
-        bytes_BI[:, length] = self.last_bytes
-        value_BI[:, length] = price * bytes_BI[:, length]
-        for place in reversed(range(length)):
-            number, least, after = allowed[place], ANY_S, 0.0
-            if number:
-                beyond = value_BI[1, place + 1 : place + 1 + number].copy()
-                beyond += weight * self._seconds[place][:number]
-                best = int(beyond.argmin())
-                least, after = float(beyond[best]), float(bytes_BI[1, place + 1 + best])
-            for before in (0, 1):
-                kept, border = self.layer_bytes[place][before], self.border_bytes[place][before]
-                on = price * kept + float(value_BI[0, place + 1])
-                if on <= price * border + least:
-                    value_BI[before, place] = on
-                    bytes_BI[before, place] = kept + bytes_BI[0, place + 1]
-                else:
-                    value_BI[before, place] = price * border + least
-                    bytes_BI[before, place] = border + after
-        return Rest(value_BI, bytes_BI)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -183,6 +88,19 @@ def price_of(table: SpanTable, *, cap: float, room: float, start: float | None =
     values = tuple((price, rest.value_BI.tolist()) for price, rest in rests[:3])
     found = Price(bound_s=0.0, values=values, least=least)
     return replace(found, bound_s=found.beyond_s(0, True, room))
+
+
+def with_cap_s(table: SpanTable, price: Price, *, cap: float, room: float) -> float:
+    """What choices with a span whose inside is just the cap take, at least.
+
+    Args:
+        table: of a stage.
+        price: for this cap and room.
+        cap: for the inside of a span.
+        room: for what a minibatch in flight keeps.
+    """
+    found = (table.through_s(rate, value, cap=cap) - rate * room for rate, value in price.values)
+    return max(0.0, *found) * (1 - ROUNDING)
 
 
 def _first_price(table: SpanTable) -> float:

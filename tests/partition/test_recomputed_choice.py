@@ -162,7 +162,7 @@ def test_as_many_layers_as_a_whole_network_has(in_flight: int) -> None:
         )
     stage = StageCost(layers=tuple(layers), input_bytes=1.0, in_flight=in_flight)
     full, before_s = stage.peak_bytes(()), 0.0
-    for share in (0.95, 0.8, 0.65, 0.55):
+    for share in (0.95, 0.65):
         spans = cheapest_spans(stage, limit_bytes=share * full)
         assert spans
         assert stage.peak_bytes(spans) <= share * full * (1 + 1e-9)
