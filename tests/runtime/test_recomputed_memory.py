@@ -149,4 +149,7 @@ def test_the_profile_foretells_it(name: str) -> None:
         # The stage's own input and output, and copies of statistics, apart.
         alive = kept.alive_bytes - bool(spans) * kept.buffer_bytes
         expected = stage.kept_bytes(spans) - borders[0] - borders[-1]
-        print(name, spans, alive, expected, kept.peak_bytes, stage.peak_bytes(spans))
+        assert 0.99 * alive <= expected
+        if name == "dense":  # of a sparse net the profile counts indices that are gone as well
+            # The first layer behind a span is taken to keep its input.
+            assert expected <= 1.01 * alive + len(spans) * max(borders)
