@@ -109,6 +109,7 @@ class ReplayLayer(nn.Module):
 class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value_n: Tensor, weight_p: Tensor | None, layer: ReplayLayer) -> Tensor:
+        ctx.save_for_backward(value_n)  # as real layers do: what is recomputed takes its time again
         ctx.layer, ctx.share = layer, layer.share(value_n)
         ctx.shape, ctx.weight_p = value_n.shape, weight_p
         ctx.set_materialize_grads(False)
@@ -118,6 +119,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
         del gradients  # whatever they are, those that follow are zeros
+        _ = ctx.saved_tensors
         ctx.layer.pace.take(ctx.share * ctx.layer.profile.backward_s)
         weight_p = ctx.weight_p
         wanted = ctx.needs_input_grad[1]

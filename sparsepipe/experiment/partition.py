@@ -36,10 +36,11 @@ def partition(
 
     Args:
         run: configuration and directory.
-        search: ``dp``, ``mp``, ``hete_mp``, ``exact`` or ``exhaustive``.
+        search: ``dp``, ``mp``, ``variance``, ``hete_mp``, ``exact`` or ``exhaustive``.
         cost_model: what stages and transfers cost, see :mod:`sparsepipe.partition.cost`.
         order: in which ``hete_mp`` takes devices.
-        device: whose profile counts for all devices in ``mp``; None: that of the fastest.
+        device: whose profile counts for all devices in ``mp`` and ``variance``; None: that of the
+            fastest.
         levels: ``mp`` partitions inside hosts first, then over hosts.
         bandwidth_bytes_per_s: one for all links; None: those of the inventory.
         profiles: files by the names of devices, in place of those that the inventory names.

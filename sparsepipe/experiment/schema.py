@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-Search = Literal["dp", "mp", "hete_mp", "exact", "exhaustive"]
+Search = Literal["dp", "mp", "variance", "hete_mp", "exact", "exhaustive"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 _STATE_BYTES = {"SGD": 1.0, "Adam": 2.0, "AdamW": 2.0, "NAdam": 2.0, "RAdam": 2.0}
 _STATE_BYTES_ELSE = 2.0
+_ALIKE = ("mp", "variance")
+"""Searches that take all devices for like one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +91,8 @@ def find_plan(
         bandwidth_bytes_per_s=choice.bandwidth_bytes_per_s,
     )
     device = choice.device
-    if choice.search == "mp" and device is None:
-        device = fastest(problem)
+    if choice.search in _ALIKE and device is None:
+        device = fastest(problem, choice.search)
     solution = _solve(problem, choice, device=device)
     told = explain(problem, solution)
     plan = as_plan(
@@ -146,12 +148,18 @@ def _state_bytes(optimizer: Mapping[str, Any]) -> float:
     return _STATE_BYTES.get(name, _STATE_BYTES_ELSE)
 
 
-def fastest(problem: Problem) -> str:
-    """The device that takes the least time for all layers; ``mp`` counts all as that one."""
+def fastest(problem: Problem, search: str) -> str:
+    """The device that takes the least time for all layers; ``mp`` counts all as that one.
+
+    Args:
+        problem: with the devices.
+        search: that takes all for like one.
+    """
     total_s = [float(compute_s_I[-1]) for compute_s_I in problem.spans.compute_s_KI]
     name = problem.fleet.kinds[total_s.index(min(total_s))].name
     if len({kind.name for kind in problem.fleet.kinds}) > 1:
-        log.info("mp takes all devices for alike, here for the fastest by its profile: %s", name)
+        told = "%s takes all devices for alike, here for the fastest by its profile: %s"
+        log.info(told, search, name)
     return name
 
 
@@ -166,7 +174,7 @@ def _solve(problem: Problem, choice: SearchChoice, *, device: str | None) -> Sol
     assert search is not None, "nobody searches then"
     given = {
         "order": choice.order != "by_count" and search != "hete_mp",
-        "device": choice.device is not None and search != "mp",
+        "device": choice.device is not None and search not in _ALIKE,
         "levels": choice.levels and search != "mp",
     }
     if unused := [name for name, is_given in given.items() if is_given]:
@@ -174,13 +182,16 @@ def _solve(problem: Problem, choice: SearchChoice, *, device: str | None) -> Sol
             f"the search {search} does not use {', '.join(unused)}",
             remedy="leave out "
             + ", ".join(f"task.{name}" for name in unused)
-            + "; hete_mp uses order, mp device and levels",
+            + "; hete_mp uses order, mp device and levels, variance device",
         )
     if search == "hete_mp":
         return searches.hete_mp(problem, order=choice.order)
     if search == "mp":
         assert device is not None
         return (mp_by_levels if choice.levels else searches.mp)(problem, device=device)
+    if search == "variance":
+        assert device is not None
+        return searches.variance(problem, device=device)
     one_of = {"dp": searches.dp, "exact": searches.exact, "exhaustive": searches.exhaustive}
     return one_of[search](problem)
 

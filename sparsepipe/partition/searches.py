@@ -3,22 +3,26 @@
 ========== ====================================================================================
 ``dp``      one stage: data parallelism over all devices
 ``mp``      PipeDream: all devices count as alike, with the profile of one that is named
+``variance`` Zhang and Sun: each device is a stage, and stages cost as nearly the same as can be;
+            all devices count as alike
 ``hete_mp`` SparsePipe (Algorithms 1 and 2): stages take devices from a list sorted by kind
 ``exact``   any devices for each stage
 ``exhaustive`` the same by trying all plans
 ========== ====================================================================================
 
-All but ``exhaustive`` are one search (``search.py``) over different lattices of devices. With one
-bandwidth between all devices ``exact`` is optimal over all contiguous splits and all subsets of
-devices; with a bandwidth for each link it is optimal if a stage's all-reduce runs at its slowest
-link, and a transfer between stages that are not on one and the same host at the link between
-hosts. ``mp`` and ``hete_mp`` are optimal in the same sense among the plans that they look at.
+All but ``exhaustive`` and ``variance`` are one search (``search.py``) over different lattices of
+devices. With one bandwidth between all devices ``exact`` is optimal over all contiguous splits and
+all subsets of devices; with a bandwidth for each link it is optimal if a stage's all-reduce runs at
+its slowest link, and a transfer between stages that are not on one and the same host at the link
+between hosts. ``mp`` and ``hete_mp`` are optimal in the same sense among the plans that they look
+at; ``variance`` (``variance.py``) looks for something else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.alike import dealt, like_kinds, merged
@@ -33,6 +37,7 @@ from sparsepipe.partition.search import search
 from sparsepipe.partition.size import check_states, check_subsets
 from sparsepipe.partition.spans import spans_of
 from sparsepipe.partition.ties import Choice
+from sparsepipe.partition.variance import least_variance
 
 Order = str | Sequence[str]
 
@@ -68,6 +73,40 @@ def mp(problem: Problem, *, device: str) -> Solution:
     taken = taken_in_order(stages, problem.fleet, range(len(problem.fleet.kinds)))
     check_room(taken, problem)
     return Solution(stages=tuple(taken), strategy="mp", assumed=alike)
+
+
+def variance(problem: Problem, *, device: str) -> Solution:
+    """Zhang and Sun's heuristic: a stage for each device, with the least variance of their costs.
+
+    Stages take the devices in the inventory's order. Transfers do not count.
+
+    Args:
+        problem: what to partition.
+        device: name of the one whose profile counts for all.
+
+    Raises:
+        ConfigError: the inventory has no such device.
+        PlanError: there are more devices than layers, no cuts fit the memory, or the best ones do
+            not fit the real devices, which this search does not see.
+    """
+    alike = alike_as(problem, device)
+    (kind,) = alike.fleet.kinds
+    check_states(alike, kind.count)
+    spans, number = alike.spans, kind.count
+    ends = least_variance(spans, stages=number, memory=alike.memory, room=kind.memory_bytes)
+    if ends is None and least_variance(spans, stages=number) is None:
+        raise PlanError(
+            f"{spans.num_layers} layers do not make a stage for each of {number} devices, as "
+            "variance has it",
+            remedy="use fewer devices, or a search that gives a stage several: hete_mp or exact",
+        )
+    if ends is None:
+        used = [(count,) for count in range(number + 1)]
+        raise no_room(alike, Lattice(alike.fleet, used, adjacent=True))
+    stages = [Choice(first=first, end=end, counts=(1,)) for first, end in pairwise([0, *ends])]
+    taken = taken_in_order(stages, problem.fleet, range(len(problem.fleet.kinds)))
+    check_room(taken, problem)
+    return Solution(stages=tuple(taken), strategy="variance", assumed=alike)
 
 
 def hete_mp(problem: Problem, *, order: Order = "by_count") -> Solution:

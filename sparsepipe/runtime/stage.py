@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from sparsepipe.runtime.randomness import KeyedRandomness
+from sparsepipe.runtime.recomputation import RecomputedSpan
 from sparsepipe.runtime.transport.codec import differentiable
 
 Close = Callable[[Callable[[], Any]], tuple[Tensor, Any]]
@@ -81,7 +84,7 @@ class Stage:
     """A span of the entries of an ``nn.Sequential``, run on given weights.
 
     Buffers are those of the module: batch norms update their statistics in place, once for
-    each forward.
+    each forward, recomputation or not.
 
     Args:
         module: what names of parameters refer to, such as the LightningModule; the
@@ -92,6 +95,8 @@ class Stage:
         autocast: makes the context for every forward, from the input on to the loss.
         randomness: keys the random draws of each layer; None leaves them to the generators
             as they are.
+        recomputed: spans of these entries, in order, of whose activations only the input is kept
+            in training; their backward runs them forward once more.
     """
 
     def __init__(
@@ -103,6 +108,7 @@ class Stage:
         last: int,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
         randomness: KeyedRandomness | None = None,
+        recomputed: Sequence[range] = (),
     ) -> None:
         assert 0 <= first <= last < len(layers), (first, last, len(layers))
         self._caller = _Caller(module)
@@ -110,6 +116,10 @@ class Stage:
         self._span = range(first, last + 1)
         self._autocast = autocast
         self._randomness = randomness
+        self._recomputed = {
+            span.start: RecomputedSpan(layers, span, randomness=randomness) for span in recomputed
+        }
+        self._parts = _parts(self._span, recomputed)
 
     def forward(
         self,
@@ -174,11 +184,40 @@ class Stage:
     def _run(self, value: Any, minibatch: int | None) -> Any:
         keyed = self._randomness if minibatch is not None else None
         with nullcontext() if keyed is None else keyed.preserved():
-            for layer in self._span:
-                if keyed is not None and minibatch is not None:
-                    keyed.key(minibatch=minibatch, layer=layer)
-                value = self._layers[layer](value)
+            for part in self._parts:
+                again = self._recomputed.get(part.start) if minibatch is not None else None
+                if again is None:
+                    value = self._through(part, minibatch, value)
+                else:
+                    value = again(value, partial(self._through, part, minibatch))
         return value
+
+    def _through(
+        self,
+        part: range,
+        minibatch: int | None,
+        value: Any,
+        ran: Callable[[int], None] = lambda layer: None,
+    ) -> Any:
+        """Runs some layers one after another; tells ``ran`` of each."""
+        keyed = self._randomness
+        for layer in part:
+            if keyed is not None and minibatch is not None:
+                keyed.key(minibatch=minibatch, layer=layer)
+            value = self._layers[layer](value)
+            ran(layer)
+        return value
+
+
+def _parts(span: range, recomputed: Sequence[range]) -> list[range]:
+    """A span cut where recomputed ones begin and end."""
+    edges = sorted(
+        {span.start, span.stop, *(edge for r in recomputed for edge in (r.start, r.stop))}
+    )
+    parts = [range(a, b) for a, b in pairwise(edges)]
+    assert all(part in parts for part in recomputed), (span, recomputed)
+    assert (parts[0].start, parts[-1].stop) == (span.start, span.stop), (span, recomputed)
+    return parts
 
 
 class _Caller(nn.Module):

@@ -45,6 +45,7 @@ class CoordinateCache:
     """
 
     __slots__ = (
+        "__weakref__",
         "_extent",
         "_indices",
         "_maps",
@@ -86,6 +87,17 @@ class CoordinateCache:
                 self.coords_N4, batch_size=self.batch_size, spatial_shape=self.spatial_shape
             )
         return self._extent
+
+    def bare(self) -> CoordinateCache:
+        """The same coordinates, and what is known of them, without what is derived."""
+        cache = CoordinateCache(
+            self.coords_N4,
+            batch_size=self.batch_size,
+            spatial_shape=self.spatial_shape,
+            index_method=self.index_method,
+        )
+        cache._extent, cache._verified = self._extent, self._verified
+        return cache
 
     def check(self) -> None:
         """Check bounds and uniqueness of the coordinates, once.

@@ -33,4 +33,6 @@ def derived_tensors(caches: Iterable[CoordinateCache]) -> Iterator[Tensor]:
             waiting += value
         else:  # of this package: all keep their attributes in slots
             names = getattr(value, "__slots__", ())
-            waiting += [getattr(value, name) for name in names if name != "coords_N4"]
+            waiting += [
+                getattr(value, name) for name in names if name not in ("coords_N4", "__weakref__")
+            ]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparsepipe.sparse.saving import save, saved
 from sparsepipe.sparse.tensor import SparseTensor
 
 
@@ -69,13 +70,13 @@ class _GlobalMean(torch.autograd.Function):
         ctx: Any, feats_NC: Tensor, batch_N: Tensor, rows_BL: Tensor, counts_B: Tensor
     ) -> Tensor:
         # Cached indices may be inference tensors, which cannot be saved for backward.
-        ctx.indices = batch_N, counts_B
+        save(ctx, derived=(batch_N, counts_B))
         total_BC = _by_sample(feats_NC, rows_BL, 0.0).sum(1)
         return total_BC / counts_B.clamp(min=1)[:, None].to(total_BC.dtype)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_BC: Tensor) -> tuple[Tensor, None, None, None]:
-        batch_N, counts_B = ctx.indices
+        _, (batch_N, counts_B) = saved(ctx)
         share_BC = grad_BC / counts_B.clamp(min=1)[:, None].to(grad_BC.dtype)
         return share_BC.index_select(0, batch_N), None, None, None

@@ -29,7 +29,8 @@ class KernelMap:
         spec: the window.
         neighbours_KM: int32, the input row at each offset, -1 where there is none.
         num_inputs: N, rows of the input level.
-        output: cache of the output level (the input's own for a submanifold window).
+        output: cache of the output level; None for the input's own (a submanifold window), which
+            has this map and is not held here, so that no cycle keeps both beyond their use.
         parent_N: for a tiling window the output row of each input, else None.
         offset_N: for a tiling window the offset at which it is read, else None.
     """
@@ -54,7 +55,7 @@ class KernelMap:
         neighbours_KM: Tensor,
         *,
         num_inputs: int,
-        output: CoordinateCache,
+        output: CoordinateCache | None,
         parent_N: Tensor | None = None,
         offset_N: Tensor | None = None,
     ) -> None:
@@ -185,14 +186,14 @@ def _submanifold_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
     index = level.site_index(spec.reach)
     if not spec.is_symmetric:
         rows_KN = index.find(coords_N4, offsets_K3)
-        return KernelMap(spec, rows_KN, num_inputs=count, output=level)
+        return KernelMap(spec, rows_KN, num_inputs=count, output=None)
     # Who is my neighbour at an offset has me as neighbour at the opposite one.
     half = spec.volume // 2
     below_HN = index.find(coords_N4, offsets_K3[:half])
     own_N = torch.arange(count, dtype=torch.int32, device=coords_N4.device)
     above_HN = invert_rows(below_HN, count).flip(0)
     rows_KN = torch.cat([below_HN, own_N[None], above_HN])
-    return KernelMap(spec, rows_KN, num_inputs=count, output=level)
+    return KernelMap(spec, rows_KN, num_inputs=count, output=None)
 
 
 def _coarse_shape(extent: Triple, stride: Triple) -> Triple:

@@ -31,8 +31,12 @@ class BatchNorm(nn.BatchNorm1d):
 
     def _normalise(self, feats: Tensor) -> Tensor:
         if self.training and feats.dim() == 2 and feats.shape[0] < 2 and self.track_running_stats:
+            # Copies: other batches move the statistics on before this one's backward.
+            mean, var = self.running_mean, self.running_var
+            assert mean is not None
+            assert var is not None
             return F.batch_norm(
-                feats, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+                feats, mean.clone(), var.clone(), self.weight, self.bias, eps=self.eps
             )
         return super().forward(feats)
 

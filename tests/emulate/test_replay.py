@@ -15,6 +15,7 @@ from sparsepipe.emulate.training import ReplayData, ReplayModule
 from sparsepipe.errors import ProfileError
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.runtime.microbatches import split
+from sparsepipe.runtime.stage import Stage
 
 
 def test_activations_parameters_and_gradients_have_their_sizes() -> None:
@@ -69,6 +70,19 @@ def test_parts_of_a_minibatch_take_and_send_their_shares() -> None:
     losses[0].backward()
     assert module.layers[0].weight_p.grad is untouched, "zeros were added to zeros"
     assert untouched._version == version
+
+
+def test_what_is_recomputed_takes_its_time_again() -> None:
+    noted = Noted()
+    layers = ReplayModule(profile(), noted.pace()).layers
+    last = len(layers) - 1
+    stage = Stage(layers, layers, first=0, last=last, recomputed=[range(1, last + 1)])
+    leaves = {n: p.detach().requires_grad_() for n, p in layers.named_parameters()}
+    flight = stage.forward(torch.zeros(3), minibatch=0, leaves=leaves)
+    assert noted.taken == [0.1, 0.2, 0.05]
+    noted.taken.clear()
+    flight.backward([torch.ones_like(flight.output)], leaves=leaves)
+    assert noted.taken == [0.2, 0.05, 0.06, 0.5, 0.3]
 
 
 def test_layers_before_the_first_parameters_are_not_gone_back_through() -> None:

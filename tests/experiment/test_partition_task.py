@@ -81,10 +81,19 @@ def test_mp_takes_the_fastest_device_for_all(
     with caplog.at_level("INFO", logger="sparsepipe"):
         found = run(tmp_path, *PAPER, "task.search=mp")
     named = run(tmp_path, *PAPER, "task.search=mp", "task.device=RTX 2080 Ti")
-    assert "for the fastest by its profile: RTX 2080 Ti" in caplog.text
+    assert "mp takes all devices for alike, here for the fastest" in caplog.text
+    assert "by its profile: RTX 2080 Ti" in caplog.text
     plans = [Plan.from_json(done.plan.read_text()) for done in (found, named)]
     assert plans[0] == plans[1]
     assert plans[0].details["device"] == "RTX 2080 Ti"
+
+
+def test_variance_makes_a_stage_of_each_device(tmp_path: Path) -> None:
+    found = run(tmp_path, *PAPER, "hardware=paper_5gpu", "task.search=variance")
+    plan = Plan.from_json(found.plan.read_text())
+    assert plan.config == "1-1-1-1-1"
+    assert plan.details["device"] == "RTX 2080 Ti"
+    assert (found.path / "plan.txt").read_text().startswith("variance: 1-1-1-1-1")
 
 
 def test_the_same_is_done_once_and_another_profile_is_another_run(tmp_path: Path) -> None:
@@ -128,6 +137,7 @@ def test_the_same_is_done_once_and_another_profile_is_another_run(tmp_path: Path
         ((*PAPER, "task.order=by_price"), ConfigError, "by_price"),
         ((*PAPER, "task.search=exact", "task.order=by_speed"), ConfigError, "not use order"),
         ((*PAPER, "task.search=dp", "task.device=TITAN V"), ConfigError, "not use device"),
+        ((*PAPER, "task.search=variance", "task.levels=true"), ConfigError, "not use levels"),
         ((*PAPER, "task.levels=true"), ConfigError, "hete_mp does not use levels"),
         ((*PAPER, "task.optimizer_bytes=-1"), ConfigError, "optimizer bytes .* -1"),
         ((*PAPER, "task.reserved_bytes=-1"), ConfigError, "reserved bytes .* -1"),

@@ -15,6 +15,7 @@ from torch import Tensor
 from sparsepipe.sparse.backends.workspace import workspace
 from sparsepipe.sparse.gather_plan import Block, GatherPlan
 from sparsepipe.sparse.kernel_map import KernelMap
+from sparsepipe.sparse.saving import save, saved
 
 # Up to this many input channels all offsets go into one product over [M, K * C]: it
 # multiplies zeros, but products this thin are bound by memory, not by arithmetic.
@@ -77,8 +78,7 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, feats_NC: Tensor, kernel_KCD: Tensor, kernel_map: KernelMap) -> Tensor:
-        ctx.save_for_backward(feats_NC, kernel_KCD)
-        ctx.kernel_map = kernel_map
+        save(ctx, feats_NC, kernel_KCD, derived=kernel_map)
         plan = kernel_map.gather_plan(_block_rows(kernel_map, kernel_KCD))
         feats_NC = feats_NC.contiguous()
         return _sum_of_products(plan, feats_NC, kernel_KCD, centre=_centre(kernel_map))
@@ -86,12 +86,12 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        feats_NC, kernel_KCD = ctx.saved_tensors
+        (feats_NC, kernel_KCD), kernel_map = saved(ctx)
         grads = _gradients(
             feats_NC,
             kernel_KCD,
             grad_MD.contiguous(),
-            ctx.kernel_map,
+            kernel_map,
             need_feats=ctx.needs_input_grad[0],
             need_kernel=ctx.needs_input_grad[1],
         )
@@ -107,14 +107,13 @@ class _NarrowConvolution(torch.autograd.Function):
         padded = torch.cat([feats_NC, feats_NC.new_zeros(1, channels)])
         rows_MK = kernel_map.neighbours_MK
         columns = padded.index_select(0, rows_MK.view(-1)).view(-1, volume * channels)
-        ctx.save_for_backward(feats_NC, kernel_KCD, columns)
-        ctx.kernel_map = kernel_map
+        save(ctx, feats_NC, kernel_KCD, columns, derived=kernel_map)
         return columns @ kernel_KCD.reshape(volume * channels, width)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        feats_NC, kernel_KCD, columns = ctx.saved_tensors
+        (feats_NC, kernel_KCD, columns), kernel_map = saved(ctx)
         grad_kernel = None
         if ctx.needs_input_grad[1]:
             grad_kernel = (columns.t() @ grad_MD).view(kernel_KCD.shape)
@@ -124,7 +123,7 @@ class _NarrowConvolution(torch.autograd.Function):
                 feats_NC,
                 kernel_KCD,
                 grad_MD.contiguous(),
-                ctx.kernel_map,
+                kernel_map,
                 need_feats=True,
                 need_kernel=False,
             )

@@ -44,7 +44,7 @@ class NativeBackend:
         else:
             kernel_map = x.cache.kernel_map(spec)
             out = convolve(feats, kernel, kernel_map)
-            output = kernel_map.output
+            output = kernel_map.output or x.cache
         if bias is not None:
             out = out + bias
         return _at_level(x, out, output, spec)
@@ -59,7 +59,7 @@ class NativeBackend:
             CoordinateError: the coordinates are not valid.
         """
         kernel_map = x.cache.kernel_map(spec)
-        return _at_level(x, max_pool(x.feats, kernel_map), kernel_map.output, spec)
+        return _at_level(x, max_pool(x.feats, kernel_map), kernel_map.output or x.cache, spec)
 
 
 def _at_level(

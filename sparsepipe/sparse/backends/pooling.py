@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sparsepipe.sparse.kernel_map import KernelMap
 from sparsepipe.sparse.kernel_spec import KernelSpec
+from sparsepipe.sparse.saving import save, saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +79,14 @@ class _MaxPool(torch.autograd.Function):
             winner_PC = torch.where(other_PC > known_PC, later.offsets_P1, winner_PC)
             winner_MC.index_copy_(0, later.outputs_P, winner_PC)
             best_MC.index_copy_(0, later.outputs_P, torch.maximum(other_PC, known_PC))
-        ctx.save_for_backward(winner_MC)
-        ctx.kernel_map = kernel_map
+        save(ctx, winner_MC, derived=kernel_map)
         return best_MC
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_MC: Tensor) -> tuple[Tensor, None]:
-        (winner_MC,) = ctx.saved_tensors
-        kernel_map: KernelMap = ctx.kernel_map
+        kernel_map: KernelMap
+        (winner_MC,), kernel_map = saved(ctx)
         if kernel_map.parent_N is not None and kernel_map.offset_N is not None:
             own_NC = winner_MC.index_select(0, kernel_map.parent_N)
             own_NC = own_NC == kernel_map.offset_N.short()[:, None]

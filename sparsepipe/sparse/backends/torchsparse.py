@@ -235,7 +235,8 @@ class _Level(CoordinateCache):
             return cache
         level = cls.__new__(cls)
         for name in CoordinateCache.__slots__:
-            setattr(level, name, getattr(cache, name))
+            if name != "__weakref__":
+                setattr(level, name, getattr(cache, name))
         level.kmaps = {True: {}, False: {}}
         level._downsampled = {}
         return level

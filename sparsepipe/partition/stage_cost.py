@@ -1,0 +1,118 @@
+"""What a stage keeps for its backwards where some of its layers are recomputed.
+
+Of a span of layers that is recomputed each minibatch in flight keeps the input only, and for one
+minibatch at a time what the layers save is there as well, while the span is recomputed and goes
+backward. A stage with m minibatches in flight so keeps m times what one of them keeps, and the
+most that is inside of a span. Each layer that is recomputed costs its forward once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from sparsepipe.profiling import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCost:
+    """What recomputing a layer costs and saves, for a minibatch (or a microbatch).
+
+    Args:
+        forward_s: seconds of its forward.
+        saved_bytes: what it keeps for its backward.
+        begin_bytes: what it keeps beside that if nothing before it does: its input, and kernel
+            maps that it builds anew.
+        end_bytes: of its output, as far as it is not in ``saved_bytes`` of it or of layers before.
+        output_bytes: of its output.
+    """
+
+    forward_s: float
+    saved_bytes: float
+    begin_bytes: float
+    end_bytes: float
+    output_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCost:
+    """A stage's layers, with what they are given.
+
+    Args:
+        layers: in order.
+        input_bytes: of the first one's input.
+        in_flight: m, minibatches that have gone forward and not yet backward, at most.
+    """
+
+    layers: tuple[LayerCost, ...]
+    input_bytes: float
+    in_flight: int
+
+    @classmethod
+    def of(
+        cls, profile: Profile, *, first: int, last: int, in_flight: int, share: float = 1.0
+    ) -> StageCost:
+        """From a profile; where nobody counted what a layer saves, it is its input.
+
+        Args:
+            profile: of a chain of layers.
+            first: the stage's first layer.
+            last: its last one, inclusive.
+            in_flight: m, minibatches (or microbatches) in flight.
+            share: size of one of these over the profile's batch size.
+        """
+        borders = [profile.input_bytes, *(layer.activation_bytes for layer in profile.layers)]
+        rows = [
+            LayerCost(
+                forward_s=share * layer.forward_s,
+                saved_bytes=share * (before if layer.saved_bytes is None else layer.saved_bytes),
+                begin_bytes=share * (layer.begin_bytes or 0.0),
+                end_bytes=share * (behind if layer.end_bytes is None else layer.end_bytes),
+                output_bytes=share * behind,
+            )
+            for layer, (before, behind) in zip(profile.layers, pairwise(borders), strict=True)
+        ]
+        return cls(
+            layers=tuple(rows[first : last + 1]),
+            input_bytes=share * borders[first],
+            in_flight=in_flight,
+        )
+
+    def time_s(self, spans: Sequence[range]) -> float:
+        """What recomputing some spans takes for each minibatch."""
+        return sum(self.layers[layer].forward_s for span in spans for layer in span)
+
+    def kept_bytes(self, spans: Sequence[range]) -> float:
+        """What each minibatch in flight keeps where some spans are recomputed."""
+        begins, inside = {s.start for s in spans}, {layer for span in spans for layer in span}
+        total, before = 0.0, True  # whether the layer before is recomputed; at first: is not here
+        for number, layer in enumerate(self.layers):
+            if number in begins:
+                total += self.border_bytes(number, before)
+            elif number not in inside:
+                total += layer.saved_bytes + before * layer.begin_bytes
+            before = number in inside
+        return total + self.last_bytes(before)
+
+    def inside_bytes(self, span: range) -> float:
+        """What is there beside a span's input, kept anyway, while it is recomputed."""
+        first = self.layers[span.start]
+        anew = max(0.0, first.begin_bytes - self.border_bytes(span.start, True))
+        return anew + sum(self.layers[layer].saved_bytes for layer in span)
+
+    def peak_bytes(self, spans: Sequence[range]) -> float:
+        """Most that the stage keeps at a time for its backwards."""
+        most = max((self.inside_bytes(span) for span in spans), default=0.0)
+        return self.in_flight * self.kept_bytes(spans) + most
+
+    def border_bytes(self, first: int, before: bool) -> float:
+        """What a span keeps that begins with a layer, after a layer that is recomputed or not."""
+        if first == 0:
+            return self.input_bytes
+        layer = self.layers[first - 1]
+        return layer.output_bytes if before else layer.end_bytes
+
+    def last_bytes(self, recomputed: bool) -> float:
+        """The stage's output, which its backward begins with."""
+        return self.layers[-1].output_bytes if recomputed else self.layers[-1].end_bytes
