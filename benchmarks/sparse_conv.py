@@ -122,7 +122,7 @@ def make_layers(batch: SparseTensor, dtype: torch.dtype) -> list[Layer]:
     layers, cache = [], batch.cache
     for depth, shapes in enumerate(LEVELS):
         if depth:
-            cache = cache.kernel_map(DOWN).output
+            cache = cache.kernel_map(DOWN).output or cache
         pairs_K = (cache.kernel_map(WINDOW).neighbours_KM >= 0).sum(1).tolist()
         for channels, width in shapes:
             feats = torch.rand(len(cache.coords_N4), channels, dtype=dtype)
@@ -176,7 +176,7 @@ def build_maps(batch: SparseTensor) -> None:
         if depth:
             down = cache.kernel_map(DOWN)
             down.derived("rounds", build_rounds)
-            cache = down.output
+            cache = down.output or cache
         kernel_map = cache.kernel_map(WINDOW)
         for channels, width in shapes:
             prepare(kernel_map, torch.empty(WINDOW.volume, channels, width))

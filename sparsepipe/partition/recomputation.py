@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 from sparsepipe.partition.memory import room_bytes
 from sparsepipe.partition.recomputation_search import (
     ROUNDING,
+    Choice,
     Price,
     best_choice,
     price_of,
@@ -40,7 +41,8 @@ def cheapest_spans(stage: StageCost, *, limit_bytes: float) -> tuple[range, ...]
     limit = room_bytes(limit_bytes)
     if stage.peak_bytes(()) <= limit:
         return ()
-    table, best = SpanTable(stage), None
+    table = SpanTable(stage)
+    best: Choice | None = None
     caps = sorted({inside for spans in table.spans for _, _, inside in spans})
     # Parts of the caps, those that promise most first.
     waiting: list[tuple[float, int, int, Price | None]] = [(0.0, 0, len(caps), None)]
