@@ -42,13 +42,18 @@ def _span(entry: object, num_layers: int) -> tuple[range, bool]:
     """An entry of the list, and whether it is a layer, which may join others."""
     alone = _is_layer(entry)
     bounds = [entry, entry] if alone else entry
-    pair = isinstance(bounds, Sequence) and not isinstance(bounds, str) and len(bounds) == 2
-    if not pair or not all(_is_layer(bound) for bound in bounds):  # type: ignore[union-attr]
-        raise _refusal(f"{entry!r} is neither a layer nor a first and a last one")
-    begin, end = (int(bound) for bound in bounds)  # type: ignore[union-attr]
+    if not isinstance(bounds, Sequence) or isinstance(bounds, str):
+        raise _neither(entry)
+    if len(bounds) != 2 or not all(map(_is_layer, bounds)):
+        raise _neither(entry)
+    begin, end = map(int, bounds)
     if not 0 <= begin <= end < num_layers:
         raise _refusal(f"{entry!r} is not among the layers 0 to {num_layers - 1}")
     return range(begin, end + 1), alone
+
+
+def _neither(entry: object) -> ConfigError:
+    return _refusal(f"{entry!r} is neither a layer nor a first and a last one")
 
 
 def _is_layer(value: object) -> bool:

@@ -87,9 +87,9 @@ class Kept:
         )
         seen.clear()
         del value
-        given = batch()
+        given = [batch()]  # which holds its kernel maps: nobody else may keep it
         with Alive() as alive:
-            flight = stage.forward(given, minibatch=1, leaves=leaves)
+            flight = stage.forward(given.pop(), minibatch=1, leaves=leaves)
             gradient = torch.ones_like(feats_of(flight.output))
             flight.output = None
             before = gradient.nbytes + self.border_bytes[-1]
