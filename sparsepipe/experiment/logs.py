@@ -16,6 +16,7 @@ _NOISE = (
     ".*isinstance.treespec, LeafSpec.*",
     ".*no `val_dataloader`.*",
     ".*It is recommended to use `self.log.*sync_dist=True.*",
+    ".*`srun` command is available.*",
     ".*Total length of .* across ranks is zero.*",
 )
 

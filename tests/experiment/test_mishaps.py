@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from collections.abc import Callable
@@ -199,7 +200,11 @@ def test_devices_of_several_nodes() -> None:
 
 
 @pytest.mark.full
-def test_what_a_person_sees(shell: Shell) -> None:
+def test_what_a_person_sees(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    login_node = shell.cwd / "bin"
+    login_node.mkdir()
+    (login_node / "srun").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(login_node), prepend=os.pathsep)
     done = shell("trainer.max_epochs=1")
     assert done.code == 0, done.err
     lines = done.err.splitlines()
