@@ -22,7 +22,7 @@ from sparsepipe.results.report.exhibits import EXHIBITS
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "sparsepipe -m experiment=table2 scale=smoke"
-LIMIT_S = 2400
+LIMIT_S = 3600
 HEADS = ("grid", "devices", "network", "p")
 
 
