@@ -33,13 +33,18 @@ class SynchronousPipelineStrategy(StagedStrategy):
       the mean over the minibatch. A sum over samples would become one divided by their number.
     - What it logs is put together to one value a step: on every rank that of the microbatches that
       came this way (all, where no stage has replicas), and of all when the epoch ends.
-    - Batch norms normalise by the microbatch, and their running statistics move with each.
+    - Batch norms normalise by the microbatch, and their running statistics move with each, if
+      ``batch_norm`` says nothing else.
 
     Args:
         schedule: ``gpipe`` (all forwards, then all backwards) or ``1f1b`` (one forward, one
             backward as soon as may be; no more in flight than stages follow).
         microbatches: T, parts of a minibatch; at least as many as any stage has replicas. The
             replicas of stage 0 share them: each cuts its own batch into its share of them.
+        batch_norm: in training, ``microbatch``: they normalise by the microbatch, and running
+            statistics move with each; ``deferred``: so too, but these move once, by the
+            statistics of the minibatch; ``running``: they normalise by the running statistics
+            from before the minibatch, as by constants, and these move as with ``deferred``.
         config: replicas of each stage, such as "2-1"; by default one device a stage.
         cuts: first layer of each stage but the first; by default computed.
         balance: what stages without ``cuts`` share evenly: ``flops`` of a batch's forward,
@@ -69,6 +74,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
         *,
         schedule: Literal["gpipe", "1f1b"] = "gpipe",
         microbatches: int = 4,
+        batch_norm: Literal["microbatch", "deferred", "running"] = "microbatch",
         config: str | None = None,
         cuts: Sequence[int] | None = None,
         balance: Balance = "flops",
@@ -95,6 +101,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
         self._settings = SynchronousSettings(
             schedule=schedule,
             microbatches=microbatches,
+            batch_norm=batch_norm,
             send_input=send_input,
             keyed_randomness=keyed_randomness,
             timeout_s=timeout_s,
