@@ -30,15 +30,19 @@ class Moments:
     def of(cls, values: Tensor) -> Moments:
         """Of a batch [N, C, ...] with one value of a channel at least.
 
-        In two passes, so that channels far from zero keep the digits of their variance. On a CPU
-        that costs less than ``torch.var_mean``, which does not vectorise over the first dimension.
+        In two passes, the second of which corrects what rounding the mean has left, so that
+        channels far from zero keep their digits. On a CPU that costs less than
+        ``torch.var_mean``, which does not vectorise over the first dimension.
         """
         exact = values if values.dtype == torch.float64 else values.float()
         others = [dim for dim in range(exact.dim()) if dim != 1]
-        mean = exact.mean(others, keepdim=True)
-        squares_C = (exact - mean).square_().sum(others)
         count = values.numel() // values.shape[1]
-        return cls(count=count, mean_C=mean.flatten().double(), squares_C=squares_C.double())
+        rounded = exact.mean(others, keepdim=True)
+        deviations = exact - rounded
+        off_C = deviations.sum(others).double() / count
+        squares_C = deviations.square_().sum(others).double() - count * off_C.square()
+        mean_C = rounded.flatten().double() + off_C
+        return cls(count=count, mean_C=mean_C, squares_C=squares_C.clamp_(min=0))
 
     @classmethod
     def together(cls, parts: Sequence[Moments]) -> Moments:

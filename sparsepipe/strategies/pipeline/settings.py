@@ -55,16 +55,16 @@ class Settings(ABC):
         return None
 
     @abstractmethod
-    def check(self, plan: Plan) -> None:
-        """Refuse a plan.
+    def check_module(self, module: nn.Module) -> None:
+        """Refuse a module that is to be trained.
 
         Raises:
             ConfigError: it does not suit the options.
         """
 
     @abstractmethod
-    def check_module(self, module: nn.Module) -> None:
-        """Refuse a module that is to be trained.
+    def check(self, plan: Plan) -> None:
+        """Refuse a plan.
 
         Raises:
             ConfigError: it does not suit the options.
@@ -106,11 +106,11 @@ class AsynchronousSettings(Settings):
     def events(self) -> type[StepEvents]:
         return TrainingEvents
 
-    def check(self, plan: Plan) -> None:
-        """Every plan will do."""
-
     def check_module(self, module: nn.Module) -> None:
         """Every module will do."""
+
+    def check(self, plan: Plan) -> None:
+        """Every plan will do."""
 
     def worker(self, plan: Plan, rank: int, share: Share, over: Optimizer | None) -> MakeWorker:
         if over is None:
@@ -130,24 +130,24 @@ class SynchronousSettings(Settings):
     """Of a synchronous pipeline."""
 
     schedule: str
-    microbatches: int
     batch_norm: NormMode | str
+    microbatches: int
 
     def __post_init__(self) -> None:
         if self.schedule not in ORDERS:
             raise ConfigError(
                 f"schedule={self.schedule!r} is unknown", remedy=f"use one of {', '.join(ORDERS)}"
             )
+        if self.batch_norm not in list(NormMode):
+            raise ConfigError(
+                f"batch_norm={str(self.batch_norm)!r} is unknown",
+                remedy=f"use one of {', '.join(NormMode)}",
+            )
         whole = isinstance(self.microbatches, int) and not isinstance(self.microbatches, bool)
         if not whole or self.microbatches < 1:
             raise ConfigError(
                 f"microbatches={self.microbatches!r} is no number of parts of a minibatch",
                 remedy="give a whole number, 1 or more",
-            )
-        if self.batch_norm not in list(NormMode):
-            raise ConfigError(
-                f"batch_norm={str(self.batch_norm)!r} is unknown",
-                remedy=f"use one of {', '.join(NormMode)}",
             )
 
     @property
@@ -164,6 +164,9 @@ class SynchronousSettings(Settings):
         """GPipe's forwards do not wait for backwards: room for all of a minibatch."""
         return self.microbatches if self.schedule == "gpipe" else None
 
+    def check_module(self, module: nn.Module) -> None:
+        check_norms(module, NormMode(self.batch_norm))
+
     def check(self, plan: Plan) -> None:
         most = max(plan.replicas(stage) for stage in range(plan.num_stages))
         if most > self.microbatches:
@@ -174,9 +177,6 @@ class SynchronousSettings(Settings):
                 remedy=f"set microbatches to {most} or more, best to a multiple of each stage's "
                 "devices",
             )
-
-    def check_module(self, module: nn.Module) -> None:
-        check_norms(module, NormMode(self.batch_norm))
 
     def worker(self, plan: Plan, rank: int, share: Share, over: Optimizer | None) -> MakeWorker:
         trains = over is not None
