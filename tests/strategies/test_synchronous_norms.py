@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +12,12 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from norm_cases import Normed, distance, whole
-from pipeline_cases import OPTIMIZERS, QUIET, plain_trainer, weights
+from pipeline_cases import CLASSES, QUIET, Net, dense_layers, plain_trainer, weights
 from processes import run
 from synchronous_cases import Case, loader, make_net, train, train_one
 from torch import Tensor, nn
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.sparse import BatchNorm
 from sparsepipe.strategies import SynchronousPipelineStrategy
 
 RUNNING = ("running_mean", "running_var")
@@ -73,20 +73,15 @@ def of(mode: str, config: str, parts: int, schedule: str = "gpipe", **options: A
 
 
 COVERING = {
-    1: [of("deferred", "1", 3), of("running", "1", 1), of("running", "1", 4, net="sparse")],
+    1: [of("deferred", "1", 3), of("running", "1", 1)],
     2: [
-        of("deferred", "1-1", 4, "1f1b"),
-        of("deferred", "1-1", 3, net="sparse", samples=23, epochs=1),
-        of("running", "1-1", 3),
-        of("running", "1-1", 8, "1f1b", samples=39),  # three microbatches of the last are empty
-        of("running", "1-1", 2, net="sparse", samples=22, epochs=1),
+        of("deferred", "1-1", 3, "1f1b", net="sparse", samples=23, epochs=1),
+        of("running", "1-1", 8, samples=39),  # three microbatches of the last batch are empty
     ],
     3: [
         of("deferred", "2-1", 4, samples=68),
-        of("deferred", "1-2", 3, "1f1b"),
         of("deferred", "2-1", 2, dealt=3),  # in the last step the second device has no batch
-        of("running", "1-2", 3),
-        of("running", "1-1-1", 2, optimizer="adam"),
+        of("running", "1-2", 3, "1f1b"),
     ],
 }
 
@@ -98,3 +93,104 @@ def test_norms_are_those_of_one_process(ranks: int) -> None:
         return
     for case in COVERING[ranks]:
         check(case, [train_one(case)])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["deferred", "running"])
+@pytest.mark.parametrize("net", ["dense", "sparse", "residual"])
+def test_every_depth_and_number_of_microbatches(net: str, mode: str) -> None:
+    """Against one process, and to the last bit against each other where only the plan differs."""
+    found: dict[int, list[Any]] = {}
+    parts = (1, 2, 3, 4, 8)
+    for config in ("1", "1-1", "1-1-1", "1-1-1-1"):
+        cases = [
+            of(mode, config, T, ("gpipe", "1f1b")[T % 2], net=net, optimizer=optimizer)
+            for T, optimizer in zip(parts, itertools.cycle(("momentum", "decay")), strict=False)
+        ]
+        everyone = run(train, sum(cases[0].replicas), cases, limit_s=60 + 20 * len(cases))
+        for number, case in enumerate(cases):
+            ranks = [of_rank[number] for of_rank in everyone]
+            check(case, ranks)
+            found.setdefault(case.microbatches, []).append(ranks[0][0])
+    for T, states in found.items():
+        check_same(states, T)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["deferred", "running"])
+@pytest.mark.parametrize("net", ["dense", "sparse"])
+@pytest.mark.parametrize("config", ["2-1", "1-2", "2-2", "1-2-1"])
+def test_replicas(config: str, net: str, mode: str) -> None:
+    readers = int(config[0])
+    check_all(
+        [
+            of(mode, config, parts, schedule, net=net, samples=34 * readers)
+            for parts in (2, 3, 4)
+            for schedule in ("gpipe", "1f1b")
+        ]
+    )
+
+
+STOPPED = of("running", "1-1", 3)
+
+
+def fitted(case: Case, epochs: int, **options: Any) -> tuple[pl.Trainer, Net]:
+    strategy = SynchronousPipelineStrategy(
+        microbatches=case.microbatches,
+        batch_norm=case.batch_norm,  # type: ignore[arg-type]
+        config=case.config,
+        cuts=case.cuts,
+        timeout_s=60,
+    )
+    trainer = pl.Trainer(**QUIET, devices=sum(case.replicas), max_epochs=epochs, strategy=strategy)
+    net = make_net(case)
+    trainer.fit(net, loader(case, 0), loader(case, 0), **options)
+    return trainer, net
+
+
+def saving(rank: int, path: Path) -> tuple[dict[str, Tensor], float, list[str]]:
+    """A run of one epoch that leaves a checkpoint."""
+    trainer, net = fitted(STOPPED, 1)
+    trainer.save_checkpoint(path)
+    patched = [name for name, module in net.named_modules() if "forward" in vars(module)]
+    assert [type(layer) for layer in net.layers] == [type(layer) for layer in dense_layers()]
+    return weights(net), float(trainer.callback_metrics["val_loss"]), patched
+
+
+def test_checkpoints_are_those_of_any_run(tmp_path: Path) -> None:
+    path = tmp_path / "saved.ckpt"
+    (state, loss, patched), _ = run(saving, 2, path)
+    assert not patched
+    # A plain Trainer has the same to load, and normalises by it in evaluation.
+    plain = make_net(STOPPED)
+    assert state.keys() == plain.state_dict().keys()
+    trainer = plain_trainer()
+    (told,) = trainer.validate(plain, loader(STOPPED, 0), ckpt_path=str(path), verbose=False)
+    assert told["val_loss"] == pytest.approx(loss, rel=1e-6)
+    # Another plan goes on as if nothing had happened: a minibatch leaves nothing but buffers.
+    alone = dataclasses.replace(STOPPED, config="1")
+    _, resumed = fitted(alone, 2, ckpt_path=str(path))
+    _, straight = fitted(alone, 2)
+    for name, value in weights(straight).items():
+        assert torch.equal(value, weights(resumed)[name]), name
+
+
+class Own(nn.BatchNorm1d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input)
+
+
+def test_norms_that_nobody_knows_are_refused_in_training_only() -> None:
+    case = of("deferred", "1", 2)
+    net = Net(nn.Sequential(nn.Linear(6, 8), Own(8), nn.Linear(8, CLASSES)))
+    strategy = SynchronousPipelineStrategy(microbatches=2, batch_norm="deferred")
+    trainer = pl.Trainer(**QUIET, devices=1, max_epochs=1, strategy=strategy)
+    trainer.validate(net, loader(case, 0), verbose=False)
+    with pytest.raises(ConfigError, match=r"layers\.1 is a Own with a forward of its own"):
+        trainer.fit(net, loader(case, 0))
+
+
+def test_another_batch_norm_is_refused() -> None:
+    with pytest.raises(ConfigError, match="batch_norm='sync' is unknown") as refused:
+        SynchronousPipelineStrategy(batch_norm="sync")  # type: ignore[arg-type]
+    assert refused.value.remedy == "use one of microbatch, deferred, running"
