@@ -41,14 +41,14 @@ class SynchronousPipelineStrategy(StagedStrategy):
             backward as soon as may be; no more in flight than stages follow).
         microbatches: T, parts of a minibatch; at least as many as any stage has replicas. The
             replicas of stage 0 share them: each cuts its own batch into its share of them.
-        batch_norm: in training, ``microbatch``: they normalise by the microbatch, and running
-            statistics move with each; ``deferred``: so too, but these move once, by the
-            statistics of the minibatch; ``running``: they normalise by the running statistics
-            from before the minibatch, as by constants, and these move as with ``deferred``.
         config: replicas of each stage, such as "2-1"; by default one device a stage.
         cuts: first layer of each stage but the first; by default computed.
         balance: what stages without ``cuts`` share evenly: ``flops`` of a batch's forward,
             ``parameters`` or ``layers``.
+        batch_norm: what batch norms do in training. ``microbatch``: normalise by the microbatch,
+            and running statistics move with each; ``deferred``: so too, but these move once, by
+            the statistics of the minibatch; ``running``: normalise by the running statistics from
+            before the minibatch, as by constants, and these move as with ``deferred``.
         layers: name of the Sequential; by default the one there is.
         send_input: the last stage gets the input of the layers as well, for steps that use
             it afterwards.
@@ -74,10 +74,10 @@ class SynchronousPipelineStrategy(StagedStrategy):
         *,
         schedule: Literal["gpipe", "1f1b"] = "gpipe",
         microbatches: int = 4,
-        batch_norm: Literal["microbatch", "deferred", "running"] = "microbatch",
         config: str | None = None,
         cuts: Sequence[int] | None = None,
         balance: Balance = "flops",
+        batch_norm: Literal["microbatch", "deferred", "running"] = "microbatch",
         layers: str | None = None,
         send_input: bool = False,
         keyed_randomness: bool = False,
@@ -101,9 +101,9 @@ class SynchronousPipelineStrategy(StagedStrategy):
         self._settings = SynchronousSettings(
             schedule=schedule,
             microbatches=microbatches,
-            batch_norm=batch_norm,
             send_input=send_input,
             keyed_randomness=keyed_randomness,
+            batch_norm=batch_norm,
             timeout_s=timeout_s,
             direct=direct,
             slowed=self.throttle.slowed,
