@@ -87,10 +87,10 @@ class Normed(Accumulation):
                     norm.seen.clear()
 
 
-def whole(case: Case) -> Normed:
+def whole(case: Case, *, by_hand: bool = False) -> Normed:
     """One process that takes each minibatch in one piece."""
     one = dataclasses.replace(case, config="1", microbatches=1, schedule="gpipe")
-    return Normed(one, by_hand=True)
+    return Normed(one, by_hand=by_hand)
 
 
 def distance(value: Tensor, expected: Tensor) -> float:

@@ -21,8 +21,9 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import SynchronousPipelineStrategy
 
 RUNNING = ("running_mean", "running_var")
-FP32 = 1e-6
-"""Of the largest element: so much do two orders of summing differ."""
+FP32 = {"dense": 1e-6, "sparse": 1e-6, "residual": 3e-6}
+"""Share of the largest element by which two orders of summing differ after two epochs, at most. In
+the deepest network single biases came to 1.0e-6."""
 
 
 def check(case: Case, found: Sequence[Any]) -> None:
@@ -39,7 +40,7 @@ def check(case: Case, found: Sequence[Any]) -> None:
             elif name.endswith("num_batches_tracked"):
                 assert torch.equal(value, expected[name]), f"{case}: {name}"
             else:
-                assert distance(value, expected[name]) < FP32, f"{case}: {name}"
+                assert distance(value, expected[name]) < FP32[case.net], f"{case}: {name}"
     check_same([state for state, _, _ in found], case)
     if case.batch_norm == "running" and case.replicas[0] == 1:
         check_whole(case, found[0][0])
@@ -52,10 +53,10 @@ def check_same(states: Sequence[dict[str, Tensor]], case: Any) -> None:
 
 
 def check_whole(case: Case, state: dict[str, Tensor]) -> None:
-    oracle = whole(case)
+    oracle = whole(case, by_hand=case.net == "dense")
     oracle.train()
     for name, value in oracle.state().items():
-        assert distance(state[name], value) < FP32, f"{case}, whole: {name}"
+        assert distance(state[name], value) < FP32[case.net], f"{case}, whole: {name}"
 
 
 def check_all(cases: Sequence[Case]) -> None:
@@ -131,10 +132,25 @@ def test_replicas(config: str, net: str, mode: str) -> None:
     )
 
 
+@pytest.mark.parametrize("net", ["dense", "sparse"])
+def test_how_a_minibatch_is_cut_changes_no_gradient(net: str) -> None:
+    """In double precision, where nothing is left of rounding that could hide anything."""
+    cases = [of("running", "1", parts, net=net, samples=23) for parts in (1, 3, 6)]
+    found = [weights(fitted(case, 2, precision="64-true")[1]) for case in cases]
+    for state in found[1:]:
+        for name, value in state.items():
+            assert distance(value, found[0][name]) < 1e-12, name
+    other = fitted(of("deferred", "1", 2, net=net, samples=23), 2, precision="64-true")[1]
+    first = next(name for name in found[0] if name.endswith(("weight", "kernel")))
+    assert distance(weights(other)[first], found[0][first]) > 1e-3
+
+
 STOPPED = of("running", "1-1", 3)
 
 
-def fitted(case: Case, epochs: int, **options: Any) -> tuple[pl.Trainer, Net]:
+def fitted(
+    case: Case, epochs: int, *, precision: Any = None, ckpt_path: str | None = None
+) -> tuple[pl.Trainer, Net]:
     strategy = SynchronousPipelineStrategy(
         microbatches=case.microbatches,
         batch_norm=case.batch_norm,  # type: ignore[arg-type]
@@ -142,9 +158,16 @@ def fitted(case: Case, epochs: int, **options: Any) -> tuple[pl.Trainer, Net]:
         cuts=case.cuts,
         timeout_s=60,
     )
-    trainer = pl.Trainer(**QUIET, devices=sum(case.replicas), max_epochs=epochs, strategy=strategy)
+    trainer = pl.Trainer(
+        **QUIET,
+        devices=sum(case.replicas),
+        max_epochs=epochs,
+        precision=precision,
+        limit_val_batches=0 if precision else None,  # its input would be of single precision
+        strategy=strategy,
+    )
     net = make_net(case)
-    trainer.fit(net, loader(case, 0), loader(case, 0), **options)
+    trainer.fit(net, loader(case, 0), loader(case, 0), ckpt_path=ckpt_path)
     return trainer, net
 
 
