@@ -78,6 +78,15 @@ def recomputed_spans(setting: Setting, plan: Plan) -> StageSpans:
     return tuple(found)
 
 
+def spans_told_by(plan: Plan) -> StageSpans:
+    """The spans that a plan file tells, as ``recomputed``: [first, last] of each.
+
+    Raises:
+        ConfigError: the plan has no such layers, or one twice.
+    """
+    return recomputed_spans({"layers": plan.details.get("recomputed", [])}, plan)
+
+
 def as_setting(spans: StageSpans) -> Setting:
     """The setting that says just these spans, such as a search has chosen."""
     if not any(spans):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from torch import nn
 
 from sparsepipe.errors import ConfigError
@@ -44,13 +46,18 @@ def spans_of(setting: Setting, plan: Plan, layers: nn.Sequential | None = None) 
             works in place on its input, which is what has to be kept.
     """
     spans = recomputed_spans(setting, plan)
-    for span in (span for stage in spans for span in stage) if layers is not None else ():
-        layer = layers[span.start]
-        if getattr(layer, "inplace", False):
-            raise ConfigError(
-                f"recompute: layer {span.start} ({type(layer).__name__}) works in place on its "
-                f"input, which is what is kept of layers {span.start} to {span.stop - 1}",
-                remedy=f"give layer {span.start} inplace=False, or begin the layers to be "
-                "recomputed, or the stage, with one that leaves its input as it is",
-            )
+    if layers is not None:
+        for span in chain.from_iterable(spans):
+            _check_first(span, layers[span.start])
     return spans
+
+
+def _check_first(span: range, layer: nn.Module) -> None:
+    """What does not say so is found out when it runs (``runtime/recomputation.py``)."""
+    if getattr(layer, "inplace", False):
+        raise ConfigError(
+            f"recompute: layer {span.start} ({type(layer).__name__}) works in place on its input, "
+            f"which is what is kept of layers {span.start} to {span.stop - 1}",
+            remedy=f"give layer {span.start} inplace=False, or begin the layers to be recomputed, "
+            "or the stage, with one that leaves its input as it is",
+        )
