@@ -18,6 +18,7 @@ from sparsepipe.experiment.recomputing import (
     choose,
     is_automatic,
     log_chosen,
+    memory_settings,
     spans_told,
     with_spans,
 )
@@ -106,10 +107,7 @@ def chosen_for(
     Raises:
         ConfigError: a stage does not fit.
     """
-    search = config["parallel"].get("search") or {}
-    names = ("stash", "optimizer_bytes", "reserved_bytes")
-    told = {name: search[name] for name in names if name in search}
-    memory = memory_model(SearchChoice(memory=True, **told), config)
+    memory = memory_model(SearchChoice(**memory_settings(config["parallel"])), config)
     assert memory is not None
     return choose(plan, profiles, inventory, config["parallel"], memory)
 

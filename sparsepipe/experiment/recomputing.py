@@ -48,6 +48,16 @@ def is_automatic(parallel: Mapping[str, Any]) -> bool:
     return recompute_of(parallel) == "auto"
 
 
+def memory_settings(parallel: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``parallel.search`` says of memory, which counts for the choice of layers as well.
+
+    Args:
+        parallel: resolved and checked.
+    """
+    search = parallel.get("search") or {}
+    return {name: search[name] for name in ("optimizer_bytes", "reserved_bytes") if name in search}
+
+
 def refuse_recompute(config: Mapping[str, Any], inventory: Inventory) -> None:
     """Refuses what can be refused before anything is prepared.
 
