@@ -29,7 +29,7 @@ def check_recompute(setting: Setting) -> None:
             "a strategy by itself has neither",
             remedy="run it from the command line, with parallel.strategy.recompute=auto and a "
             "search for the plan; or say which layers, such as {layers: [[0, 5]]}; "
-            "sparsepipe.partition.recomputation.cheapest_spans chooses them",
+            "sparsepipe.partition.recomputed_plan.choose_spans chooses them",
         )
 
 
