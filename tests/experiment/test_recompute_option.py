@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from experiment_harness import composed
 from planned_cases import MODEL, SLOW
+from recompute_cases import AUTO, given
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError
@@ -17,10 +18,8 @@ from sparsepipe.experiment.prepare import prepare
 from sparsepipe.experiment.recomputing import recompute_of, refuse_recompute, settled_recompute
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.settle import settle
-from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.schedule import Plan
 
-AUTO = "parallel.strategy.recompute=auto"
 SEARCHED = ("parallel=gpipe", "parallel.search.search=hete_mp", SLOW)
 BY_HAND = ("parallel=gpipe", "parallel.plan.config=1-1", "parallel.plan.cuts=[2]")
 
@@ -30,28 +29,6 @@ def inventory(memory_bytes: float | None) -> Inventory:
     if memory_bytes is not None:
         device["memory_bytes"] = int(memory_bytes)
     return Inventory.from_dict({"hosts": [{"name": "here", "devices": [device]}]})
-
-
-def given(tmp_path: Path, *, saved_bytes: float = 1e6) -> str:
-    """An override with a profile of the tiny network's four layers, the inner ones slow."""
-    layers = [
-        LayerProfile(
-            index=index,
-            name=str(index),
-            kind="Linear",
-            forward_s=seconds,
-            backward_s=2 * seconds,
-            activation_bytes=100,
-            parameter_bytes=1000,
-            saved_bytes=saved_bytes,
-            begin_bytes=0,
-            end_bytes=100,
-        )
-        for index, seconds in enumerate([1.0, 2.0, 2.0, 1.0])
-    ]
-    found = Profile(layers=tuple(layers), meta={"model": "mlp", "source": "a test"})
-    path = found.save(tmp_path / f"{saved_bytes:g}.json")
-    return f"parallel.search.profiles={{core: {path}}}"
 
 
 def settled(
