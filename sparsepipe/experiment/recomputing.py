@@ -34,12 +34,14 @@ _MIB = 2**20
 
 
 def recompute_of(parallel: Mapping[str, Any]) -> Setting:
-    """What ``parallel.strategy`` says; ``none`` of one that cannot recompute.
+    """What ``parallel.strategy`` says; ``none`` of one that is no synchronous pipeline.
 
     Args:
         parallel: resolved and checked.
     """
-    setting: Setting = (parallel["strategy"] or {}).get("recompute", "none")
+    if synchronous_of(parallel) is None:
+        return "none"
+    setting: Setting = parallel["strategy"].get("recompute", "none")
     return setting
 
 
@@ -67,7 +69,7 @@ def refuse_recompute(config: Mapping[str, Any], inventory: Inventory) -> None:
     """
     parallel = config["parallel"]
     check_setting(recompute_of(parallel))
-    if not is_automatic(parallel) or synchronous_of(parallel) is None:
+    if not is_automatic(parallel):
         return
     plan, search = parallel.get("plan") or {}, parallel.get("search") or {}
     by_hand = any(plan.get(name) is not None for name in ("file", "cuts"))
