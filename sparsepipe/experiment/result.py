@@ -139,7 +139,7 @@ def plan_values(run: Run, trainer: pl.Trainer) -> dict[str, Any]:
     values = {"plan_config": strategy.plan.config, "plan_cuts": list(strategy.plan.cuts)}
     if (synchronous := synchronous_of(run.config["parallel"])) is not None:
         values.update(asdict(synchronous))
-    return {**values, **_expected(run)}
+    return {**values, **_expected(run), **run.busy.values()}
 
 
 def _expected(run: Run) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,12 @@ _STROKES: Sequence[Sequence[Sequence[Point]]] = (
     [_arc((0, 0), (0.6, 0.9), 90, 450, 20)],
     [[(-0.3, 0.55), (0.05, 0.9), (0.05, -0.9)]],
     [[*_arc((0, 0.4), (0.55, 0.5), 160, -40, 10), (-0.6, -0.9), (0.65, -0.9)]],
-    [[*_arc((-0.05, 0.45), (0.5, 0.45), 150, -80, 10), *_arc((-0.05, -0.42), (0.6, 0.48), 85, -150, 11)]],
+    [
+        [
+            *_arc((-0.05, 0.45), (0.5, 0.45), 150, -80, 10),
+            *_arc((-0.05, -0.42), (0.6, 0.48), 85, -150, 11),
+        ]
+    ],
     [[(0.15, 0.9), (-0.6, -0.25), (0.65, -0.25)], [(0.3, 0.35), (0.3, -0.9)]],
     [[(0.5, 0.9), (-0.4, 0.9), (-0.5, 0.1), *_arc((-0.05, -0.35), (0.6, 0.55), 120, -140, 12)]],
     [[(0.35, 0.9), *_arc((0, -0.35), (0.5, 0.55), 150, 510, 18)]],
@@ -51,11 +57,7 @@ _STROKES: Sequence[Sequence[Sequence[Point]]] = (
 
 def lines_of(digit: int) -> Floats:
     """The lines [L, 2, 2] of a digit, always as many."""
-    found = [
-        (begin, end)
-        for stroke in _STROKES[digit]
-        for begin, end in zip(stroke, stroke[1:], strict=False)
-    ]
+    found = [(begin, end) for stroke in _STROKES[digit] for begin, end in pairwise(stroke)]
     assert len(found) <= _MOST_LINES, (digit, len(found))
     found += [found[-1]] * (_MOST_LINES - len(found))
     return np.array(found, dtype=np.float32)
