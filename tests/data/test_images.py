@@ -54,12 +54,13 @@ def test_batches_have_every_image_once_and_the_same_order_for_a_seed(tmp_path: P
     batches = list(data.train_dataloader())
     assert batches[0]["input"].shape == (20, 1, 28, 28)
     assert batches[0]["input"].dtype == torch.float32
-    assert 0 <= batches[0]["input"].min() and batches[0]["input"].max() <= 1
+    assert batches[0]["input"].min() >= 0
+    assert batches[0]["input"].max() <= 1
     seen = torch.cat([batch["index"] for batch in batches])
     assert sorted(seen.tolist()) == list(range(250))
     assert torch.equal(seen, torch.cat([b["index"] for b in drawn(tmp_path).train_dataloader()]))
     assert torch.equal(torch.cat([b["label"] for b in batches]), seen % 10)
-    assert [b["index"].tolist() for b in data.test_dataloader()][0] == list(range(20))
+    assert next(iter(data.test_dataloader()))["index"].tolist() == list(range(20))
 
 
 def test_classes_can_be_learned(tmp_path: Path) -> None:
@@ -155,13 +156,21 @@ def test_without_images_to_test_on_a_test_is_refused(tmp_path: Path) -> None:
     assert "held_out" in error.value.remedy
 
 
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _fewer_labels(root: Path) -> None:
+    (root / "train-labels-idx1-ubyte").write_bytes(idx(np.arange(5)))
+
+
 @pytest.mark.parametrize(
     ("break_it", "said"),
     [
         (lambda root: (root / "t10k-labels-idx1-ubyte").unlink(), "3 of the four idx files"),
         (lambda root: _cut(root / "train-images-idx3-ubyte"), "bytes where 9,408 are announced"),
         (lambda root: (root / "train-labels-idx1-ubyte").write_bytes(b"no"), "is no idx file"),
-        (lambda root: _fewer_labels(root), "for the 5 labels beside it"),
+        (_fewer_labels, "for the 5 labels beside it"),
     ],
 )
 def test_what_is_missing_or_broken_is_named(tmp_path: Path, break_it: Any, said: str) -> None:
@@ -170,14 +179,6 @@ def test_what_is_missing_or_broken_is_named(tmp_path: Path, break_it: Any, said:
     with pytest.raises(DataError, match=said) as error:
         Mnist(tmp_path).load("train", tmp_path)
     assert "train-images-idx3-ubyte" in error.value.remedy
-
-
-def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def _fewer_labels(root: Path) -> None:
-    (root / "train-labels-idx1-ubyte").write_bytes(idx(np.arange(5)))
 
 
 def test_a_broken_archive_is_named(tmp_path: Path) -> None:

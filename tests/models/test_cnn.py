@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -33,7 +35,7 @@ def test_by_default_eight_stages_can_have_nearly_equal_shares() -> None:
             costs.append(0.0 if weights is None else float(weights.numel() * places))
     for stages in (2, 4, 8):
         bounds = [0, *balanced(costs, [1] * stages), len(costs)]
-        shares = [sum(costs[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+        shares = [sum(costs[a:b]) for a, b in pairwise(bounds)]
         assert max(shares) / (sum(shares) / stages) < 1.2, (stages, shares)
 
 
