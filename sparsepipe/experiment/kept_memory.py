@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.experiment.device_profiles import load_profiles
+from sparsepipe.experiment.emulation import emulation_of
 from sparsepipe.experiment.model_names import model_name
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.schedules import Synchronous, synchronous_of
@@ -68,12 +70,13 @@ def kept_bytes(
     Raises:
         PlanError: the profiles have other layers.
     """
-    schedule = {} if synchronous is None else {"schedule": synchronous.schedule}
+    schedule: dict[str, Any] = {}
+    if synchronous is not None:
+        schedule = {"schedule": synchronous.schedule, "microbatches": synchronous.microbatches}
     simulation = Simulation.of(
         Workload.of(plan, profiles),
         Setting(network=Network.flat(plan.num_ranks)),
         **schedule,
-        microbatches=None if synchronous is None else synchronous.microbatches,
     )
     return long_run_peaks_bytes(simulation, model)
 
@@ -85,7 +88,7 @@ def _profiles(run: Run) -> dict[str, Profile]:
     kept = read_json(run.directory.plan) if run.directory.plan.exists() else {}
     given = {**(search.get("profiles") or {}), **(kept.get("measured") or {})}
     found = load_profiles(run.inventory, model_name(config), given=given)
-    if run.task_name == "train":  # else the profiles are what is trained
+    if emulation_of(config) is None:  # else the profiles are what is trained
         size = config["data"].get("batch_size")
         return {n: p for n, p in found.items() if p.meta.get("batch_size") == size}
     return found

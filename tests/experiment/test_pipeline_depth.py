@@ -81,6 +81,14 @@ def test_the_profile_is_of_the_network_and_the_batch() -> None:
     assert found.meta["threads"] == 1
 
 
+def test_a_profile_of_layers_that_are_alike_goes_with_the_same_trials() -> None:
+    profiles = "parallel.search.profiles={core: profiles/pipeline_depth/alike.json}"
+    config = dict(as_emulated(trial("gpipe_8", profiles)))
+    (found,) = emulated_profiles(config, build_inventory(config)).values()
+    assert len({(layer.forward_s, layer.backward_s) for layer in found.layers}) == 1
+    assert found.num_layers % 8 == 0
+
+
 def kept(config: str, cuts: tuple[int, ...], synchronous: Synchronous | None) -> list[float]:
     one = profile()
     layers = [

@@ -119,6 +119,18 @@ def test_other_sizes_have_a_table_of_their_own() -> None:
     )
 
 
+def test_devices_with_another_profile_have_a_table_of_their_own() -> None:
+    alike = {"parallel.search.profiles.core": "profiles/pipeline_depth/alike.json"}
+    rows = [emulated(8, 1000.0, "gpipe", bubble_share=0.2), emulated(1, 200.0),
+            emulated(8, 1300.0, "gpipe", bubble_share=0.18, **alike)]  # fmt: skip
+    usual, other = PIPELINE_DEPTH.blocks(rows)
+    row = ("8", "emulated", "GPipe", "ours")
+    assert (value(usual, "bubble", *row), value(other, "bubble", *row)) == (20.0, 18.0)
+    assert "alike.json" in other.title
+    command = cell(other, "speedup", "4", "emulated", "GPipe", "ours").command
+    assert "'parallel.search.profiles={core:profiles/pipeline_depth/alike.json}'" in command
+
+
 def test_missing_cells_name_the_run_that_they_lack() -> None:
     block = only(trained(2, "gpipe", train_shapes_per_s=120.0))
     found = cell(block, "speedup", "2", "measured", "GPipe", "ours")

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sparsepipe.atomic import replacing
 from sparsepipe.data.checks import check_numbers
@@ -73,7 +74,7 @@ class DrawnDigits:
         """Digest of what is drawn; see ``ImageSource.fingerprint``."""
         return digest_values([_VERSION, self._counts, self._seed])
 
-    def _draw(self, split: Split, labels_S: np.ndarray, path: Path) -> None:
+    def _draw(self, split: Split, labels_S: NDArray[np.int64], path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         images = np.empty((len(labels_S), SIDE, SIDE), np.uint8)
         for first in range(0, len(labels_S), _AT_ONCE):

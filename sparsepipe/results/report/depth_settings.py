@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from sparsepipe.results.report.cell import Row
-from sparsepipe.results.report.commands import Commands
+from sparsepipe.results.report.commands import Commands, word
 
 MICROBATCHES = 32
 """T, unless something else is said."""
@@ -17,6 +17,7 @@ _KEYS = {
     "model.width": "width",
 }
 _PARTS = "parallel.strategy.microbatches"
+_PROFILE = "parallel.search.profiles.core"
 _SOURCES = {"Mnist": ("MNIST", ("data=mnist", "data.root=$MNIST"))}
 """Of the images: in words, and what the command line says; others are drawn."""
 
@@ -31,6 +32,7 @@ class DepthSetting:
         convolutions: of the network.
         width: of the network.
         microbatches: T.
+        profile: file in place of the emulated devices' own; None: that.
     """
 
     source: str = "DrawnDigits"
@@ -38,12 +40,14 @@ class DepthSetting:
     convolutions: int = 22
     width: float = 1.0
     microbatches: int = MICROBATCHES
+    profile: str | None = None
 
     @classmethod
     def of(cls, row: Row, *, microbatches: int) -> Self:
         """Of a run, in whose table T is a number."""
         source = str(row.get("data.source._target_", "")).rpartition(".")[2]
         told: dict[str, Any] = {name: row[key] for key, name in _KEYS.items() if key in row}
+        told["profile"] = row.get(_PROFILE)
         return cls(source=source or cls().source, microbatches=microbatches, **told)
 
     @property
@@ -53,7 +57,7 @@ class DepthSetting:
         width = "" if self.width == 1 else f" of width {self.width:g}"
         return (
             f"{images}; {self.convolutions} convolutions{width}; minibatches of {self.batch_size} "
-            f"images, T = {self.microbatches}"
+            f"images, T = {self.microbatches}{'' if self.profile is None else f'; {self.profile}'}"
         )
 
     def overrides(self, commands: Commands) -> tuple[str, ...]:
@@ -63,6 +67,8 @@ class DepthSetting:
         found = (*commands.given, *words, *commands.unlike(words, wanted))
         if self.microbatches != MICROBATCHES:
             found = (*found, f"{_PARTS}={self.microbatches}")
+        if self.profile is not None:
+            found = (*found, word(_PROFILE.rpartition(".")[0], {"core": self.profile}))
         return found
 
 
