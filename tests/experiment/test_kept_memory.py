@@ -1,4 +1,4 @@
-"""What a run says that it keeps, beside what torch saves when the microbatches really go forward."""
+"""What a run says that it keeps, beside what torch saves when microbatches really go forward."""
 
 from __future__ import annotations
 
