@@ -47,6 +47,8 @@ def kept_values(run: Run) -> dict[str, float]:
         profiles = _profiles(run)
         plan = _plan(run, profiles)
         model = replace(memory_model(SearchChoice(), run.config) or MemoryModel(), gradients=0.0)
+        if any(layer.saved_bytes is None for p in profiles.values() for layer in p.layers):
+            return {}
         ranks = kept_bytes(plan, profiles, model, synchronous_of(parallel))
     except (SparsePipeError, KeyError):  # no profiles, or of other layers: nobody asked for this
         return {}
@@ -73,12 +75,34 @@ def kept_bytes(
     schedule: dict[str, Any] = {}
     if synchronous is not None:
         schedule = {"schedule": synchronous.schedule, "microbatches": synchronous.microbatches}
+    workload = Workload.of(plan, profiles)
+    stages = zip(workload.stages, plan.stages, strict=True)
+    counted = tuple(
+        replace(costs, stored_bytes=max(_stored_bytes(profile, *stage.layers) for profile in held))
+        for costs, stage in stages
+        if (held := [profiles[_name(device, profiles)] for device in stage.devices])
+    )
     simulation = Simulation.of(
-        Workload.of(plan, profiles),
+        replace(workload, stages=counted),
         Setting(network=Network.flat(plan.num_ranks)),
         **schedule,
     )
     return long_run_peaks_bytes(simulation, model)
+
+
+def _stored_bytes(profile: Profile, first: int, last: int) -> float:
+    """What one minibatch keeps in a stage, just as it was counted.
+
+    Searches take it to be more in front of layers that save little (``Spans.stored_between``).
+    """
+    layers = profile.layers[first : last + 1]
+    inside = sum(layer.saved_bytes or 0.0 for layer in layers)
+    return inside + (layers[0].begin_bytes or 0.0) + (layers[-1].end_bytes or 0.0)
+
+
+def _name(device: str, profiles: Mapping[str, Profile]) -> str:
+    """Whose profile is that of a device of a plan, ``host/model/number`` or by hand."""
+    return device if device in profiles else device.split("/")[1]
 
 
 def _profiles(run: Run) -> dict[str, Profile]:

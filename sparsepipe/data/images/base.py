@@ -37,7 +37,8 @@ class ImageSet:
     def image(self, index: int) -> NDArray[np.float32]:
         """float32 [1, 28, 28] in [0, 1]."""
         images = self.images.array if isinstance(self.images, MappedArray) else self.images
-        return images[index][None].astype(np.float32) / 255
+        found: NDArray[np.float32] = images[index][None].astype(np.float32) / np.float32(255)
+        return found
 
 
 class ImageSource(Protocol):

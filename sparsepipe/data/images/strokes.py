@@ -80,8 +80,8 @@ def draw(labels_B: NDArray[np.int64], rng: np.random.Generator, *, side: int) ->
     scale = np.array([side / 2, -side / 2], np.float32)
     distance_BP = _distances(lines_BL22 * scale + side / 2, side)
     covered_BP = np.clip((width_B[:, None] - distance_BP) / _FADE + 0.5, 0, 1)
-    images = np.rint(255 * ink_B[:, None] * covered_BP).astype(np.uint8)
-    return images.reshape(-1, side, side)
+    drawn: NDArray[np.uint8] = np.rint(255 * ink_B[:, None] * covered_BP).astype(np.uint8)
+    return drawn.reshape(-1, side, side)
 
 
 def _varied(lines_BL22: Floats, rng: np.random.Generator) -> Floats:

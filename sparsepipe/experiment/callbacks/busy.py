@@ -62,10 +62,12 @@ class Busy(pl.Callback):
         clocks differ.
         """
         machine = os.uname().nodename
-        everyone = group.gather_objects((machine, list(self._steps)) if self._watches else None)
-        if any(each is None for each in everyone) or len({name for name, _ in everyone}) > 1:
+        told = (machine, list(self._steps)) if self._watches else None
+        everyone: list[tuple[str, list[Step]] | None] = group.gather_objects(told)
+        watched = [each for each in everyone if each is not None]
+        if len(watched) < len(everyone) or len({name for name, _ in watched}) > 1:
             return {}
-        steps = [each for _, each in everyone]
+        steps = [each for _, each in watched]
         found = synchronous_bubbles(steps) if self._synchronous else steady_idle(steps)
         if found is None:
             return {}
