@@ -1,4 +1,4 @@
-"""How fast the asynchronous pipeline trains, beside one process, DDP and what is possible.
+"""How fast pipelines train, beside one process, DDP, torch's own and what is possible.
 
 Everything in one run, one thread for each process, real Trainers and gloo on loopback:
 
@@ -7,6 +7,9 @@ Everything in one run, one thread for each process, real Trainers and gloo on lo
   minibatch in the slowest stage's own time: both stages compute at once and nothing is sent
   (``pipeline_bound.py``). ``--width 0.5`` has a quarter of the parameters to reduce.
 - Layers that sleep in as many stages as there are ranks, so that cores are no limit.
+- A CNN on images by synchronous pipelines of two stages (GPipe and 1F1B with flush), ours and
+  those of torch.distributed.pipelining: the same layers, cut, minibatches, microbatches and
+  optimizer.
 - Bytes that were sent beside the least that can be: features once each way, coordinates once
   down. Sets of weights of each stage beside what the schedule tells.
 
@@ -16,6 +19,7 @@ and draining the pipeline.
 
     python benchmarks/pipeline.py
     python benchmarks/pipeline.py --only sleep --ranks 3 8
+    python benchmarks/pipeline.py --only torch --repeats 3 --minibatches 8
 """
 
 from __future__ import annotations
@@ -23,12 +27,14 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pipeline_bound import layer_seconds, least_bytes, parameter_bytes, stage_seconds
 from pipeline_options import KINDS, above_zero, announced, at_least, networks, parsed, parser_of
 from pipeline_ranks import on_ranks
+from pipeline_torch import SCHEDULES, train_by_torch
 from pipeline_training import Trained, Way, train
-from pipeline_workloads import Sleeping, Vgg, Workload
+from pipeline_workloads import Images, Sleeping, Vgg, Workload
 
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.asynchronous import asynchronous
@@ -38,6 +44,9 @@ from sparsepipe.schedule.versions import peak_stashed
 BOUND_GOAL = 0.93
 DDP_GOAL = 1.15
 SLEEP_GOAL = 0.97
+TORCH_GOAL = 1.0
+_STUDIED: Mapping[str, Any] = {"convolutions": 22, "width": 1.0}
+"""The network of experiment=pipeline_depth."""
 EPOCHS = 2
 """The first one warms up."""
 
@@ -183,9 +192,40 @@ def sleep(workload: Sleeping, options: argparse.Namespace) -> None:
     print_weights(workload, plan, told, options.minibatches)
 
 
+def beside_torch(workload: Images, options: argparse.Namespace) -> None:
+    """Synchronous pipelines of two, ours and torch's, in turns."""
+    plan, parts = balanced_plan(workload, 2, options.passes), options.microbatches
+    print(f"\n{workload}; cut before layer {plan.cuts[0]} of {plan.num_layers}, T = {parts}")
+    one = Way(name="one process", ranks=1)
+    ours = {
+        name: Way(name=f"{name}, ours", ranks=2, plan=plan, schedule=name, microbatches=parts)
+        for name in SCHEDULES
+    }
+    size = (options.minibatches, EPOCHS)
+    whole: Rows = {}
+    for _ in range(options.repeats):
+        found = {one.name: on_ranks(train, 1, workload, one, *size)}
+        for name, way in ours.items():
+            found[way.name] = on_ranks(train, 2, workload, way, *size)
+            found[f"{name}, torch"] = on_ranks(train_by_torch, 2, workload, way, *size)
+        for row, told in found.items():
+            whole.setdefault(row, []).append(told[0].last.whole_s / options.minibatches)
+    for row, seconds in whole.items():
+        rates = sorted(1 / each for each in seconds)
+        print(
+            f"  {row:26}{statistics.median(rates):8.3f} [{rates[0]:.3f}..{rates[-1]:.3f}] "
+            f"minibatches/s, {ratio(whole, one.name, row):.2f} x one process"
+        )
+    for name, way in ours.items():
+        faster = ratio(whole, f"{name}, torch", way.name)
+        print_goal(f"{name}, times torch's", faster, TORCH_GOAL, percent=False)
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = parser_of(__doc__, only=(*KINDS, "sleep"), repeats=5, minibatches=32, readers=2)
+    parser = parser_of(
+        __doc__, only=(*KINDS, "sleep", "torch"), repeats=5, minibatches=32, readers=2
+    )
     parser.add_argument("--passes", type=at_least(1), default=5, help="that time the layers")
     parser.add_argument("--bound-s", type=above_zero, default=6.0, help="that a stage is measured")
     parser.add_argument(
@@ -193,10 +233,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--sleep-ms", type=above_zero, nargs=2, default=[30.0, 60.0])
     parser.add_argument("--kib", type=at_least(1), default=256, help="of a sleeper's activation")
+    parser.add_argument("--images", type=at_least(1), default=512, help="of a minibatch of torch's")
+    parser.add_argument("--microbatches", type=at_least(1), default=32, help="of it: T")
     options = parsed(parser, arguments)
     if options.quick:
         options.repeats, options.minibatches, options.passes = 1, 6, 1
         options.bound_s, options.sleep_ms, options.kib = 0.01, [1.0, 2.0], 4
+        options.images, options.microbatches = 8, 4
     return options
 
 
@@ -212,6 +255,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 stages=ranks, forward_ms=forward_ms, backward_ms=backward_ms, kib=options.kib
             )
             sleep(workload, options)
+        if "torch" in options.only:
+            few = {"convolutions": 4, "width": 0.125} if options.quick else _STUDIED
+            beside_torch(Images(batch_size=options.images, **few), options)
 
 
 if __name__ == "__main__":

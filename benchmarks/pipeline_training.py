@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import pytorch_lightning as pl
 from pipeline_workloads import Workload, loader, module
@@ -15,7 +15,11 @@ from typing_extensions import override
 
 from sparsepipe.runtime.worker import Worker
 from sparsepipe.schedule import Plan
-from sparsepipe.strategies import DataParallelStrategy, PipelineStrategy
+from sparsepipe.strategies import (
+    DataParallelStrategy,
+    PipelineStrategy,
+    SynchronousPipelineStrategy,
+)
 
 TIMEOUT_S = 120.0
 
@@ -28,11 +32,15 @@ class Way:
         name: of the row.
         ranks: processes.
         plan: of a pipeline; None for one process or data parallelism.
+        schedule: of a synchronous pipeline, gpipe or 1f1b; None: an asynchronous one.
+        microbatches: T, of a synchronous one.
     """
 
     name: str
     ranks: int
     plan: Plan | None = None
+    schedule: Literal["gpipe", "1f1b"] | None = None
+    microbatches: int = 1
 
     @property
     def readers(self) -> int:
@@ -173,4 +181,9 @@ def _strategy(way: Way) -> Any:
         return "auto"
     if way.plan is None:
         return DataParallelStrategy(timeout_s=TIMEOUT_S)
-    return PipelineStrategy(config=way.plan.config, cuts=list(way.plan.cuts), timeout_s=TIMEOUT_S)
+    split: dict[str, Any] = {"config": way.plan.config, "cuts": list(way.plan.cuts)}
+    if way.schedule is None:
+        return PipelineStrategy(**split, timeout_s=TIMEOUT_S)
+    return SynchronousPipelineStrategy(
+        schedule=way.schedule, microbatches=way.microbatches, **split, timeout_s=TIMEOUT_S
+    )

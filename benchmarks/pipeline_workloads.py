@@ -1,4 +1,4 @@
-"""What the pipeline benchmark trains: dense and sparse VGGs, and layers that sleep.
+"""What the pipeline benchmark trains: VGGs, a CNN on images, and layers that sleep.
 
 Shapes: B shapes in a minibatch, C channels.
 """
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from sparsepipe.models import Classifier
+from sparsepipe.models import Classifier, cnn_5x5
 from sparsepipe.models.vgg_dense import dense_vgg
 from sparsepipe.models.vgg_sparse import sparse_vgg
 from sparsepipe.sparse import SparseTensor, sparse_collate
@@ -163,6 +163,35 @@ class Sleeping:
 
     def input(self, number: int) -> Any:
         return torch.zeros(self.batch_size, self.kib * 1024 // 4 // self.batch_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """The CNN of the study of depth on noise: what it learns takes no other time.
+
+    Args:
+        convolutions: of the network.
+        width: multiplies its channels.
+        batch_size: B.
+    """
+
+    convolutions: int
+    width: float
+    batch_size: int
+
+    def __str__(self) -> str:
+        return (
+            f"CNN of {self.convolutions} 5x5 convolutions, width {self.width:g}, "
+            f"{self.batch_size} images of 28x28 a minibatch"
+        )
+
+    def layers(self) -> nn.Sequential:
+        torch.manual_seed(0)
+        return cnn_5x5(CLASSES, convolutions=self.convolutions, width=self.width)
+
+    def input(self, number: int) -> Any:
+        generator = torch.Generator().manual_seed(number % DIFFERENT)
+        return torch.rand(self.batch_size, 1, 28, 28, generator=generator)
 
 
 class Minibatches(Dataset[Any]):

@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sparsepipe.data.augment import Augment
     from sparsepipe.data.datamodule import ShapeDataModule
+    from sparsepipe.data.images import DrawnDigits, ImageDataModule, Mnist
     from sparsepipe.data.points import PointSet
     from sparsepipe.data.sources import GeneratedShapes, NormalResampled, NpzBundle, OffTree
     from sparsepipe.data.voxels import voxelise
 
 __all__ = [
     "Augment",
+    "DrawnDigits",
     "GeneratedShapes",
+    "ImageDataModule",
+    "Mnist",
     "NormalResampled",
     "NpzBundle",
     "OffTree",
@@ -29,7 +33,10 @@ __all__ = [
 
 _HOMES = {
     "Augment": "augment",
+    "DrawnDigits": "images",
     "GeneratedShapes": "sources",
+    "ImageDataModule": "images",
+    "Mnist": "images",
     "NormalResampled": "sources",
     "NpzBundle": "sources",
     "OffTree": "sources",

@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 
 from sparsepipe.data.augment import Augment, Axis
 from sparsepipe.data.checks import check_dense, check_num_points, check_numbers, check_share
-from sparsepipe.data.dataset import Representation, ShapeDataset, Voxelisation
+from sparsepipe.data.dataset import Collate, Representation, ShapeDataset, Voxelisation
 from sparsepipe.data.draw import RatioMode
 from sparsepipe.data.loading import ShapeLoader, default_workers, make_loader
 from sparsepipe.data.points import IntArray, MappedArray, PointSet
@@ -230,7 +230,11 @@ class ShapeDataModule(pl.LightningDataModule):
 
     def _loader(self, dataset: ShapeDataset, sampler: TrainSampler | EvalSampler) -> ShapeLoader:
         return make_loader(
-            dataset, sampler=sampler, batch_size=self.batch_size, num_workers=self._num_workers
+            dataset,
+            sampler=sampler,
+            batch_size=self.batch_size,
+            num_workers=self._num_workers,
+            collate=Collate(self._voxelisation.resolution),
         )
 
     def _ranks(self) -> dict[str, int]:

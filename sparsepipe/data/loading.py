@@ -5,14 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 
-from sparsepipe.data.dataset import Collate, ShapeDataset
 from sparsepipe.data.samplers import Access
 from sparsepipe.errors import DataError
 from sparsepipe.machine import usable_cores
@@ -35,7 +34,7 @@ def default_workers() -> int:
 
 
 class ShapeLoader(DataLoader[dict[str, Any]]):
-    """A DataLoader over ``ShapeDataset`` that explains why its workers failed.
+    """A DataLoader over ``ShapeDataset``, or images, that explains why its workers failed.
 
     It has the arguments of ``DataLoader``, since Lightning builds it anew for prediction.
     """
@@ -55,7 +54,12 @@ class ShapeLoader(DataLoader[dict[str, Any]]):
 
 
 def make_loader(
-    dataset: ShapeDataset, *, sampler: Sampler[Access], batch_size: int, num_workers: int
+    dataset: Dataset[dict[str, Any]],
+    *,
+    sampler: Sampler[Access],
+    batch_size: int,
+    num_workers: int,
+    collate: Callable[[Sequence[dict[str, Any]]], dict[str, Any]],
 ) -> ShapeLoader:
     """A loader of collated batches.
 
@@ -63,10 +67,11 @@ def make_loader(
     process itself is unsafe once it runs threads, as autograd, OpenMP and gloo do.
 
     Args:
-        dataset: the shapes.
+        dataset: the shapes, or images.
         sampler: yields (epoch, index).
         batch_size: shapes in a batch.
         num_workers: processes that read; 0 reads in this one.
+        collate: puts samples together; workers get a copy of it.
     """
     methods = multiprocessing.get_all_start_methods()
     method = "forkserver" if "forkserver" in methods else "spawn"
@@ -75,7 +80,7 @@ def make_loader(
         sampler=sampler,
         batch_size=batch_size,
         num_workers=num_workers,
-        collate_fn=Collate(dataset.voxelisation.resolution),
+        collate_fn=collate,
         pin_memory=torch.cuda.is_available(),
         multiprocessing_context=method if num_workers else None,
         persistent_workers=num_workers > 0,

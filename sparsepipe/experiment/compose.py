@@ -72,6 +72,8 @@ OmegaConf.register_new_resolver("choose", _choose, replace=True)
 OmegaConf.register_new_resolver("short", _short, replace=True)
 OmegaConf.register_new_resolver("sweep_or", _sweep_or, replace=True)
 # A dotted key, or the one key of ours whose mapping starts empty; groups have no dots.
+_OF_TRIALS = ("batch_shared_by", "depth", "partition")
+"""Keys that settings of a run are made of, and that are none themselves."""
 _PLAIN_ASSIGNMENT = re.compile(r"^(callbacks|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
 
 
@@ -139,7 +141,8 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     assert isinstance(value, dict)
     plain = {str(key): item for key, item in value.items() if key != "hydra"}
     check(plain)
-    plain.pop("batch_shared_by", None)
+    for name in _OF_TRIALS:
+        plain.pop(name, None)
     if plain.pop(KEY, None) is not None and plain.get("scale") is not None:
         raise ConfigError(
             f"{plain['name']} has no several scales: it computes with what was measured elsewhere",

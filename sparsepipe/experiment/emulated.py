@@ -29,6 +29,7 @@ from sparsepipe.experiment.device_profiles import (
 )
 from sparsepipe.experiment.division import check_division, division_of
 from sparsepipe.experiment.emulation import emulation_of, limit_of
+from sparsepipe.experiment.kept_memory import kept_values
 from sparsepipe.experiment.model_names import model_name, model_settings
 from sparsepipe.experiment.planned import search_of
 from sparsepipe.experiment.result import plan_values, write_result
@@ -96,6 +97,7 @@ def train_emulated(
         "time_scale": emulation.time_scale,
         "link_bytes_per_s": None if run.inventory.link is None else run.inventory.link.bytes_per_s,
         **_pace(pulse.rates(), plan_values(run, trainer), size=size),
+        **kept_values(run),
     }
     write_result(run, values)
     if group.rank() == 0:

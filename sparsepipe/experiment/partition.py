@@ -36,7 +36,8 @@ def partition(
 
     Args:
         run: configuration and directory.
-        search: ``dp``, ``mp``, ``variance``, ``hete_mp``, ``exact`` or ``exhaustive``.
+        search: ``dp``, ``mp``, ``variance``, ``straight``, ``hete_mp``, ``exact`` or
+            ``exhaustive``.
         cost_model: what stages and transfers cost, see :mod:`sparsepipe.partition.cost`.
         order: in which ``hete_mp`` takes devices.
         device: whose profile counts for all devices in ``mp`` and ``variance``; None: that of the

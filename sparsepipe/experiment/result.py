@@ -142,7 +142,7 @@ def plan_values(run: Run, trainer: pl.Trainer) -> dict[str, Any]:
         values.update(asdict(synchronous))
     if any(strategy.recomputed):
         values["recomputed_layers"] = bounds_of(strategy.recomputed)
-    return {**values, **_expected(run)}
+    return {**values, **_expected(run), **run.busy.values()}
 
 
 def _expected(run: Run) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from sparsepipe.cluster import Inventory, Place
 from sparsepipe.errors import ConfigError, HardwareError, PlanError
 from sparsepipe.experiment.build import build, build_with
 from sparsepipe.experiment.callbacks import (
+    Busy,
     EpochLines,
     EpochSums,
     NamePlace,
@@ -44,6 +45,7 @@ class Run:
         inventory: the hardware.
         watch: notes signals.
         throughput: measures the training.
+        busy: measures how much of it the stages of a pipeline wait.
     """
 
     config: Mapping[str, Any]
@@ -51,6 +53,7 @@ class Run:
     inventory: Inventory
     watch: SignalWatch
     throughput: Throughput = field(default_factory=Throughput)
+    busy: Busy = field(default_factory=Busy)
 
     @property
     def task_name(self) -> str:
@@ -100,7 +103,7 @@ class Run:
             **self._devices(places),
             strategy=self._strategy(parallel["strategy"], places[group.rank()].slowdown),
             logger=not silent and (self.loggers() or False),
-            callbacks=[NamePlace(), EpochSums(), *rates, *more, *shown, *callbacks],
+            callbacks=[NamePlace(), EpochSums(), *rates, self.busy, *more, *shown, *callbacks],
             default_root_dir=str(self.directory.path),
             use_distributed_sampler=False,
         )

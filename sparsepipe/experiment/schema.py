@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-Search = Literal["dp", "mp", "variance", "hete_mp", "exact", "exhaustive"]
+Search = Literal["dp", "mp", "variance", "straight", "hete_mp", "exact", "exhaustive"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,3 +200,5 @@ class Config:
     scale: str | None = None
     instead_of_scale: dict[str, list[str]] | None = None  # of an experiment; no setting of a run
     batch_shared_by: int | str | None = None  # of a trial; a run has data.batch_size for it
+    depth: Annotated[int, Limits(1, 1024)] | None = None  # likewise; a run has the hardware for it
+    partition: Search | None = None  # likewise; a run has parallel.search.search for it

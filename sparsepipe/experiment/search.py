@@ -192,7 +192,12 @@ def _solve(problem: Problem, choice: SearchChoice, *, device: str | None) -> Sol
     if search == "variance":
         assert device is not None
         return searches.variance(problem, device=device)
-    one_of = {"dp": searches.dp, "exact": searches.exact, "exhaustive": searches.exhaustive}
+    one_of = {
+        "dp": searches.dp,
+        "straight": searches.straight,
+        "exact": searches.exact,
+        "exhaustive": searches.exhaustive,
+    }
     return one_of[search](problem)
 
 

@@ -35,6 +35,7 @@ from sparsepipe.experiment.checkpoints import (
 )
 from sparsepipe.experiment.evaluate import Clock, inference_rate
 from sparsepipe.experiment.figures import draw_curves, draw_test
+from sparsepipe.experiment.kept_memory import kept_values
 from sparsepipe.experiment.loaders import EpochSeeds, adapt_loaders
 from sparsepipe.experiment.loggers import RunLogger
 from sparsepipe.experiment.report import (
@@ -223,6 +224,7 @@ def _fit(
         "val_shapes": num_shapes(trainer.val_dataloaders),
         **{f"train_{name}": size for name, size in peak_values().items()},
         **plan_values(run, trainer),
+        **kept_values(run),
     }
     if group.rank() == 0 and run.directory.last.exists():
         # Where callbacks ended it early, nothing else would tell a rerun that it is over.

@@ -6,6 +6,7 @@ one device.
 """
 
 from sparsepipe.models.classifier import Classifier
+from sparsepipe.models.cnn import cnn_5x5
 from sparsepipe.models.resnet_sparse import sparse_resnet18, sparse_resnet34, sparse_resnet50
 from sparsepipe.models.schedule import LRSchedule
 from sparsepipe.models.vgg_dense import (
@@ -24,6 +25,7 @@ from sparsepipe.models.vgg_sparse import (
 __all__ = [
     "Classifier",
     "LRSchedule",
+    "cnn_5x5",
     "dense_vgg11_bn",
     "dense_vgg13_bn",
     "dense_vgg16_bn",

@@ -5,6 +5,7 @@
 ``mp``      PipeDream: all devices count as alike, with the profile of one that is named
 ``variance`` Zhang and Sun: each device is a stage, and stages cost as nearly the same as can be;
             all devices count as alike
+``straight`` each device is a stage, and the slowest is as fast as can be
 ``hete_mp`` SparsePipe (Algorithms 1 and 2): stages take devices from a list sorted by kind
 ``exact``   any devices for each stage
 ``exhaustive`` the same by trying all plans
@@ -107,6 +108,27 @@ def variance(problem: Problem, *, device: str) -> Solution:
     taken = taken_in_order(stages, problem.fleet, range(len(problem.fleet.kinds)))
     check_room(taken, problem)
     return Solution(stages=tuple(taken), strategy="variance", assumed=alike)
+
+
+def straight(problem: Problem) -> Solution:
+    """The best plan with a stage for each device, in the inventory's order.
+
+    Args:
+        problem: what to partition.
+
+    Raises:
+        PlanError: there are more devices than layers, or no such plan fits the memory.
+    """
+    kinds = range(len(problem.fleet.kinds))
+    each = [kind for kind in kinds for _ in range(problem.fleet.counts[kind])]
+    alone = [tuple(int(kind == one) for kind in kinds) for one in each]
+    if len(alone) > problem.spans.num_layers:
+        raise PlanError(
+            f"{problem.spans.num_layers} layers do not make a stage for each of {len(alone)} "
+            "devices, as straight has it",
+            remedy="use fewer devices, or a search that gives a stage several: hete_mp or exact",
+        )
+    return replace(best_cuts(problem, alone), strategy="straight")
 
 
 def hete_mp(problem: Problem, *, order: Order = "by_count") -> Solution:

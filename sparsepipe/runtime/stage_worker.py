@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
@@ -66,6 +67,14 @@ class StageWorker(ABC, Generic[_Told]):
         self._events = events
         self._slowed = slowed
         self._evaluated = 0
+
+    def watch(self, around: Callable[[Callable[[], AbstractContextManager[None]]], Any]) -> None:
+        """Puts a context around whatever is computed here from now on.
+
+        Args:
+            around: makes it, given what makes the one that there was.
+        """
+        self._slowed = partial(around, self._slowed)
 
     @property
     @abstractmethod

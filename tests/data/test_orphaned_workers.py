@@ -13,14 +13,11 @@ from data_helpers import assert_session_ends
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from types import SimpleNamespace
 
 from sparsepipe.data.loading import make_loader
 
 
 class Stuck:
-    voxelisation = SimpleNamespace(resolution=8)
-
     def __len__(self):
         return 1
 
@@ -30,7 +27,8 @@ class Stuck:
 
 
 if __name__ == "__main__":
-    next(iter(make_loader(Stuck(), sampler=[(0, 0)], batch_size=1, num_workers=1)))
+    loader = make_loader(Stuck(), sampler=[(0, 0)], batch_size=1, num_workers=1, collate=list)
+    next(iter(loader))
 """
 
 

@@ -51,6 +51,16 @@ def test_rows_bytes_and_versions_of_the_benchmark() -> None:
     check_weights(sleep, versions=[3, 2, 1])
 
 
+@pytest.mark.full
+def test_rows_beside_torchs_own_pipelines() -> None:
+    ran = run("pipeline.py", "--quick", "--only", "torch")
+    assert ran.returncode == 0, ran.stderr
+    for row in ("one process", "gpipe, ours", "gpipe, torch", "1f1b, ours", "1f1b, torch"):
+        assert re.search(rf"^  {row} +[\d.]+ \[[\d.]+\.\.[\d.]+\]", ran.stdout, re.MULTILINE)
+    assert number(r"gpipe, times torch's: ([\d.]+) \(goal 1.00\)", ran.stdout) > 0
+    assert number(r"1f1b, times torch's: ([\d.]+) \(goal 1.00\)", ran.stdout) > 0
+
+
 def number(pattern: str, part: str) -> float:
     found = re.search(pattern, part)
     assert found is not None, pattern

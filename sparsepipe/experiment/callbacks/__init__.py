@@ -1,5 +1,6 @@
 """Lightning callbacks of the house: checkpoints, stops, the metrics file, throughput, progress."""
 
+from sparsepipe.experiment.callbacks.busy import Busy
 from sparsepipe.experiment.callbacks.checkpoint import Resume, RunCheckpoint
 from sparsepipe.experiment.callbacks.epoch_sums import EpochSums
 from sparsepipe.experiment.callbacks.metrics_csv import MetricsCsv
@@ -12,6 +13,7 @@ from sparsepipe.experiment.callbacks.stop import StopAtOnce, StopOnSignal
 from sparsepipe.experiment.callbacks.throughput import Throughput
 
 __all__ = [
+    "Busy",
     "EpochLines",
     "EpochSums",
     "KeepPlan",

@@ -5,6 +5,9 @@ Zhai, He, Banerjee, Rangarajan, Ranka, "SparsePipe: Parallel Deep Learning for 3
 and Fig. 8 it prints curves and bars without figures. ``fig7`` is computed from the authors' own
 measurements of a TITAN Xp, the GPU of that figure (``conf/profiles/paper``).
 
+``pipeline_depth`` is Table I of another one: Zhang, Sun, "A Parallel Pipeline Design for Training
+Deep Neural Networks" (TensorFlow, 8 cores, 64 GB; a CNN with 5x5 kernels, 42,000 images of 28x28).
+
 The setting: VGG16 with batch normalization on ModelNet40; 4,096 points of a shape, 90 epochs, SGD
 with learning rate 0.01 and momentum 0.9. Table II: one GPU, and four with data parallelism;
 speedups over the dense network on one GPU at the same resolution; the batch size is the largest
@@ -26,7 +29,7 @@ CITATION = (
     'Clouds"'
 )
 
-Name = Literal["table1", "table2", "table3", "fig7", "fig9"]
+Name = Literal["table1", "table2", "table3", "fig7", "fig9", "pipeline_depth"]
 
 
 @cache

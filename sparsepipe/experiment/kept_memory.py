@@ -1,0 +1,127 @@
+"""What a training keeps on its devices, by torch's own count.
+
+A profile counts for each layer the bytes of the tensors that torch saves for its backward
+(``saved_tensors_hooks``), and a schedule tells for how many microbatches a stage has them at once.
+With the parameters and the optimizer's state that is what stays on a device; gradients, buffers of
+messages and what a layer needs for a moment come on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sparsepipe.errors import SparsePipeError
+from sparsepipe.experiment.device_profiles import load_profiles
+from sparsepipe.experiment.emulation import emulation_of
+from sparsepipe.experiment.model_names import model_name
+from sparsepipe.experiment.run import Run
+from sparsepipe.experiment.schedules import Synchronous, synchronous_of
+from sparsepipe.experiment.schema import SearchChoice
+from sparsepipe.experiment.search import memory_model
+from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.profiling import Profile
+from sparsepipe.results.files import read_json
+from sparsepipe.schedule import Plan
+from sparsepipe.simulate.memory import long_run_peaks_bytes
+from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.run import Setting
+from sparsepipe.simulate.schedules import Simulation
+from sparsepipe.simulate.workload import Workload
+
+
+def kept_values(run: Run) -> dict[str, float]:
+    """Bytes of parameters, optimizer state and stored activations, for ``result.json``.
+
+    Nothing without profiles of the devices on batches as they are trained on, or with data
+    parallelism.
+
+    Args:
+        run: whose training is over.
+    """
+    parallel = run.config["parallel"]
+    if parallel["strategy"] is not None and parallel.get("plan") is None:
+        return {}
+    try:
+        profiles = _profiles(run)
+        plan = _plan(run, profiles)
+        model = replace(memory_model(SearchChoice(), run.config) or MemoryModel(), gradients=0.0)
+        if any(layer.saved_bytes is None for p in profiles.values() for layer in p.layers):
+            return {}
+        ranks = kept_bytes(plan, profiles, model, synchronous_of(parallel))
+    except (SparsePipeError, KeyError):  # no profiles, or of other layers: nobody asked for this
+        return {}
+    return {"kept_bytes": sum(ranks), "kept_bytes_of_device": max(ranks)}
+
+
+def kept_bytes(
+    plan: Plan,
+    profiles: Mapping[str, Profile],
+    model: MemoryModel,
+    synchronous: Synchronous | None,
+) -> list[float]:
+    """The most that each rank keeps.
+
+    Args:
+        plan: whose devices are named.
+        profiles: of these, by name.
+        model: what counts beside activations.
+        synchronous: the schedule; None: the asynchronous one, in which one device alone is serial.
+
+    Raises:
+        PlanError: the profiles have other layers.
+    """
+    schedule: dict[str, Any] = {}
+    if synchronous is not None:
+        schedule = {"schedule": synchronous.schedule, "microbatches": synchronous.microbatches}
+    workload = Workload.of(plan, profiles)
+    stages = zip(workload.stages, plan.stages, strict=True)
+    counted = tuple(
+        replace(costs, stored_bytes=max(_stored_bytes(profile, *stage.layers) for profile in held))
+        for costs, stage in stages
+        if (held := [profiles[_name(device, profiles)] for device in stage.devices])
+    )
+    simulation = Simulation.of(
+        replace(workload, stages=counted),
+        Setting(network=Network.flat(plan.num_ranks)),
+        **schedule,
+    )
+    return long_run_peaks_bytes(simulation, model)
+
+
+def _stored_bytes(profile: Profile, first: int, last: int) -> float:
+    """What one minibatch keeps in a stage, just as it was counted.
+
+    Searches take it to be more in front of layers that save little (``Spans.stored_between``).
+    """
+    layers = profile.layers[first : last + 1]
+    inside = sum(layer.saved_bytes or 0.0 for layer in layers)
+    return inside + (layers[0].begin_bytes or 0.0) + (layers[-1].end_bytes or 0.0)
+
+
+def _name(device: str, profiles: Mapping[str, Profile]) -> str:
+    """Whose profile is that of a device of a plan, ``host/model/number`` or by hand."""
+    return device if device in profiles else device.split("/")[1]
+
+
+def _profiles(run: Run) -> dict[str, Profile]:
+    """Of the run's devices: given, or measured before it."""
+    config = run.config
+    search = config["parallel"].get("search") or {}
+    kept = read_json(run.directory.plan) if run.directory.plan.exists() else {}
+    given = {**(search.get("profiles") or {}), **(kept.get("measured") or {})}
+    found = load_profiles(run.inventory, model_name(config), given=given)
+    if emulation_of(config) is None:  # else the profiles are what is trained
+        size = config["data"].get("batch_size")
+        return {n: p for n, p in found.items() if p.meta.get("batch_size") == size}
+    return found
+
+
+def _plan(run: Run, profiles: Mapping[str, Profile]) -> Plan:
+    if run.config["parallel"]["strategy"] is not None:
+        return Plan.from_json(run.directory.plan.read_text(encoding="utf-8"))
+    device = run.places[0]
+    layers = profiles[device.name].num_layers
+    plan = Plan.of(config="1", cuts=(), num_layers=layers)
+    return replace(plan, stages=(replace(plan.stages[0], devices=(device.text,)),))

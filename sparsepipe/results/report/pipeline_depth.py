@@ -1,0 +1,262 @@
+"""Table I of Zhang and Sun: time, speedup and memory of pipelines of depth 1, 2, 4 and 8."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sparsepipe.results.paper import printed
+from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row
+from sparsepipe.results.report.commands import Commands
+from sparsepipe.results.report.depth_settings import MICROBATCHES, DepthSetting, settings_of
+from sparsepipe.results.report.exhibit import Block, Exhibit
+from sparsepipe.results.report.places import no_speedup
+from sparsepipe.results.report.rows import mean_of
+from sparsepipe.results.sweep_table import plan_text
+
+IMAGES = 42_000
+"""Of the study."""
+TIME = Column(key="time", heading="time of 42,000 images", unit="min")
+SPEEDUP = Column(key="speedup", heading="speedup over serial", unit="x", compare=Compare.RATIO)
+BUBBLE = Column(key="bubble", heading="bubble", unit="%", form="{:.1f}", printed=False)
+BUSIEST = Column(
+    key="busiest", heading="bubble of the busiest stage", unit="%", form="{:.1f}", printed=False
+)
+IDEAL = Column(
+    key="ideal", heading="(K-1)/(T+K-1)", unit="%", form="{:.1f}", printed=False
+)  # of stages that are alike
+MEMORY = Column(key="memory", heading="memory", unit="MB", form="{:,.0f}")
+FACTOR = Column(key="factor", heading="memory over serial", unit="x", compare=Compare.RATIO)
+DEVICE = Column(
+    key="device_memory", heading="most of a device", unit="MB", form="{:,.0f}", printed=False
+)
+PLAN = Column(key="plan", heading="cuts", printed=False)
+
+_PAPER: Mapping[int, Mapping[str, str]] = {
+    int(row["pipelines"]): row for row in printed("pipeline_depth")
+}
+_SCHEDULES = {"gpipe": "GPipe", "sync_1f1b": "1F1B", "asynchronous": "asynchronous"}
+_PARTITIONS = {"variance": "variance", "straight": "ours"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A row.
+
+    Attributes:
+        depth: K.
+        schedule: by the option of the trial; empty of one device.
+        partition: the search; empty of one device.
+        emulated: it is; else measured.
+    """
+
+    depth: int
+    schedule: str = ""
+    partition: str = ""
+    emulated: bool
+
+    @property
+    def label(self) -> tuple[str, ...]:
+        kind = "emulated" if self.emulated else "measured"
+        name = _SCHEDULES.get(self.schedule, "serial")
+        return (str(self.depth), kind, name, _PARTITIONS.get(self.partition, "-"))
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """Of the command that makes a run of it."""
+        if self.depth == 1:
+            return (f"trial=pipeline_depth/serial{'_emulated' * self.emulated}",)
+        trial = f"trial=pipeline_depth/{self.schedule}_{self.depth}"
+        return (trial, f"partition={self.partition}")
+
+    @property
+    def serial(self) -> _Asked:
+        """What its speedup is over."""
+        return _Asked(depth=1, emulated=self.emulated)
+
+    def runs(self, rows: Sequence[Row]) -> list[Row]:
+        """Those that are of it, whatever their seed."""
+        return [row for row in rows if _asked_of(row) == self]
+
+
+_ROWS = tuple(
+    asked
+    for emulated, depths in ((False, (2,)), (True, (4, 8)))
+    for asked in (
+        _Asked(depth=1, emulated=emulated),
+        *(
+            _Asked(depth=depth, schedule=schedule, partition=partition, emulated=emulated)
+            for depth in depths
+            for schedule in _SCHEDULES
+            for partition in _PARTITIONS
+        ),
+    )
+)
+
+
+def _asked_of(row: Row) -> _Asked | None:
+    """The row of the table that a run is of; None where it is of none."""
+    ranks, kind = row.get("ranks"), row.get("kind")
+    emulated = kind == "emulated"
+    if kind not in ("measured", "emulated") or row.get("task_name") not in _TASKS:
+        return None
+    if row.get("strategy") == "single":
+        found = _Asked(depth=1, emulated=emulated)
+    else:
+        way = str(row.get("parallel.strategy._target_", "")).rpartition(".")[2]
+        schedule = {None: "asynchronous", "1f1b": "sync_1f1b"}.get(
+            row.get("schedule"), row.get("schedule")
+        )
+        if way not in ("PipelineStrategy", "SynchronousPipelineStrategy") or ranks is None:
+            return None
+        found = _Asked(
+            depth=int(ranks),
+            schedule=str(schedule),
+            partition=str(row.get("parallel.search.search")),
+            emulated=emulated,
+        )
+    return found if found in _ROWS else None
+
+
+_TASKS = ("train", "train_emulated")
+
+
+def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
+    known = [row for row in rows if _asked_of(row) is not None]
+    groups = settings_of(known) or {DepthSetting(): []}
+    return [
+        _block(setting, theirs, commands.giving(*setting.overrides(commands)))
+        for setting, theirs in groups.items()
+    ]
+
+
+def _block(setting: DepthSetting, rows: Sequence[Row], commands: Commands) -> Block:
+    cells = [cell for asked in _ROWS for cell in _cells(asked, setting, rows, commands)]
+    return Block(title=setting.title, cells=tuple(cells), sweep=commands.sweep())
+
+
+def _cells(
+    asked: _Asked, setting: DepthSetting, rows: Sequence[Row], commands: Commands
+) -> list[Cell]:
+    runs, paper = asked.runs(rows), _PAPER[asked.depth]
+    one_thread = commands if asked.emulated else _with_one_thread(commands)
+    command = one_thread.one(*asked.overrides)
+    # What is kept on one device does not depend on who counts it, and an emulation has a profile.
+    counted = runs if asked.depth > 1 else _Asked(depth=1, emulated=True).runs(rows)
+    memory_command = command if asked.depth > 1 else commands.one(*_SERIAL_COUNTED.overrides)
+    found: list[tuple[Column, str | None, Ours | None, str]] = [
+        (TIME, paper["total_time_minutes"], mean_of(runs, _minutes), command),
+        (
+            SPEEDUP,
+            paper["speedup"],
+            _speedup(runs, asked.serial.runs(rows)),
+            one_thread.one(*asked.serial.overrides) if runs else command,
+        ),
+        (MEMORY, paper["total_memory_mb"], _scaled(counted, "kept_bytes"), memory_command),
+        (
+            FACTOR,
+            paper["extra_memory_factor"],
+            _factor(counted, _SERIAL_COUNTED.runs(rows)),
+            commands.one(*_SERIAL_COUNTED.overrides) if counted else memory_command,
+        ),
+        (DEVICE, None, _scaled(counted, "kept_bytes_of_device"), memory_command),
+    ]
+    if asked.depth > 1:
+        found += [
+            (BUBBLE, None, mean_of(runs, "bubble_share", scale=100), command),
+            (BUSIEST, None, mean_of(runs, "bubble_share_of_busiest", scale=100), command),
+            (IDEAL, None, _ideal(asked, setting, runs), command),
+            (PLAN, None, _plan(runs), command),
+        ]
+    return [
+        Cell(
+            row=asked.label,
+            column=column,
+            paper=None if text is None else Printed(text=text),
+            ours=ours,
+            command="" if column is IDEAL and asked.schedule == "asynchronous" else made_by,
+        )
+        for column, text, ours, made_by in found
+    ]
+
+
+_SERIAL_COUNTED = _Asked(depth=1, emulated=True)
+
+
+def _with_one_thread(commands: Commands) -> Commands:
+    return commands.giving(*commands.given, environment=("OMP_NUM_THREADS=1",))
+
+
+def _rate(row: Row) -> float | None:
+    """Images a second; of emulations in the steady part."""
+    key = "samples_per_s" if row.get("kind") == "emulated" else "train_shapes_per_s"
+    return row.get(key)
+
+
+def _minutes(row: Row) -> float | None:
+    rate = _rate(row)
+    return None if not rate else IMAGES / rate / 60
+
+
+def _scaled(rows: Sequence[Row], key: str) -> Ours | None:
+    return mean_of(rows, key, scale=1e-6)
+
+
+def _speedup(runs: Sequence[Row], serial: Sequence[Row]) -> Ours | None:
+    own, base = mean_of(runs, _rate), mean_of(serial, _rate)
+    if own is None or base is None:
+        return None
+    first = serial[0]
+    if reason := next((why for run in runs if (why := no_speedup(run, first, of="serial"))), ""):
+        return Ours(value="no speedup", runs=own.runs, note=reason, counts=False)
+    return _over(own, base)
+
+
+def _factor(runs: Sequence[Row], serial: Sequence[Row]) -> Ours | None:
+    own, base = mean_of(runs, "kept_bytes"), mean_of(serial, "kept_bytes")
+    return None if own is None or base is None else _over(own, base)
+
+
+def _over(own: Ours, base: Ours) -> Ours:
+    one = float(base.value)
+    spread = None if own.spread is None else (own.spread[0] / one, own.spread[1] / one)
+    runs = (*own.runs, *(run for run in base.runs if run not in own.runs))
+    return Ours(value=float(own.value) / one, spread=spread, count=own.count, runs=runs)
+
+
+def _ideal(asked: _Asked, setting: DepthSetting, runs: Sequence[Row]) -> Ours | None:
+    """Nothing of the asynchronous pipeline, which neither fills nor drains between updates."""
+    if asked.schedule == "asynchronous" or not runs:
+        return None
+    parts = setting.microbatches
+    return Ours(value=100 * (asked.depth - 1) / (parts + asked.depth - 1), runs=tuple(runs))
+
+
+def _plan(runs: Sequence[Row]) -> Ours | None:
+    if not runs:
+        return None
+    texts = dict.fromkeys(
+        plan_text(str(run.get("plan_config")), run.get("plan_cuts") or ()) for run in runs
+    )
+    return Ours(value=" or ".join(texts), runs=tuple(runs))
+
+
+PIPELINE_DEPTH = Exhibit(
+    name="pipeline_depth",
+    title="Depth of pipelines (Zhang and Sun, Table I)",
+    about=(
+        'Zhang and Sun, "A Parallel Pipeline Design for Training Deep Neural Networks": a CNN with '
+        "5x5 kernels on 42,000 images of 28x28, in TensorFlow on 8 cores. The same study: a CNN of "
+        f"5x5 convolutions that cost the same, T = {MICROBATCHES}. One and two stages are measured "
+        "with one thread a process, four and eight emulated on equal devices that take as long as "
+        "one core was measured to; each kind has a serial run of its own. Theirs is the time of "
+        "their training, of which they print no epochs, ours that of 42,000 images: only ratios "
+        "are set against each other. Memory is parameters, optimizer state and stored activations "
+        "of all devices by torch's own count; theirs is the process's. The bubble is the share of "
+        "the time in which stages wait while a minibatch is in the pipeline; where stages are not "
+        "alike it is larger than (K-1)/(T+K-1), as the lesser ones wait for the busiest."
+    ),
+    heads=("stages", "kind", "schedule", "partition"),
+    find=_blocks,
+    pictured=(SPEEDUP.key, FACTOR.key),
+)

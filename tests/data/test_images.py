@@ -1,0 +1,204 @@
+"""Images of digits: drawn, and read from the files of MNIST."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sparsepipe.data import DrawnDigits, ImageDataModule, Mnist
+from sparsepipe.data.images.strokes import draw, lines_of
+from sparsepipe.errors import ConfigError, DataError
+
+HEAD = "label," + ",".join(f"pixel{number}" for number in range(784))
+
+
+def drawn(tmp_path: Path, **settings: Any) -> ImageDataModule:
+    def source(root: Any) -> DrawnDigits:
+        return DrawnDigits(root, **{"train_images": 250, "test_images": 30, **settings})
+
+    data = ImageDataModule(source=source, cache_dir=tmp_path, batch_size=20, num_workers=0)
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+def test_drawn_digits_are_the_same_each_time(tmp_path: Path) -> None:
+    one, again = drawn(tmp_path / "a"), drawn(tmp_path / "b")
+    assert one.fingerprint() == again.fingerprint()
+    for split in ("train", "test"):
+        images = one.image_set(split).images.array
+        assert images.dtype == np.uint8
+        assert images.shape[1:] == (28, 28)
+        assert np.array_equal(images, again.image_set(split).images.array)
+    other = drawn(tmp_path / "c", seed=1)
+    assert other.fingerprint() != one.fingerprint()
+    assert not np.array_equal(
+        other.image_set("train").images.array, one.image_set("train").images.array
+    )
+
+
+def test_an_image_does_not_depend_on_how_many_follow() -> None:
+    labels = np.arange(6)
+    all_six = draw(labels, np.random.default_rng(3), side=28)
+    assert len({image.tobytes() for image in all_six}) == 6
+    assert all(0 < (image > 128).mean() < 0.5 for image in all_six), "ink, and paper around it"
+
+
+def test_batches_have_every_image_once_and_the_same_order_for_a_seed(tmp_path: Path) -> None:
+    data = drawn(tmp_path)
+    batches = list(data.train_dataloader())
+    assert batches[0]["input"].shape == (20, 1, 28, 28)
+    assert batches[0]["input"].dtype == torch.float32
+    assert batches[0]["input"].min() >= 0
+    assert batches[0]["input"].max() <= 1
+    seen = torch.cat([batch["index"] for batch in batches])
+    assert sorted(seen.tolist()) == list(range(250))
+    assert torch.equal(seen, torch.cat([b["index"] for b in drawn(tmp_path).train_dataloader()]))
+    assert torch.equal(torch.cat([b["label"] for b in batches]), seen % 10)
+    assert next(iter(data.test_dataloader()))["index"].tolist() == list(range(20))
+
+
+def test_classes_can_be_learned(tmp_path: Path) -> None:
+    """The nearest of 1,000 images is of the same digit for most: by chance it were a tenth."""
+    data = drawn(tmp_path, train_images=1000, test_images=200)
+    sets = [data.image_set("train"), data.image_set("test")]
+    train, test = (each.images.array.reshape(len(each), -1).astype(np.float32) for each in sets)
+    apart = (train**2).sum(1) - 2 * test @ train.T
+    right = sets[0].labels_S[apart.argmin(axis=1)] == sets[1].labels_S
+    assert right.mean() > 0.9
+
+
+def test_every_digit_has_strokes() -> None:
+    assert len({lines_of(digit).tobytes() for digit in range(10)}) == 10
+    assert {lines_of(digit).shape for digit in range(10)} == {(24, 2, 2)}
+
+
+@pytest.mark.parametrize("settings", [{"train_images": 0}, {"test_images": 0}, {"seed": -1}])
+def test_numbers_of_drawn_digits_are_checked(settings: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        DrawnDigits(**settings)
+
+
+def idx(values: np.ndarray) -> bytes:
+    shape = b"".join(int(size).to_bytes(4, "big") for size in values.shape)
+    return bytes([0, 0, 8, values.ndim]) + shape + values.astype(np.uint8).tobytes()
+
+
+def write_idx(root: Path, *, count: int = 12, packed: bool = False) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(5)
+    images = rng.integers(0, 256, (count, 28, 28))
+    files = {
+        "train-images-idx3-ubyte": images,
+        "train-labels-idx1-ubyte": np.arange(count) % 10,
+        "t10k-images-idx3-ubyte": images[:4],
+        "t10k-labels-idx1-ubyte": np.arange(4),
+    }
+    root.mkdir(exist_ok=True)
+    for name, values in files.items():
+        raw = idx(values)
+        path = root / (f"{name}.gz" if packed else name)
+        path.write_bytes(gzip.compress(raw) if packed else raw)
+    return files
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_idx_files(tmp_path: Path, packed: bool) -> None:
+    files = write_idx(tmp_path, packed=packed)
+    source = Mnist(tmp_path)
+    train, test = source.load("train", tmp_path), source.load("test", tmp_path)
+    assert np.array_equal(train.images, files["train-images-idx3-ubyte"])
+    assert train.labels_S.tolist() == files["train-labels-idx1-ubyte"].tolist()
+    assert len(test) == 4
+    assert train.image(3).shape == (1, 28, 28)
+    assert train.image(3).max() <= 1
+    assert len(Mnist(tmp_path, train_images=7).load("train", tmp_path)) == 7
+    with pytest.raises(ConfigError, match="there are 12"):
+        Mnist(tmp_path, train_images=13).load("train", tmp_path)
+
+
+def test_the_same_files_elsewhere_are_the_same_data(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_idx(tmp_path / name)
+    assert Mnist(tmp_path / "a").fingerprint() == Mnist(tmp_path / "b").fingerprint()
+
+
+def write_csv(root: Path, rows: list[list[int]]) -> None:
+    text = [HEAD, *(",".join(map(str, row)) for row in rows)]
+    (root / "train.csv").write_text("\n".join(text) + "\n")
+
+
+def test_the_csv_of_kaggle_and_rows_that_are_held_out(tmp_path: Path) -> None:
+    rows = [[number % 10, *np.arange(784) % 200] for number in range(6)]
+    write_csv(tmp_path, rows)
+    whole = Mnist(tmp_path)
+    images = whole.load("train", tmp_path)
+    assert np.array_equal(images.images[2].ravel(), rows[2][1:])
+    assert images.labels_S.tolist() == [0, 1, 2, 3, 4, 5]
+    assert len(whole.load("test", tmp_path)) == 0
+    part = Mnist(tmp_path, held_out=2)
+    assert part.load("train", tmp_path).labels_S.tolist() == [0, 1, 2, 3]
+    assert part.load("test", tmp_path).labels_S.tolist() == [4, 5]
+    with pytest.raises(ConfigError, match="has 6 rows"):
+        Mnist(tmp_path, held_out=6).load("train", tmp_path)
+
+
+def test_without_images_to_test_on_a_test_is_refused(tmp_path: Path) -> None:
+    write_csv(tmp_path, [[1, *([0] * 784)]] * 3)
+    data = ImageDataModule(tmp_path, source=Mnist, cache_dir=tmp_path, num_workers=0)
+    data.setup("fit")
+    with pytest.raises(ConfigError, match="no images to test on") as error:
+        data.test_dataloader()
+    assert "held_out" in error.value.remedy
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _fewer_labels(root: Path) -> None:
+    (root / "train-labels-idx1-ubyte").write_bytes(idx(np.arange(5)))
+
+
+@pytest.mark.parametrize(
+    ("break_it", "said"),
+    [
+        (lambda root: (root / "t10k-labels-idx1-ubyte").unlink(), "3 of the four idx files"),
+        (lambda root: _cut(root / "train-images-idx3-ubyte"), "bytes where 9,408 are announced"),
+        (lambda root: (root / "train-labels-idx1-ubyte").write_bytes(b"no"), "is no idx file"),
+        (_fewer_labels, "for the 5 labels beside it"),
+    ],
+)
+def test_what_is_missing_or_broken_is_named(tmp_path: Path, break_it: Any, said: str) -> None:
+    write_idx(tmp_path)
+    break_it(tmp_path)
+    with pytest.raises(DataError, match=said) as error:
+        Mnist(tmp_path).load("train", tmp_path)
+    assert "train-images-idx3-ubyte" in error.value.remedy
+
+
+def test_a_broken_archive_is_named(tmp_path: Path) -> None:
+    write_idx(tmp_path, packed=True)
+    _cut(tmp_path / "train-images-idx3-ubyte.gz")
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte\.gz"):
+        Mnist(tmp_path).load("train", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [([1, 2, 3], "3 columns"), ([11, *([0] * 784)], "from 0 to 9"), ([1, *([256] * 784)], "255")],
+)
+def test_a_broken_csv_is_named(tmp_path: Path, row: list[int], said: str) -> None:
+    write_csv(tmp_path, [row])
+    with pytest.raises(DataError, match=said):
+        Mnist(tmp_path).load("train", tmp_path)
+
+
+def test_without_a_directory_it_is_said_what_to_set(tmp_path: Path) -> None:
+    for root, said in ((None, "data.root is not set"), (tmp_path / "none", "is not a directory")):
+        with pytest.raises(DataError, match=said):
+            Mnist(root)

@@ -1,0 +1,63 @@
+"""The CNN of 5x5 convolutions."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.models import cnn_5x5
+from sparsepipe.schedule.balance import balanced
+
+
+def test_layers_and_shapes() -> None:
+    net = cnn_5x5(10, convolutions=6, width=0.25)
+    assert len(net) == 2 * 6 + 5
+    assert net(torch.zeros(3, 1, 28, 28)).shape == (3, 10)
+    kernels = {layer.kernel_size for layer in net if isinstance(layer, nn.Conv2d)}
+    assert kernels == {(5, 5)}
+    assert not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in net)
+    assert not any(getattr(layer, "inplace", False) for layer in net), "its input may be kept"
+
+
+def test_by_default_eight_stages_can_have_nearly_equal_shares() -> None:
+    """By multiplications; what layers take is measured (task=profile)."""
+    net, x, costs = cnn_5x5(10), torch.zeros(1, 1, 28, 28), []
+    with torch.no_grad():
+        for layer in net:
+            x = layer(x)
+            weights = getattr(layer, "weight", None)
+            places = x.shape[2] * x.shape[3] if isinstance(layer, nn.Conv2d) else 1
+            costs.append(0.0 if weights is None else float(weights.numel() * places))
+    for stages in (2, 4, 8):
+        bounds = [0, *balanced(costs, [1] * stages), len(costs)]
+        shares = [sum(costs[a:b]) for a, b in pairwise(bounds)]
+        assert max(shares) / (sum(shares) / stages) < 1.2, (stages, shares)
+
+
+def test_it_learns_without_norms() -> None:
+    """As many layers as by default, narrow: what they hand on neither fades nor grows."""
+    torch.manual_seed(0)
+    net = cnn_5x5(2, width=0.25)
+    x = torch.rand(16, 1, 28, 28)
+    x[8:, :, 14:] = 0.0
+    label = torch.arange(16) // 8
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    losses = []
+    for _ in range(15):
+        loss = F.cross_entropy(net(x), label)
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.parametrize("settings", [{"convolutions": 0}, {"width": 0.0}, {"dropout": 1.0}])
+def test_what_cannot_be_is_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        cnn_5x5(10, **settings)  # type: ignore[arg-type]
