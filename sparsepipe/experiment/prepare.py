@@ -25,6 +25,7 @@ from sparsepipe.experiment.partition import partition
 from sparsepipe.experiment.placing import order_of_devices, places_of_ranks
 from sparsepipe.experiment.planned import search_of
 from sparsepipe.experiment.profile import profile
+from sparsepipe.experiment.recomputing import is_automatic
 from sparsepipe.experiment.run import num_ranks
 from sparsepipe.experiment.rundir import RunDir, file_fingerprint, run_dir
 from sparsepipe.experiment.signature import locate
@@ -78,13 +79,13 @@ def refuse_search(config: Mapping[str, Any]) -> None:
 
 
 def _given_profiles(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Profile] | None:
-    search = search_of(config)
-    if search is None:
+    parallel = config["parallel"]
+    if search_of(config) is None and not is_automatic(parallel):
         return None
     profiles = load_profiles(
         inventory,
         model_name(config),
-        given=search.profiles or {},
+        given=(parallel.get("search") or {}).get("profiles") or {},
         settings=model_settings(config),
     )
     if emulation_of(config) is None:  # else the profiles say what is trained, and on what

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.schedules import synchronous_of
+from sparsepipe.partition.recomputed_layers import in_words
 from sparsepipe.strategies import StagedStrategy
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,8 @@ def split(run: Run, trainer: pl.Trainer) -> str:
         how = parallel["strategy"].get("mode", "stash")
     else:
         how = f"{synchronous.schedule}, {synchronous.microbatches} microbatches"
+    if any(strategy.recomputed):
+        how += f", recomputing layers {in_words(strategy.recomputed)}"
     return f", as a pipeline {plan.config}{cuts} ({how})"
 
 

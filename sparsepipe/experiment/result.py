@@ -28,6 +28,7 @@ from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.rundir import RunDir, flatten
 from sparsepipe.experiment.schedules import synchronous_of
 from sparsepipe.machine import usable_cores
+from sparsepipe.partition.recomputed_layers import bounds_of
 from sparsepipe.results.files import read_json, write_json
 from sparsepipe.results.run_tree import moment
 from sparsepipe.runtime import group
@@ -139,6 +140,8 @@ def plan_values(run: Run, trainer: pl.Trainer) -> dict[str, Any]:
     values = {"plan_config": strategy.plan.config, "plan_cuts": list(strategy.plan.cuts)}
     if (synchronous := synchronous_of(run.config["parallel"])) is not None:
         values.update(asdict(synchronous))
+    if any(strategy.recomputed):
+        values["recomputed_layers"] = bounds_of(strategy.recomputed)
     return {**values, **_expected(run)}
 
 

@@ -26,6 +26,7 @@ from sparsepipe.experiment.division import Division, division_of
 from sparsepipe.experiment.emulation import emulation_of
 from sparsepipe.experiment.placing import are_there, beside, cuda_devices, places_of_ranks
 from sparsepipe.experiment.planned import search_of, searched_devices
+from sparsepipe.experiment.recomputing import settled_recompute
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.experiment.signature import locate
@@ -138,7 +139,10 @@ class Run:
     def _strategy(self, node: Mapping[str, Any] | None, slowdown: float) -> Any:
         if node is None:
             return "auto" if slowdown == 1 else SlowedDeviceStrategy(slowdown=slowdown)
-        given = {} if self.division is None else self.division.arguments()
+        given: dict[str, Any] = {}
+        if (division := self.division) is not None:
+            settled = settled_recompute(self.config["parallel"], division.details)
+            given = {**division.arguments(), **settled}
         if slowdown != 1:
             given["slowdown"] = slowdown
         return build_with({**node, **given}, cluster_environment=RankEnvironment())

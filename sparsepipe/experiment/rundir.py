@@ -24,6 +24,7 @@ from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.outputs import expanded
 from sparsepipe.experiment.planned import searched_plan_of
+from sparsepipe.experiment.recomputing import is_automatic, memory_settings
 from sparsepipe.experiment.signature import locate
 from sparsepipe.results.files import read_json, write_json, write_text_atomic
 
@@ -233,6 +234,8 @@ def run_dir(
     if (search := searched_plan_of(config)) is not None:
         chosen = {key: value for key, value in asdict(search).items() if key != "profiles"}
         identity["search"] = {**chosen, "profiles": profiles_fingerprint}
+    elif is_automatic(config["parallel"]):
+        identity["recompute"] = [profiles_fingerprint, memory_settings(config["parallel"])]
     text = json.dumps(identity, sort_keys=True, default=str)
     run_id = hashlib.sha256(text.encode()).hexdigest()[:12]
     outputs = expanded(config["paths"]["outputs"])

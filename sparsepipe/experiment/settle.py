@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.errors import ProfileError, SparsePipeError
+from sparsepipe.errors import ConfigError, ProfileError, SparsePipeError
 from sparsepipe.experiment.build import build_data, num_classes_of
 from sparsepipe.experiment.device_profiles import load_profiles
 from sparsepipe.experiment.emulation import emulation_of
@@ -15,11 +15,15 @@ from sparsepipe.experiment.measuring import measure_devices, measure_link
 from sparsepipe.experiment.model_names import model_name
 from sparsepipe.experiment.outputs import writing
 from sparsepipe.experiment.planned import searched_plan_of
+from sparsepipe.experiment.recomputed_search import find_recomputing_plan
+from sparsepipe.experiment.recomputing import is_automatic
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.schema import SearchChoice
-from sparsepipe.experiment.search import find_plan, plan_table
+from sparsepipe.experiment.search import plan_table
+from sparsepipe.experiment.simulated_plan import plan_to_simulate
 from sparsepipe.partition.fleet import kinds_of
 from sparsepipe.profiling import Profile
+from sparsepipe.results.files import write_text_atomic
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +46,11 @@ def settle(
         SparsePipeError: a device cannot be measured, or there is no plan for the devices.
     """
     choice = searched_plan_of(config)
-    if choice is None or directory.plan.exists():
+    if directory.plan.exists():
+        return
+    if choice is None:
+        if is_automatic(config["parallel"]):
+            _settle_by_hand(config, inventory, directory)
         return
     profiles = load_profiles(inventory, model_name(config), given=choice.profiles or {})
     emulated = emulation_of(config) is not None  # then data are never read, nor devices measured
@@ -61,7 +69,7 @@ def settle(
         choice.bandwidth_bytes_per_s, path = measure_link(config)
         origin["measured_bandwidth"] = str(path)
     try:
-        found = find_plan(choice, config, inventory, profiles, **origin)
+        found = find_recomputing_plan(choice, config, inventory, profiles, **origin)
     except SparsePipeError as error:
         error.remedy = error.remedy.replace("task.", "parallel.search.")
         raise
@@ -69,6 +77,28 @@ def settle(
     log.info("%s", plan_table(found.told))
     with writing(directory.path):
         found.write(directory)
+
+
+def _settle_by_hand(config: Mapping[str, Any], inventory: Inventory, directory: RunDir) -> None:
+    """Chooses which layers of a plan that is given are recomputed, and writes that plan.
+
+    Raises:
+        ConfigError: a device has no profile, or a stage does not fit.
+        PlanError: the plan is for other layers or devices.
+    """
+    given = (config["parallel"].get("search") or {}).get("profiles") or {}
+    profiles = load_profiles(inventory, model_name(config), given=given)
+    if missing := [name for name in _names(inventory) if name not in profiles]:
+        raise ConfigError(
+            f"parallel.strategy.recompute=auto goes by profiles, and there is none of "
+            f"{model_name(config)} on {', '.join(missing)}",
+            remedy="name files as parallel.search.profiles, or as profile of the devices in the "
+            "hardware inventory (task=profile makes them); or leave the plan to a search, which "
+            "measures devices: parallel.search.search=hete_mp",
+        )
+    plan = plan_to_simulate(config, inventory, profiles)
+    with writing(directory.path):
+        write_text_atomic(directory.plan, plan.to_json())
 
 
 def _lacks_link(choice: SearchChoice, inventory: Inventory) -> bool:

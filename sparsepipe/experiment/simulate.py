@@ -22,6 +22,7 @@ from sparsepipe.experiment.device_profiles import (
 from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.model_names import model_name, model_settings
 from sparsepipe.experiment.planned import search_of, searched_plan_of
+from sparsepipe.experiment.recomputing import refuse_recompute
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.schedules import synchronous_of
@@ -86,6 +87,7 @@ def simulate(
     schedule, microbatches = _schedule(parallel, schedule, microbatches)
     config = {**run.config, "parallel": parallel}
     inventory = joined_by(run.inventory, link_bytes_per_s)
+    refuse_recompute(config, inventory)
     measured = _profiles(config, inventory)
     contest = _contest(
         config, inventory, measured, ways, schedule=schedule, microbatches=microbatches
@@ -188,12 +190,14 @@ def _outcome(
 def _told(simulation: Simulation, schedule: str) -> dict[str, Any]:
     """What was simulated, for ``result.json``."""
     plan = simulation.workload.plan
+    again = plan.details.get("recomputed")
     return {
         "schedule": schedule,
         "microbatches": simulation.microbatches,
         "plan_config": plan.config,
         "plan_cuts": list(plan.cuts),
         "plan_devices": [device for stage in plan.stages for device in stage.devices],
+        **({"recomputed_layers": again} if simulation.recipe.splits and again else {}),
     }
 
 

@@ -10,7 +10,7 @@ from sparsepipe.cluster.places import named_places, places
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, SparsePipeError
 from sparsepipe.experiment.division import Division, division_of
 from sparsepipe.experiment.planned import search_of
-from sparsepipe.experiment.search import find_plan
+from sparsepipe.experiment.recomputed_search import find_recomputing_plan, recomputing
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan, Stage
 
@@ -23,7 +23,7 @@ def is_data_parallel(parallel: Mapping[str, Any]) -> bool:
 def plan_to_simulate(
     config: Mapping[str, Any], inventory: Inventory, profiles: Mapping[str, Profile]
 ) -> Plan:
-    """The plan, its devices named ``host/model/number``.
+    """The plan, its devices named ``host/model/number``; it tells what is recomputed.
 
     Args:
         config: resolved and checked, with the ``parallel`` that is simulated.
@@ -41,7 +41,7 @@ def plan_to_simulate(
         return data_parallel(inventory, num_layers)
     if (choice := search_of(config)) is not None:
         try:
-            return find_plan(choice, config, inventory, profiles).plan
+            return find_recomputing_plan(choice, config, inventory, profiles).plan
         except SparsePipeError as error:
             error.remedy = error.remedy.replace("task.", "parallel.search.")
             raise
@@ -51,7 +51,8 @@ def plan_to_simulate(
             "there is one device to simulate, and nothing that it would wait for",
             remedy="choose parallel=dp, mp, hete_mp, exact or pipeline",
         )
-    return _by_hand(division, inventory, num_layers)
+    plan = _by_hand(division, inventory, num_layers)
+    return recomputing(plan, config, inventory, profiles)
 
 
 def data_parallel(inventory: Inventory, num_layers: int) -> Plan:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import HardwareError, ProfileError
 from sparsepipe.experiment.simulated_plan import data_parallel
+from sparsepipe.partition.recomputed_layers import spans_told_by
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 from sparsepipe.simulate.links import Algorithm, Sends
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.run import Setting
-from sparsepipe.simulate.schedules import Simulation
+from sparsepipe.simulate.schedules import SCHEDULES, Simulation
 from sparsepipe.simulate.workload import Workload
 
 
@@ -86,7 +87,8 @@ class Contest:
         """Of a plan on all or some devices of an inventory.
 
         Args:
-            plan: what is simulated.
+            plan: what is simulated. What its details say is recomputed is so under synchronous
+                schedules.
             profiles: of the devices.
             inventory: the hardware.
             ways: how ranks talk.
@@ -95,13 +97,16 @@ class Contest:
             microbatches: see :meth:`Simulation.of`.
 
         Raises:
-            ConfigError: there is no such schedule, or what is said does not suit it.
+            ConfigError: there is no such schedule, or what is said does not suit it or the plan.
             ProfileError: a device of the plan has no profile.
             PlanError: the plan does not fit the profiles.
             HardwareError: a link that the plan needs has no bandwidth.
         """
+        workload = Workload.of(plan, profiles, mode=ways.mode)
+        if schedule in SCHEDULES and SCHEDULES[schedule].splits:
+            workload = workload.recomputing(spans_told_by(plan), profiles)
         simulated = Simulation.of(
-            Workload.of(plan, profiles, mode=ways.mode),
+            workload,
             ways.setting(plan, inventory, is_dp=is_dp),
             schedule=schedule,
             microbatches=microbatches,

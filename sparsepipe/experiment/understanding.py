@@ -9,6 +9,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.experiment.asked_emulation import as_emulated
 from sparsepipe.experiment.build import build_inventory
 from sparsepipe.experiment.prepare import refuse_search
+from sparsepipe.experiment.recomputing import refuse_recompute
 from sparsepipe.experiment.run import num_ranks
 from sparsepipe.experiment.signature import locate
 from sparsepipe.experiment.telling import refuse_run
@@ -28,6 +29,7 @@ def understood(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Inventory,
     refuse_search(config)
     inventory = build_inventory(config)
     config = _as_task_runs(config, inventory)
+    refuse_recompute(config, inventory)
     return config, inventory, num_ranks(config, inventory)
 
 

@@ -1,54 +1,143 @@
-"""Which layers of a stage are recomputed, as a setting says it."""
+"""Which layers of each stage are recomputed, as a setting says it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.schedule import Plan
 
-Setting = str | Sequence[int | Sequence[int]] | None
-"""``none`` (or None), ``all``, or a list of layers and of pairs of a first and a last layer."""
+Setting = str | Mapping[str, Sequence[Any]]
+"""``none``, ``all``, or a mapping: ``stages``, a list of numbers of stages, and ``layers``, a list
+of numbers of layers and of spans [first, last], the last one inclusive as in a plan file."""
+
+StageSpans = tuple[tuple[range, ...], ...]
+"""Of each stage, the spans of whose activations only the input is kept, in order."""
 
 
-def recomputed_spans(
-    setting: Setting, *, first: int, last: int, num_layers: int
-) -> tuple[range, ...]:
-    """The spans of a stage of whose activations only the input is kept.
+def check_setting(setting: object) -> None:
+    """Refuses what says no layers, whatever the model and its plan.
 
     Args:
-        setting: ``none``, ``all`` (the stage is one span), or a list of numbers of layers, of which
-            those that follow one another make one span, and of spans [first, last], the last one
-            inclusive, each of which is one by itself. Spans end where the stage does.
-        first: the stage's first layer.
-        last: its last one, inclusive.
-        num_layers: of the whole model.
+        setting: as :data:`Setting`; ``auto``, which somebody is to replace by what it finds.
 
     Raises:
-        ConfigError: the setting is something else, names a layer that there is not, or one twice.
+        ConfigError: it is something else, or names a layer or a stage twice.
     """
-    if setting is None or setting == "none":
-        return ()
-    if setting == "all":
-        return (range(first, last + 1),)
     if isinstance(setting, str):
+        if setting not in ("none", "all", "auto"):
+            raise _refusal(f"{setting!r} says not which layers are recomputed")
+        return
+    if not isinstance(setting, Mapping):
         raise _refusal(f"{setting!r} says not which layers are recomputed")
-    spans = _joined([_span(entry, num_layers) for entry in setting])
-    cut = [range(max(s.start, first), min(s.stop, last + 1)) for s in spans]
-    return tuple(span for span in cut if span)
+    if unknown := [key for key in setting if key not in ("stages", "layers")]:
+        raise _refusal(f"{unknown[0]!r} is neither 'stages' nor 'layers'")
+    _stages(setting)
+    _layers(setting)
 
 
-def _span(entry: object, num_layers: int) -> tuple[range, bool]:
+def recomputed_spans(setting: Setting, plan: Plan) -> StageSpans:
+    """The spans of the stages of a plan that are recomputed.
+
+    A stage that is named is one span. Of the list of layers those that follow one another make one
+    span, and each [first, last] is one by itself; where a stage ends spans are cut.
+
+    Args:
+        setting: see there.
+        plan: the stages.
+
+    Raises:
+        ConfigError: the setting is something else, names layers or stages that there are not, or
+            one twice.
+    """
+    check_setting(setting)
+    stages = [range(stage.layers[0], stage.layers[1] + 1) for stage in plan.stages]
+    if isinstance(setting, str):
+        assert setting != "auto", "somebody is to choose first"
+        return tuple((stage,) if setting == "all" else () for stage in stages)
+    whole, spans = _stages(setting), _layers(setting)
+    for number in whole:
+        if number >= plan.num_stages:
+            raise _refusal(f"stage {number} is not among the stages 0 to {plan.num_stages - 1}")
+    for span in spans:
+        if span.stop > plan.num_layers:
+            raise _refusal(
+                f"layer {span.stop - 1} is not among the layers 0 to {plan.num_layers - 1}"
+            )
+    found = []
+    for number, stage in enumerate(stages):
+        cut = [range(max(s.start, stage.start), min(s.stop, stage.stop)) for s in spans]
+        inside = tuple(span for span in cut if span)
+        if number in whole and inside:
+            raise _refusal(
+                f"layer {inside[0].start} is named more than once, with stage {number} as well"
+            )
+        found.append((stage,) if number in whole else inside)
+    return tuple(found)
+
+
+def spans_told_by(plan: Plan) -> StageSpans:
+    """The spans that a plan file tells, as ``recomputed``: [first, last] of each.
+
+    Raises:
+        ConfigError: the plan has no such layers, or one twice.
+    """
+    return recomputed_spans({"layers": plan.details.get("recomputed", [])}, plan)
+
+
+def as_setting(spans: StageSpans) -> Setting:
+    """The setting that says just these spans, such as a search has chosen."""
+    if not any(spans):
+        return "none"
+    return {"layers": bounds_of(spans)}
+
+
+def bounds_of(spans: StageSpans) -> list[list[int]]:
+    """First and last layer of each span, for plan files and results."""
+    return [[span.start, span.stop - 1] for stage in spans for span in stage]
+
+
+def in_words(spans: StageSpans) -> str:
+    """The layers, for people."""
+    bounds = bounds_of(spans)
+    texts = [f"{first}" if first == last else f"{first}-{last}" for first, last in bounds]
+    return ", ".join(texts) or "none"
+
+
+def _stages(setting: Mapping[str, Sequence[Any]]) -> list[int]:
+    named = _list_of(setting, "stages")
+    for place, number in enumerate(named):
+        if not _is_number(number) or number < 0:
+            raise _refusal(f"{number!r} is no stage")
+        if number in named[:place]:
+            raise _refusal(f"stage {number} is named more than once")
+    return named
+
+
+def _layers(setting: Mapping[str, Sequence[Any]]) -> list[range]:
+    return _joined([_span(entry) for entry in _list_of(setting, "layers")])
+
+
+def _list_of(setting: Mapping[str, Sequence[Any]], name: str) -> list[Any]:
+    value = setting.get(name, [])
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise _refusal(f"{name}={value!r} is no list")
+    return list(value)
+
+
+def _span(entry: object) -> tuple[range, bool]:
     """An entry of the list, and whether it is a layer, which may join others."""
-    alone = _is_layer(entry)
+    alone = _is_number(entry)
     bounds = [entry, entry] if alone else entry
     if not isinstance(bounds, Sequence) or isinstance(bounds, str):
         raise _neither(entry)
-    if len(bounds) != 2 or not all(map(_is_layer, bounds)):
+    if len(bounds) != 2 or not all(map(_is_number, bounds)):
         raise _neither(entry)
     begin, end = map(int, bounds)
-    if not 0 <= begin <= end < num_layers:
-        raise _refusal(f"{entry!r} is not among the layers 0 to {num_layers - 1}")
+    if not 0 <= begin <= end:
+        raise _refusal(f"{entry!r} names no layers, which are numbered from 0")
     return range(begin, end + 1), alone
 
 
@@ -56,7 +145,7 @@ def _neither(entry: object) -> ConfigError:
     return _refusal(f"{entry!r} is neither a layer nor a first and a last one")
 
 
-def _is_layer(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -76,6 +165,7 @@ def _joined(entries: Sequence[tuple[range, bool]]) -> list[range]:
 
 def _refusal(what: str) -> ConfigError:
     return ConfigError(
-        f"the layers to be recomputed: {what}",
-        remedy="give none, all, or a list of layers and of [first, last], such as [3, 4, [7, 12]]",
+        f"recompute: {what}",
+        remedy="give none, all, auto, or numbers of stages, of layers and of [first, last], such "
+        "as {stages: [0], layers: [14, [17, 22]]}",
     )

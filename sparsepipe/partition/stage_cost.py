@@ -9,7 +9,7 @@ most that is inside of a span. Each layer that is recomputed costs its forward o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 from sparsepipe.profiling import Profile
@@ -77,6 +77,23 @@ class StageCost:
             layers=tuple(rows[first : last + 1]),
             input_bytes=share * borders[first],
             in_flight=in_flight,
+        )
+
+    @classmethod
+    def worst(cls, costs: Sequence[StageCost]) -> StageCost:
+        """Of several devices that take turns: each layer is as on the one where it costs most.
+
+        Args:
+            costs: of the same layers on each of them.
+        """
+        names = [field.name for field in fields(LayerCost)]
+        return cls(
+            layers=tuple(
+                LayerCost(**{name: max(getattr(layer, name) for layer in each) for name in names})
+                for each in zip(*(cost.layers for cost in costs), strict=True)
+            ),
+            input_bytes=max(cost.input_bytes for cost in costs),
+            in_flight=max(cost.in_flight for cost in costs),
         )
 
     def time_s(self, spans: Sequence[range]) -> float:

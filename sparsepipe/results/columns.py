@@ -73,6 +73,7 @@ OF_TASKS = (
     *_columns("string", "", "evaluated_checkpoint", "first_weights"),
     Column("schedule", "string"),
     Column("microbatches", "Int64"),
+    Column("recomputed_layers", "string"),
     *_columns("float64", "1/s", "simulated_shapes_per_s", "samples_per_s", "minibatches_per_s"),
     Column("minibatch_s", "float64", "s"),
     *_columns("Int64", "", "minibatches", "steady_steps"),

@@ -33,7 +33,8 @@ def memory_over_time(
     Weights, gradients, optimizer state and the buffers of replicas stay; a minibatch's stored
     bytes come when its forward begins and go when its backward ends. Where weights are stashed, a
     version that is still in use is copied when an update begins, and goes with the last backward
-    that uses it; predicted weights come and go with their minibatch.
+    that uses it; predicted weights come and go with their minibatch. What is there while a backward
+    runs layers once more counts as long as any minibatch is in flight.
 
     Args:
         record: with its spans.
@@ -133,4 +134,5 @@ def _kept_bytes(
         else:
             updates += 1
         extra = len(flying) if model.predicted else len(users) - (updates in users)
-        yield static_bytes + len(flying) * costs.stored_bytes + extra * version_bytes
+        kept_bytes = len(flying) * costs.stored_bytes + extra * version_bytes
+        yield static_bytes + kept_bytes + costs.recomputed_bytes * bool(flying)

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sparsepipe.errors import PlanError, ProfileError
+from sparsepipe.partition.recomputed_layers import StageSpans
 from sparsepipe.partition.spans import Spans, chain_spans
+from sparsepipe.partition.stage_cost import StageCost
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
+from sparsepipe.schedule.plan import Stage
 
 _COPYING = ("stash", "vertical_sync")
 
@@ -30,6 +33,8 @@ class StageCosts:
             sums that begin before the backward ends.
         layers_parameter_bytes: of each layer, last layer first.
         stored_bytes: that a minibatch keeps from its forward to its backward.
+        recomputed_bytes: that one of them at a time has beside that, where layers run once more in
+            its backward.
     """
 
     forward_s: tuple[float, ...]
@@ -42,6 +47,7 @@ class StageCosts:
     layers_backward_s: tuple[tuple[float, ...], ...] = ()
     layers_parameter_bytes: tuple[float, ...] = ()
     stored_bytes: float = 0.0
+    recomputed_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +154,19 @@ class Workload:
             vertical_sync=mode == "vertical_sync",
         )
 
+    def recomputing(self, spans: StageSpans, profiles: Mapping[str, Profile]) -> Workload:
+        """The same where backwards run spans of layers forward once more.
+
+        Args:
+            spans: of each stage.
+            profiles: of which this was made.
+        """
+        stages = [
+            _recomputing(costs, stage, own, profiles) if own else costs
+            for costs, stage, own in zip(self.stages, self.plan.stages, spans, strict=True)
+        ]
+        return replace(self, stages=tuple(stages))
+
     def split(self, microbatches: int) -> Workload:
         """The same for microbatches: each takes and sends its share of the minibatch.
 
@@ -163,6 +182,7 @@ class Workload:
                 output_bytes=stage.output_bytes / microbatches,
                 gradient_bytes=stage.gradient_bytes / microbatches,
                 stored_bytes=stage.stored_bytes / microbatches,
+                recomputed_bytes=stage.recomputed_bytes / microbatches,
             )
 
         return replace(self, stages=tuple(map(share, self.stages)))
@@ -219,4 +239,34 @@ def _costs(
             spans.parameter_bytes(layer, layer + 1) for layer in range(end - 1, first - 1, -1)
         ),
         stored_bytes=spans.stored_bytes(first, end),
+    )
+
+
+def _recomputing(
+    costs: StageCosts, stage: Stage, spans: Sequence[range], profiles: Mapping[str, Profile]
+) -> StageCosts:
+    """Of a stage some spans of whose layers run forward once more in each backward.
+
+    Bytes are the most of any of its devices.
+    """
+    first, last = stage.layers
+    held = [_profile(device, profiles) for device in stage.devices]
+    again = {layer for span in spans for layer in span}
+    again_s = [
+        [own.layers[n].forward_s * (n in again) for n in range(last, first - 1, -1)] for own in held
+    ]
+    different = {id(profile): profile for profile in held}.values()
+    worst = StageCost.worst(
+        [StageCost.of(profile, first=first, last=last, in_flight=1) for profile in different]
+    )
+    own_spans = [range(span.start - first, span.stop - first) for span in spans]
+    return replace(
+        costs,
+        backward_s=tuple(s + sum(more) for s, more in zip(costs.backward_s, again_s, strict=True)),
+        layers_backward_s=tuple(
+            tuple(s + more for s, more in zip(layers_s, every, strict=True))
+            for layers_s, every in zip(costs.layers_backward_s, again_s, strict=True)
+        ),
+        stored_bytes=worst.kept_bytes(own_spans),
+        recomputed_bytes=max(worst.inside_bytes(span) for span in own_spans),
     )

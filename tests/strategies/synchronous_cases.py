@@ -55,11 +55,32 @@ def sparse_drop_layers() -> nn.Sequential:
     return sparse_vgg(11, CLASSES, width=1 / 16, dropout=0.5)
 
 
-NETS = {**LAYERS, "drop": drop_layers, "sparse_drop": sparse_drop_layers}
+def norm_drop_layers() -> nn.Sequential:
+    """With batch norms, draws, and a layer that works in place on what a norm has made."""
+    return nn.Sequential(
+        nn.Linear(6, 16, bias=False),
+        nn.BatchNorm1d(16),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.3),
+        nn.Linear(16, 12, bias=False),
+        nn.BatchNorm1d(12, momentum=None),
+        nn.Tanh(),
+        nn.Dropout(0.2),
+        nn.Linear(12, CLASSES),
+    )
+
+
+NETS = {
+    **LAYERS,
+    "drop": drop_layers,
+    "norm_drop": norm_drop_layers,
+    "sparse_drop": sparse_drop_layers,
+}
 SPARSE = ("sparse", "sparse_drop", "residual")
 CUTS = {
     "dense": {1: [], 2: [3], 3: [2, 5], 4: [1, 3, 5]},
     "drop": {1: [], 2: [5], 3: [2, 6], 4: [1, 4, 7]},
+    "norm_drop": {1: [], 2: [4], 3: [3, 6], 4: [1, 4, 7]},
     "sparse": {1: [], 2: [17], 3: [10, 24], 4: [7, 14, 25]},
     "sparse_drop": {1: [], 2: [17], 3: [10, 24], 4: [7, 14, 25]},
     "residual": {1: [], 2: [7], 3: [5, 8], 4: [3, 6, 9]},
@@ -77,6 +98,8 @@ class Case:
     samples: int = 39  # of an epoch: the last batch is smaller
     epochs: int = 2
     dealt: int = 0  # batches of an epoch, whole ones of 4 samples, dealt out in turn
+    recompute: Any = "none"
+    unkeyed: bool = False  # draws as they come, of nets that draw
 
     @property
     def replicas(self) -> list[int]:
@@ -88,10 +111,11 @@ class Case:
 
     @property
     def keyed(self) -> bool:
-        return self.net.endswith("drop")
+        return self.net.endswith("drop") and not self.unkeyed
 
     def __str__(self) -> str:
-        return f"{self.schedule} {self.config} T{self.microbatches} {self.net} {self.optimizer}"
+        words = [self.schedule, self.config, f"T{self.microbatches}", self.net, self.optimizer]
+        return " ".join(words + ["unkeyed"] * self.unkeyed)
 
 
 def make_net(case: Case) -> Net:
@@ -114,7 +138,7 @@ def train(rank: int, cases: Sequence[Case]) -> list[Any]:
     return [train_one(case, rank) for case in cases]
 
 
-def train_one(case: Case, rank: int = 0) -> Any:
+def train_one(case: Case, rank: int = 0, *, callbacks: Sequence[pl.Callback] = ()) -> Any:
     os.environ["PL_GLOBAL_SEED"] = str(SEED)
     net = make_net(case)
     trainer = pl.Trainer(
@@ -127,10 +151,11 @@ def train_one(case: Case, rank: int = 0) -> Any:
             batch_norm=case.batch_norm,
             config=case.config,
             cuts=case.cuts,
+            recompute=case.recompute,
             keyed_randomness=case.keyed,
             timeout_s=60,
         ),
-        callbacks=[flown := Flown()],
+        callbacks=[flown := Flown(), *callbacks],
     )
     trainer.fit(net, loader(case, rank))
     logged = trainer.callback_metrics

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from sparsepipe.experiment.outputs import writing
 from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.partition.recomputed_layers import bounds_of
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies import StagedStrategy
@@ -28,6 +29,8 @@ class KeepPlan(pl.Callback):
         directory: the run's.
         devices: names of the ranks' devices.
         details: what else is known of the plan, where it was given in a file.
+
+    A plan file tells the spans of layers that are recomputed as ``recomputed``, if there are some.
     """
 
     def __init__(
@@ -44,19 +47,25 @@ class KeepPlan(pl.Callback):
             return
         if not path.exists():
             with writing(path):
-                write_text_atomic(path, self._on_devices(strategy.plan).to_json())
+                plan = self._on_devices(strategy.plan, bounds_of(strategy.recomputed))
+                write_text_atomic(path, plan.to_json())
         kept = Plan.from_json(path.read_text(encoding="utf-8"))
         told = {name: kept.details[name] for name in _TOLD if name in kept.details}
-        plan = {"config": kept.config, "cuts": list(kept.cuts), **told}
+        if spans := bounds_of(strategy.recomputed):
+            told["recomputed"] = spans
+        hyperparameters = {"config": kept.config, "cuts": list(kept.cuts), **told}
         for logger in trainer.loggers:
-            logger.log_hyperparams({"plan": plan})
+            logger.log_hyperparams({"plan": hyperparameters})
 
-    def _on_devices(self, plan: Plan) -> Plan:
+    def _on_devices(self, plan: Plan, recomputed: list[list[int]]) -> Plan:
         """As the strategy has it, with the devices on which the ranks are."""
         names = iter(self._devices)
+        details = {key: value for key, value in self._details.items() if key != "recomputed"}
+        if recomputed:
+            details["recomputed"] = recomputed
         return replace(
             plan,
-            details=self._details,
+            details=details,
             stages=tuple(
                 replace(stage, devices=tuple(islice(names, stage.replicas)))
                 for stage in plan.stages

@@ -79,6 +79,7 @@ def make_pipeline(
             last=last,
             autocast=precision.forward_context,
             randomness=randomness,
+            recomputed=settings.recomputed(plan)[plan.stage_of(rank)],
         ),
         replicas=Replicas(together.replicas, parameters),
         network=together.network,

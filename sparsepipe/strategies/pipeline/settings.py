@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.partition.recomputed_layers import Setting, StageSpans
 from sparsepipe.runtime.minibatch_norms import MinibatchNorms, NormMode, check_norms
 from sparsepipe.runtime.stage_worker import StageWorker
 from sparsepipe.runtime.synchronous_worker import Order, SynchronousWorker
@@ -21,6 +22,7 @@ from sparsepipe.runtime.worker import Worker
 from sparsepipe.schedule import Plan, gpipe_order, one_f_one_b_order
 from sparsepipe.strategies.pipeline.events import MicrobatchEvents, StepEvents, TrainingEvents
 from sparsepipe.strategies.pipeline.layers import Share
+from sparsepipe.strategies.pipeline.recomputed import check_recompute, spans_of
 
 MakeWorker = Callable[..., StageWorker[Any]]
 """Makes a worker of what all of them need (:class:`StageWorker`)."""
@@ -69,6 +71,19 @@ class Settings(ABC):
         Raises:
             ConfigError: it does not suit the options.
         """
+
+    def recomputed(self, plan: Plan, layers: nn.Sequential | None = None) -> StageSpans:
+        """The spans of each stage's layers that run once more in their backward.
+
+        Args:
+            plan: the stages.
+            layers: the whole Sequential, where it is to be looked through as well.
+
+        Raises:
+            ConfigError: there are no such layers or stages, or they cannot run again.
+        """
+        del layers
+        return ((),) * plan.num_stages
 
     @abstractmethod
     def worker(self, plan: Plan, rank: int, share: Share, over: Optimizer | None) -> MakeWorker:
@@ -132,6 +147,7 @@ class SynchronousSettings(Settings):
     schedule: str
     batch_norm: NormMode | str
     microbatches: int
+    recompute: Setting = "none"
 
     def __post_init__(self) -> None:
         if self.schedule not in ORDERS:
@@ -149,11 +165,13 @@ class SynchronousSettings(Settings):
                 f"microbatches={self.microbatches!r} is no number of parts of a minibatch",
                 remedy="give a whole number, 1 or more",
             )
+        check_recompute(self.recompute)
 
     @property
     def as_plain(self) -> bool:
-        cut = self.microbatches > 1 or self.batch_norm != NormMode.MICROBATCH
-        return not self.keyed_randomness and not cut
+        plain = self.microbatches == 1 and self.recompute == "none"
+        plain = plain and self.batch_norm == NormMode.MICROBATCH
+        return plain and not self.keyed_randomness
 
     @property
     def events(self) -> type[StepEvents]:
@@ -177,6 +195,9 @@ class SynchronousSettings(Settings):
                 remedy=f"set microbatches to {most} or more, best to a multiple of each stage's "
                 "devices",
             )
+
+    def recomputed(self, plan: Plan, layers: nn.Sequential | None = None) -> StageSpans:
+        return spans_of(self.recompute, plan, layers)
 
     def worker(self, plan: Plan, rank: int, share: Share, over: Optimizer | None) -> MakeWorker:
         trains = over is not None

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from sparsepipe.partition.recomputed_layers import StageSpans
 from sparsepipe.runtime.meeting import farewell
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies.pipeline import refusals
@@ -62,6 +63,7 @@ class StagedStrategy(WholeCheckpoints):
         self._cuts, self._balance = cuts, balance
         self._layers_name = layers
         self._plan: Plan | None = None
+        self._recomputed: StageSpans = ()
         self._patches: LoopPatches | None = None
         self._summaries: EarlySummaries | None = None
 
@@ -79,6 +81,11 @@ class StagedStrategy(WholeCheckpoints):
         """The stages and their ranks, once a Trainer runs."""
         assert self._plan is not None, "no Trainer runs"
         return self._plan
+
+    @property
+    def recomputed(self) -> StageSpans:
+        """Of each stage, the spans of layers that are recomputed, once a Trainer runs."""
+        return self._recomputed
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
@@ -144,6 +151,7 @@ class StagedStrategy(WholeCheckpoints):
             num_layers=len(layers),
         )
         self._settings.check(self._plan)
+        self._recomputed = self._settings.recomputed(self._plan, layers)
         placement = Placement(module=module, name=name, plan=self._plan)
         placement.check_ties()
         return placement

@@ -41,6 +41,10 @@ class SynchronousPipelineStrategy(StagedStrategy):
             backward as soon as may be; no more in flight than stages follow).
         microbatches: T, parts of a minibatch; at least as many as any stage has replicas. The
             replicas of stage 0 share them: each cuts its own batch into its share of them.
+        recompute: which layers keep the input of their span only, for the backward to run them
+            forward once more: ``none``, ``all`` (each stage is a span), or a mapping of ``stages``
+            (numbers, whole ones) and ``layers`` (numbers, and spans [first, last], inclusive);
+            :data:`~sparsepipe.partition.recomputed_layers.Setting`.
         config: replicas of each stage, such as "2-1"; by default one device a stage.
         cuts: first layer of each stage but the first; by default computed.
         balance: what stages without ``cuts`` share evenly: ``flops`` of a batch's forward,
@@ -74,6 +78,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
         *,
         schedule: Literal["gpipe", "1f1b"] = "gpipe",
         microbatches: int = 4,
+        recompute: Literal["none", "all", "auto"] | dict[str, list[Any]] = "none",
         config: str | None = None,
         cuts: Sequence[int] | None = None,
         balance: Balance = "flops",
@@ -101,6 +106,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
         self._settings = SynchronousSettings(
             schedule=schedule,
             microbatches=microbatches,
+            recompute=recompute,
             send_input=send_input,
             keyed_randomness=keyed_randomness,
             batch_norm=batch_norm,

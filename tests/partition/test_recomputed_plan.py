@@ -1,0 +1,136 @@
+"""The layers of a plan to recompute: what is in flight where, what a device has room for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.recomputed_layers import bounds_of, spans_told_by
+from sparsepipe.partition.recomputed_plan import Chosen, Parts, choose_spans
+from sparsepipe.profiling import LayerProfile, Profile
+from sparsepipe.schedule import Plan
+from sparsepipe.schedule.plan import Stage
+
+MEMORY = MemoryModel(stash=False, optimizer=1.0, gradients=1.0, reserved_bytes=50.0)
+
+
+def profile(forward_s: list[float], *, saved_bytes: float = 40.0) -> Profile:
+    """Of layers that save as much as they are told; their inputs and outputs are small."""
+    layers = [
+        LayerProfile(
+            index=index,
+            name=str(index),
+            kind="layer",
+            forward_s=seconds,
+            backward_s=2 * seconds,
+            activation_bytes=4.0,
+            parameter_bytes=10.0,
+            saved_bytes=saved_bytes,
+            begin_bytes=0.0,
+            end_bytes=4.0,
+        )
+        for index, seconds in enumerate(forward_s)
+    ]
+    return Profile(layers=tuple(layers), meta={"input_bytes": 4.0})
+
+
+def plan_on(*stages: list[str], cuts: list[int], num_layers: int = 4) -> Plan:
+    bounds = [0, *cuts, num_layers]
+    return Plan(
+        stages=tuple(
+            Stage(layers=(bounds[n], bounds[n + 1] - 1), devices=tuple(f"here/{d}" for d in names))
+            for n, names in enumerate(stages)
+        )
+    )
+
+
+TWO = plan_on(["gpu/0"], ["gpu/1"], cuts=[2])
+EVEN = Parts(schedule="gpipe", microbatches=4, batch_size=8)
+GPU = {"gpu": profile([1.0, 2.0, 2.0, 1.0])}
+# Stage 0 of four parts in flight, each a quarter: 4 (10 + 10 + 1), if it keeps all.
+WEIGHTS_BYTES = 50.0 + 3 * 20.0
+
+
+def chosen(room: float, plan: Plan = TWO, *, parts: Parts = EVEN, **profiles: Profile) -> Chosen:
+    devices = [device for stage in plan.stages for device in stage.devices]
+    limits = dict.fromkeys(devices, WEIGHTS_BYTES + room)
+    return choose_spans(plan, profiles or GPU, limits, memory=MEMORY, parts=parts)
+
+
+def test_as_little_as_fits_by_hand() -> None:
+    assert chosen(84.0).spans == ((), ())
+    found = chosen(83.0)
+    # Of layer 0 its input stays, 1 for each part, and one part's 10: 4 (1 + 10 + 1) + 10.
+    assert bounds_of(found.spans) == [[0, 0], [3, 3]]
+    assert found.times_s == (1.0, 1.0)
+    assert found.peaks_bytes[0] == 4 * 12 + 10
+    assert found.rooms_bytes == pytest.approx((83.0, 83.0))
+    # Both layers as one span: 4 (1 + 1) + 20; each by itself: 4 (1 + 1 + 1) + 10.
+    assert bounds_of(chosen(28.0).spans) == [[0, 1], [2, 3]]
+    assert bounds_of(chosen(27.0).spans) == [[0, 0], [1, 1], [2, 2], [3, 3]]
+    assert chosen(27.0).times_s == (3.0, 3.0)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ConfigError, match="stage 0 does not fit its devices") as refused:
+        chosen(21.0)
+    for remedy in ("parallel.strategy.microbatches", "sync_1f1b", "data.batch_size"):
+        assert remedy in refused.value.remedy
+    with pytest.raises(ConfigError, match=r"there are 0\.0 MiB"):
+        chosen(-1.0)
+
+
+def test_1f1b_has_less_in_flight() -> None:
+    parts = replace(EVEN, schedule="1f1b")
+    # Two parts in stage 0, one in stage 1.
+    assert chosen(42.0, parts=parts).spans == ((), ())
+    assert bounds_of(chosen(41.0, parts=parts).spans) == [[0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("config", "schedule", "expected"),
+    [
+        ("1-1-1", "gpipe", [8, 8, 8]),
+        ("1-1-1", "1f1b", [3, 2, 1]),
+        ("2-1", "gpipe", [4, 8]),
+        ("2-1", "1f1b", [2, 1]),
+        ("1-3", "gpipe", [8, 3]),
+        ("1-3", "1f1b", [4, 1]),
+    ],
+)
+def test_microbatches_in_flight(config: str, schedule: str, expected: list[int]) -> None:
+    parts = Parts(schedule=schedule, microbatches=8, batch_size=None)
+    plan = Plan.of(config=config, cuts=range(1, len(expected)), num_layers=4)
+    assert [parts.in_flight(plan, stage) for stage in range(plan.num_stages)] == expected
+
+
+def test_the_largest_part_counts() -> None:
+    plan = Plan.of(config="2-1", cuts=[2], num_layers=4)
+    assert Parts(schedule="gpipe", microbatches=5, batch_size=None).share(plan) == 1 / 2
+    assert Parts(schedule="gpipe", microbatches=6, batch_size=None).share(plan) == 1 / 3
+    assert Parts(schedule="gpipe", microbatches=6, batch_size=7).share(plan) == 3 / 7
+
+
+def test_devices_of_a_stage_that_differ_recompute_the_same() -> None:
+    """Of each layer the worst counts: the time of one device, the bytes of the other."""
+    plan = plan_on(["slow/0", "large/0"], ["slow/1"], cuts=[2])
+    kinds = {
+        "slow": profile([4.0, 2.0, 2.0, 1.0], saved_bytes=0.0),
+        "large": profile([1.0, 1.0, 1.0, 1.0]),
+    }
+    # Each has two of four parts in flight, which are halves: 2 (20 + 20 + 2) + replicas' buffers.
+    buffers = 2 * 20.0
+    found = chosen(84.0 + buffers, plan, **kinds)
+    assert found.spans == ((), ())
+    found = chosen(83.0 + buffers, plan, **kinds)
+    assert bounds_of(found.spans) == [[1, 1]]
+    assert found.times_s[0] == pytest.approx(2.0)
+
+
+def test_a_plan_file_tells_the_spans() -> None:
+    told = replace(TWO, details={"recomputed": [[0, 1], [3, 3]]})
+    assert spans_told_by(Plan.from_json(told.to_json())) == ((range(2),), (range(3, 4),))
+    assert spans_told_by(TWO) == ((), ())

@@ -1,0 +1,82 @@
+"""Simulated stages that recompute take a forward more in each backward, and keep less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sparsepipe.cluster import Link
+from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.recomputed_layers import StageSpans
+from sparsepipe.profiling import LayerProfile, Profile
+from sparsepipe.schedule import Plan
+from sparsepipe.schedule.plan import Stage
+from sparsepipe.simulate.memory import long_run_peaks_bytes
+from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.run import Setting
+from sparsepipe.simulate.schedules import Simulation
+from sparsepipe.simulate.workload import Workload
+
+PLAN = Plan(
+    stages=(
+        Stage(layers=(0, 1), devices=("here/gpu/0", "here/slow/0")),
+        Stage(layers=(2, 3), devices=("here/gpu/1",)),
+    )
+)
+MODEL = MemoryModel(stash=False, optimizer=0.0, gradients=0.0)
+PARTS = 4
+
+
+def profile(*, slower: float = 1.0) -> Profile:
+    layers = [
+        LayerProfile(
+            index=index,
+            name=str(index),
+            kind="layer",
+            forward_s=slower * (1.0 + index),
+            backward_s=slower * 3.0,
+            activation_bytes=8.0,
+            parameter_bytes=0.0,
+            saved_bytes=40.0,
+            begin_bytes=0.0,
+            end_bytes=8.0,
+        )
+        for index in range(4)
+    ]
+    return Profile(layers=tuple(layers), meta={"input_bytes": 16.0})
+
+
+PROFILES = {"gpu": profile(), "slow": profile(slower=2.0)}
+
+
+def workload(spans: StageSpans) -> Workload:
+    return Workload.of(PLAN, PROFILES).recomputing(spans, PROFILES)
+
+
+def test_backwards_take_the_forwards_of_recomputed_layers() -> None:
+    plain, (first, second) = Workload.of(PLAN, PROFILES).stages, workload(((range(2),), ())).stages
+    assert second == plain[1]
+    assert first.forward_s == plain[0].forward_s == (3.0, 6.0)
+    assert first.backward_s == (6.0 + 3.0, 12.0 + 6.0)
+    assert first.layers_backward_s == ((5.0, 4.0), (10.0, 8.0))
+    assert plain[0].stored_bytes == 40.0 + 40.0 + 8.0
+    # What it gets and what it gives; while it goes backward what its layers save.
+    assert (first.stored_bytes, first.recomputed_bytes) == (16.0 + 8.0, 80.0)
+    one = workload(((range(1, 2),), ())).stages[0]
+    assert one.backward_s == (6.0 + 2.0, 12.0 + 4.0)
+    assert (one.stored_bytes, one.recomputed_bytes) == (40.0 + 8.0 + 8.0, 40.0)
+
+
+@pytest.mark.parametrize(("schedule", "flying"), [("gpipe", (2, 4)), ("1f1b", (2, 1))])
+def test_a_device_keeps_what_the_choice_of_layers_counts(
+    schedule: str, flying: tuple[int, int]
+) -> None:
+    setting = Setting(network=Network.flat(3, Link(bytes_per_s=1e9)))
+    whole = workload(((range(2),), (range(2, 4),)))
+    simulation = Simulation.of(whole, setting, schedule=schedule, microbatches=PARTS)
+    first, again, second = long_run_peaks_bytes(simulation, MODEL)
+    assert first == again == pytest.approx((flying[0] * (16.0 + 8.0) + 80.0) / PARTS)
+    assert second == pytest.approx((flying[1] * (8.0 + 8.0) + 80.0) / PARTS)
+    plain = replace(simulation, workload=Workload.of(PLAN, PROFILES).split(PARTS))
+    assert simulation.pace(8).minibatch_s > plain.pace(8).minibatch_s
