@@ -11,9 +11,9 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from drop_nets import drop_layers, norm_drop_layers, sparse_drop_layers
 from pipeline_cases import BATCH as DEALT
 from pipeline_cases import (
-    CLASSES,
     LAYERS,
     OPTIMIZERS,
     QUIET,
@@ -28,46 +28,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler, default_collate
 
-from sparsepipe.models.vgg_sparse import sparse_vgg
 from sparsepipe.runtime.randomness import KeyedRandomness
 from sparsepipe.strategies import SynchronousPipelineStrategy
 
 BATCH = 17
 SEED = 5
-
-
-def drop_layers() -> nn.Sequential:
-    """Without batch norms, so that microbatches of one sample will do; draws in three layers."""
-    return nn.Sequential(
-        nn.Linear(6, 16),
-        nn.Dropout(0.3),
-        nn.LayerNorm(16),
-        nn.Tanh(),
-        nn.Linear(16, 12),
-        nn.Dropout(0.3),
-        nn.Tanh(),
-        nn.Dropout(0.2),
-        nn.Linear(12, CLASSES),
-    )
-
-
-def sparse_drop_layers() -> nn.Sequential:
-    return sparse_vgg(11, CLASSES, width=1 / 16, dropout=0.5)
-
-
-def norm_drop_layers() -> nn.Sequential:
-    """With batch norms, draws, and a layer that works in place on what a norm has made."""
-    return nn.Sequential(
-        nn.Linear(6, 16, bias=False),
-        nn.BatchNorm1d(16),
-        nn.ReLU(inplace=True),
-        nn.Dropout(0.3),
-        nn.Linear(16, 12, bias=False),
-        nn.BatchNorm1d(12, momentum=None),
-        nn.Tanh(),
-        nn.Dropout(0.2),
-        nn.Linear(12, CLASSES),
-    )
 
 
 NETS = {
