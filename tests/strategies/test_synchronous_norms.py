@@ -77,12 +77,13 @@ COVERING = {
     1: [of("deferred", "1", 3), of("running", "1", 1)],
     2: [
         of("deferred", "1-1", 3, "1f1b", net="sparse", samples=23, epochs=1),
+        of("deferred", "1-1", 4, recompute="all"),
         of("running", "1-1", 8, samples=39),  # three microbatches of the last batch are empty
     ],
     3: [
         of("deferred", "2-1", 4, samples=68),
         of("deferred", "2-1", 2, dealt=3),  # in the last step the second device has no batch
-        of("running", "1-2", 3, "1f1b"),
+        of("running", "1-2", 3, "1f1b", recompute="all"),
     ],
 }
 

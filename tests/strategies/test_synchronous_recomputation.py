@@ -81,7 +81,8 @@ def check(cases: Sequence[Case], found: Sequence[Any]) -> None:
         assert its_state.keys() == state.keys()
         for name, value in its_state.items():
             assert torch.equal(value, state[name]), f"{case} {case.recompute}: {name}"
-        assert (its_told, its_most) == (told, most), f"{case} {case.recompute}"
+        assert its_told == told, f"{case} {case.recompute}"
+        assert most in (None, its_most), "but where a plain Trainer runs"
         twice = recomputed_layers(case)
         assert its_counts == {n: (1 + (n in twice)) * runs for n, runs in counts.items()}, str(case)
 

@@ -170,7 +170,7 @@ class SynchronousSettings(Settings):
     @property
     def as_plain(self) -> bool:
         cut = self.microbatches > 1 or self.batch_norm != NormMode.MICROBATCH
-        return not (self.keyed_randomness or cut or self.recompute != "none")
+        return self.recompute == "none" and not self.keyed_randomness and not cut
 
     @property
     def events(self) -> type[StepEvents]:
