@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -30,6 +31,13 @@ from sparsepipe.sparse.saving import letting_derived_go
 Through = Callable[[Any, Callable[[int], None]], Any]
 """Runs the layers of a span on a value; calls its second argument with the number of each layer
 that has run."""
+
+_again = ContextVar("_again", default=False)
+
+
+def recomputing() -> bool:
+    """Whether the layers that run do so for the second time, in the backward."""
+    return _again.get()
 
 
 class RecomputedSpan:
@@ -116,6 +124,7 @@ class RecomputedSpan:
             for module, name, tensor in statistics:
                 stack.callback(module._buffers.__setitem__, name, module._buffers[name])
                 module._buffers[name] = tensor.clone()
+            stack.callback(_again.reset, _again.set(True))
             yield
 
     def _in_place(self, layer: int) -> ConfigError:

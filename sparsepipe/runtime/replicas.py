@@ -158,6 +158,23 @@ class Replicas:
             )
         return self._sum
 
+    def gather(self, vector: Tensor) -> list[Tensor]:
+        """Every replica's vector, in their order; a collective.
+
+        Args:
+            vector: as long and of the same type on all.
+
+        Raises:
+            TransportError: a replica is gone or did not come.
+        """
+        if self._group is None:
+            return [vector]
+        mine = vector.cpu() if dist.get_backend(self._group) == "gloo" else vector
+        found = [torch.empty_like(mine) for _ in range(self.count)]
+        with meeting(f"gathering the statistics of minibatch {self.first}", self._group):
+            dist.all_gather(found, mine, group=self._group)
+        return [each.to(vector.device) for each in found]
+
     def average_statistics_(self, buffers: Iterable[Tensor]) -> None:
         """Makes buffers equal on all replicas, in place; a collective, for drains.
 

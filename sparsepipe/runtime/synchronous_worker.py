@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsepipe.runtime.microbatches import Part, split
+from sparsepipe.runtime.minibatch_norms import MinibatchNorms
 from sparsepipe.runtime.protocols import Microbatch, MinibatchEvents
 from sparsepipe.runtime.stage import Flight
 from sparsepipe.runtime.stage_worker import StageWorker
@@ -58,6 +59,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         order: the schedule.
         microbatches: T, parts of a minibatch.
         parameters: of this stage by name; empty for evaluation only.
+        norms: batch norms of this stage.
         **common: see :class:`StageWorker`.
 
     Attributes:
@@ -71,12 +73,14 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         order: Order,
         microbatches: int,
         parameters: Mapping[str, nn.Parameter],
+        norms: MinibatchNorms,
         **common: Any,
     ) -> None:
         super().__init__(**common)
         self._order = order
         self._microbatches = microbatches
         self._parameters = dict(parameters)
+        self._norms = norms
         own = range(self._replica, microbatches, self._plan.replicas(self._number))
         self._own = own
         self._rounds = 0
@@ -109,16 +113,20 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             with self._naming(f"cutting minibatch {number}"):
                 self._read = self._cut(batch if self._replica < count else None, count)
         self._leaves = {name: leaf(p, None) for name, p in self._parameters.items()}
-        do = {"F": self._forward, "B": self._backward}
-        for action in self._order(self._plan, self._rank, Intake(1), self._microbatches):
-            if action.kind == "U":
-                self._finish()
-                continue
-            assert action.microbatch is not None
-            with self._naming(self._description(action)):
-                do[action.kind](action.microbatch)
+        with self._norms.gathering():
+            for action in self._order(self._plan, self._rank, Intake(1), self._microbatches):
+                self._do(action)
         assert not self._flying
         self._rounds += 1
+
+    def _do(self, action: Action) -> None:
+        if action.kind == "U":
+            self._finish()
+            return
+        assert action.microbatch is not None
+        with self._naming(self._description(action)):
+            do = {"F": self._forward, "B": self._backward}
+            do[action.kind](action.microbatch)
 
     def drain(self, buffers: Iterable[Tensor]) -> None:
         """Replicas agree on ``buffers``; nothing else is under way between minibatches."""
@@ -223,6 +231,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         returned, self._returned = self._returned, []
         with self._naming(f"update of minibatch {self._minibatch}"):
             total = self._replicas.total(gradients)
+            self._norms.move(self._replicas)
             self._events.done(sorted(returned, key=lambda part: part.number))
             with self._slowed():
                 self._events.update(total, step=self._rounds)

@@ -58,6 +58,7 @@ class Case:
     microbatches: int
     schedule: str = "gpipe"
     net: str = "drop"
+    batch_norm: str = "microbatch"
     optimizer: str = "momentum"
     samples: int = 39  # of an epoch: the last batch is smaller
     epochs: int = 2
@@ -112,6 +113,7 @@ def train_one(case: Case, rank: int = 0, *, callbacks: Sequence[pl.Callback] = (
         strategy=SynchronousPipelineStrategy(
             schedule=case.schedule,
             microbatches=case.microbatches,
+            batch_norm=case.batch_norm,
             config=case.config,
             cuts=case.cuts,
             recompute=case.recompute,

@@ -13,9 +13,11 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.minibatch_norms import norms_of
 from sparsepipe.schedule import Plan
 
 
@@ -219,6 +221,14 @@ class Share:
         for name, parameter in self._placement.module.named_parameters():
             if parameter.requires_grad and self._placement.stage_of(name) == self._stage:
                 yield name, parameter
+
+    def norms(self) -> dict[str, _BatchNorm]:
+        """Batch norms that this rank's stage owns, by name."""
+        return {
+            name: norm
+            for name, norm in norms_of(self._placement.module).items()
+            if self._placement.stage_of(name) == self._stage
+        }
 
     def statistics(self) -> list[Tensor]:
         """Buffers that this rank's stage owns, such as running statistics."""

@@ -55,7 +55,7 @@ def make_pipeline(
     keyed = settings.keyed_randomness and optimizer is not None  # evaluation draws as it is
     randomness = _randomness(device) if keyed else None
     parameters = dict(share.parameters()) if optimizer is not None else {}
-    make_worker = settings.worker(plan, rank, parameters, optimizer)
+    make_worker = settings.worker(plan, rank, share, optimizer)
     updates = None if optimizer is None else Updates(module, parameters, optimizer, precision)
     together = _Connections(settings, plan=plan, rank=rank, device=device)
     metrics = Metrics(module)

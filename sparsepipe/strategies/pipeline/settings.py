@@ -14,12 +14,14 @@ from torch.optim import Optimizer
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.recomputed_layers import Setting, StageSpans
+from sparsepipe.runtime.minibatch_norms import MinibatchNorms, NormMode, check_norms
 from sparsepipe.runtime.stage_worker import StageWorker
 from sparsepipe.runtime.synchronous_worker import Order, SynchronousWorker
 from sparsepipe.runtime.weights import Mode, Weights
 from sparsepipe.runtime.worker import Worker
 from sparsepipe.schedule import Plan, gpipe_order, one_f_one_b_order
 from sparsepipe.strategies.pipeline.events import MicrobatchEvents, StepEvents, TrainingEvents
+from sparsepipe.strategies.pipeline.layers import Share
 from sparsepipe.strategies.pipeline.recomputed import check_recompute, spans_of
 
 MakeWorker = Callable[..., StageWorker[Any]]
@@ -55,6 +57,14 @@ class Settings(ABC):
         return None
 
     @abstractmethod
+    def check_module(self, module: nn.Module) -> None:
+        """Refuse a module that is to be trained.
+
+        Raises:
+            ConfigError: it does not suit the options.
+        """
+
+    @abstractmethod
     def check(self, plan: Plan) -> None:
         """Refuse a plan.
 
@@ -76,16 +86,14 @@ class Settings(ABC):
         return ((),) * plan.num_stages
 
     @abstractmethod
-    def worker(
-        self, plan: Plan, rank: int, parameters: Mapping[str, nn.Parameter], over: Optimizer | None
-    ) -> MakeWorker:
+    def worker(self, plan: Plan, rank: int, share: Share, over: Optimizer | None) -> MakeWorker:
         """Makes the maker of a worker, so that what may be refused is, before ranks meet.
 
         Args:
             plan: the stages and their ranks.
             rank: this one's number.
-            parameters: that it trains, by name.
-            over: the optimizer of these; None for evaluation only.
+            share: what it holds of the module.
+            over: the optimizer of its parameters; None for evaluation only.
 
         Raises:
             ConfigError: the optimizer does not suit.
@@ -113,16 +121,17 @@ class AsynchronousSettings(Settings):
     def events(self) -> type[StepEvents]:
         return TrainingEvents
 
+    def check_module(self, module: nn.Module) -> None:
+        """Every module will do."""
+
     def check(self, plan: Plan) -> None:
         """Every plan will do."""
 
-    def worker(
-        self, plan: Plan, rank: int, parameters: Mapping[str, nn.Parameter], over: Optimizer | None
-    ) -> MakeWorker:
+    def worker(self, plan: Plan, rank: int, share: Share, over: Optimizer | None) -> MakeWorker:
         if over is None:
             return partial(Worker, weights=None)
         weights = Weights(
-            parameters,
+            dict(share.parameters()),
             self.mode,
             over,
             replicas=plan.replicas(plan.stage_of(rank)),
@@ -136,6 +145,7 @@ class SynchronousSettings(Settings):
     """Of a synchronous pipeline."""
 
     schedule: str
+    batch_norm: NormMode | str
     microbatches: int
     recompute: Setting = "none"
 
@@ -143,6 +153,11 @@ class SynchronousSettings(Settings):
         if self.schedule not in ORDERS:
             raise ConfigError(
                 f"schedule={self.schedule!r} is unknown", remedy=f"use one of {', '.join(ORDERS)}"
+            )
+        if self.batch_norm not in list(NormMode):
+            raise ConfigError(
+                f"batch_norm={str(self.batch_norm)!r} is unknown",
+                remedy=f"use one of {', '.join(NormMode)}",
             )
         whole = isinstance(self.microbatches, int) and not isinstance(self.microbatches, bool)
         if not whole or self.microbatches < 1:
@@ -154,8 +169,8 @@ class SynchronousSettings(Settings):
 
     @property
     def as_plain(self) -> bool:
-        plain = self.microbatches == 1 and self.recompute == "none"
-        return plain and not self.keyed_randomness
+        cut = self.microbatches > 1 or self.batch_norm != NormMode.MICROBATCH
+        return self.recompute == "none" and not self.keyed_randomness and not cut
 
     @property
     def events(self) -> type[StepEvents]:
@@ -165,6 +180,9 @@ class SynchronousSettings(Settings):
     def queue_depth(self) -> int | None:
         """GPipe's forwards do not wait for backwards: room for all of a minibatch."""
         return self.microbatches if self.schedule == "gpipe" else None
+
+    def check_module(self, module: nn.Module) -> None:
+        check_norms(module, NormMode(self.batch_norm))
 
     def check(self, plan: Plan) -> None:
         most = max(plan.replicas(stage) for stage in range(plan.num_stages))
@@ -180,12 +198,13 @@ class SynchronousSettings(Settings):
     def recomputed(self, plan: Plan, layers: nn.Sequential | None = None) -> StageSpans:
         return spans_of(self.recompute, plan, layers)
 
-    def worker(
-        self, plan: Plan, rank: int, parameters: Mapping[str, nn.Parameter], over: Optimizer | None
-    ) -> MakeWorker:
+    def worker(self, plan: Plan, rank: int, share: Share, over: Optimizer | None) -> MakeWorker:
+        trains = over is not None
+        norms = MinibatchNorms(share.norms() if trains else {}, NormMode(self.batch_norm))
         return partial(
             SynchronousWorker,
             order=ORDERS[self.schedule],
             microbatches=self.microbatches,
-            parameters=parameters,
+            parameters=dict(share.parameters()) if trains else {},
+            norms=norms,
         )

@@ -96,6 +96,8 @@ class StagedStrategy(WholeCheckpoints):
         fitting = trainer.state.fn == TrainerFn.FITTING
         refusals.check_trainer(trainer, synchronises_norm=self._layer_sync is not None)
         refusals.check_module(module, fitting=fitting)
+        if fitting:
+            self._settings.check_module(module)
         check_initialised(module)
         self._torn = False
         self.begin_reading()

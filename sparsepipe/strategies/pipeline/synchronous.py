@@ -33,7 +33,8 @@ class SynchronousPipelineStrategy(StagedStrategy):
       the mean over the minibatch. A sum over samples would become one divided by their number.
     - What it logs is put together to one value a step: on every rank that of the microbatches that
       came this way (all, where no stage has replicas), and of all when the epoch ends.
-    - Batch norms normalise by the microbatch, and their running statistics move with each.
+    - Batch norms normalise by the microbatch, and their running statistics move with each, if
+      ``batch_norm`` says nothing else.
 
     Args:
         schedule: ``gpipe`` (all forwards, then all backwards) or ``1f1b`` (one forward, one
@@ -48,6 +49,10 @@ class SynchronousPipelineStrategy(StagedStrategy):
         cuts: first layer of each stage but the first; by default computed.
         balance: what stages without ``cuts`` share evenly: ``flops`` of a batch's forward,
             ``parameters`` or ``layers``.
+        batch_norm: what batch norms do in training. ``microbatch``: normalise by the microbatch,
+            and running statistics move with each; ``deferred``: so too, but these move once, by
+            the statistics of the minibatch; ``running``: normalise by the running statistics from
+            before the minibatch, as by constants, and these move as with ``deferred``.
         layers: name of the Sequential; by default the one there is.
         send_input: the last stage gets the input of the layers as well, for steps that use
             it afterwards.
@@ -77,6 +82,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
         config: str | None = None,
         cuts: Sequence[int] | None = None,
         balance: Balance = "flops",
+        batch_norm: Literal["microbatch", "deferred", "running"] = "microbatch",
         layers: str | None = None,
         send_input: bool = False,
         keyed_randomness: bool = False,
@@ -103,6 +109,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
             recompute=recompute,
             send_input=send_input,
             keyed_randomness=keyed_randomness,
+            batch_norm=batch_norm,
             timeout_s=timeout_s,
             direct=direct,
             slowed=self.throttle.slowed,

@@ -1,0 +1,216 @@
+"""Batch norms of a minibatch that goes through them in microbatches.
+
+torch's normalise by the batch that they are given, and move their running statistics with it. What
+a batch is is a question where minibatches are cut: :class:`NormMode` has the answers. torchgpipe's
+``DeferredBatchNorm`` (Kim et al., 2020) is ``deferred``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.moments import Moments
+from sparsepipe.runtime.recomputation import recomputing
+from sparsepipe.runtime.replicas import Replicas
+from sparsepipe.sparse import BatchNorm, SparseTensor
+
+
+class NormMode(StrEnum):
+    """What batch norms normalise by in training, and when their running statistics move."""
+
+    MICROBATCH = "microbatch"
+    """By the microbatch; they move with each of them, as where gradients accumulate."""
+    DEFERRED = "deferred"
+    """By the microbatch; they move once, by the statistics of the minibatch."""
+    RUNNING = "running"
+    """By the running statistics from before the minibatch, which are constants; these move once,
+    by the statistics of the minibatch. How it is cut then changes no gradient."""
+
+
+def check_norms(module: nn.Module, mode: NormMode) -> None:
+    """Refuse batch norms that a mode cannot be had of.
+
+    Raises:
+        ConfigError: naming one with a forward of its own, or without running statistics where
+            these are to normalise.
+    """
+    if mode is NormMode.MICROBATCH:
+        return
+    for name, norm in norms_of(module).items():
+        if "forward" in vars(norm) or type(norm).forward not in _KNOWN:
+            raise ConfigError(
+                f"{name} is a {type(norm).__name__} with a forward of its own, and "
+                f"batch_norm={mode.value} would not know what it normalises",
+                remedy="use torch.nn.BatchNorm1d, 2d or 3d or sparsepipe.sparse.BatchNorm, or "
+                "batch_norm=microbatch",
+            )
+        if mode is NormMode.RUNNING and (norm.running_mean is None or not norm.track_running_stats):
+            raise ConfigError(
+                f"{name} ({type(norm).__name__}) has no running statistics, and "
+                f"batch_norm={mode.value} normalises by them",
+                remedy="give it track_running_stats=True, or use batch_norm=microbatch",
+            )
+
+
+def norms_of(module: nn.Module) -> dict[str, _BatchNorm]:
+    """Batch norms of a module by name, each once."""
+    return {name: m for name, m in module.named_modules() if isinstance(m, _BatchNorm)}
+
+
+_KNOWN: Sequence[Callable[..., Any]] = (_BatchNorm.forward, BatchNorm.forward)
+
+
+class MinibatchNorms:
+    """The batch norms of a stage while it trains in microbatches.
+
+    Modules keep their kinds, parameters and buffers. Only within :meth:`gathering` they run
+    differently, and what they gather there is kept here, not in them.
+
+    Args:
+        norms: in the same order on all replicas of the stage; :func:`check_norms` knows them.
+        mode: what they do.
+    """
+
+    def __init__(self, norms: Mapping[str, _BatchNorm], mode: NormMode) -> None:
+        self._norms = [
+            _Gathering(norm, mode)
+            for norm in norms.values()
+            if mode is not NormMode.MICROBATCH and norm.running_mean is not None
+        ]
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Around a minibatch: norms that train note what they see."""
+        for norm in self._norms:
+            norm.begin()
+        try:
+            yield
+        finally:
+            for norm in self._norms:
+                norm.end()
+
+    @torch.no_grad()
+    def move(self, replicas: Replicas) -> None:
+        """Moves running statistics by those of the minibatch; a collective of replicas.
+
+        Statistics of its parts on all replicas are put together in their order, so that all have
+        the same bits.
+
+        Raises:
+            TransportError: a replica is gone or did not come.
+        """
+        if not self._norms:
+            return
+        found = [norm.take() for norm in self._norms]
+        if replicas.count > 1:
+            found = _over(replicas, found)
+        for norm, moments in zip(self._norms, found, strict=True):
+            norm.move(moments)
+
+
+def _over(replicas: Replicas, found: Sequence[Moments]) -> list[Moments]:
+    """The moments of all replicas together."""
+    packed = [moments.packed() for moments in found]
+    sizes = [len(vector) for vector in packed]
+    everyone = [vector.split_with_sizes(sizes) for vector in replicas.gather(torch.cat(packed))]
+    return [
+        Moments.together([Moments.unpacked(vector) for vector in vectors])
+        for vectors in zip(*everyone, strict=True)
+    ]
+
+
+class _Gathering:
+    """Stands for the forward of a batch norm.
+
+    Args:
+        norm: the module.
+        mode: any but that of the module itself.
+    """
+
+    def __init__(self, norm: _BatchNorm, mode: NormMode) -> None:
+        self._norm = norm
+        self._mode = mode
+        self._seen: list[Moments] = []
+
+    def begin(self) -> None:
+        """Takes the place of the module's forward."""
+        self._seen.clear()
+        vars(self._norm)["forward"] = self
+
+    def end(self) -> None:
+        """Gives it back."""
+        vars(self._norm).pop("forward", None)
+
+    def __call__(self, value: Any) -> Any:
+        norm = self._norm
+        if not (norm.training and norm.track_running_stats):
+            return type(norm).forward(norm, value)
+        statistics = self._constant if self._mode is NormMode.RUNNING else self._untouched
+        with statistics():
+            output = type(norm).forward(norm, value)
+        if not recomputing():  # else they were counted when the layers ran first
+            self._note(value.feats if isinstance(value, SparseTensor) else value)
+        return output
+
+    @torch.no_grad()
+    def _note(self, values: Tensor) -> None:
+        if values.numel():
+            self._seen.append(Moments.of(values))
+
+    @contextmanager
+    def _constant(self) -> Iterator[None]:
+        """The module normalises as in evaluation."""
+        self._norm.training = False
+        try:
+            yield
+        finally:
+            self._norm.training = True
+
+    @contextmanager
+    def _untouched(self) -> Iterator[None]:
+        """The module moves copies of its statistics."""
+        buffers = self._norm._buffers
+        kept = dict(buffers)
+        buffers.update({name: None if b is None else b.clone() for name, b in kept.items()})
+        try:
+            yield
+        finally:
+            buffers.update(kept)
+
+    def take(self) -> Moments:
+        """Of all that was seen since the minibatch began."""
+        seen, self._seen = self._seen, []
+        if seen:
+            return Moments.together(seen)
+        assert self._norm.running_mean is not None
+        zeros_C = torch.zeros_like(self._norm.running_mean, dtype=torch.float64)
+        return Moments(count=0, mean_C=zeros_C, squares_C=zeros_C)
+
+    def move(self, moments: Moments) -> None:
+        """As torch moves them for a batch. A single value has no variance, and moves nothing."""
+        norm = self._norm
+        if moments.count < 2:
+            return
+        share = norm.momentum
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.add_(1)
+            if share is None:
+                share = 1 / float(norm.num_batches_tracked)
+        assert share is not None
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        variance_C = moments.squares_C / (moments.count - 1)
+        _mix_(norm.running_mean, moments.mean_C, share)
+        _mix_(norm.running_var, variance_C, share)
+
+
+def _mix_(running_C: Tensor, new_C: Tensor, share: float) -> None:
+    running_C.copy_(running_C.double().lerp_(new_C, share))
