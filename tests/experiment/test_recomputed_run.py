@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from emulated_cases import BACKWARD_S, FORWARD_S, hosts
 from experiment_harness import Shell, checkpoint
 from planned_cases import SLOW
 from recompute_cases import AUTO, given
@@ -65,3 +66,20 @@ def test_a_run_recomputes_what_would_not_fit(shell: Shell) -> None:
     assert found["recomputed_layers"] == [[0, 0], [3, 3]]
     assert "stage 1 recomputes layers 3: " in done.err
     assert ", recomputing layers 0, 3)" in done.err
+
+
+@pytest.mark.full
+def test_emulated_layers_take_the_time_of_their_second_run(shell: Shell) -> None:
+    """A step takes as long as the slow stage with a forward more, and the fast one's way there."""
+    parts, steps = 4, 6
+    done = shell(
+        *hosts(shell.cwd, slow=1, bytes_per_s=1e9), "parallel=gpipe", "parallel.plan.config=1-1",
+        "parallel.plan.cuts=[2]", f"parallel.strategy.microbatches={parts}",
+        "parallel.strategy.recompute=all", f"trainer.limit_train_batches={steps}",
+        "hardware.time_scale=4", "hardware.network=loopback",
+    )  # fmt: skip
+    found = read_json(done.run / "result.json")
+    assert found["recomputed_layers"] == [[0, 1], [2, 3]]
+    layer_s = 2 * FORWARD_S + BACKWARD_S
+    slow_s, fast_s = 2 * 2 * layer_s, 2 * layer_s
+    assert found["epoch_s"] > steps * (slow_s + fast_s / parts)

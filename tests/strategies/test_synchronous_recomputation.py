@@ -141,6 +141,8 @@ def test_nothing_changes_in_a_sparse_net_in_two_processes() -> None:
         Case("1", 1, net="norm_drop", samples=34),  # what would be a plain run otherwise
         Case("1", 3, "1f1b", net="norm_drop", unkeyed=True, samples=34),
         Case("1", 4, net="norm_drop", optimizer="adam", samples=34),
+        Case("1", 3, net="norm_drop", batch_norm="deferred", samples=34),
+        Case("1", 3, "1f1b", net="norm_drop", batch_norm="running", samples=34),
     ],
     ids=str,
 )
