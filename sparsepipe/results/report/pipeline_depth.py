@@ -246,15 +246,16 @@ PIPELINE_DEPTH = Exhibit(
     title="Depth of pipelines (Zhang and Sun, Table I)",
     about=(
         'Zhang and Sun, "A Parallel Pipeline Design for Training Deep Neural Networks": a CNN with '
-        "5x5 kernels on 42,000 images of 28x28, in TensorFlow on 8 cores. The same study: a CNN of "
-        f"5x5 convolutions that cost the same, T = {MICROBATCHES}. One and two stages are measured "
-        "with one thread a process, four and eight emulated on equal devices that take as long as "
-        "one core was measured to; each kind has a serial run of its own. Theirs is the time of "
-        "their training, of which they print no epochs, ours that of 42,000 images: only ratios "
-        "are set against each other. Memory is parameters, optimizer state and stored activations "
-        "of all devices by torch's own count; theirs is the process's. The bubble is the share of "
-        "the time in which stages wait while a minibatch is in the pipeline; where stages are not "
-        "alike it is larger than (K-1)/(T+K-1), as the lesser ones wait for the busiest."
+        "5x5 kernels on 42,000 images of 28x28, in TensorFlow on 8 cores; the paper of these "
+        "tables is theirs. The same study: a CNN of 5x5 convolutions that cost the same, "
+        f"T = {MICROBATCHES}. One and two stages are measured with one thread a process, four and "
+        "eight emulated on equal devices that take as long as one core was measured to; each kind "
+        "has a serial run of its own. Theirs is the time of their training, of which they print "
+        "no epochs, ours that of 42,000 images: only ratios are set against each other. Memory is "
+        "parameters, optimizer state and stored activations of all devices by torch's own count; "
+        "theirs is the process's. The bubble is the share of the time in which stages wait while "
+        "a minibatch is in the pipeline, of the asynchronous one in its steady part; where stages "
+        "are not alike it is larger than (K-1)/(T+K-1), as the lesser ones wait for the busiest."
     ),
     heads=("stages", "kind", "schedule", "partition"),
     find=_blocks,
