@@ -71,9 +71,9 @@ OmegaConf.register_new_resolver("listed_devices", _listed_devices, replace=True)
 OmegaConf.register_new_resolver("choose", _choose, replace=True)
 OmegaConf.register_new_resolver("short", _short, replace=True)
 OmegaConf.register_new_resolver("sweep_or", _sweep_or, replace=True)
-# A dotted key, or the one key of ours whose mapping starts empty; groups have no dots.
 _OF_TRIALS = ("batch_shared_by", "depth", "partition")
 """Keys that settings of a run are made of, and that are none themselves."""
+# A dotted key, or the one key of ours whose mapping starts empty; groups have no dots.
 _PLAIN_ASSIGNMENT = re.compile(r"^(callbacks|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
 
 

@@ -149,15 +149,15 @@ class _Gathering:
         """Gives it back."""
         vars(self._norm).pop("forward", None)
 
-    def __call__(self, value: Any) -> Any:
+    def __call__(self, input: Any) -> Any:
         norm = self._norm
         if not (norm.training and norm.track_running_stats):
-            return type(norm).forward(norm, value)
+            return type(norm).forward(norm, input)
         statistics = self._constant if self._mode is NormMode.RUNNING else self._untouched
         with statistics():
-            output = type(norm).forward(norm, value)
+            output = type(norm).forward(norm, input)
         if not recomputing():  # else they were counted when the layers ran first
-            self._note(value.feats if isinstance(value, SparseTensor) else value)
+            self._note(input.feats if isinstance(input, SparseTensor) else input)
         return output
 
     @torch.no_grad()

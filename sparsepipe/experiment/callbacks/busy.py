@@ -42,10 +42,17 @@ class Busy(pl.Callback):
         strategy = trainer.strategy
         if not isinstance(strategy, StagedStrategy) or strategy.pipeline is None:
             return
+        if strategy.root_device.type != "cpu":
+            return  # a GPU computes after the host has gone on
         if self._watches:  # Trainers of one run: the worker is a new one
             self._steps.clear()
         self._watches, self._synchronous = True, not isinstance(strategy, PipelineStrategy)
         strategy.pipeline.worker.watch(self._around)
+
+    @override
+    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
+        if self._synchronous:
+            self._now = []  # what a validation computed since the last step is of no step
 
     @override
     def on_train_batch_end(
