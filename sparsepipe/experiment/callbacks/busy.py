@@ -70,9 +70,8 @@ class Busy(pl.Callback):
         """
         machine = os.uname().nodename
         told = (machine, list(self._steps)) if self._watches else None
-        everyone: list[tuple[str, list[Step]] | None] = group.gather_objects(told)
-        watched = [each for each in everyone if each is not None]
-        if len(watched) < len(everyone) or len({name for name, _ in watched}) > 1:
+        watched = group.gather_objects(told)
+        if len(watched) < group.world_size() or len({name for name, _ in watched}) > 1:
             return {}
         steps = [each for _, each in watched]
         found = synchronous_bubbles(steps) if self._synchronous else steady_idle(steps)
