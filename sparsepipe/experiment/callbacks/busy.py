@@ -70,7 +70,8 @@ class Busy(pl.Callback):
         """
         machine = os.uname().nodename
         told = (machine, list(self._steps)) if self._watches else None
-        watched = group.gather_objects(told)
+        everyone: list[tuple[str, list[Step]] | None] = group.gather_objects(told)
+        watched = [each for each in everyone if each is not None]  # as it gives them
         if len(watched) < group.world_size() or len({name for name, _ in watched}) > 1:
             return {}
         steps = [each for _, each in watched]
