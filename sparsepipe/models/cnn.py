@@ -11,6 +11,7 @@ pooling that leaves 14x14. There is no normalization, which would see microbatch
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from sparsepipe.errors import ConfigError
@@ -20,6 +21,8 @@ SIDE = 28
 """Pixels along each side of an image."""
 _KERNEL = 5
 _CHANNELS = 32
+_VARIED = 0.1
+"""How large the random part of weights is at first, beside that which hands on what comes in."""
 
 
 def cnn_5x5(
@@ -32,8 +35,9 @@ def cnn_5x5(
 ) -> nn.Sequential:
     """Convolution, ReLU and pooling; convolution and ReLU again and again; pooling, linear layer.
 
-    Each convolution keeps height and width. Weights begin as He et al. ("Delving Deep into
-    Rectifiers") have them, without which so many layers in a row would not learn. There are
+    Each convolution keeps height and width. The first one begins as He et al. ("Delving Deep into
+    Rectifiers") have it, those that are alike near the identity (``nn.init.dirac_``): so many in a
+    row, all random, would hand on the same whatever they get, and not learn. There are
     ``2 * convolutions + 5`` layers.
 
     Args:
@@ -69,5 +73,9 @@ def _convolution(in_channels: int, out_channels: int) -> nn.Conv2d:
     layer = nn.Conv2d(in_channels, out_channels, _KERNEL, padding=_KERNEL // 2)
     nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     assert layer.bias is not None
+    if in_channels == out_channels:
+        with torch.no_grad():
+            layer.weight.mul_(_VARIED)
+            layer.weight.add_(nn.init.dirac_(torch.empty_like(layer.weight)))
     nn.init.zeros_(layer.bias)
     return layer

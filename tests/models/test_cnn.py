@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from sparsepipe.data.images.strokes import draw
 from sparsepipe.errors import ConfigError
 from sparsepipe.models import cnn_5x5
 from sparsepipe.schedule.balance import balanced
@@ -39,22 +41,21 @@ def test_by_default_eight_stages_can_have_nearly_equal_shares() -> None:
         assert max(shares) / (sum(shares) / stages) < 1.2, (stages, shares)
 
 
-def test_it_learns_without_norms() -> None:
-    """As many layers as by default, narrow: what they hand on neither fades nor grows."""
+def test_it_learns_digits_without_norms() -> None:
+    """As many layers as by default, narrow: what they hand on differs from image to image."""
     torch.manual_seed(0)
-    net = cnn_5x5(2, width=0.25)
-    x = torch.rand(16, 1, 28, 28)
-    x[8:, :, 14:] = 0.0
-    label = torch.arange(16) // 8
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    net, labels = cnn_5x5(10, width=0.25), np.arange(20) % 10
+    images = draw(labels, np.random.default_rng(0), side=28)
+    x, label = torch.from_numpy(images)[:, None].float() / 255, torch.from_numpy(labels)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9)
     losses = []
-    for _ in range(15):
+    for _ in range(30):
         loss = F.cross_entropy(net(x), label)
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert losses[-1] < losses[0] / 2
+    assert min(losses) < 0.7 * losses[0]
 
 
 @pytest.mark.parametrize("settings", [{"convolutions": 0}, {"width": 0.0}, {"dropout": 1.0}])
