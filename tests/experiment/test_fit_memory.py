@@ -73,9 +73,20 @@ VICTIM = """
 prefer_as_victim()
 os._exit(0 if open("/proc/self/oom_score_adj").read().strip() == "1000" else 1)
 """
+FREED = """
+peak = ResidentPeak()
+bytearray(b"x") * 24_000_000  # glibc learns that such blocks come and go
+first, second = (bytearray(b"x") * 20_000_000 for _ in range(2))
+above = bytearray(b"x") * 1_000_000  # what is below it in the heap cannot shrink
+del first, second
+other = bytearray(b"x") * 45_000_000
+os._exit(0 if peak.bytes() < 55_000_000 else 1)
+"""
 
 
-@pytest.mark.parametrize(("program", "code"), [(WATCHED, 91), (LIMITED, 92), (VICTIM, 0)])
+@pytest.mark.parametrize(
+    ("program", "code"), [(WATCHED, 91), (LIMITED, 92), (VICTIM, 0), (FREED, 0)]
+)
 def test_limits_end_a_process_that_passes_them(program: str, code: int) -> None:
     done = subprocess.run([sys.executable, "-c", PREAMBLE + program], check=False, timeout=120)
     assert done.returncode == code
