@@ -42,7 +42,14 @@ def test_drawn_digits_are_the_same_each_time(tmp_path: Path) -> None:
     )
 
 
-def test_an_image_does_not_depend_on_how_many_follow() -> None:
+def test_an_image_does_not_depend_on_how_many_follow(tmp_path: Path) -> None:
+    few, many = (
+        DrawnDigits(train_images=count).load("train", tmp_path).images.array for count in (130, 270)
+    )
+    assert np.array_equal(many[:130], few)
+
+
+def test_every_image_is_in_another_hand() -> None:
     labels = np.arange(6)
     all_six = draw(labels, np.random.default_rng(3), side=28)
     assert len({image.tobytes() for image in all_six}) == 6
