@@ -21,6 +21,7 @@ from sparsepipe.experiment.schedules import Synchronous, synchronous_of
 from sparsepipe.experiment.schema import SearchChoice
 from sparsepipe.experiment.search import memory_model
 from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.recomputed_layers import spans_told_by
 from sparsepipe.profiling import Profile
 from sparsepipe.results.files import read_json
 from sparsepipe.schedule import Plan
@@ -34,8 +35,8 @@ from sparsepipe.simulate.workload import Workload
 def kept_values(run: Run) -> dict[str, float]:
     """Bytes of parameters, optimizer state and stored activations, for ``result.json``.
 
-    Nothing without profiles of the devices on batches as they are trained on, or with data
-    parallelism.
+    Nothing without profiles of the devices on batches as they are trained on, with data
+    parallelism, or where layers are recomputed, which keep less than they are counted here.
 
     Args:
         run: whose training is over.
@@ -46,6 +47,8 @@ def kept_values(run: Run) -> dict[str, float]:
     try:
         profiles = _profiles(run)
         plan = _plan(run, profiles)
+        if any(spans_told_by(plan)):
+            return {}
         model = replace(memory_model(SearchChoice(), run.config) or MemoryModel(), gradients=0.0)
         if any(layer.saved_bytes is None for p in profiles.values() for layer in p.layers):
             return {}

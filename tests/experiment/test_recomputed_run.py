@@ -64,6 +64,8 @@ def test_a_run_recomputes_what_would_not_fit(shell: Shell) -> None:
     found = read_json(done.run / "result.json")
     assert (found["plan_config"], found["plan_cuts"]) == ("1-1", [2])
     assert found["recomputed_layers"] == [[0, 0], [3, 3]]
+    assert "plan_strategy" in found, "the search has told of itself"
+    assert not {"plan_bottleneck_s", "plan_shapes_per_s", "kept_bytes"} & found.keys()
     assert "stage 1 recomputes layers 3: " in done.err
     assert ", recomputing layers 0, 3)" in done.err
 

@@ -71,6 +71,14 @@ def test_the_studys_figures_are_in_every_row_of_their_depth() -> None:
         }
 
 
+def test_runs_that_recompute_layers_are_of_no_row() -> None:
+    serial = emulated(1, 200.0)
+    kept = emulated(8, 1200.0, "gpipe")
+    again = {**emulated(8, 900.0, "gpipe"), "recomputed_layers": "[[0, 23]]"}
+    eight = ("8", "emulated", "GPipe", "ours")
+    assert value(only(serial, kept, again), "speedup", *eight) == pytest.approx(6.0)
+
+
 def test_speedups_are_over_the_serial_run_of_their_kind() -> None:
     block = only(
         trained(1, train_shapes_per_s=100.0),

@@ -95,10 +95,15 @@ _ROWS = tuple(
 
 
 def _asked_of(row: Row) -> _Asked | None:
-    """The row of the table that a run is of; None where it is of none."""
+    """The row of the table that a run is of; None where it is of none.
+
+    Runs that recompute layers are of none: they are slower and keep less.
+    """
     ranks, kind = row.get("ranks"), row.get("kind")
     emulated = kind == "emulated"
     if kind not in ("measured", "emulated") or row.get("task_name") not in _TASKS:
+        return None
+    if row.get("recomputed_layers"):
         return None
     if row.get("strategy") == "single":
         found = _Asked(depth=1, emulated=emulated)
