@@ -165,13 +165,19 @@ def test_groups_of_fig9_have_overrides_that_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "word"), [("table3", "task.bandwidth_bytes_per_s=5e7"), ("fig7", "data.batch_size=2")]
+    ("name", "word"),
+    [
+        ("table3", "task.bandwidth_bytes_per_s=5e7"),
+        ("fig7", "data.batch_size=2"),
+        ("pipeline_depth", "data.batch_size=256"),
+    ],
 )
-def test_single_runs_have_the_overrides_too(name: str, word: str) -> None:
+def test_commands_of_other_tables_have_the_overrides_too(name: str, word: str) -> None:
     scale = "smoke" if name == "fig7" else None
     (found,) = blocks(name, Wanted(scale=scale, overrides=(word,)))
-    command = words(found.cells[0].command)
-    assert word in command
+    assert found.title == (f"scale smoke; {word}" if scale else word)
+    assert all(word in shlex.split(cell.command) for cell in found.cells if cell.command)
+    command = words(found.cells[-1].command)
     key, _, value = word.partition("=")
     group, _, leaf = key.partition(".")
     assert composed(*command)[group][leaf] == float(value)
