@@ -28,8 +28,8 @@ class Compare(Enum):
 
 
 HOW_COMPARED = (
-    'Columns "ratio" have ours over the paper\'s, of what is a ratio itself, such as a speedup, and '
-    "of what a kind of GPU reaches, over its data sheet (Table I); never of seconds. Columns "
+    'Columns "ratio" have ours over the paper\'s, where that is a ratio itself, such as a speedup, '
+    "or what a kind of GPU reaches, over its data sheet (Table I); never of seconds. Columns "
     '"difference" have ours less the paper\'s.'
 )
 """For readers of a report."""
