@@ -11,15 +11,15 @@ import numpy as np
 import pytorch_lightning as pl
 
 from sparsepipe.data.augment import Augment, Axis
-from sparsepipe.data.checks import check_dense, check_num_points, check_numbers, check_share
+from sparsepipe.data.checks import check_dense, check_numbers, check_share
 from sparsepipe.data.dataset import Collate, Representation, ShapeDataset, Voxelisation
 from sparsepipe.data.draw import RatioMode
 from sparsepipe.data.loading import ShapeLoader, default_workers, make_loader
-from sparsepipe.data.points import IntArray, MappedArray, PointSet
+from sparsepipe.data.points import IntArray, PointSet
 from sparsepipe.data.samplers import EvalSampler, TrainSampler, split_validation
-from sparsepipe.data.sources.base import SPLITS, CacheSettings, Source, Split
+from sparsepipe.data.sources.base import CacheSettings, Source, Split
+from sparsepipe.data.splits import Splits
 from sparsepipe.data.voxels import Span
-from sparsepipe.errors import ConfigError, DataError
 
 
 class ShapeDataModule(pl.LightningDataModule):
@@ -95,18 +95,9 @@ class ShapeDataModule(pl.LightningDataModule):
         )
         check_share(val_share)
         check_numbers(
-            least_1={"cached_points": cached_points, "batch_size": batch_size},
-            least_0={
-                "num_workers": num_workers,
-                "cache_workers": cache_workers,
-                "seed": seed,
-                "sampling_seed": sampling_seed,
-            },
+            least_1={"batch_size": batch_size}, least_0={"num_workers": num_workers, "seed": seed}
         )
-        whole = point_ratio == 1 and not (augment is not None and augment.enabled)
-        check_dense(representation, batch_size=batch_size, resolution=resolution, whole=whole)
-        self._source = source(root)
-        self._cache = CacheSettings(
+        cache = CacheSettings(
             directory=Path(os.path.expandvars(cache_dir)).expanduser().absolute(),
             points=cached_points,
             seed=sampling_seed,
@@ -114,15 +105,11 @@ class ShapeDataModule(pl.LightningDataModule):
             workers=cache_workers,
             lock_wait_s=lock_wait_s,
         )
-        # What the source cannot give is refused before a cache is built for nothing.
-        if getattr(self._source, "takes_cached_points", False):
-            check_num_points(num_points, stored=cached_points)
-        if representation == "dense_surface":
-            self._surface_loader()
+        whole = point_ratio == 1 and not (augment is not None and augment.enabled)
+        check_dense(representation, batch_size=batch_size, resolution=resolution, whole=whole)
+        self._splits = Splits(source(root), cache, voxelisation=self._voxelisation)
         self._augment, self._val_share, self.batch_size = augment, val_share, batch_size
         self._num_workers = default_workers() if num_workers is None else num_workers
-        self._splits: dict[Split, PointSet] = {}
-        self._surfaces: dict[Split, MappedArray] = {}
         self._train_N: IntArray = np.empty(0, np.int64)
         self._val_N: IntArray = np.empty(0, np.int64)
 
@@ -138,31 +125,20 @@ class ShapeDataModule(pl.LightningDataModule):
 
     def fingerprint(self) -> str:
         """Digest of what the root holds, the same wherever it lies on the disk."""
-        return self._source.fingerprint(self._cache)
+        return self._splits.fingerprint()
 
     def point_set(self, split: Split) -> PointSet:
         """The clouds of ``train`` (with validation) or ``test``; built where needed."""
-        if split not in self._splits:
-            points = self._source.load(split, self._cache)
-            check_num_points(self._voxelisation.num_points, stored=points.points_per_shape)
-            if "train" in self._splits and points.classes != self._splits["train"].classes:
-                raise DataError(
-                    "training and test data name different classes",
-                    remedy="check data.root: both splits must hold the same classes",
-                )
-            self._splits[split] = points
-        return self._splits[split]
+        return self._splits.points(split)
 
     def prepare_data(self) -> None:
         """Build all that is read later into the cache; call it in one process only."""
-        for split in SPLITS:
-            self._open(split)
+        self._splits.open_all()
 
     def setup(self, stage: str | None = None) -> None:
         """Open the caches and carve out the validation split."""
         del stage  # opening is cheap: all splits are always at hand
-        for split in SPLITS:
-            self._open(split)
+        self._splits.open_all()
         self._train_N, self._val_N = split_validation(
             self.point_set("train").labels_S, share=self._val_share, seed=self._voxelisation.seed
         )
@@ -195,38 +171,14 @@ class ShapeDataModule(pl.LightningDataModule):
         self, split: Split, indices_N: IntArray, *, augment: Augment | None, stream: int
     ) -> ShapeDataset:
         """Some shapes of a split as a data set; ``stream`` tells uses apart in the seed."""
-        self._open(split)
         return ShapeDataset(
             self.point_set(split),
             indices_N,
             voxelisation=self._voxelisation,
             augment=augment,
             stream=stream,
-            surface=self._surfaces.get(split),
+            surface=self._splits.surface(split),
         )
-
-    def _open(self, split: Split) -> None:
-        self.point_set(split)
-        if self._voxelisation.representation == "dense_surface" and split not in self._surfaces:
-            self._surfaces[split] = self._surface_loader()(
-                split,
-                self._cache,
-                resolution=self._voxelisation.resolution,
-                span=self._voxelisation.span,
-            )
-
-    def _surface_loader(self) -> Callable[..., MappedArray]:
-        load_surface: Callable[..., MappedArray] | None = getattr(
-            self._source, "load_surface", None
-        )
-        if load_surface is None:
-            raise ConfigError(
-                f"data.representation=dense_surface needs meshes, but "
-                f"{type(self._source).__name__} holds points only",
-                remedy="set data.representation=dense, or use a data group of OFF meshes "
-                "(data=shapes, modelnet10 or modelnet40)",
-            )
-        return load_surface
 
     def _loader(self, dataset: ShapeDataset, sampler: TrainSampler | EvalSampler) -> ShapeLoader:
         return make_loader(

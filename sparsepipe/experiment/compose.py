@@ -145,8 +145,10 @@ def resolve(config: DictConfig) -> dict[str, Any]:
         plain.pop(name, None)
     if plain.pop(KEY, None) is not None and plain.get("scale") is not None:
         raise ConfigError(
-            f"{plain['name']} has no several scales: it computes with what was measured elsewhere",
-            remedy="give one scale= with its experiment=, or none",
+            f"{plain['name']} has no scales of its own: it computes with what was measured "
+            "elsewhere",
+            remedy="sweep it without other experiments, where scale= narrows what it sweeps, or "
+            "give no scale=",
         )
     return plain
 

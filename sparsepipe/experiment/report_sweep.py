@@ -16,6 +16,7 @@ from sparsepipe.experiment.sweep.record import records_of
 
 if TYPE_CHECKING:
     from sparsepipe.results.report.failures import Failure
+    from sparsepipe.results.report.wanted import Wanted
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +25,9 @@ class SweepReport(Callback):
     """Writes ``report/`` beside the sweep's table, as ``task=report`` does.
 
     All finished runs of the experiment count, whichever sweep they are of; of cells at this one's
-    scale it tells also where no job has finished. Jobs that did not finish are named. Where a
-    tracker is chosen, it gets the report as a run of its own. Of sweeps of anything but the paper's
-    tables and figures there is no report.
+    scale and with its overrides it tells also where no job has finished. Jobs that did not finish
+    are named. Where a tracker is chosen, it gets the report as a run of its own. Of sweeps of
+    anything but the paper's tables and figures there is no report.
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -43,7 +44,12 @@ class SweepReport(Callback):
         sweep = sweep_directory(config)
         given = {"name": str(config.name), "paths": {"outputs": str(config.paths.outputs)}}
         try:
-            reported = Reported.of(given, exhibits=[experiment], swept=_scales(config))
+            reported = Reported.of(
+                given,
+                exhibits=[experiment],
+                swept=_scales(config),
+                wanted=_wanted(experiment, config),
+            )
             write_chapters(sweep / "report", reported, reported.rows(), failures=_failures(config))
             log_report(
                 _loggers(config),
@@ -65,6 +71,24 @@ def _scales(config: DictConfig) -> list[str]:
             return list(override.sweep_string_iterator())
         return [str(override.value())] if override.value() else []
     return []
+
+
+def _wanted(experiment: str, config: DictConfig) -> list[Wanted]:
+    """What none of its jobs has finished of: with which overrides, at which scale.
+
+    Without overrides that the jobs were refused for: no command could have them.
+    """
+    from sparsepipe.experiment.sweep_wanted import wanted_of
+    from sparsepipe.experiment.usual import is_taken
+    from sparsepipe.results.report.wanted import Wanted
+
+    params = config.hydra.sweeper.get("params") or {}
+    found = wanted_of(records_of(sweep_directory(config)), map(str, params))
+    told = (
+        each if is_taken((f"experiment={experiment}", *each.setting)) else Wanted(scale=each.scale)
+        for each in found
+    )
+    return list(dict.fromkeys(told))
 
 
 def _failures(config: DictConfig) -> list[Failure]:

@@ -18,6 +18,7 @@ from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibits import EXHIBITS
 from sparsepipe.results.report.rows import plain_rows
+from sparsepipe.results.report.wanted import Wanted
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class Reported:
         source: a directory of runs or a ledger.
         scale: rows of this scale count alone; None: all.
         scales: whose cells are told of even where no run has one of them.
+        wanted: likewise, at a scale and with overrides.
     """
 
     exhibits: tuple[str, ...]
@@ -44,6 +46,7 @@ class Reported:
     source: Path
     scale: str | None
     scales: tuple[str, ...] = ()
+    wanted: tuple[Wanted, ...] = ()
 
     @classmethod
     def of(
@@ -54,6 +57,7 @@ class Reported:
         where: str | None = None,
         scale: str | None = None,
         swept: Sequence[str] = (),
+        wanted: Sequence[Wanted] = (),
     ) -> Self:
         """By a configuration and the arguments of ``task=report``.
 
@@ -63,6 +67,7 @@ class Reported:
             where: likewise.
             scale: likewise.
             swept: scales of a sweep, of whose cells is told; rows of others count all the same.
+            wanted: what else it was asked for and has no finished run of; likewise.
 
         Raises:
             ConfigError: nothing of the paper has such a name.
@@ -75,6 +80,7 @@ class Reported:
             source=expanded(where or config["paths"]["outputs"]),
             scale=scale,
             scales=tuple(swept) if scale is None else (scale,),
+            wanted=tuple(wanted),
         )
 
     def rows(self) -> dict[str, list[Row]]:
@@ -88,7 +94,13 @@ class Reported:
     def commands(self) -> dict[str, Commands]:
         """What makes the commands that fill the cells of each exhibit."""
         return {
-            exhibit: Commands(experiment=exhibit, name=self.name, scales=self.scales, usual=usual)
+            exhibit: Commands(
+                experiment=exhibit,
+                name=self.name,
+                scales=self.scales,
+                wanted=self.wanted,
+                usual=usual,
+            )
             for exhibit in self.exhibits
         }
 
@@ -112,6 +124,7 @@ def _names(name: str, exhibits: Sequence[str] | None) -> list[str]:
             raise ConfigError(
                 f"the paper has no table or figure '{each}' to report on{suggest(each, EXHIBITS)}",
                 remedy=f"choose experiment={ALL}, or experiment= or task.exhibits= of: "
-                f"{', '.join(EXHIBITS)}",
+                f"{', '.join(EXHIBITS)}; of runs with a name= of their own say with task.exhibits= "
+                "what they are of, such as task.exhibits=[table2]",
             )
     return list(dict.fromkeys(asked))

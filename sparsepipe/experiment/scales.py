@@ -11,13 +11,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 
 KEY = "instead_of_scale"
 """Of an experiment's file: overrides by scale."""
+_SWEEPS = frozenset({"-m", "--multirun", "hydra.mode=MULTIRUN"})
+"""Words of a command line that make it a sweep."""
 
 
 def in_place_of_scale(arguments: Sequence[str], config_dir: Path) -> list[str]:
     """The arguments, with what the experiment has in place of their scale, where it has something.
+
+    Of several scales, which a sweep may have, that is what they all have: all that any of them
+    takes.
 
     Args:
         arguments: of the command line. A key or group that they set stays as they have it.
@@ -25,11 +32,25 @@ def in_place_of_scale(arguments: Sequence[str], config_dir: Path) -> list[str]:
     """
     given = {name.lstrip("+"): value for name, _, value in (a.partition("=") for a in arguments)}
     instead = _instead(config_dir / "experiment" / f"{given.get('experiment')}.yaml")
-    scale = given.get("scale")
-    if scale is None or scale not in instead:
+    text = given.get("scale")
+    scales = _scales(text, is_sweep=bool(_SWEEPS & set(arguments))) if text and instead else []
+    if not scales or not set(scales) <= set(instead):
         return list(arguments)
-    narrowed = [word for word in instead[scale] if word.partition("=")[0] not in given]
-    return [*(a for a in arguments if a.lstrip("+") != f"scale={scale}"), *narrowed]
+    first, *others = (instead[scale] for scale in scales)
+    shared = [word for word in first if all(word in other for other in others)]
+    narrowed = [word for word in shared if word.partition("=")[0] not in given]
+    return [*(a for a in arguments if a.lstrip("+") != f"scale={text}"), *narrowed]
+
+
+def _scales(text: str, *, is_sweep: bool) -> list[str]:
+    """Those that a command names; none where Hydra is to say what is wrong with them."""
+    try:
+        override = OverridesParser.create().parse_override(f"scale={text}")
+        if not override.is_sweep_override():
+            return [str(override.value())]
+        return list(override.sweep_string_iterator()) if is_sweep else []
+    except HydraException:  # of what is no override, or of a pattern, such as scale=*
+        return []
 
 
 def _instead(experiment: Path) -> Mapping[str, Sequence[str]]:

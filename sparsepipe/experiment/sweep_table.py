@@ -35,8 +35,8 @@ class SweepTable(Callback):
         table = sweep_markdown(rows)
         failed = sum(row["status"] == "failed" for row in rows)
         log.info(
-            "%d jobs%s (%s)\n\n%s\n",
-            len(rows),
+            "%s%s (%s)\n\n%s\n",
+            "1 job" if len(rows) == 1 else f"{len(rows)} jobs",
             f", {failed} of them failed" if failed else "",
             near(directory / "table.md"),
             table,

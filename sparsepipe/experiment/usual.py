@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 from collections.abc import Sequence
@@ -9,9 +10,10 @@ from typing import Any
 
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from sparsepipe.errors import ConfigError
 from sparsepipe.experiment import compose
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,25 @@ def usual(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
         except OmegaConfBaseException:  # such as a variable that is not set here
             continue
     return found
+
+
+def is_taken(overrides: Sequence[str]) -> bool:
+    """Whether overrides are those of a command: what they compose passes the check.
+
+    Args:
+        overrides: keys or groups with their values.
+    """
+    composed = _composed(tuple(overrides))
+    if composed is None:
+        return False
+    config = copy.deepcopy(composed)
+    with open_dict(config):
+        del config["hydra"]
+    try:
+        compose.resolve(config)
+    except ConfigError:
+        return False
+    return True
 
 
 @functools.lru_cache(maxsize=_KEPT)

@@ -55,6 +55,16 @@ def test_commands_of_cells_without_runs_are_jobs_of_their_sweep(
     assert len(swept) == count
 
 
+@pytest.mark.parametrize(("name", "scale"), [("fig7", "smoke"), ("table1", "desk")])
+def test_a_cell_of_a_single_run_without_runs_has_a_scale_in_its_command(
+    name: str, scale: str
+) -> None:
+    (block,) = EXHIBITS[name].blocks([], Commands(experiment=name, usual=usual))
+    (command,) = {cell.command for cell in block.cells if cell.command}
+    assert command == f"sparsepipe experiment={name} scale={scale}"
+    assert composed(*shlex.split(command)[1:])["scale"] == scale
+
+
 def jobs_of(words: list[str]) -> set[frozenset[str]]:
     """Overrides of each job that a command of a sweep makes."""
     asked = [word for word in words if word != "-m"]

@@ -70,6 +70,26 @@ def test_a_sweep_whose_jobs_all_failed_tells_what_its_scale_lacks(
     assert "80.00" in (made / "report.md").read_text(), "runs of others are there all the same"
 
 
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [("++data.batch_size=8", "data.batch_size=8"), ("++data.batch_sise=8", "")],
+    ids=["taken", "refused"],
+)
+def test_commands_of_a_sweep_whose_jobs_all_failed_have_its_overrides(
+    tmp_path: Path, word: str, told: str
+) -> None:
+    for number, network in enumerate(("dense", "sparse")):
+        cell = ("trial=one_device", "++data.resolution=32", f"network={network}")
+        words = ("experiment=table2", "scale=smoke", word, *cell)
+        leave_record(tmp_path / "sweep", number, *words, run=None)
+    made = at_the_end_of_a_sweep(tmp_path, "table2", swept=("scale=smoke", word))
+    with (made / "table2.csv").open() as stream:
+        commands = {row["command"] for row in csv.DictReader(stream)}
+    assert len(commands) == 24
+    more = f" {told}" if told else ""
+    assert all(f"experiment=table2 scale=smoke{more} trial=" in command for command in commands)
+
+
 def test_jobs_that_did_not_finish_are_named(tmp_path: Path) -> None:
     leave_record(tmp_path / "sweep", 0, "network=sparse", run=tmp_path)
     leave_record(tmp_path / "sweep", 2, "++data.resolution=50", "network=dense", run=None)

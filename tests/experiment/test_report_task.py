@@ -197,6 +197,9 @@ def test_what_the_paper_does_not_have_is_refused(report: Report, tmp_path: Path)
     ) as said:
         report("task.exhibits=[tabel2]")
     assert "experiment=all" in said.value.remedy
+    with pytest.raises(ConfigError, match="no table or figure 'mine'") as said:
+        report("experiment=table2", "name=mine")
+    assert "task.exhibits=[table2]" in said.value.remedy
     assert not list(tmp_path.iterdir())
 
 

@@ -110,6 +110,17 @@ def test_a_sweep_is_small_unless_the_command_line_has_another_scale() -> None:
     assert all("scale=desk" in job and "++data.resolution=32" in job for job in desk)
 
 
+@pytest.mark.parametrize(("experiment", "scale"), [("fig7", "smoke"), ("table1", "desk")])
+def test_a_single_run_is_swept_at_the_scale_that_a_report_asks_for(
+    experiment: str, scale: str
+) -> None:
+    (job,) = jobs(experiment)
+    assert f"scale={scale}" in job
+    assert config_of(job)["scale"] == scale
+    (other,) = jobs(experiment, "scale=paper")
+    assert "scale=paper" in other
+
+
 @pytest.mark.parametrize("scale", ["smoke", "desk"])
 def test_four_devices_share_the_batch_of_one(scale: str) -> None:
     one, four = (
@@ -201,8 +212,38 @@ def test_a_scale_narrows_what_fig_9_sweeps() -> None:
     assert len(wider) == 10
 
 
-def test_several_scales_of_such_an_experiment_are_refused() -> None:
-    with pytest.raises(ConfigError, match="table3 has no several scales"):
+@pytest.mark.parametrize("asked", ["smoke,desk", "desk,smoke,paper", "choice(smoke,desk)"])
+def test_several_scales_of_fig_9_take_what_any_of_them_takes(asked: str) -> None:
+    swept = jobs("fig9", f"scale={asked}", "hydra.mode=MULTIRUN")
+    assert len({frozenset(job) for job in swept}) == len(swept) == 4 * 4 * 5
+    assert not [word for job in swept for word in job if word.startswith("scale=")]
+    twice = jobs("fig9", "scale=smoke,smoke", "hydra.mode=MULTIRUN")
+    assert len(twice) == 5
+    assert all("task=fig9/simulated_125" in job for job in twice)
+
+
+@pytest.mark.parametrize("option", ["-m", "--multirun", "hydra.mode=MULTIRUN"])
+def test_several_scales_of_table_3_are_one_run(option: str) -> None:
+    asked = [option, "experiment=table3"]
+    assert compose.admit([*asked, "scale=smoke,desk"]) == asked
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("experiment=table3", "scale=smoke,desk"),  # no sweep: Hydra asks for -m
+        ("-m", "experiment=table3", "scale=smoke,dsek"),
+        ("-m", "experiment=table3", "scale=*"),
+        ("-m", "experiment=fig8", "scale=smoke,desk"),
+        ("-m", "experiment=table3,fig8", "scale=smoke,desk"),
+    ],
+)
+def test_scales_that_stand_for_nothing_else_are_left_to_hydra(asked: tuple[str, ...]) -> None:
+    assert compose.admit(asked) == list(asked)
+
+
+def test_a_scale_of_such_an_experiment_is_refused_where_nothing_stands_for_it() -> None:
+    with pytest.raises(ConfigError, match="table3 has no scales of its own"):
         compose.resolve(_unadmitted("experiment=table3", "scale=smoke"))
 
 

@@ -178,6 +178,20 @@ def test_without_knowing_what_is_usual_a_mean_names_what_differs() -> None:
     assert note.endswith("runs a, b differ in data.batch_size: the mean is of all")
 
 
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ({"trainer.max_epochs": 1}, "; 1 epoch; "),
+        ({"trainer.limit_train_batches": 4.0}, "; 4 epochs; epochs limited to 4 batches; "),
+        ({"trainer.limit_train_batches": 1}, "; epochs limited to 1 batch; "),
+        ({"trainer.limit_train_batches": 0.25}, "; epochs limited to 25 % of their batches; "),
+    ],
+)
+def test_titles_say_how_long_is_trained(made: Row, words: str) -> None:
+    (block,) = tables(trained("dense", **made))
+    assert words in block.title
+
+
 def test_batches_within_unlike_budgets_are_apart() -> None:
     wide, narrow = {"task.budget_bytes": 2.75e9}, {"task.budget_bytes": 1e9, "budget_bytes": 1e9}
     usual, small = tables(

@@ -176,7 +176,10 @@ def test_missing_cells_are_named_with_their_commands(
         "data.resolution=50"
     )
     assert text.count(command) == 1
-    assert "grid 50³, devices 1, network sparse, p 0.25" in text
+    of_training = "train accuracy, test accuracy, epoch time, speedup over D-1"
+    row = "grid 50³, devices 1, network sparse, p 0.25"
+    assert f"{row}: {of_training}" in text
+    assert f"{row}: largest batch, batch over D-1" in text, "which another command fills"
     assert "sparsepipe -m experiment=fig9 task=fig9/emulated" in text
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from sparsepipe.data.checks import check_numbers
 from sparsepipe.data.points import SPLITS, PointSet, Split
 from sparsepipe.errors import DataError
 
@@ -34,6 +35,9 @@ class CacheSettings:
         strict: refuse corrupt files instead of leaving them out.
         workers: processes that build a cache; 0 is one for each core.
         lock_wait_s: how long to wait for another process that builds the same cache.
+
+    Raises:
+        ConfigError: a number is too small; told by its key of the configuration.
     """
 
     directory: Path
@@ -42,6 +46,12 @@ class CacheSettings:
     strict: bool = False
     workers: int = 0
     lock_wait_s: float = LOCK_WAIT_S
+
+    def __post_init__(self) -> None:
+        check_numbers(
+            least_1={"cached_points": self.points},
+            least_0={"cache_workers": self.workers, "sampling_seed": self.seed},
+        )
 
 
 class Source(Protocol):

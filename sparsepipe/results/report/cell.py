@@ -28,9 +28,9 @@ class Compare(Enum):
 
 
 HOW_COMPARED = (
-    "A ratio is ours over the paper's: of what is a ratio itself, such as a speedup, or of what a "
-    "kind of GPU reaches, over its data sheet (Table I); never of seconds. A difference is ours "
-    "less the paper's."
+    'Columns "ratio" have ours over the paper\'s, where that is a ratio itself, such as a speedup, '
+    "or what a kind of GPU reaches, over its data sheet (Table I); never of seconds. Columns "
+    '"difference" have ours less the paper\'s.'
 )
 """For readers of a report."""
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from sparsepipe.results.report.wanted import Wanted
+
 Usual = Callable[[Sequence[str], Sequence[str]], Mapping[str, Any]]
 """What some keys are where the command line has some overrides; without those that nobody knows."""
-_SWEPT_SCALE = "hydra.sweeper.params.scale"
-"""At which an experiment is swept where the command line has no scale."""
 _FROM_ENVIRONMENT = re.compile(r"[\w.]+=\$\w+")
 _PLAIN = re.compile(r"(?!(null|true|false|nan|inf)$)[A-Za-z_][\w./-]*", re.IGNORECASE)
 """Text that needs no quotes."""
@@ -26,7 +26,9 @@ class Commands:
         experiment: the option of that group.
         name: that its runs were given in place of the experiment's own; None: none.
         scales: whose cells are told of even where no run has one of them.
+        wanted: likewise, at a scale and with overrides.
         given: overrides of every command.
+        of_task: of the task, which not every cell's command takes; the exhibit knows which do.
         environment: variables that every command needs, as ``NAME=value``.
         usual: tells what is set without being given; None: nobody knows.
     """
@@ -34,17 +36,20 @@ class Commands:
     experiment: str
     name: str | None = None
     scales: tuple[str, ...] = ()
+    wanted: tuple[Wanted, ...] = ()
     given: tuple[str, ...] = ()
+    of_task: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
     usual: Usual | None = None
 
     def one(self, *overrides: str) -> str:
-        """A command that makes one run.
+        """A command that makes one run; a run for each seed where several are given.
 
         Args:
             overrides: keys or groups with their values.
         """
-        return self._line((), overrides)
+        several = any(word.startswith("seed=") and "," in word for word in self.given)
+        return self._line(("-m",) if several else (), overrides)
 
     def sweep(self, *overrides: str) -> str:
         """A command that makes all runs of the experiment, see :meth:`one`."""
@@ -53,31 +58,6 @@ class Commands:
     def giving(self, *overrides: str, environment: Sequence[str] = ()) -> Self:
         """Commands that all have these overrides and no others, but for the name."""
         return replace(self, given=overrides, environment=tuple(environment))
-
-    def of_missing(self, told: Collection[str | None]) -> dict[str, Self]:
-        """Commands of the cells that no run is for, by the title of their block.
-
-        Args:
-            told: scales of the blocks that there are.
-
-        Returns:
-            One for each scale that is asked for and is none of them. Where none is asked for and
-            there is no block, the one scale at which the experiment is swept by itself, if it is
-            swept at one.
-        """
-        lacking = [scale for scale in self.scales if scale not in told]
-        is_alone = not told and len(lacking) < 2
-        if is_alone:
-            scale = lacking[0] if lacking else self._swept_scale()
-            return {"": self.giving(f"scale={scale}") if scale else self}
-        return {f"scale {scale}": self.giving(f"scale={scale}") for scale in lacking}
-
-    def _swept_scale(self) -> str | None:
-        """None where the experiment has none, or nobody knows."""
-        if self.usual is None:
-            return None
-        found = self.usual((f"experiment={self.experiment}",), (_SWEPT_SCALE,)).get(_SWEPT_SCALE)
-        return None if found is None else str(found)
 
     def unlike(self, overrides: Sequence[str], wanted: Mapping[str, Any]) -> tuple[str, ...]:
         """Further overrides, of keys that would not be as wanted with these alone.

@@ -12,6 +12,7 @@ from sparsepipe.results.paper import printed
 from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import Block, Exhibit
+from sparsepipe.results.report.missing import of_missing
 from sparsepipe.results.report.picture import wrapped
 from sparsepipe.results.shares import Costs, accumulated_shares_figure
 
@@ -23,6 +24,8 @@ _COLUMNS = {
     "layers_parameter_bytes": ("parameter", "parameter size"),
 }
 """By what a profile's run holds for each layer."""
+_OF_TITLE = ("data.batch_size", "data.resolution", "model.width")
+"""Keys that the title of a block tells."""
 _PAPER = printed("fig7")
 _DERIVED = "not printed: computed from the authors' own measurements on a TITAN Xp"
 _TITAN = "TITAN Xp, the authors'"
@@ -35,16 +38,21 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
         if row.get("task_name") == "profile"
         and all(len(row.get(key) or ()) == _LAYERS for key in _COLUMNS)
     ]
-    missing = commands.of_missing({run.get("scale") for run in runs})
+    made_by = [_made_by(run, commands) for run in runs]
+    missing = of_missing(commands, made_by)
     return [
-        *(_block(run, _made_by(run, commands), title=_title(run)) for run in runs),
+        *(
+            _block(run, theirs.one(), title=_title(run))
+            for run, theirs in zip(runs, made_by, strict=True)
+        ),
         *(_block(None, theirs.one(), title=title) for title, theirs in missing.items()),
     ]
 
 
-def _made_by(run: Row, commands: Commands) -> str:
-    scale = run.get("scale")
-    return (commands.giving(f"scale={scale}") if scale else commands).one()
+def _made_by(run: Row, commands: Commands) -> Commands:
+    scale = (f"scale={run['scale']}",) if run.get("scale") else ()
+    told = {key: run[key] for key in _OF_TITLE if key in run}
+    return commands.giving(*scale, *commands.unlike(scale, told))
 
 
 def _block(run: Row | None, made_by: str, *, title: str) -> Block:

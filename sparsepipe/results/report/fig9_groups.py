@@ -15,6 +15,7 @@ from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.fig9_hardware import is_on_its_gpus
 from sparsepipe.results.report.overridden import is_made_by, overrides_of
+from sparsepipe.results.report.wanted import Wanted
 
 _SIMULATED = "task.parallel."
 _OF_CELLS = (
@@ -57,6 +58,8 @@ class Group:
 def groups_of(rows: Sequence[Row], commands: Commands) -> dict[Group, list[Row]]:
     """Runs by what they have in common; those of the whole sweep come also without any run.
 
+    So do those of overrides that a sweep was asked for and has left no run of.
+
     A run belongs to each group whose command for its bar gives its configuration.
 
     Args:
@@ -65,7 +68,9 @@ def groups_of(rows: Sequence[Row], commands: Commands) -> dict[Group, list[Row]]
     """
     bars = [row for row in rows if _is_bar(row) and is_on_its_gpus(row, commands.usual)]
     own = [_group(row, commands) for row in bars]
-    found = dict.fromkeys((*(Group(setting=setting) for setting in EXPECTED), *own))
+    asked = ((), *filter(None, map(_others, commands.wanted)))
+    expected = (Group(setting=each, others=others) for others in asked for each in EXPECTED)
+    found = dict.fromkeys((*expected, *own))
     pairs = list(zip(bars, own, strict=True))
     return {
         group: [row for row, mine in pairs if _belongs(row, mine, group, commands)]
@@ -90,6 +95,11 @@ def matters(key: str) -> bool:
     dropped = (*_OF_CELLS, *_NO_MATTER)
     below = any(key == name or key.startswith(f"{name}.") for name in dropped)
     return key.startswith("parallel.") and not below
+
+
+def _others(wanted: Wanted) -> tuple[str, ...]:
+    """Overrides that a sweep was asked for, as far as they count."""
+    return tuple(word for word in wanted.overrides or () if matters(word.partition("=")[0]))
 
 
 def _group(row: Row, commands: Commands) -> Group:

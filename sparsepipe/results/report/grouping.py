@@ -9,6 +9,7 @@ from typing import Any, Self
 from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.commands import Commands, Usual
 from sparsepipe.results.report.exhibit import Block
+from sparsepipe.results.report.missing import of_missing
 from sparsepipe.results.report.overridden import (
     Matters,
     is_made_by,
@@ -45,11 +46,11 @@ def blocks_of(
     begun = [row for row in rows if row.get("first_weights")]
     fresh = [row for row in rows if not row.get("first_weights")]
     settings = settings_of(fresh, commands, cell_of=cell_of)
-    found = [
-        make(theirs, commands_of(setting, theirs, commands), setting)
-        for setting, theirs in settings.items()
-    ]
-    missing = commands.of_missing({setting.scale for setting in settings})
+    made_by = {
+        setting: commands_of(setting, theirs, commands) for setting, theirs in settings.items()
+    }
+    found = [make(theirs, made_by[setting], setting) for setting, theirs in settings.items()]
+    missing = of_missing(commands, made_by.values())
     found += [replace(make([], theirs, None), title=title) for title, theirs in missing.items()]
     first, *others = found
     return [replace(first, notes=(*first.notes, *_left_out(begun))), *others]

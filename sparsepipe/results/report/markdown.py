@@ -28,9 +28,10 @@ def markdown(title: str, chapters: Sequence[Chapter], failures: Sequence[Failure
 
 
 INTRODUCTION = (
-    f'"Paper" is what is printed in: {CITATION}. "Ours" are the finished runs of the ledger, means '
-    "over seeds, in brackets the least and the most; letters say where they were taken, numbers "
-    f"refer to the notes. {HOW_COMPARED}"
+    f'Columns "paper" have what is printed in: {CITATION}. Columns "ours" have what our finished '
+    "runs found: the mean over seeds, and in brackets the least and the most where there are "
+    "several. The letter behind a figure leads to where it was taken, a number to a note below the "
+    f"table. {HOW_COMPARED}"
 )
 
 
@@ -77,10 +78,11 @@ def _lists(block: ShownBlock) -> Iterator[str]:
         yield "Where these figures were taken:"
         yield markdown_table(("", "kind", "hardware", "versions", "commit", "runs"), rows)
     if block.gaps:
-        yield "Missing, with the commands that fill it:"
+        yield "What is missing, and the commands that fill it:"
         yield "\n".join(f"- {gap.text}\n\n      {gap.command}" for gap in block.gaps)
         if block.sweep:
-            yield f"All of it, and what is there already is skipped:\n\n    {block.sweep}"
+            skipping = "All of it by one command, which skips runs that are finished:"
+            yield f"{skipping}\n\n    {block.sweep}"
 
 
 def _listed(notes: Mapping[str, str]) -> str:

@@ -17,7 +17,8 @@ from sparsepipe.results.report.commands import Usual, word
 Matters = Callable[[str], bool]
 """Whether a key of a configuration counts."""
 
-_GROUPS = ("backend", "callbacks", "data", "model", "optim", "trainer")
+GROUPS = ("backend", "callbacks", "data", "model", "optim", "trainer")
+"""Those of a configuration whose keys may count."""
 _NO_MATTER = (
     *("data.cache_workers", "data.lock_wait_s", "data.num_workers", "data.seed"),
     *("trainer.enable_autolog_hparams", "trainer.enable_model_summary"),
@@ -43,7 +44,7 @@ _MAY_BE_NULL = {
 def of_training(key: str) -> bool:
     """Whether a key of a training's configuration counts."""
     below = any(key == name or key.startswith(f"{name}.") for name in _NO_MATTER)
-    return key.partition(".")[0] in _GROUPS and not below
+    return key.partition(".")[0] in GROUPS and not below
 
 
 def of_memory(key: str) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparsepipe.results.paper import printed
 from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.depth_settings import MICROBATCHES, DepthSetting, settings_of
 from sparsepipe.results.report.exhibit import Block, Exhibit
+from sparsepipe.results.report.missing import of_missing
 from sparsepipe.results.report.places import no_speedup
 from sparsepipe.results.report.rows import mean_of
 from sparsepipe.results.sweep_table import plan_text
@@ -126,9 +127,21 @@ def _asked_of(row: Row) -> _Asked | None:
 _TASKS = ("train", "train_emulated")
 
 
+def _missing(commands: Commands) -> list[Block]:
+    """Of what is asked for, where there is no run; no scale changes what is asked for."""
+    asked = of_missing(replace(commands, scales=()), ())
+    usual = DepthSetting()
+    return [
+        replace(_block(usual, [], theirs), title=title or usual.title)
+        for title, theirs in asked.items()
+    ]
+
+
 def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     known = [row for row in rows if _asked_of(row) is not None]
-    groups = settings_of(known) or {DepthSetting(): []}
+    if not known:
+        return _missing(commands)
+    groups = settings_of(known)
     return [
         _block(setting, theirs, commands.giving(*setting.overrides(commands)))
         for setting, theirs in groups.items()

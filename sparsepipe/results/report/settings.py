@@ -99,8 +99,8 @@ class Setting:
             f"{shapes} shapes of a class" if shapes else "",
             f"{self.trained:,} shapes" if self.trained else "",
             f"width {self.width:g}" if self.width is not None else "",
-            f"{self.epochs} epochs" if self.epochs else "",
-            f"epochs limited to {self.batches:g}" if self.batches else "",
+            _counted("epoch", self.epochs) if self.epochs else "",
+            f"epochs limited to {_share_text(self.batches)}" if self.batches else "",
             *self.others,
             f"batches within {self.budget_bytes / 1e6:,.0f} MB" if self.budget_bytes else "",
             _steps_text(self.steps),
@@ -134,13 +134,25 @@ class Setting:
 def _steps_text(steps: float | None) -> str:
     if steps is None:
         return ""
-    return f"batches tried by {steps:g} step{'s' if steps > 1 else ''}"
+    return f"batches tried by {_counted('step', steps)}"
+
+
+def _share_text(batches: float) -> str:
+    """Of an epoch: a number of batches, or as a float of at most 1 their share."""
+    if isinstance(batches, float) and batches <= 1:
+        return f"{100 * batches:g} % of their batches"
+    return _counted("batch", batches, several="batches")
+
+
+def _counted(what: str, count: float, *, several: str = "") -> str:
+    number = str(count) if isinstance(count, int) else f"{count:g}"
+    return f"{number} {what if count == 1 else several or f'{what}s'}"
 
 
 def _threads_text(threads: int | None) -> str:
     if threads is None:
         return ""
-    return "1 thread a device" if threads == 1 else f"{threads} threads a device"
+    return f"{_counted('thread', threads)} a device"
 
 
 def _whole(value: Any) -> int | None:

@@ -65,7 +65,8 @@ class Gap:
 
     Attributes:
         command: which.
-        cells: by row, in words, the quantities that it lacks; none where it lacks all.
+        cells: by row, in words, the quantities that the command fills; none where the row lacks
+            all and the command fills them.
     """
 
     command: str
@@ -227,9 +228,10 @@ def gaps(exhibit: Exhibit, block: Block) -> Iterator[Gap]:
         missing = [cell for cell in cells.values() if cell.missing]
         heads = zip(exhibit.heads, labels, strict=True)
         row = ", ".join(f"{head} {label}" for head, label in heads)
+        is_all = len(missing) == len(cells) and len({cell.command for cell in missing}) == 1
         for cell in missing:
             names = by_command.setdefault(cell.command, {}).setdefault(row, [])
-            if len(missing) < len(cells):  # else it goes without saying
+            if not is_all:  # else it goes without saying
                 names.append(cell.column.heading)
     for command, rows in by_command.items():
         yield Gap(command=command, cells={row: tuple(names) for row, names in rows.items()})

@@ -9,6 +9,7 @@ from sparsepipe.results.paper import printed
 from sparsepipe.results.report.cell import Cell, Column, Compare, Printed, Row
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import Block, Exhibit
+from sparsepipe.results.report.missing import of_missing
 from sparsepipe.results.report.rows import mean_of
 
 FLOPS = Column(
@@ -30,14 +31,16 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     for row in rows:
         if row.get("task_name") == "table1" and row.get("measured_device"):
             found.setdefault((row.get("scale"), *map(row.get, _EFFORT)), []).append(row)
-    missing = commands.of_missing({key[0] for key in found})
+    made_by = {key: _commands(key, commands) for key in sorted(found, key=_order)}
+    missing = of_missing(commands, made_by.values())
     return [
-        *(
-            _block(theirs, _commands(key, commands), title=_title(*key))
-            for key, theirs in sorted(found.items(), key=lambda item: list(map(str, item[0])))
-        ),
+        *(_block(found[key], theirs, title=_title(*key)) for key, theirs in made_by.items()),
         *(_block([], theirs, title=title) for title, theirs in missing.items()),
     ]
+
+
+def _order(key: Sequence[Any]) -> list[str]:
+    return list(map(str, key))
 
 
 def _title(scale: str | None, size: int | None, copied: int | None) -> str:

@@ -30,6 +30,8 @@ SPEEDUP = Column(key="speedup", heading="speedup over D-1", unit="x", compare=Co
 BATCH = Column(key="batch", heading="largest batch", unit="shapes a device", form="{:.0f}")
 BATCHES = Column(key="batch_ratio", heading="batch over D-1", unit="x", compare=Compare.RATIO)
 
+_OF_SEARCHES = (*OF_TRIALS, *(f"task.{key}" for key in ("most", "precision", "start", "timeout_s")))
+"""Keys of what a search for the largest batch may be asked for."""
 _PAPER: Mapping[Asked, Mapping[str, str]] = {
     Asked(
         resolution=int(row["resolution"]),
@@ -67,7 +69,7 @@ def _fit(asked: Asked) -> tuple[str, ...]:
 
 
 def _block(rows: Sequence[Row], commands: Commands, setting: Setting | None) -> Block:
-    trial = () if setting is None else _trial(setting, rows, commands)
+    trial = _asked_trial(commands) if setting is None else _trial(setting, rows, commands)
     return Block(
         title="" if setting is None else setting.title,
         cells=tuple(cell for asked in _PAPER for cell in _cells(asked, rows, commands, trial)),
@@ -79,6 +81,11 @@ def _block(rows: Sequence[Row], commands: Commands, setting: Setting | None) -> 
         ),
         sweep=_sweep(commands, trial),
     )
+
+
+def _asked_trial(commands: Commands) -> tuple[str, ...]:
+    """Overrides of searches that a sweep was asked for; a training refuses them."""
+    return tuple(word for word in commands.of_task if word.partition("=")[0] in _OF_SEARCHES)
 
 
 def _trial(setting: Setting, rows: Sequence[Row], commands: Commands) -> tuple[str, ...]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from sparsepipe.results.paper import printed, stages_of
 from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import Block, Exhibit
+from sparsepipe.results.report.missing import of_missing
 
 SPLIT = Column(key="split", heading="GPUs of each stage", compare=Compare.WORDS)
 DEVICES = Column(key="devices", heading="devices of each stage")
@@ -19,7 +21,10 @@ _COMPUTED = "not printed: the paper's split with its best cuts, by our cost mode
 
 def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     runs = [row for row in rows if row.get("task_name") == "table3"]
-    return [_block(run, commands.one()) for run in runs] or [_block(None, commands.one())]
+    if runs:
+        return [_block(run, commands.one()) for run in runs]
+    missing = of_missing(replace(commands, scales=()), ())  # it is the same at any scale
+    return [replace(_block(None, theirs.one()), title=title) for title, theirs in missing.items()]
 
 
 def _block(run: Row | None, made_by: str) -> Block:
