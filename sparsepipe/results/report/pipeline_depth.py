@@ -259,7 +259,7 @@ PIPELINE_DEPTH = Exhibit(
         "no epochs, ours that of 42,000 images: only ratios are set against each other. Memory is "
         "parameters, optimizer state and stored activations of all devices by torch's own count; "
         "theirs is the process's. The bubble is the share of the time in which stages wait while "
-        "a minibatch is in the pipeline, of the asynchronous one in its steady part; where stages "
+        "a minibatch is in the pipeline, of the asynchronous one while that is full; where stages "
         "are not alike it is larger than (K-1)/(T+K-1), as the lesser ones wait for the busiest."
     ),
     heads=("stages", "kind", "schedule", "partition"),
