@@ -62,12 +62,17 @@ class _Asked:
         return (str(self.depth), kind, name, _PARTITIONS.get(self.partition, "-"))
 
     @property
+    def trial(self) -> str:
+        """Its option of that group."""
+        if self.depth == 1:
+            return f"pipeline_depth/serial{'_emulated' * self.emulated}"
+        return f"pipeline_depth/{self.schedule}_{self.depth}"
+
+    @property
     def overrides(self) -> tuple[str, ...]:
         """Of the command that makes a run of it."""
-        if self.depth == 1:
-            return (f"trial=pipeline_depth/serial{'_emulated' * self.emulated}",)
-        trial = f"trial=pipeline_depth/{self.schedule}_{self.depth}"
-        return (trial, f"partition={self.partition}")
+        cuts = () if self.depth == 1 else (f"partition={self.partition}",)
+        return (f"trial={self.trial}", *cuts)
 
     @property
     def serial(self) -> _Asked:
@@ -136,8 +141,14 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
 
 
 def _block(setting: DepthSetting, rows: Sequence[Row], commands: Commands) -> Block:
-    cells = [cell for asked in _ROWS for cell in _cells(asked, setting, rows, commands)]
-    return Block(title=setting.title, cells=tuple(cells), sweep=commands.sweep())
+    """A table: all of it, or emulated rows alone where these have a profile of their own."""
+    asked, sweep = _ROWS, commands.sweep()
+    if setting.profile is not None:
+        asked = tuple(each for each in _ROWS if each.emulated)
+        trials = ",".join(dict.fromkeys(each.trial for each in asked))
+        sweep = commands.sweep(f"trial={trials}")
+    cells = [cell for each in asked for cell in _cells(each, setting, rows, commands)]
+    return Block(title=setting.title, cells=tuple(cells), sweep=sweep)
 
 
 def _cells(
@@ -272,7 +283,7 @@ PIPELINE_DEPTH = Exhibit(
         "a minibatch is in the pipeline, of the asynchronous one while that is full; where stages "
         "are not alike it is larger than (K-1)/(T+K-1), as the lesser ones wait for the busiest."
     ),
-    heads=("stages", "kind", "schedule", "partition"),
+    heads=("stages", "obtained", "schedule", "partition"),
     find=_blocks,
     pictured=(SPEEDUP.key, FACTOR.key),
 )
