@@ -72,7 +72,10 @@ def test_a_run_recomputes_what_would_not_fit(shell: Shell) -> None:
 
 @pytest.mark.full
 def test_emulated_layers_take_the_time_of_their_second_run(shell: Shell) -> None:
-    """A step takes as long as the slow stage with a forward more, and the fast one's way there."""
+    """A step takes no less than the slow stage with a forward more, and the fast one's way there.
+
+    What it takes without messages, and no more: tests/emulate/test_replayed_recomputation.py.
+    """
     parts, steps = 4, 6
     done = shell(
         *hosts(shell.cwd, slow=1, bytes_per_s=1e9), "parallel=gpipe", "parallel.plan.config=1-1",
