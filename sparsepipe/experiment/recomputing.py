@@ -15,7 +15,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import places
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.schedules import synchronous_of
-from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.memory import MIB, MemoryModel
 from sparsepipe.partition.recomputed_layers import (
     Setting,
     StageSpans,
@@ -29,8 +29,6 @@ from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 
 log = logging.getLogger(__name__)
-
-_MIB = 2**20
 
 
 def recompute_of(parallel: Mapping[str, Any]) -> Setting:
@@ -177,8 +175,8 @@ def log_chosen(chosen: Chosen) -> None:
                 number,
                 in_words((spans,)),
                 1e3 * chosen.times_s[number],
-                chosen.peaks_bytes[number] / _MIB,
-                chosen.rooms_bytes[number] / _MIB,
+                chosen.peaks_bytes[number] / MIB,
+                chosen.rooms_bytes[number] / MIB,
             )
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sparsepipe.cluster.places import device_name
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.memory import MemoryModel, room_bytes
+from sparsepipe.partition.memory import MIB, MemoryModel, room_bytes
 from sparsepipe.partition.recomputation import cheapest_spans
 from sparsepipe.partition.recomputed_layers import StageSpans
 from sparsepipe.partition.stage_cost import StageCost
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
-
-_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +136,7 @@ def _room(
 
 
 def _profiles(plan: Plan, number: int, profiles: Mapping[str, Profile]) -> list[Profile]:
-    names = dict.fromkeys(device.split("/")[-2] for device in plan.stages[number].devices)
+    names = dict.fromkeys(map(device_name, plan.stages[number].devices))
     return [profiles[name] for name in names]
 
 
@@ -146,8 +145,8 @@ def _no_room(number: int, stage: StageCost, room: float) -> ConfigError:
     least = min(whole, stage.peak_bytes(()))
     return ConfigError(
         f"recompute=auto: stage {number} does not fit its devices, whatever is recomputed: beside "
-        f"weights there are {max(0.0, room) / _MIB:,.1f} MiB for its activations, of which it "
-        f"keeps {least / _MIB:,.1f} MiB where all of its layers are recomputed, or none",
+        f"weights there are {max(0.0, room) / MIB:,.1f} MiB for its activations, of which it "
+        f"keeps {least / MIB:,.1f} MiB where all of its layers are recomputed, or none",
         remedy="use devices with more memory, more devices, more parts of a minibatch "
         "(parallel.strategy.microbatches), parallel=sync_1f1b, a smaller data.batch_size, or an "
         "optimizer with less state",

@@ -10,12 +10,11 @@ from sparsepipe.errors import PlanError
 from sparsepipe.partition.costs import Costs
 from sparsepipe.partition.evaluate import fits, plan_bytes
 from sparsepipe.partition.lattice import Lattice
-from sparsepipe.partition.memory import REPLICA_BUFFERS, room_bytes
+from sparsepipe.partition.memory import MIB, REPLICA_BUFFERS, room_bytes
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.search import feasible
 from sparsepipe.partition.ties import Choice
 
-_MIB = 2**20
 _SHARES = (2, 4, 8, 16)
 
 
@@ -26,7 +25,7 @@ def no_room(problem: Problem, lattice: Lattice) -> PlanError:
         problem: with limits of memory that rule all plans out.
         lattice: of the devices that stages may have used when they end.
     """
-    missing_mib = -(-_missing_bytes(problem, lattice) // _MIB)
+    missing_mib = -(-_missing_bytes(problem, lattice) // MIB)
     would = _what_would(problem, lambda changed: _fits(changed, lattice))
     return PlanError(
         f"no plan fits the memory: the best one lacks {missing_mib:,.0f} MiB on a device",
@@ -53,8 +52,8 @@ def check_room(plan: Sequence[Choice], problem: Problem) -> None:
                 problem, lambda changed: fits(plan, changed.spans, fleet, changed.memory)
             )
             raise PlanError(
-                f"stage {number} keeps {kept / _MIB:,.0f} MiB on each device, and its smallest "
-                f"holds {room / _MIB:,.0f} MiB",
+                f"stage {number} keeps {kept / MIB:,.0f} MiB on each device, and its smallest "
+                f"holds {room / MIB:,.0f} MiB",
                 remedy="use a smaller data.batch_size, or a search that looks at the memory of "
                 f"each device: hete_mp or exact{would}",
             )
@@ -72,7 +71,7 @@ def _missing_bytes(problem: Problem, lattice: Lattice) -> float:
         left=problem.fleet.num_devices,
     )
     low, high = 0.0, whole + REPLICA_BUFFERS * parameter_bytes  # no stage keeps more
-    while high - low > _MIB / 2:
+    while high - low > MIB / 2:
         middle = (low + high) / 2
         if _fits(problem, lattice, more_bytes=middle):
             high = middle
