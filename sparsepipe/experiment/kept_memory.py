@@ -8,14 +8,16 @@ messages and what a layer needs for a moment come on top.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sparsepipe.errors import SparsePipeError
+from sparsepipe.cluster.places import device_name
+from sparsepipe.errors import PlanError, ProfileError
 from sparsepipe.experiment.device_profiles import load_profiles
 from sparsepipe.experiment.emulation import emulation_of
-from sparsepipe.experiment.model_names import model_name
+from sparsepipe.experiment.model_names import model_name, model_settings
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.schedules import Synchronous, synchronous_of
 from sparsepipe.experiment.schema import SearchChoice
@@ -31,12 +33,15 @@ from sparsepipe.simulate.run import Setting
 from sparsepipe.simulate.schedules import Simulation
 from sparsepipe.simulate.workload import Workload
 
+log = logging.getLogger(__name__)
+
 
 def kept_values(run: Run) -> dict[str, float]:
     """Bytes of parameters, optimizer state and stored activations, for ``result.json``.
 
     Nothing without profiles of the devices on batches as they are trained on, with data
-    parallelism, or where layers are recomputed, which keep less than they are counted here.
+    parallelism, or where layers are recomputed, which keep less than they are counted here. Where
+    there are profiles that cannot be counted by, the log says why: a training is not to fail of it.
 
     Args:
         run: whose training is over.
@@ -46,6 +51,8 @@ def kept_values(run: Run) -> dict[str, float]:
         return {}
     try:
         profiles = _profiles(run)
+        if any(place.name not in profiles for place in run.places):
+            return {}  # as of most trainings, whose devices nobody has measured
         plan = _plan(run, profiles)
         if any(spans_told_by(plan)):
             return {}
@@ -53,7 +60,8 @@ def kept_values(run: Run) -> dict[str, float]:
         if any(layer.saved_bytes is None for p in profiles.values() for layer in p.layers):
             return {}
         ranks = kept_bytes(plan, profiles, model, synchronous_of(parallel))
-    except (SparsePipeError, KeyError):  # no profiles, or of other layers: nobody asked for this
+    except (ProfileError, PlanError) as error:  # a file is broken, or of other layers
+        log.info("kept_bytes is not told: %s", error.message)
         return {}
     return {"kept_bytes": sum(ranks), "kept_bytes_of_device": max(ranks)}
 
@@ -83,7 +91,7 @@ def kept_bytes(
     counted = tuple(
         replace(costs, stored_bytes=max(_stored_bytes(profile, *stage.layers) for profile in held))
         for costs, stage in stages
-        if (held := [profiles[_name(device, profiles)] for device in stage.devices])
+        if (held := [profiles[device_name(device)] for device in stage.devices])
     )
     simulation = Simulation.of(
         replace(workload, stages=counted),
@@ -103,18 +111,14 @@ def _stored_bytes(profile: Profile, first: int, last: int) -> float:
     return inside + (layers[0].begin_bytes or 0.0) + (layers[-1].end_bytes or 0.0)
 
 
-def _name(device: str, profiles: Mapping[str, Profile]) -> str:
-    """Whose profile is that of a device of a plan, ``host/model/number`` or by hand."""
-    return device if device in profiles else device.split("/")[1]
-
-
 def _profiles(run: Run) -> dict[str, Profile]:
     """Of the run's devices: given, or measured before it."""
     config = run.config
     search = config["parallel"].get("search") or {}
     kept = read_json(run.directory.plan) if run.directory.plan.exists() else {}
     given = {**(search.get("profiles") or {}), **(kept.get("measured") or {})}
-    found = load_profiles(run.inventory, model_name(config), given=given)
+    settings = model_settings(config)
+    found = load_profiles(run.inventory, model_name(config), given=given, settings=settings)
     if emulation_of(config) is None:  # else the profiles are what is trained
         size = config["data"].get("batch_size")
         return {n: p for n, p in found.items() if p.meta.get("batch_size") == size}
