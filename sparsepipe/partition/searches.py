@@ -113,6 +113,8 @@ def variance(problem: Problem, *, device: str) -> Solution:
 def straight(problem: Problem) -> Solution:
     """The best plan with a stage for each device, in the inventory's order.
 
+    PipeDream's optimizer calls it so, as its option ``straight_pipeline``.
+
     Args:
         problem: what to partition.
 
