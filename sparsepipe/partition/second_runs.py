@@ -64,8 +64,10 @@ class Chains:
 
     @property
     def anywhere_I(self) -> Floats:
-        """Seconds of second runs of the first layers, on the first kind, as far as they do not
-        depend on where stages begin and end."""
+        """Seconds of second runs that do not depend on the stages, summed over the first layers.
+
+        They are those on the first kind of device.
+        """
         chain, num_layers = self.chain((0,)), self.problem.spans.num_layers
         named = {layer for span in self.recomputing.spans(num_layers) for layer in span}
         every = self.recomputing.setting == "all"
