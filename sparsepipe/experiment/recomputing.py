@@ -121,9 +121,7 @@ def _refuse_file(config: Mapping[str, Any]) -> None:
         )
     assert division.config is not None
     assert division.num_layers is not None
-    plan = Plan.of(
-        config=division.config, cuts=division.cuts or (), num_layers=division.num_layers
-    )
+    plan = Plan.of(config=division.config, cuts=division.cuts or (), num_layers=division.num_layers)
     if not is_automatic(parallel):
         spans_told(replace(plan, details=division.details), parallel)
 

@@ -173,6 +173,7 @@ def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Pla
         **origin: what else the file should tell of what it was computed from.
     """
     solution = explanation.solution
+    recomputed = bounds_of(explanation.spans or ())
     details = {
         "strategy": solution.strategy,
         "cost_model": asdict(problem.model),
@@ -184,7 +185,7 @@ def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Pla
         "transfer_times_s": [row.transfer_s for row in explanation.rows[:-1]],
         "memory_bytes": [row.memory_bytes for row in explanation.rows],
         **({"states": True, "stage_nodes": explanation.nodes} if explanation.nodes else {}),
-        **({"recomputed": bounds_of(explanation.spans)} if any(explanation.spans or ()) else {}),
+        **({"recomputed": recomputed} if recomputed else {}),
         **origin,
     }
     names = device_names(solution.stages, problem.fleet)

@@ -164,7 +164,7 @@ def best_plan(problem: Problem, lattice: Lattice) -> list[Choice] | None:
             if found is None or costs.plan_s(found) >= best_s * (1 - EQUAL):
                 break
             costs.count(found)
-            if (time_s := costs.plan_s(found)) < best_s:
+            if (time_s := costs.plan_s(found)) < best_s * (1 - EQUAL):
                 best, best_s = found, time_s
     return best
 

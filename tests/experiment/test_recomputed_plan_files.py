@@ -24,9 +24,7 @@ def auto_plan(tmp_path: Path) -> Path:
     return tmp_path / "run" / "plan.json"
 
 
-@pytest.mark.parametrize(
-    "setting", ["", "parallel.strategy.recompute={layers: [3, [0, 0]]}", AUTO]
-)
+@pytest.mark.parametrize("setting", ["", "parallel.strategy.recompute={layers: [3, [0, 0]]}", AUTO])
 def test_a_plan_file_has_its_layers_recomputed(tmp_path: Path, setting: str) -> None:
     asked = [f"parallel.plan.file={auto_plan(tmp_path)}", *([setting] if setting else [])]
     config = composed(*MODEL, "parallel=gpipe", *asked, given(tmp_path))
