@@ -2,14 +2,15 @@
 
 A profile counts for each layer the bytes of the tensors that torch saves for its backward
 (``saved_tensors_hooks``), and a schedule tells for how many microbatches a stage has them at once.
-With the parameters and the optimizer's state that is what stays on a device; gradients, buffers of
-messages and what a layer needs for a moment come on top.
+Of spans of layers that are recomputed only the inputs stay, and one microbatch at a time has in
+addition what is inside of one of them. With the parameters and the optimizer's state that is what
+stays on a device; gradients, buffers of messages and what a layer needs for a moment come on top.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,15 +24,18 @@ from sparsepipe.experiment.schedules import Synchronous, synchronous_of
 from sparsepipe.experiment.schema import SearchChoice
 from sparsepipe.experiment.search import memory_model
 from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.partition.recomputed_layers import spans_told_by
+from sparsepipe.partition.recomputed_layers import StageSpans, spans_told_by
+from sparsepipe.partition.recomputed_plan import Parts
+from sparsepipe.partition.stage_cost import StageCost
 from sparsepipe.profiling import Profile
 from sparsepipe.results.files import read_json
 from sparsepipe.schedule import Plan
+from sparsepipe.schedule.plan import Stage
 from sparsepipe.simulate.memory import long_run_peaks_bytes
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.run import Setting
 from sparsepipe.simulate.schedules import Simulation
-from sparsepipe.simulate.workload import Workload
+from sparsepipe.simulate.workload import StageCosts, Workload
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +43,9 @@ log = logging.getLogger(__name__)
 def kept_values(run: Run) -> dict[str, float]:
     """Bytes of parameters, optimizer state and stored activations, for ``result.json``.
 
-    Nothing without profiles of the devices on batches as they are trained on, with data
-    parallelism, or where layers are recomputed, which keep less than they are counted here. Where
-    there are profiles that cannot be counted by, the log says why: a training is not to fail of it.
+    Nothing without profiles of the devices on batches as they are trained on, or with data
+    parallelism. Where there are profiles that cannot be counted by, the log says why: a training is
+    not to fail of it.
 
     Args:
         run: whose training is over.
@@ -54,8 +58,6 @@ def kept_values(run: Run) -> dict[str, float]:
         if any(place.name not in profiles for place in run.places):
             return {}  # as of most trainings, whose devices nobody has measured
         plan = _plan(run, profiles)
-        if any(spans_told_by(plan)):
-            return {}
         model = replace(memory_model(SearchChoice(), run.config) or MemoryModel(), gradients=0.0)
         if any(layer.saved_bytes is None for p in profiles.values() for layer in p.layers):
             return {}
@@ -75,40 +77,66 @@ def kept_bytes(
     """The most that each rank keeps.
 
     Args:
-        plan: whose devices are named.
+        plan: whose devices are named; a synchronous pipeline recomputes what its details say.
         profiles: of these, by name.
         model: what counts beside activations.
         synchronous: the schedule; None: the asynchronous one, in which one device alone is serial.
 
     Raises:
         PlanError: the profiles have other layers.
+        ConfigError: the plan tells of layers to recompute that it has not.
     """
     schedule: dict[str, Any] = {}
+    spans: StageSpans = ((),) * plan.num_stages
+    share = 1.0
     if synchronous is not None:
-        schedule = {"schedule": synchronous.schedule, "microbatches": synchronous.microbatches}
+        parts = synchronous.microbatches
+        schedule = {"schedule": synchronous.schedule, "microbatches": parts}
+        spans = spans_told_by(plan)
+        # Simulated microbatches are each a T-th of a profile's batch. What the devices of the
+        # first stage read are several of these, and are cut into T together.
+        whole = Parts(schedule=synchronous.schedule, microbatches=parts, batch_size=None)
+        share = parts * whole.share(plan)
     workload = Workload.of(plan, profiles)
-    stages = zip(workload.stages, plan.stages, strict=True)
-    counted = tuple(
-        replace(costs, stored_bytes=max(_stored_bytes(profile, *stage.layers) for profile in held))
-        for costs, stage in stages
-        if (held := [profiles[device_name(device)] for device in stage.devices])
+    stages = tuple(
+        _counted(costs, stage, own, profiles, share)
+        for costs, stage, own in zip(workload.stages, plan.stages, spans, strict=True)
     )
     simulation = Simulation.of(
-        replace(workload, stages=counted),
-        Setting(network=Network.flat(plan.num_ranks)),
-        **schedule,
+        replace(workload, stages=stages), Setting(network=Network.flat(plan.num_ranks)), **schedule
     )
     return long_run_peaks_bytes(simulation, model)
 
 
-def _stored_bytes(profile: Profile, first: int, last: int) -> float:
-    """What one minibatch keeps in a stage, just as it was counted.
+def _counted(
+    costs: StageCosts,
+    stage: Stage,
+    spans: Sequence[range],
+    profiles: Mapping[str, Profile],
+    share: float,
+) -> StageCosts:
+    """With what one minibatch keeps in a stage, just as it was counted.
 
     Searches take it to be more in front of layers that save little (``Spans.stored_between``).
+
+    Args:
+        costs: of the stage.
+        stage: which.
+        spans: of its layers that are recomputed.
+        profiles: by the names of devices.
+        share: of a profile's batch.
     """
-    layers = profile.layers[first : last + 1]
-    inside = sum(layer.saved_bytes or 0.0 for layer in layers)
-    return inside + (layers[0].begin_bytes or 0.0) + (layers[-1].end_bytes or 0.0)
+    first, last = stage.layers
+    own = [range(span.start - first, span.stop - first) for span in spans]
+    held = [
+        StageCost.of(profiles[name], first=first, last=last, in_flight=1, share=share)
+        for name in dict.fromkeys(map(device_name, stage.devices))
+    ]
+    return replace(
+        costs,
+        stored_bytes=max(each.kept_bytes(own) for each in held),
+        recomputed_bytes=max((e.inside_bytes(span) for e in held for span in own), default=0.0),
+    )
 
 
 def _profiles(run: Run) -> dict[str, Profile]:
