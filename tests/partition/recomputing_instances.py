@@ -112,7 +112,7 @@ def _more_s(problem: Problem, plan: Sequence[Choice], number: int) -> float:
     weights = max(sum(x.parameter_bytes for x in p.layers[stage.first : stage.end]) for p in held)
     each = 1 + memory.optimizer + memory.gradients + (2 if replicas > 1 else 0)
     limit = min(
-        kind.memory_bytes or float("inf")
+        float("inf") if kind.memory_bytes is None else kind.memory_bytes
         for kind, count in zip(problem.fleet.kinds, stage.counts, strict=True)
         if count
     )
