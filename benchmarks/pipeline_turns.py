@@ -15,7 +15,7 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed as dist
 from pipeline_bound import TIMEOUT_S
-from pipeline_busy import Busy
+from pipeline_calls import CallTimes
 from pipeline_ranks import Turns
 from pipeline_training import Epoch, Way, train
 from pipeline_workloads import Workload, fresh, module
@@ -50,7 +50,7 @@ class RankTimes:
 
     Attributes:
         epochs: how fast it went.
-        busy: seconds a minibatch of each of :data:`~pipeline_busy.CALLS`, by epoch.
+        busy: seconds a minibatch of each of :data:`~pipeline_calls.CALLS`, by epoch.
     """
 
     epochs: tuple[Epoch, ...]
@@ -78,11 +78,11 @@ class TakesTurns(pl.Callback):
 
 def trained(rank: int, workload: Workload, way: Way, turns: Turns, size: Size) -> RankTimes:
     """Trains in turn with the profilers."""
-    busy = Busy()
+    calls = CallTimes()
     epochs = size.turns + 1
-    callbacks = [TakesTurns(turns), busy]
+    callbacks = [TakesTurns(turns), calls]
     found = train(rank, workload, way, size.minibatches, epochs, callbacks=callbacks)
-    return RankTimes(epochs=found.epochs[1:], busy=tuple(busy.epochs[1:]))
+    return RankTimes(epochs=found.epochs[1:], busy=tuple(calls.epochs[1:]))
 
 
 def profiled(rank: int, workload: Workload, turns: Turns, size: Size) -> Profile:

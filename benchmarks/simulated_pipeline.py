@@ -31,7 +31,7 @@ from dataclasses import dataclass
 
 from pipeline import balanced_plan
 from pipeline_bound import TIMEOUT_S
-from pipeline_busy import CALLS
+from pipeline_calls import CALLS
 from pipeline_options import KINDS, announced, at_least, networks, parsed, parser_of
 from pipeline_ranks import Crew, Turns, on_crews, on_ranks
 from pipeline_training import Way

@@ -53,6 +53,14 @@ def place_of(inventory: Inventory, text: str) -> Place:
     return there[text]
 
 
+def device_name(text: str) -> str:
+    """The name of a device that a plan file calls so, by which profiles are known.
+
+    Plans by hand, whose devices are not those of an inventory, have names of one part.
+    """
+    return text.partition("/")[2].rpartition("/")[0] or text
+
+
 def places_for(
     inventory: Inventory,
     devices: Sequence[str] | None,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.schedule.asynchronous import steady_rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +67,8 @@ def steady_part(steps: int, *, ahead: int) -> tuple[int, int]:
     Raises:
         ConfigError: there are too few steps.
     """
-    first, last = max(steps // 2, ahead + 1), steps - 2
-    if last <= first:
+    found = steady_rounds(steps, ahead=ahead)
+    if found is None:
         least = max(5, ahead + 4)
         raise ConfigError(
             f"an emulated epoch of {steps} steps has no steady part: a pipeline fills in the "
@@ -75,4 +76,4 @@ def steady_part(steps: int, *, ahead: int) -> tuple[int, int]:
             remedy=f"set trainer.limit_train_batches to {least} or more, better to {4 * least}, or "
             "task.minibatches to as many for each rank that reads",
         )
-    return first, last
+    return found

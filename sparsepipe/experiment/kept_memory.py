@@ -2,41 +2,50 @@
 
 A profile counts for each layer the bytes of the tensors that torch saves for its backward
 (``saved_tensors_hooks``), and a schedule tells for how many microbatches a stage has them at once.
-With the parameters and the optimizer's state that is what stays on a device; gradients, buffers of
-messages and what a layer needs for a moment come on top.
+Of spans of layers that are recomputed only the inputs stay, and one microbatch at a time has in
+addition what is inside of one of them. With the parameters and the optimizer's state that is what
+stays on a device; gradients, buffers of messages and what a layer needs for a moment come on top.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparsepipe.errors import SparsePipeError
+from sparsepipe.cluster.places import device_name
+from sparsepipe.errors import PlanError, ProfileError
 from sparsepipe.experiment.device_profiles import load_profiles
 from sparsepipe.experiment.emulation import emulation_of
-from sparsepipe.experiment.model_names import model_name
+from sparsepipe.experiment.model_names import model_name, model_settings
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.schedules import Synchronous, synchronous_of
 from sparsepipe.experiment.schema import SearchChoice
 from sparsepipe.experiment.search import memory_model
 from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.partition.recomputed_layers import spans_told_by
+from sparsepipe.partition.recomputed_layers import StageSpans, spans_told_by
+from sparsepipe.partition.recomputed_plan import Parts
+from sparsepipe.partition.stage_cost import StageCost
 from sparsepipe.profiling import Profile
 from sparsepipe.results.files import read_json
 from sparsepipe.schedule import Plan
+from sparsepipe.schedule.plan import Stage
 from sparsepipe.simulate.memory import long_run_peaks_bytes
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.run import Setting
 from sparsepipe.simulate.schedules import Simulation
-from sparsepipe.simulate.workload import Workload
+from sparsepipe.simulate.workload import StageCosts, Workload
+
+log = logging.getLogger(__name__)
 
 
 def kept_values(run: Run) -> dict[str, float]:
     """Bytes of parameters, optimizer state and stored activations, for ``result.json``.
 
-    Nothing without profiles of the devices on batches as they are trained on, with data
-    parallelism, or where layers are recomputed, which keep less than they are counted here.
+    Nothing without profiles of the devices on batches as they are trained on, or with data
+    parallelism. Where there are profiles that cannot be counted by, the log says why: a training is
+    not to fail of it.
 
     Args:
         run: whose training is over.
@@ -46,14 +55,15 @@ def kept_values(run: Run) -> dict[str, float]:
         return {}
     try:
         profiles = _profiles(run)
+        if any(place.name not in profiles for place in run.places):
+            return {}  # as of most trainings, whose devices nobody has measured
         plan = _plan(run, profiles)
-        if any(spans_told_by(plan)):
-            return {}
         model = replace(memory_model(SearchChoice(), run.config) or MemoryModel(), gradients=0.0)
         if any(layer.saved_bytes is None for p in profiles.values() for layer in p.layers):
             return {}
         ranks = kept_bytes(plan, profiles, model, synchronous_of(parallel))
-    except (SparsePipeError, KeyError):  # no profiles, or of other layers: nobody asked for this
+    except (ProfileError, PlanError) as error:  # a file is broken, or of other layers
+        log.info("kept_bytes is not told: %s", error.message)
         return {}
     return {"kept_bytes": sum(ranks), "kept_bytes_of_device": max(ranks)}
 
@@ -67,45 +77,66 @@ def kept_bytes(
     """The most that each rank keeps.
 
     Args:
-        plan: whose devices are named.
+        plan: whose devices are named; a synchronous pipeline recomputes what its details say.
         profiles: of these, by name.
         model: what counts beside activations.
         synchronous: the schedule; None: the asynchronous one, in which one device alone is serial.
 
     Raises:
         PlanError: the profiles have other layers.
+        ConfigError: the plan tells of layers to recompute that it has not.
     """
     schedule: dict[str, Any] = {}
+    spans: StageSpans = ((),) * plan.num_stages
+    share = 1.0
     if synchronous is not None:
-        schedule = {"schedule": synchronous.schedule, "microbatches": synchronous.microbatches}
+        parts = synchronous.microbatches
+        schedule = {"schedule": synchronous.schedule, "microbatches": parts}
+        spans = spans_told_by(plan)
+        # Simulated microbatches are each a T-th of a profile's batch. What the devices of the
+        # first stage read are several of these, and are cut into T together.
+        whole = Parts(schedule=synchronous.schedule, microbatches=parts, batch_size=None)
+        share = parts * whole.share(plan)
     workload = Workload.of(plan, profiles)
-    stages = zip(workload.stages, plan.stages, strict=True)
-    counted = tuple(
-        replace(costs, stored_bytes=max(_stored_bytes(profile, *stage.layers) for profile in held))
-        for costs, stage in stages
-        if (held := [profiles[_name(device, profiles)] for device in stage.devices])
+    stages = tuple(
+        _counted(costs, stage, own, profiles, share)
+        for costs, stage, own in zip(workload.stages, plan.stages, spans, strict=True)
     )
     simulation = Simulation.of(
-        replace(workload, stages=counted),
-        Setting(network=Network.flat(plan.num_ranks)),
-        **schedule,
+        replace(workload, stages=stages), Setting(network=Network.flat(plan.num_ranks)), **schedule
     )
     return long_run_peaks_bytes(simulation, model)
 
 
-def _stored_bytes(profile: Profile, first: int, last: int) -> float:
-    """What one minibatch keeps in a stage, just as it was counted.
+def _counted(
+    costs: StageCosts,
+    stage: Stage,
+    spans: Sequence[range],
+    profiles: Mapping[str, Profile],
+    share: float,
+) -> StageCosts:
+    """With what one minibatch keeps in a stage, just as it was counted.
 
     Searches take it to be more in front of layers that save little (``Spans.stored_between``).
+
+    Args:
+        costs: of the stage.
+        stage: which.
+        spans: of its layers that are recomputed.
+        profiles: by the names of devices.
+        share: of a profile's batch.
     """
-    layers = profile.layers[first : last + 1]
-    inside = sum(layer.saved_bytes or 0.0 for layer in layers)
-    return inside + (layers[0].begin_bytes or 0.0) + (layers[-1].end_bytes or 0.0)
-
-
-def _name(device: str, profiles: Mapping[str, Profile]) -> str:
-    """Whose profile is that of a device of a plan, ``host/model/number`` or by hand."""
-    return device if device in profiles else device.split("/")[1]
+    first, last = stage.layers
+    own = [range(span.start - first, span.stop - first) for span in spans]
+    held = [
+        StageCost.of(profiles[name], first=first, last=last, in_flight=1, share=share)
+        for name in dict.fromkeys(map(device_name, stage.devices))
+    ]
+    return replace(
+        costs,
+        stored_bytes=max(each.kept_bytes(own) for each in held),
+        recomputed_bytes=max((e.inside_bytes(span) for e in held for span in own), default=0.0),
+    )
 
 
 def _profiles(run: Run) -> dict[str, Profile]:
@@ -114,7 +145,8 @@ def _profiles(run: Run) -> dict[str, Profile]:
     search = config["parallel"].get("search") or {}
     kept = read_json(run.directory.plan) if run.directory.plan.exists() else {}
     given = {**(search.get("profiles") or {}), **(kept.get("measured") or {})}
-    found = load_profiles(run.inventory, model_name(config), given=given)
+    settings = model_settings(config)
+    found = load_profiles(run.inventory, model_name(config), given=given, settings=settings)
     if emulation_of(config) is None:  # else the profiles are what is trained
         size = config["data"].get("batch_size")
         return {n: p for n, p in found.items() if p.meta.get("batch_size") == size}

@@ -1,7 +1,7 @@
 """Which layers a synchronous pipeline recomputes: as ``parallel.strategy.recompute`` says.
 
 ``auto`` is replaced before ranks start, by what fits the devices' memory; the run's plan file then
-tells the spans, as ``recomputed``.
+tells the spans, as ``recomputed``. Who is given such a file recomputes what it tells.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import places
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.schedules import synchronous_of
-from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.experiment.division import division_of
+from sparsepipe.experiment.schedules import Synchronous, synchronous_of
+from sparsepipe.partition.memory import MIB, MemoryModel
 from sparsepipe.partition.recomputed_layers import (
     Setting,
     StageSpans,
@@ -23,14 +24,17 @@ from sparsepipe.partition.recomputed_layers import (
     check_setting,
     in_words,
     recomputed_spans,
+    spans_told_by,
 )
 from sparsepipe.partition.recomputed_plan import Chosen, Parts, choose_spans
+from sparsepipe.partition.recomputing import Recomputing
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 
 log = logging.getLogger(__name__)
 
-_MIB = 2**20
+_EXPECTED = ("bottleneck_s", "bottleneck", "stage_times_s", "memory_bytes")
+"""What a plan file tells of its search's expectations that depends on what is recomputed."""
 
 
 def recompute_of(parallel: Mapping[str, Any]) -> Setting:
@@ -64,11 +68,13 @@ def refuse_recompute(config: Mapping[str, Any], inventory: Inventory) -> None:
     """Refuses what can be refused before anything is prepared.
 
     Raises:
-        ConfigError: the setting says no layers; or they are to be chosen, and nobody knows the
-            stages or the memory of the devices.
+        ConfigError: the setting says no layers, or others than the plan file; or they are to be
+            chosen, and nobody knows the stages or the memory of the devices.
+        PlanError: the plan file is missing or is none.
     """
     parallel = config["parallel"]
     check_setting(recompute_of(parallel))
+    _refuse_file(config)
     if not is_automatic(parallel):
         return
     plan, search = parallel.get("plan") or {}, parallel.get("search") or {}
@@ -97,6 +103,54 @@ def refuse_recompute(config: Mapping[str, Any], inventory: Inventory) -> None:
         )
 
 
+def _refuse_file(config: Mapping[str, Any]) -> None:
+    """Refuses a plan file whose layers the strategy does not recompute, or not them alone."""
+    parallel = config["parallel"]
+    if (parallel.get("plan") or {}).get("file") is None:
+        return
+    division = division_of(config)
+    if division is None or not division.details.get("recomputed"):
+        return
+    if synchronous_of(parallel) is None:
+        raise ConfigError(
+            f"{parallel['plan']['file']} is the plan of a synchronous pipeline that recomputes "
+            "layers, which no other one does",
+            remedy="choose parallel=gpipe or sync_1f1b, or give its stages without that, as "
+            "parallel.plan.config and parallel.plan.cuts",
+        )
+    assert division.config is not None
+    assert division.num_layers is not None
+    plan = Plan.of(config=division.config, cuts=division.cuts or (), num_layers=division.num_layers)
+    if not is_automatic(parallel):
+        spans_told(replace(plan, details=division.details), parallel)
+
+
+def recomputing_of(
+    parallel: Mapping[str, Any], profiles: Mapping[str, Profile]
+) -> Recomputing | None:
+    """What a search for the plan has to count; None where nothing is recomputed.
+
+    Args:
+        parallel: resolved and checked.
+        profiles: of the devices, by their names.
+    """
+    synchronous, setting = synchronous_of(parallel), recompute_of(parallel)
+    nothing = setting == "none" or (isinstance(setting, Mapping) and not any(setting.values()))
+    if synchronous is None or nothing:
+        return None
+    return Recomputing(setting=setting, parts=_parts(synchronous, profiles))
+
+
+def _parts(synchronous: Synchronous, profiles: Mapping[str, Profile]) -> Parts:
+    told = (profile.meta.get("batch_size") for profile in profiles.values())
+    sizes = {int(size) for size in told if size is not None}
+    return Parts(
+        schedule=synchronous.schedule,
+        microbatches=synchronous.microbatches,
+        batch_size=max(sizes, default=None),
+    )
+
+
 def choose(
     plan: Plan,
     profiles: Mapping[str, Profile],
@@ -120,35 +174,47 @@ def choose(
     """
     synchronous = synchronous_of(parallel)
     assert synchronous is not None, "no other strategy has the option"
-    told = (profile.meta.get("batch_size") for profile in profiles.values())
-    sizes = {int(size) for size in told if size is not None}
     return choose_spans(
         plan,
         profiles,
         _limits(inventory),
         memory=replace(memory, stash=False, predicted=False),
-        parts=Parts(
-            schedule=synchronous.schedule,
-            microbatches=synchronous.microbatches,
-            batch_size=max(sizes, default=None),
-        ),
+        parts=_parts(synchronous, profiles),
     )
 
 
 def with_spans(plan: Plan, spans: StageSpans) -> Plan:
-    """The plan whose file tells what is recomputed, if anything is."""
-    details = {key: value for key, value in plan.details.items() if key != "recomputed"}
+    """The plan whose file tells what is recomputed, if anything is.
+
+    What a search has expected of it with other layers to recompute is left out.
+    """
     bounds = bounds_of(spans)
+    if bounds == bounds_of(spans_told_by(plan)):
+        return plan
+    left_out = ("recomputed", *_EXPECTED)
+    details = {key: value for key, value in plan.details.items() if key not in left_out}
     return replace(plan, details={**details, "recomputed": bounds} if bounds else details)
 
 
 def spans_told(plan: Plan, parallel: Mapping[str, Any]) -> StageSpans:
-    """What a setting that names layers means in a plan.
+    """What a setting that names layers, or none, means in a plan: else those that its file tells.
 
     Raises:
-        ConfigError: the plan has no such layers or stages.
+        ConfigError: the plan has no such layers or stages, or its file tells of others.
     """
-    return recomputed_spans(recompute_of(parallel), plan)
+    setting, own = recompute_of(parallel), spans_told_by(plan)
+    if setting == "none" and synchronous_of(parallel) is not None:
+        return own
+    asked = recomputed_spans(setting, plan)
+    if any(asked) and any(own) and asked != own:
+        raise ConfigError(
+            f"parallel.strategy.recompute asks for layers {in_words(asked)}, and the plan file "
+            f"has layers {in_words(own)} recomputed",
+            remedy="leave parallel.strategy.recompute out to have those of the file, set it to "
+            "auto to choose them anew, or give the stages as parallel.plan.config and "
+            "parallel.plan.cuts",
+        )
+    return asked
 
 
 def settled_recompute(parallel: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,12 +222,14 @@ def settled_recompute(parallel: Mapping[str, Any], details: Mapping[str, Any]) -
 
     Args:
         parallel: resolved and checked.
-        details: of the run's plan file.
+        details: of the run's plan file, or of the one that is given.
     """
-    if not is_automatic(parallel):
-        return {}
     bounds = details.get("recomputed")
-    return {"recompute": {"layers": bounds} if bounds else "none"}
+    if is_automatic(parallel):
+        return {"recompute": {"layers": bounds} if bounds else "none"}
+    if bounds and synchronous_of(parallel) is not None and recompute_of(parallel) == "none":
+        return {"recompute": {"layers": bounds}}
+    return {}
 
 
 def log_chosen(chosen: Chosen) -> None:
@@ -177,8 +245,8 @@ def log_chosen(chosen: Chosen) -> None:
                 number,
                 in_words((spans,)),
                 1e3 * chosen.times_s[number],
-                chosen.peaks_bytes[number] / _MIB,
-                chosen.rooms_bytes[number] / _MIB,
+                chosen.peaks_bytes[number] / MIB,
+                chosen.rooms_bytes[number] / MIB,
             )
 
 

@@ -148,11 +148,10 @@ def plan_values(run: Run, trainer: pl.Trainer) -> dict[str, Any]:
 def _expected(run: Run) -> dict[str, Any]:
     """By the model of costs: simulated, not measured.
 
-    A search does not count the second run of recomputed layers: then no times are told.
+    The plan has no times where layers are recomputed that its search did not count.
     """
     details = read_json(run.directory.plan) if run.directory.plan.exists() else {}
-    bottleneck_s = None if details.get("recomputed") else details.get("bottleneck_s")
-    size = run.config["data"].get("batch_size")
+    bottleneck_s, size = details.get("bottleneck_s"), run.config["data"].get("batch_size")
     values: dict[str, Any] = {
         "plan_strategy": details.get("strategy"),
         "plan_bottleneck_s": bottleneck_s,

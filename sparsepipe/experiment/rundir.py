@@ -24,7 +24,11 @@ from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.outputs import expanded
 from sparsepipe.experiment.planned import searched_plan_of
-from sparsepipe.experiment.recomputing import is_automatic, memory_settings
+from sparsepipe.experiment.recomputing import (
+    is_automatic,
+    memory_settings,
+    settled_recompute,
+)
 from sparsepipe.experiment.signature import locate
 from sparsepipe.results.files import read_json, write_json, write_text_atomic
 
@@ -229,6 +233,8 @@ def run_dir(
     division = division_of(config)
     if division is not None:
         identity["plan"] = division.arguments()  # what its file holds, where it is in one
+        if not is_automatic(config["parallel"]):
+            identity |= settled_recompute(config["parallel"], division.details)
     if order:  # of the devices; most runs take them as the inventory lists them
         identity["devices"] = list(order)
     if (search := searched_plan_of(config)) is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sparsepipe.cluster import Inventory
@@ -24,6 +24,9 @@ from sparsepipe.partition.explain import Explanation, as_plan, explain
 from sparsepipe.partition.levels import mp_by_levels
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.problem import Problem, Solution
+from sparsepipe.partition.recomputed_choices import chosen_of
+from sparsepipe.partition.recomputed_plan import Chosen
+from sparsepipe.partition.recomputing import Recomputing
 from sparsepipe.profiling import Profile
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.results.tables import markdown_table, write_csv
@@ -45,11 +48,13 @@ class Found:
         plan: for a plan file and for training.
         told: the same in figures.
         profiles: of the devices, by their names, in the inventory's order.
+        chosen: what stages recompute; None: nothing.
     """
 
     plan: Plan
     told: Explanation
     profiles: Mapping[str, Profile]
+    chosen: Chosen | None = None
 
     def write(self, directory: RunDir) -> None:
         """Writes the plan's table, figures and picture, and the plan file last."""
@@ -64,6 +69,7 @@ def find_plan(
     config: Mapping[str, Any],
     inventory: Inventory,
     profiles: Mapping[str, Profile],
+    recomputing: Recomputing | None = None,
     **origin: object,
 ) -> Found:
     """The best plan for the model on the hardware.
@@ -73,28 +79,34 @@ def find_plan(
         config: resolved and checked.
         inventory: the hardware.
         profiles: of its devices, by their names.
+        recomputing: what stages run once more, which counts and which the plan file tells.
         **origin: what else the plan file should tell of what it was computed from.
 
     Raises:
-        ConfigError: a setting does not suit the search.
+        ConfigError: a setting does not suit the search, or layers that are named not the plan; or
+            a search that does not look at the memory of each device has a plan that does not fit.
         ProfileError: a profile is missing, or they are of different models.
         HardwareError: a link has no bandwidth.
         PlanError: no plan fits the memory.
     """
     _warn_of_updates(profiles)
     room = memory_model(choice, config)
+    if recomputing is not None and room is not None:
+        room = replace(room, stash=False, predicted=False)
     problem = Problem.of(
         inventory,
         profiles,
         model=cost_model(choice.cost_model),
         memory=room,
         bandwidth_bytes_per_s=choice.bandwidth_bytes_per_s,
+        recomputing=recomputing,
     )
     device = choice.device
     if choice.search in _ALIKE and device is None:
         device = fastest(problem, choice.search)
     solution = _solve(problem, choice, device=device)
-    told = explain(problem, solution)
+    chosen = None if problem.recomputing is None else chosen_of(solution.stages, problem)
+    told = explain(problem, solution, chosen)
     plan = as_plan(
         problem,
         told,
@@ -109,7 +121,12 @@ def find_plan(
         **origin,
     )
     names = dict.fromkeys(kind.name for kind in problem.fleet.kinds)
-    return Found(plan=plan, told=told, profiles={name: profiles[name] for name in names})
+    return Found(
+        plan=plan,
+        told=told,
+        profiles={name: profiles[name] for name in names},
+        chosen=chosen,
+    )
 
 
 def _warn_of_updates(profiles: Mapping[str, Profile]) -> None:

@@ -44,7 +44,10 @@ class Costs:
         rates_E: which of the T rates its transfer has, for each node.
         rooms_E: which of the M rooms it has, for each node; empty without limits.
         rooms_M: minibatches in flight, replicas (2 for any number above 1), what devices hold.
+        by_windows: in a chain of layers the begins that suit an end follow one another.
     """
+
+    by_windows = True
 
     def __init__(
         self,

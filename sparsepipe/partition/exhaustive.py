@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, product
 from math import comb, prod
@@ -27,6 +27,7 @@ def exhaustive(
     memory: MemoryModel | None,
     *,
     order: Sequence[int] | None = None,
+    more_s: Callable[[Sequence[Choice]], Sequence[float]] | None = None,
 ) -> list[Choice] | None:
     """The best of all plans; None where none fits the memory.
 
@@ -36,6 +37,7 @@ def exhaustive(
         model: what stages and cuts cost.
         memory: what stages keep; None: no device's memory is a limit.
         order: of the kinds, if stages take devices from a sorted list; None: any devices.
+        more_s: seconds that each stage of a plan takes beside, infinite where it does not fit.
 
     Raises:
         PlanError: there are more plans than anybody would wait for.
@@ -51,7 +53,11 @@ def exhaustive(
     for plan in _plans(spans.num_layers, fleet, order):
         stages_s, cuts_s = plan_times(plan, spans, fleet, model)
         time_s = max(stages_s + cuts_s)
-        if time_s <= least_s * (1 + EQUAL) and fits(plan, spans, fleet, memory):
+        if more_s is not None and time_s <= least_s * (1 + EQUAL):
+            stages_s = [a + b for a, b in zip(stages_s, more_s(plan), strict=True)]
+            time_s = max(stages_s + cuts_s)
+        finite = time_s < float("inf")
+        if finite and time_s <= least_s * (1 + EQUAL) and fits(plan, spans, fleet, memory):
             if time_s < least_s:
                 least_s = time_s
                 found = [entry for entry in found if _is_equal(entry, least_s)]

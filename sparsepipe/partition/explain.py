@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.evaluate import plan_bytes, plan_times
 from sparsepipe.partition.fleet import Fleet
 from sparsepipe.partition.problem import Problem, Solution
+from sparsepipe.partition.recomputed_layers import StageSpans, bounds_of
+from sparsepipe.partition.recomputed_plan import Chosen
 from sparsepipe.partition.searches import dp
 from sparsepipe.partition.ties import EQUAL, Choice, devices_text
 from sparsepipe.schedule import Plan
@@ -27,7 +29,8 @@ class StageRow:
         first: its first layer.
         last: its last layer.
         devices: in words.
-        compute_s: forward, backward and update on its slowest device, shared by its replicas.
+        compute_s: forward, backward and update on its slowest device, and second runs of layers,
+            shared by its replicas.
         sync_s: all-reduce between the replicas.
         transfer_s: of the activation and its gradient across the cut behind it.
         memory_bytes: that each of its devices keeps; None where nobody asked.
@@ -64,6 +67,7 @@ class Explanation:
         dp_s: time of data parallelism on the same devices by the same model; None where it
             does not fit the memory.
         nodes: of each stage, for a branching graph: the plan's layers are its states.
+        spans: of each stage's layers that are recomputed; None: nothing is.
     """
 
     solution: Solution
@@ -72,6 +76,7 @@ class Explanation:
     limit: str
     dp_s: float | None
     nodes: tuple[tuple[str, ...], ...] = ()
+    spans: StageSpans | None = None
 
     @property
     def is_dp(self) -> bool:
@@ -95,7 +100,7 @@ class Explanation:
         return f"{ratio:.2f}x as fast as data parallelism ({1e3 * self.dp_s:.1f} ms)"
 
 
-def explain(problem: Problem, solution: Solution) -> Explanation:
+def explain(problem: Problem, solution: Solution, chosen: Chosen | None = None) -> Explanation:
     """What a solution costs on the devices that it names.
 
     For ``mp`` these are the real devices, not those that its search takes for alike.
@@ -103,10 +108,17 @@ def explain(problem: Problem, solution: Solution) -> Explanation:
     Args:
         problem: that was solved.
         solution: what was found.
+        chosen: what its stages recompute; None: nothing.
     """
     fleet, spans, plan = problem.fleet, problem.spans, solution.stages
     stages_s, cuts_s = plan_times(plan, spans, fleet, problem.model)
     kept = None if problem.memory is None else plan_bytes(plan, spans, fleet, problem.memory)
+    if chosen is not None:
+        counts = (sum(stage.counts) for stage in plan)
+        more_s = [time_s / count for time_s, count in zip(chosen.times_s, counts, strict=True)]
+        stages_s = [a + b for a, b in zip(stages_s, more_s, strict=True)]
+        held = [a + b for a, b in zip(chosen.beside_bytes, chosen.peaks_bytes, strict=True)]
+        kept = kept and [(own, room) for own, (_, room) in zip(held, kept, strict=True)]
     bottleneck_s = max(stages_s + cuts_s)
     rows = []
     for number, (stage, time_s) in enumerate(zip(plan, stages_s, strict=True)):
@@ -136,7 +148,8 @@ def explain(problem: Problem, solution: Solution) -> Explanation:
         rows=tuple(rows),
         bottleneck_s=bottleneck_s,
         limit=_limit(stages_s, cuts_s),
-        dp_s=_dp_s(problem),
+        dp_s=_dp_s(replace(problem, recomputing=None)),  # which runs no layer twice
+        spans=None if chosen is None else chosen.spans,
         nodes=stage_nodes(problem, plan),
     )
 
@@ -160,6 +173,7 @@ def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Pla
         **origin: what else the file should tell of what it was computed from.
     """
     solution = explanation.solution
+    recomputed = bounds_of(explanation.spans or ())
     details = {
         "strategy": solution.strategy,
         "cost_model": asdict(problem.model),
@@ -171,6 +185,7 @@ def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Pla
         "transfer_times_s": [row.transfer_s for row in explanation.rows[:-1]],
         "memory_bytes": [row.memory_bytes for row in explanation.rows],
         **({"states": True, "stage_nodes": explanation.nodes} if explanation.nodes else {}),
+        **({"recomputed": recomputed} if recomputed else {}),
         **origin,
     }
     names = device_names(solution.stages, problem.fleet)

@@ -47,10 +47,12 @@ class Node:
     Args:
         counts: of each kind.
         host: of the last of these stages, where bandwidths differ; else 0.
+        stage: how many these stages are, as far as that is told apart.
     """
 
     counts: Counts
     host: int
+    stage: int
 
 
 class Lattice:
@@ -62,11 +64,20 @@ class Lattice:
             order.
         adjacent: a stage leads only from one of the counts to the next larger one: the devices
             of each stage are given.
+        stages_told: first stages that are told apart from one another and from later ones.
     """
 
-    def __init__(self, fleet: Fleet, counts: Sequence[Counts], *, adjacent: bool = False) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        counts: Sequence[Counts],
+        *,
+        adjacent: bool = False,
+        stages_told: int = 0,
+    ) -> None:
         self.fleet = fleet
         self.kinds = fleet.kinds
+        self._stages_told = stages_told
         self._tells_hosts = not fleet.is_uniform
         order = sorted(set(counts), key=lambda c: (sum(c), c))
         self.all_used = order[-1]
@@ -92,8 +103,28 @@ class Lattice:
         hosts_B = self._hosts(groups_BK)
         for host in sorted(set(hosts_B.tolist())) or [0]:
             here_B = hosts_B == host
-            self.nodes.append(Node(counts=used, host=host))
-            self.ways.append(self._ways(host, befores_B[here_B], groups_BK[here_B]))
+            befores = befores_B[here_B]
+            for stage in sorted(self._stages_after(befores)) or [0]:
+                self.nodes.append(Node(counts=used, host=host, stage=stage))
+                self.ways.append(self._ways(host, stage, befores, groups_BK[here_B]))
+
+    def _nodes(self, used: int) -> range:
+        """Numbers of the nodes at which some of the counts are used."""
+        return range(self._first_U[used], self._first_U[used + 1])
+
+    def _after(self, node: int) -> int:
+        """Stages so far behind a stage that begins at a node."""
+        return min(self.nodes[node].stage + 1, self._stages_told)
+
+    def _stages_after(self, befores_B: Ints) -> set[int]:
+        if not self._stages_told:
+            return {0}
+        return {self._after(node) for before in befores_B for node in self._nodes(before)}
+
+    def _begins(self, used: int, stage: int) -> Sequence[int]:
+        """The nodes behind which there are so many stages."""
+        nodes = self._nodes(used)
+        return [n for n in nodes if self._after(n) == stage] if self._stages_told else nodes
 
     def _hosts(self, groups_BK: Ints) -> Ints:
         """Where the devices of each group are, as ``Fleet.host_of`` says; 0 where all are alike."""
@@ -109,9 +140,12 @@ class Lattice:
         on_KH = [[kind.host == host for host in self.fleet.inside] for kind in self.kinds]
         return np.array(on_KH, dtype=np.intp)
 
-    def _ways(self, host: int, befores_B: Ints, groups_BK: Ints) -> Ways:
-        """Stages of some devices, one for each of the hosts that the stage before may be on."""
-        each_B = [range(self._first_U[b], self._first_U[b + 1]) for b in befores_B]
+    def _ways(self, host: int, stage: int, befores_B: Ints, groups_BK: Ints) -> Ways:
+        """Stages of some devices, one for each node that they may begin at.
+
+        These differ in the host that the stage before is on, and in how many stages there are.
+        """
+        each_B = [self._begins(before, stage) for before in befores_B]
         sources_E = np.array([number for nodes in each_B for number in nodes], dtype=np.intp)
         counts_EK = np.repeat(groups_BK, [len(nodes) for nodes in each_B], axis=0)
         replicas_E = counts_EK.sum(axis=1)

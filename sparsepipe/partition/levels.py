@@ -22,6 +22,7 @@ from sparsepipe.partition.fleet import Counts, Fleet
 from sparsepipe.partition.problem import Problem, Solution
 from sparsepipe.partition.room import check_room
 from sparsepipe.partition.searches import alike_as
+from sparsepipe.partition.second_runs import Chains
 from sparsepipe.partition.size import check_levels
 from sparsepipe.partition.spans import Floats
 from sparsepipe.partition.ties import EQUAL, Choice
@@ -45,7 +46,8 @@ class _Split:
 def mp_by_levels(problem: Problem, *, device: str) -> Solution:
     """PipeDream's plan for hosts of equally many devices, all counted as one that is named.
 
-    Of plans that cost the same the one whose last stages have most machines is taken.
+    Of plans that cost the same the one whose last stages have most machines is taken. Second runs
+    of layers count as far as they do not depend on the stages: not those that the memory chooses.
 
     Args:
         problem: a chain of layers, and hosts.
@@ -76,6 +78,8 @@ def two_levels(alike: Problem, fleet: Fleet) -> tuple[list[Choice], float]:
     each, hosts, layers = _devices_a_host(fleet), len(fleet.inside), alike.spans.num_layers
     check_levels(layers, each=each, hosts=hosts)
     compute_s_I = alike.spans.compute_s_KI[0]
+    if alike.recomputing is not None:
+        compute_s_I = compute_s_I + Chains(alike).anywhere_I
     compute_s_II = compute_s_I[None, :] - compute_s_I[:, None]
     inside = _level(alike, compute_s_II, machines=each, bytes_per_s=min(fleet.inside.values()))
     host_s_II = inside[each].time_s_II

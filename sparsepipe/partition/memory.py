@@ -8,6 +8,8 @@ from sparsepipe.errors import ConfigError
 
 _ROUNDING = 1e-9
 
+MIB = 2**20
+"""Bytes: what people are told of memory is in these."""
 REPLICA_BUFFERS = 2.0
 """Bytes for each byte of parameters that a replica keeps for averaging gradients, at most: the sum
 that it hands on and the parts that it receives, which in a chain (:mod:`sparsepipe.schedule.sums`)

@@ -10,6 +10,7 @@ from sparsepipe.errors import ProfileError
 from sparsepipe.partition.cost import CostModel
 from sparsepipe.partition.fleet import Counts, Fleet, kinds_of
 from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.recomputing import Recomputing
 from sparsepipe.partition.spans import Spans, spans_of
 from sparsepipe.partition.ties import Choice
 from sparsepipe.profiling import Profile, check_agreement
@@ -25,6 +26,9 @@ class Problem:
         model: what stages and transfers cost.
         memory: what stages keep; None: memory is no limit.
         profiles: of each kind, where the spans are made of some.
+        recomputing: what stages run once more, and in which parts they have a minibatch; the
+            spans are of a chain of profiles then. None: nothing, and memory counts as in an
+            asynchronous pipeline.
     """
 
     fleet: Fleet
@@ -32,6 +36,12 @@ class Problem:
     model: CostModel
     memory: MemoryModel | None = None
     profiles: tuple[Profile, ...] = ()
+    recomputing: Recomputing | None = None
+
+    @property
+    def stages_told(self) -> int:
+        """How many of the first stages have to be told apart."""
+        return 0 if self.recomputing is None else self.recomputing.stages_told
 
     @classmethod
     def of(
@@ -42,6 +52,7 @@ class Problem:
         model: CostModel,
         memory: MemoryModel | None = None,
         bandwidth_bytes_per_s: float | None = None,
+        recomputing: Recomputing | None = None,
     ) -> Problem:
         """From an inventory and a profile for each device in it.
 
@@ -51,6 +62,8 @@ class Problem:
             model: what stages and transfers cost.
             memory: what stages keep; None: memory is no limit.
             bandwidth_bytes_per_s: one bandwidth for all links, whatever the inventory says.
+            recomputing: what stages run once more. Plans of a branching graph recompute nothing:
+                nobody trains by them.
 
         Raises:
             ProfileError: a device has no profile, or they are of different models.
@@ -69,7 +82,14 @@ class Problem:
         fleet = Fleet.of(inventory, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
         found = tuple(profiles[kind.name] for kind in fleet.kinds)
         spans = spans_of(found)
-        return cls(fleet=fleet, spans=spans, model=model, memory=memory, profiles=found)
+        return cls(
+            fleet=fleet,
+            spans=spans,
+            model=model,
+            memory=memory,
+            profiles=found,
+            recomputing=recomputing if spans.nested_II is None else None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

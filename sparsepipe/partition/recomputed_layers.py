@@ -13,8 +13,11 @@ Setting = str | Mapping[str, Sequence[Any]]
 """``none``, ``all``, or a mapping: ``stages``, a list of numbers of stages, and ``layers``, a list
 of numbers of layers and of spans [first, last], the last one inclusive as in a plan file."""
 
-StageSpans = tuple[tuple[range, ...], ...]
-"""Of each stage, the spans of whose activations only the input is kept, in order."""
+OwnSpans = tuple[range, ...]
+"""Of a stage, the spans of layers of whose activations only the input is kept, in order."""
+
+StageSpans = tuple[OwnSpans, ...]
+"""The same, of each stage."""
 
 
 def check_setting(setting: object) -> None:

@@ -5,18 +5,17 @@ For synchronous schedules: weights have one version, and what is in flight are m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sparsepipe.cluster.places import device_name
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.memory import MemoryModel, room_bytes
+from sparsepipe.partition.memory import MIB, MemoryModel, room_bytes
 from sparsepipe.partition.recomputation import cheapest_spans
-from sparsepipe.partition.recomputed_layers import StageSpans
+from sparsepipe.partition.recomputed_layers import OwnSpans, StageSpans
 from sparsepipe.partition.stage_cost import StageCost
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
-
-_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +35,100 @@ class Parts:
 
     def in_flight(self, plan: Plan, stage: int) -> int:
         """Microbatches that a device of a stage has begun and not ended, at most."""
-        own = -(-self.microbatches // plan.replicas(stage))
-        return own if self.schedule == "gpipe" else min(own, plan.warmup(stage) + 1)
+        left = plan.num_ranks - plan.ranks_of(stage).start
+        return self.flying(plan.replicas(stage), left)
+
+    def flying(self, replicas: int, left: int) -> int:
+        """The same of a stage of some devices.
+
+        Args:
+            replicas: r, devices of the stage.
+            left: R, devices of this stage and of those after it.
+        """
+        own = -(-self.microbatches // replicas)
+        return own if self.schedule == "gpipe" else min(own, (left - 1) // replicas + 1)
+
+    def pieces(self, readers: int) -> int:
+        """Microbatches that each device of the first stage cuts its batch into, at least.
+
+        Args:
+            readers: devices of the first stage.
+        """
+        return max(1, self.microbatches // readers)
 
     def share(self, plan: Plan) -> float:
         """Size of the largest microbatch over that of the batch that the profiles are of."""
-        parts = max(1, self.microbatches // plan.replicas(0))
+        return self.share_of(self.pieces(plan.replicas(0)))
+
+    def share_of(self, pieces: int) -> float:
+        """The same, of a batch that is cut into some pieces."""
         if self.batch_size is None:
-            return 1 / parts
-        return -(-self.batch_size // parts) / self.batch_size
+            return 1 / pieces
+        return -(-self.batch_size // pieces) / self.batch_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldStage:
+    """A stage, as the memory of its devices has it.
+
+    Where these differ, a layer takes as long, and keeps as much, as on the one where that is most,
+    and the smallest of them is to hold it: all recompute the same layers.
+
+    Args:
+        first: its first layer.
+        last: its last one, inclusive.
+        profiles: of its devices, each once.
+        replicas: r, how many devices it has.
+        limit_bytes: memory of the smallest of them; infinite where nobody knows.
+        in_flight: microbatches that a device has begun and not ended, at most.
+        share: size of one of these over that of the profiles' batch.
+    """
+
+    first: int
+    last: int
+    profiles: tuple[Profile, ...]
+    replicas: int
+    limit_bytes: float
+    in_flight: int
+    share: float
+
+    def cost(self) -> StageCost:
+        """Of its microbatches, on devices of which each is as bad as the worst."""
+        return StageCost.worst(
+            [
+                StageCost.of(
+                    profile,
+                    first=self.first,
+                    last=self.last,
+                    in_flight=self.in_flight,
+                    share=self.share,
+                )
+                for profile in self.profiles
+            ]
+        )
+
+    def beside_bytes(self, memory: MemoryModel | None) -> float:
+        """What a device keeps beside what backwards need; nothing where memory does not count."""
+        if memory is None:
+            return 0.0
+        weights = max(
+            sum(layer.parameter_bytes for layer in profile.layers[self.first : self.last + 1])
+            for profile in self.profiles
+        )
+        each = memory.per_parameter_byte(1, replicas=self.replicas)
+        return memory.reserved_bytes + each * weights
+
+    def room_bytes(self, memory: MemoryModel | None) -> float:
+        """What a device has for what backwards need."""
+        if memory is None:
+            return float("inf")
+        return room_bytes(self.limit_bytes) - self.beside_bytes(memory)
+
+    def cheapest(self, memory: MemoryModel | None) -> OwnSpans | None:
+        """The spans that take least time of those with which it fits; None where none do."""
+        room = self.room_bytes(memory)
+        found = cheapest_spans(self.cost(), limit_bytes=room) if room >= 0 else None
+        return None if found is None else tuple(_moved(found, self.first))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +140,14 @@ class Chosen:
         times_s: that recomputing takes each stage's slowest device, for a batch of the profiles.
         peaks_bytes: that a device of each stage keeps for its backwards, at most.
         rooms_bytes: that it has for that.
+        beside_bytes: that it keeps beside that.
     """
 
     spans: StageSpans
     times_s: tuple[float, ...]
     peaks_bytes: tuple[float, ...]
     rooms_bytes: tuple[float, ...]
+    beside_bytes: tuple[float, ...]
 
 
 def choose_spans(
@@ -74,9 +160,6 @@ def choose_spans(
 ) -> Chosen:
     """The spans that take least time of those with which all stages fit.
 
-    Where the devices of a stage differ, a layer takes as long, and keeps as much, as on the one
-    where that is most, and the smallest of them is to hold it: all recompute the same layers.
-
     Args:
         plan: whose devices are named ``host/model/number``.
         profiles: by the devices' models, of the batches that the first stage reads.
@@ -87,58 +170,67 @@ def choose_spans(
     Raises:
         ConfigError: a stage does not fit, whatever is recomputed of it.
     """
-    spans, times_s, peaks, rooms = [], [], [], []
-    for number in range(plan.num_stages):
-        stage = _cost(plan, number, profiles, parts)
-        room = _room(plan, number, profiles, limits_bytes, memory)
-        found = cheapest_spans(stage, limit_bytes=room) if room >= 0 else None
+    stages = []
+    for number, stage in enumerate(plan.stages):
+        names = dict.fromkeys(map(device_name, stage.devices))
+        stages.append(
+            HeldStage(
+                first=stage.layers[0],
+                last=stage.layers[1],
+                profiles=tuple(profiles[name] for name in names),
+                replicas=stage.replicas,
+                limit_bytes=min(limits_bytes[device] for device in stage.devices),
+                in_flight=parts.in_flight(plan, number),
+                share=parts.share(plan),
+            )
+        )
+    return cheapest_of(stages, memory)
+
+
+def cheapest_of(stages: Sequence[HeldStage], memory: MemoryModel | None) -> Chosen:
+    """The same, of stages.
+
+    Args:
+        stages: of a plan, in order.
+        memory: what devices keep beside activations; None: it does not count.
+
+    Raises:
+        ConfigError: a stage does not fit, whatever is recomputed of it.
+    """
+    spans = []
+    for number, stage in enumerate(stages):
+        found = stage.cheapest(memory)
         if found is None:
-            raise _no_room(number, stage, room)
-        first = plan.stages[number].layers[0]
-        spans.append(tuple(range(first + s.start, first + s.stop) for s in found))
-        times_s.append(stage.time_s(found) / parts.share(plan))
-        peaks.append(stage.peak_bytes(found))
-        rooms.append(room)
+            raise _no_room(number, stage.cost(), stage.room_bytes(memory))
+        spans.append(found)
+    return counted(stages, memory, tuple(spans))
+
+
+def counted(stages: Sequence[HeldStage], memory: MemoryModel | None, spans: StageSpans) -> Chosen:
+    """What comes of recomputing some spans, whether all stages fit or not.
+
+    Args:
+        stages: of a plan, in order.
+        memory: what devices keep beside activations; None: it does not count.
+        spans: of each of the stages.
+    """
+    times_s, peaks = [], []
+    for stage, every in zip(stages, spans, strict=True):
+        cost, own = stage.cost(), _moved(every, -stage.first)
+        times_s.append(cost.time_s(own) / stage.share)
+        peaks.append(cost.peak_bytes(own))
     return Chosen(
-        spans=tuple(spans),
+        spans=spans,
         times_s=tuple(times_s),
         peaks_bytes=tuple(peaks),
-        rooms_bytes=tuple(rooms),
+        rooms_bytes=tuple(stage.room_bytes(memory) for stage in stages),
+        beside_bytes=tuple(stage.beside_bytes(memory) for stage in stages),
     )
 
 
-def _cost(plan: Plan, number: int, profiles: Mapping[str, Profile], parts: Parts) -> StageCost:
-    """Of the microbatches of a stage, on devices of which each is as bad as the worst."""
-    first, last = plan.stages[number].layers
-    flying, share = parts.in_flight(plan, number), parts.share(plan)
-    costs = [
-        StageCost.of(profile, first=first, last=last, in_flight=flying, share=share)
-        for profile in _profiles(plan, number, profiles)
-    ]
-    return StageCost.worst(costs)
-
-
-def _room(
-    plan: Plan,
-    number: int,
-    profiles: Mapping[str, Profile],
-    limits_bytes: Mapping[str, float],
-    memory: MemoryModel,
-) -> float:
-    """What a device of a stage has for what backwards need."""
-    (first, last), devices = plan.stages[number].layers, plan.stages[number].devices
-    weights = max(
-        sum(layer.parameter_bytes for layer in profile.layers[first : last + 1])
-        for profile in _profiles(plan, number, profiles)
-    )
-    each = memory.per_parameter_byte(1, replicas=len(devices))
-    limit = min(limits_bytes[device] for device in devices)
-    return room_bytes(limit) - memory.reserved_bytes - each * weights
-
-
-def _profiles(plan: Plan, number: int, profiles: Mapping[str, Profile]) -> list[Profile]:
-    names = dict.fromkeys(device.split("/")[-2] for device in plan.stages[number].devices)
-    return [profiles[name] for name in names]
+def _moved(spans: Sequence[range], by: int) -> list[range]:
+    """With layers that are numbered from another one on."""
+    return [range(by + span.start, by + span.stop) for span in spans]
 
 
 def _no_room(number: int, stage: StageCost, room: float) -> ConfigError:
@@ -146,9 +238,15 @@ def _no_room(number: int, stage: StageCost, room: float) -> ConfigError:
     least = min(whole, stage.peak_bytes(()))
     return ConfigError(
         f"recompute=auto: stage {number} does not fit its devices, whatever is recomputed: beside "
-        f"weights there are {max(0.0, room) / _MIB:,.1f} MiB for its activations, of which it "
-        f"keeps {least / _MIB:,.1f} MiB where all of its layers are recomputed, or none",
-        remedy="use devices with more memory, more devices, more parts of a minibatch "
-        "(parallel.strategy.microbatches), parallel=sync_1f1b, a smaller data.batch_size, or an "
-        "optimizer with less state",
+        f"weights there are {max(0.0, room) / MIB:,.1f} MiB for its activations, of which it "
+        f"keeps {least / MIB:,.1f} MiB where all of its layers are recomputed, or none",
+        remedy=f"use {MORE_ROOM}",
     )
+
+
+MORE_ROOM = (
+    "devices with more memory, more devices, more parts of a minibatch "
+    "(parallel.strategy.microbatches), parallel=sync_1f1b, a smaller data.batch_size, or an "
+    "optimizer with less state"
+)
+"""What lets a plan fit that does not, whatever is recomputed."""

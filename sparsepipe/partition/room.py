@@ -7,15 +7,15 @@ from dataclasses import replace
 from itertools import product
 
 from sparsepipe.errors import PlanError
-from sparsepipe.partition.costs import Costs
-from sparsepipe.partition.evaluate import fits, plan_bytes
+from sparsepipe.partition.evaluate import plan_bytes
 from sparsepipe.partition.lattice import Lattice
-from sparsepipe.partition.memory import REPLICA_BUFFERS, room_bytes
+from sparsepipe.partition.memory import MIB, REPLICA_BUFFERS, room_bytes
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.search import feasible
+from sparsepipe.partition.recomputed_choices import chosen_of
+from sparsepipe.partition.recomputed_costs import any_fits
+from sparsepipe.partition.recomputed_plan import MORE_ROOM
 from sparsepipe.partition.ties import Choice
 
-_MIB = 2**20
 _SHARES = (2, 4, 8, 16)
 
 
@@ -26,16 +26,50 @@ def no_room(problem: Problem, lattice: Lattice) -> PlanError:
         problem: with limits of memory that rule all plans out.
         lattice: of the devices that stages may have used when they end.
     """
-    missing_mib = -(-_missing_bytes(problem, lattice) // _MIB)
-    would = _what_would(problem, lambda changed: _fits(changed, lattice))
+    if problem.recomputing is not None and problem.recomputing.is_automatic:
+        return PlanError(
+            "no plan fits the memory, whatever layers its stages recompute",
+            remedy=f"use {MORE_ROOM}",
+        )
+    named = problem.stages_told > 0
+    if named and not any_fits(problem, lattice, more_bytes=float("inf")):
+        return PlanError(
+            f"no plan that is looked at has the stages 0 to {problem.stages_told - 1}, of which "
+            "layers are to be recomputed",
+            remedy="name layers in place of stages, or set parallel.strategy.recompute=auto",
+        )
+    missing_mib = -(-_missing_bytes(problem, lattice) // MIB)
+    would = _what_would(problem, lambda changed: any_fits(changed, lattice))
     return PlanError(
         f"no plan fits the memory: the best one lacks {missing_mib:,.0f} MiB on a device",
-        remedy=f"use devices with more memory, more devices, or a smaller data.batch_size{would}",
+        remedy=f"use devices with more memory, more devices, or a smaller data.batch_size{would}"
+        + ("" if problem.recomputing is None else "; or parallel.strategy.recompute=auto"),
     )
+
+
+def kept_and_room(plan: Sequence[Choice], problem: Problem) -> list[tuple[float, float | None]]:
+    """What each device of each stage keeps, and what the smallest of them holds, if known.
+
+    Args:
+        plan: the stages.
+        problem: with what counts of memory.
+
+    Raises:
+        ConfigError: the plan has no such layers or stages as are to be recomputed.
+    """
+    assert problem.memory is not None
+    if problem.recomputing is None:
+        return plan_bytes(plan, problem.spans, problem.fleet, problem.memory)
+    chosen = chosen_of(plan, problem)
+    rooms = (room for _, room in plan_bytes(plan, problem.spans, problem.fleet, problem.memory))
+    kept = (a + b for a, b in zip(chosen.beside_bytes, chosen.peaks_bytes, strict=True))
+    return list(zip(kept, rooms, strict=True))
 
 
 def check_room(plan: Sequence[Choice], problem: Problem) -> None:
     """Refuses a plan that does not fit the devices.
+
+    Where layers are chosen by the memory, that is for who chooses them to do.
 
     Args:
         plan: of a search that does not look at them.
@@ -44,17 +78,15 @@ def check_room(plan: Sequence[Choice], problem: Problem) -> None:
     Raises:
         PlanError: the message says which stage lacks how much, and what would fit.
     """
-    fleet, memory = problem.fleet, problem.memory
-    if memory is None:
+    chooses = problem.recomputing is not None and problem.recomputing.is_automatic
+    if problem.memory is None or chooses:
         return
-    for number, (kept, room) in enumerate(plan_bytes(plan, problem.spans, fleet, memory)):
+    for number, (kept, room) in enumerate(kept_and_room(plan, problem)):
         if room is not None and kept > room_bytes(room):
-            would = _what_would(
-                problem, lambda changed: fits(plan, changed.spans, fleet, changed.memory)
-            )
+            would = _what_would(problem, lambda changed: _fits(plan, changed))
             raise PlanError(
-                f"stage {number} keeps {kept / _MIB:,.0f} MiB on each device, and its smallest "
-                f"holds {room / _MIB:,.0f} MiB",
+                f"stage {number} keeps {kept / MIB:,.0f} MiB on each device, and its smallest "
+                f"holds {room / MIB:,.0f} MiB",
                 remedy="use a smaller data.batch_size, or a search that looks at the memory of "
                 f"each device: hete_mp or exact{would}",
             )
@@ -72,9 +104,11 @@ def _missing_bytes(problem: Problem, lattice: Lattice) -> float:
         left=problem.fleet.num_devices,
     )
     low, high = 0.0, whole + REPLICA_BUFFERS * parameter_bytes  # no stage keeps more
-    while high - low > _MIB / 2:
+    while problem.recomputing is not None and not any_fits(problem, lattice, more_bytes=high):
+        high *= 2  # but for the inputs of spans
+    while high - low > MIB / 2:
         middle = (low + high) / 2
-        if _fits(problem, lattice, more_bytes=middle):
+        if any_fits(problem, lattice, more_bytes=middle):
             high = middle
         else:
             low = middle
@@ -121,9 +155,12 @@ def _with_batch(problem: Problem, share: int) -> Problem:
         begin_bytes_I=None if spans.begin_bytes_I is None else spans.begin_bytes_I / share,
         end_bytes_I=None if spans.end_bytes_I is None else spans.end_bytes_I / share,
     )
-    return replace(problem, spans=smaller)
+    again = problem.recomputing
+    parts = None if again is None else replace(again, batch_share=again.batch_share / share)
+    return replace(problem, spans=smaller, recomputing=parts)
 
 
-def _fits(problem: Problem, lattice: Lattice, *, more_bytes: float = 0.0) -> bool:
-    costs = Costs(problem.spans, lattice, problem.model, problem.memory, more_bytes=more_bytes)
-    return feasible(costs)
+def _fits(plan: Sequence[Choice], problem: Problem) -> bool:
+    return all(
+        room is None or kept <= room_bytes(room) for kept, room in kept_and_room(plan, problem)
+    )

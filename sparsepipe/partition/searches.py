@@ -16,7 +16,8 @@ devices. With one bandwidth between all devices ``exact`` is optimal over all co
 all subsets of devices; with a bandwidth for each link it is optimal if a stage's all-reduce runs at
 its slowest link, and a transfer between stages that are not on one and the same host at the link
 between hosts. ``mp`` and ``hete_mp`` are optimal in the same sense among the plans that they look
-at; ``variance`` (``variance.py``) looks for something else.
+at; ``variance`` (``variance.py``) looks for something else. Where stages recompute layers, times
+and memory are counted with that (``recomputed_costs.py``).
 """
 
 from __future__ import annotations
@@ -27,18 +28,17 @@ from itertools import pairwise
 
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.alike import dealt, like_kinds, merged
-from sparsepipe.partition.costs import Costs
 from sparsepipe.partition.exhaustive import exhaustive as all_plans
 from sparsepipe.partition.fleet import Counts, Fleet, Kind
 from sparsepipe.partition.lattice import Lattice, prefixes, subsets
 from sparsepipe.partition.orders import kind_order
 from sparsepipe.partition.problem import Problem, Solution, taken_in_order
+from sparsepipe.partition.recomputed_costs import PlanSeconds, best_plan
 from sparsepipe.partition.room import check_room, no_room
-from sparsepipe.partition.search import search
 from sparsepipe.partition.size import check_states, check_subsets
 from sparsepipe.partition.spans import spans_of
 from sparsepipe.partition.ties import Choice
-from sparsepipe.partition.variance import least_variance
+from sparsepipe.partition.variance import ends_for, least_variance
 
 Order = str | Sequence[str]
 
@@ -94,7 +94,7 @@ def variance(problem: Problem, *, device: str) -> Solution:
     (kind,) = alike.fleet.kinds
     check_states(alike, kind.count)
     spans, number = alike.spans, kind.count
-    ends = least_variance(spans, stages=number, memory=alike.memory, room=kind.memory_bytes)
+    ends = ends_for(alike, stages=number)
     if ends is None and least_variance(spans, stages=number) is None:
         raise PlanError(
             f"{spans.num_layers} layers do not make a stage for each of {number} devices, as "
@@ -103,7 +103,7 @@ def variance(problem: Problem, *, device: str) -> Solution:
         )
     if ends is None:
         used = [(count,) for count in range(number + 1)]
-        raise no_room(alike, Lattice(alike.fleet, used, adjacent=True))
+        raise no_room(alike, _lattice(alike, used, adjacent=True))
     stages = [Choice(first=first, end=end, counts=(1,)) for first, end in pairwise([0, *ends])]
     taken = taken_in_order(stages, problem.fleet, range(len(problem.fleet.kinds)))
     check_room(taken, problem)
@@ -112,6 +112,8 @@ def variance(problem: Problem, *, device: str) -> Solution:
 
 def straight(problem: Problem) -> Solution:
     """The best plan with a stage for each device, in the inventory's order.
+
+    PipeDream's optimizer calls it so, as its option ``straight_pipeline``.
 
     Args:
         problem: what to partition.
@@ -172,10 +174,14 @@ def exhaustive(problem: Problem) -> Solution:
             "exhaustive looks at chains of layers, and the graph branches",
             remedy="use task.search=exact, which finds the best plan as well",
         )
-    stages = all_plans(problem.spans, problem.fleet, problem.model, problem.memory)
+    if problem.recomputing is None:
+        stages = all_plans(problem.spans, problem.fleet, problem.model, problem.memory)
+    else:
+        more_s = PlanSeconds(problem)
+        stages = all_plans(problem.spans, problem.fleet, problem.model, None, more_s=more_s)
     if stages is None:
         few = merged(problem, like_kinds(problem.fleet, problem.spans))
-        raise no_room(few, Lattice(few.fleet, subsets(few.fleet)))
+        raise no_room(few, _lattice(few, subsets(few.fleet)))
     return Solution(stages=tuple(stages), strategy="exhaustive")
 
 
@@ -239,12 +245,17 @@ def alike_as(problem: Problem, device: str) -> Problem:
 
 
 def _over(problem: Problem, counts: Sequence[Counts], *, adjacent: bool = False) -> list[Choice]:
-    lattice = Lattice(problem.fleet, counts, adjacent=adjacent)
+    lattice = _lattice(problem, counts, adjacent=adjacent)
     check_states(problem, sum(len(ways.sources_E) for ways in lattice.ways))
-    found = search(Costs(problem.spans, lattice, problem.model, problem.memory))
+    found = best_plan(problem, lattice)
     if found is None:
         raise no_room(problem, lattice)
     return found
+
+
+def _lattice(problem: Problem, counts: Sequence[Counts], *, adjacent: bool = False) -> Lattice:
+    told = problem.stages_told
+    return Lattice(problem.fleet, counts, adjacent=adjacent, stages_told=told)
 
 
 def _names(kinds: Sequence[int], fleet: Fleet) -> tuple[str, ...]:

@@ -63,14 +63,24 @@ def check_states(problem: Problem, stages: int) -> None:
     """Refuses a branching graph that has too many states for so many stages.
 
     Args:
-        problem: of which a chain of layers is never refused.
+        problem: of which a chain of layers that recomputes none is never refused.
         stages: that the search has to choose from.
 
     Raises:
         PlanError: a search would take much more than a minute.
     """
     states = problem.spans.num_layers
-    if problem.spans.nested_II is not None and stages * states**2 > MOST_WINDOWS:
+    if stages * states**2 <= MOST_WINDOWS:
+        return
+    if problem.recomputing is not None:
+        raise PlanError(
+            f"{states:,} layers have too many pairs of a first and a last one for "
+            f"{problem.fleet.num_devices} devices: where layers are recomputed, {stages:,} stages "
+            "are to be looked at for each pair",
+            remedy="use task.search=hete_mp, partition over fewer devices, or search without "
+            "parallel.strategy.recompute and train with it by that plan (parallel.plan.file)",
+        )
+    if problem.spans.nested_II is not None:
         raise PlanError(
             f"the graph has {states:,} states, too many pairs of them for "
             f"{problem.fleet.num_devices} devices: {stages:,} stages to look at for each pair",

@@ -4,19 +4,53 @@ Zhang and Sun, "A Parallel Pipeline Design for Training Deep Neural Networks", c
 that the variance of what stages cost is least. Each of K equal devices is a stage. The mean is
 what all layers cost over K, whatever the cuts are, so that the sum of squared deviations from it
 is one of single stages, and a dynamic program over (stages left, place) finds the least. The cost
-of a stage is that of its layers: transfers do not count.
+of a stage is that of its layers: transfers do not count. Nor do second runs of layers that depend
+on the cuts, as where the memory chooses these layers: the mean would depend on the cuts as well.
 
 Shape suffixes: S stages; I places a model can be cut at.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.partition.memory import MemoryModel, room_bytes
+from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.second_runs import Chains, SecondRuns
 from sparsepipe.partition.spans import Floats, Spans
 from sparsepipe.partition.ties import EQUAL
+
+
+def ends_for(problem: Problem, *, stages: int) -> list[int] | None:
+    """The places at which stages end, on devices that are all alike, each of which is a stage.
+
+    Args:
+        problem: with one kind of device.
+        stages: K.
+
+    Returns:
+        As :func:`least_variance`.
+    """
+    spans, (kind,) = problem.spans, problem.fleet.kinds
+    if problem.recomputing is None:
+        room = kind.memory_bytes
+        return least_variance(spans, stages=stages, memory=problem.memory, room=room)
+    chains, parts = Chains(problem), problem.recomputing.parts
+    runs = SecondRuns(chains, problem.memory, pieces=parts.pieces(1))
+    spans = replace(spans, compute_s_KI=spans.compute_s_KI + chains.anywhere_I)
+    sorts = [runs.sort((1,), left=stages - s, stage=s) for s in range(stages)]
+    while True:  # stages are ruled out until all of a plan fit
+        fits_SII = [np.isfinite(runs.seconds_II(sort)) for sort in sorts]
+        ends = least_variance(spans, stages=stages, fits_SII=fits_SII)
+        if ends is None:
+            return None
+        bounds = zip(sorts, [0, *ends], ends, strict=False)
+        if np.isfinite([runs.count(sort, first, end) for sort, first, end in bounds]).all():
+            return ends
 
 
 def least_variance(
@@ -25,6 +59,7 @@ def least_variance(
     stages: int,
     memory: MemoryModel | None = None,
     room: float | None = None,
+    fits_SII: Sequence[NDArray[np.bool_]] | None = None,
 ) -> list[int] | None:
     """The places at which stages end, of the cuts with the least variance.
 
@@ -37,6 +72,7 @@ def least_variance(
         stages: K.
         memory: what stages keep; None: memory is no limit.
         room: bytes of each device; None: nobody knows.
+        fits_SII: for each stage, whether it fits by its begin and its end, in place of the memory.
 
     Returns:
         K places, the last of which is behind the last layer; None where no cuts fit the memory,
@@ -50,8 +86,11 @@ def least_variance(
     rest_SI[stages, -1] = 0.0
     costs: list[Floats] = [squares_II] * stages
     for stage in reversed(range(stages)):
-        fits_II = allowed_II & _fits(spans, memory, room, left=stages - stage)
-        costs[stage] = np.where(fits_II, squares_II, np.inf)
+        if fits_SII is None:
+            fits_II = _fits(spans, memory, room, left=stages - stage)
+        else:
+            fits_II = fits_SII[stage]
+        costs[stage] = np.where(allowed_II & fits_II, squares_II, np.inf)
         rest_SI[stage] = (costs[stage] + rest_SI[stage + 1]).min(axis=1)
     least = float(rest_SI[0, 0])
     if not np.isfinite(least):

@@ -138,7 +138,7 @@ class Windows:
 
 
 class Masks:
-    """Reachable states of a branching graph: each pair of states is looked at."""
+    """Reachable states of a branching graph, or places of a chain: each pair is looked at."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
@@ -200,5 +200,6 @@ class Masks:
 
 
 def reaches(costs: Costs) -> Windows | Masks:
-    """What suits the model: windows for a chain, masks for a graph."""
-    return Windows(costs) if costs.spans.nested_II is None else Masks(costs)
+    """What suits the model: windows for a chain, masks for a graph or where costs are of pairs."""
+    chain = costs.spans.nested_II is None
+    return Windows(costs) if chain and costs.by_windows else Masks(costs)

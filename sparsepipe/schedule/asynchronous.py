@@ -118,3 +118,18 @@ def asynchronous_order(plan: Plan, rank: int, intake: Intake) -> Iterator[Action
     for count in intake.portions(plan.replicas(plan.stage_of(rank))):
         yield from order.feed(count)
     yield from order.drain()
+
+
+def steady_rounds(rounds: int, *, ahead: int) -> tuple[int, int] | None:
+    """The rounds after whose ends the steady part of a run begins and ends.
+
+    It is the second half, or less where the pipeline takes longer to fill, without the last round,
+    in which it drains. None where nothing is left.
+
+    Args:
+        rounds: of the first stage, from one drain to the next.
+        ahead: rounds that this stage is ahead of its own backward passes, which it does without
+            waiting for any: :meth:`Plan.warmup` of it.
+    """
+    first, last = max(rounds // 2, ahead + 1), rounds - 2
+    return (first, last) if last > first else None

@@ -13,16 +13,6 @@ Busy = Sequence[Interval]
 """What one rank computes."""
 
 
-def ideal_bubble(stages: int, microbatches: int) -> float:
-    """(K - 1)/(T + K - 1): of K stages that take equally long, and T microbatches (GPipe, 2.3).
-
-    Args:
-        stages: K.
-        microbatches: T.
-    """
-    return (stages - 1) / (microbatches + stages - 1)
-
-
 def idle_shares(ranks: Sequence[Busy], *, begin: float, end: float) -> list[float]:
     """Of each rank, the share of a time in which it computes nothing.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from sparsepipe.cluster.places import device_name
 from sparsepipe.errors import PlanError, ProfileError
 from sparsepipe.partition.recomputed_layers import StageSpans
 from sparsepipe.partition.spans import Spans, chain_spans
@@ -189,7 +190,7 @@ class Workload:
 
 
 def _profile(device: str, profiles: Mapping[str, Profile]) -> Profile:
-    name = device.split("/")[1] if device.count("/") == 2 else device
+    name = device_name(device)
     if name not in profiles:
         raise ProfileError(
             f"there is no profile of {name}, which the plan names (there is: "

@@ -10,7 +10,7 @@ import yaml
 
 from sparsepipe.cluster import Device, Host, Inventory, place_of, places_for
 from sparsepipe.cluster.gpus import gpu_indices
-from sparsepipe.cluster.places import places, ranks_of_nodes
+from sparsepipe.cluster.places import device_name, places, ranks_of_nodes
 from sparsepipe.errors import HardwareError, PlanError
 from sparsepipe.partition.explain import device_names
 from sparsepipe.partition.fleet import Fleet
@@ -32,6 +32,13 @@ TWO = Inventory(hosts=(*ONE.hosts, host("b", cpu("quick", 3))))
 
 def texts(inventory: Inventory, devices: list[str] | None, *, ranks: int, nodes: int) -> list[str]:
     return [place.text for place in places_for(inventory, devices, ranks=ranks, nodes=nodes)]
+
+
+@pytest.mark.parametrize("name", ["full", "RTX 2080 Ti", "Xeon w/ AMX"])
+def test_profiles_are_by_the_name_of_a_device_in_a_plan(name: str) -> None:
+    (place,) = places(Inventory(hosts=(host("a", cpu(name, 1)),)))
+    assert device_name(place.text) == name
+    assert device_name("rank 0") == "rank 0", "of a plan by hand"
 
 
 def test_devices_one_by_one() -> None:

@@ -144,6 +144,7 @@ def test_the_csv_of_kaggle_and_rows_that_are_held_out(tmp_path: Path) -> None:
     write_csv(tmp_path, rows)
     whole = Mnist(tmp_path)
     images = whole.load("train", tmp_path)
+    assert (images.images.dtype, images.labels_S.dtype) == (np.uint8, np.int64)
     assert np.array_equal(images.images[2].ravel(), rows[2][1:])
     assert images.labels_S.tolist() == [0, 1, 2, 3, 4, 5]
     assert len(whole.load("test", tmp_path)) == 0
@@ -152,6 +153,17 @@ def test_the_csv_of_kaggle_and_rows_that_are_held_out(tmp_path: Path) -> None:
     assert part.load("test", tmp_path).labels_S.tolist() == [4, 5]
     with pytest.raises(ConfigError, match="has 6 rows"):
         Mnist(tmp_path, held_out=6).load("train", tmp_path)
+
+
+@pytest.mark.parametrize("also_csv", [False, True])
+def test_rows_of_idx_files_are_not_held_out(tmp_path: Path, also_csv: bool) -> None:
+    write_idx(tmp_path)
+    if also_csv:  # the idx files count
+        write_csv(tmp_path, [[1, *([0] * 784)]] * 3)
+    with pytest.raises(ConfigError, match=r"held_out=2, and .* has the idx files") as error:
+        Mnist(tmp_path, held_out=2)
+    assert "data.source.train_images" in error.value.remedy
+    assert len(Mnist(tmp_path, held_out=0).load("test", tmp_path)) == 4
 
 
 def test_without_images_to_test_on_a_test_is_refused(tmp_path: Path) -> None:
@@ -197,7 +209,12 @@ def test_a_broken_archive_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("row", "said"),
-    [([1, 2, 3], "3 columns"), ([11, *([0] * 784)], "from 0 to 9"), ([1, *([256] * 784)], "255")],
+    [
+        ([1, 2, 3], "3 columns"),
+        ([11, *([0] * 784)], "from 0 to 9"),
+        ([1, *([256] * 784)], "255"),
+        ([1, *([70_000] * 784)], "70000"),
+    ],
 )
 def test_a_broken_csv_is_named(tmp_path: Path, row: list[int], said: str) -> None:
     write_csv(tmp_path, [row])

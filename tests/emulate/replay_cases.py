@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.strategies import Strategy
@@ -60,11 +61,15 @@ class Noted:
 
 
 def plain_trainer(
-    directory: Path, *callbacks: pl.Callback, strategy: Strategy | str = "auto"
+    directory: Path,
+    *callbacks: pl.Callback,
+    strategy: Strategy | str = "auto",
+    max_epochs: int = 1,
+    **more: Any,
 ) -> pl.Trainer:
     """One epoch on one CPU; without any strategy of ours, if none is given."""
     return pl.Trainer(
-        max_epochs=1,
+        max_epochs=max_epochs,
         accelerator="cpu",
         devices=1,
         strategy=strategy,
@@ -74,4 +79,5 @@ def plain_trainer(
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=directory,
+        **more,
     )

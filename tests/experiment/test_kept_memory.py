@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from sparsepipe.models import cnn_5x5
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.profiling.saved import border_bytes, saved_bytes
+from sparsepipe.runtime.stage import Stage
 from sparsepipe.schedule import Plan
 
 CUT, BATCH, PARTS = 7, 32, 8
@@ -28,6 +30,7 @@ def network() -> nn.Sequential:
 def profiled(layers: nn.Sequential, x: Tensor) -> Profile:
     """Its bytes; times do not matter."""
     saved, (begins, ends) = saved_bytes(layers, x), border_bytes(layers, x)
+    outputs = [layers[: number + 1](x) for number in range(len(layers))]
     return Profile(
         layers=tuple(
             LayerProfile(
@@ -36,14 +39,15 @@ def profiled(layers: nn.Sequential, x: Tensor) -> Profile:
                 kind=type(layer).__name__,
                 forward_s=1.0,
                 backward_s=2.0,
-                activation_bytes=0.0,
+                activation_bytes=float(outputs[index].nbytes),
                 parameter_bytes=float(sum(p.nbytes for p in layer.parameters())),
                 saved_bytes=saved[index],
                 begin_bytes=begins[index],
                 end_bytes=ends[index],
             )
             for index, layer in enumerate(layers)
-        )
+        ),
+        meta={"input_bytes": float(x.nbytes)},
     )
 
 
@@ -81,3 +85,87 @@ def test_it_is_what_torch_saves_of_the_microbatches_in_flight(
         _, outputs = saved_by(own, parts)
         parts = [output.detach().requires_grad_() for output in outputs]
         assert told[stage] == pytest.approx(weights + saved, rel=0.1)
+
+
+def kept_by(
+    stage: nn.Sequential, parts: Sequence[Tensor], spans: Sequence[range]
+) -> tuple[int, list[Tensor]]:
+    """Bytes of the storages that the runtime's stage keeps where it recomputes, and its outputs.
+
+    These are in it, and what is inside of a span while one microbatch goes backward.
+    """
+    leaves = {name: p.detach().clone().requires_grad_() for name, p in stage.named_parameters()}
+    own = {t.untyped_storage().data_ptr() for t in (*leaves.values(), *stage.buffers())}
+    kept: dict[int, Tensor] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor.detach())
+        return tensor
+
+    runs = Stage(stage, stage, first=0, last=len(stage) - 1, recomputed=spans)
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        flights = [runs.forward(p, minibatch=n, leaves=leaves) for n, p in enumerate(parts)]
+    outputs: list[Tensor] = [flight.output for flight in flights]
+    kept |= {output.untyped_storage().data_ptr(): output for output in outputs}
+    sizes = (t.untyped_storage().nbytes() for at, t in kept.items() if at not in own)
+    return sum(sizes) + max(inside_of(stage, span, parts[0]) for span in spans), outputs
+
+
+def inside_of(stage: nn.Sequential, span: range, part: Tensor) -> int:
+    """What layers save while they run again, beside their input, which stays anyway."""
+    begin = stage[: span.start](part).detach().clone().requires_grad_()
+    layers = stage[span.start : span.stop]
+    assert isinstance(layers[0], nn.Conv2d), "which saves its input"
+    return saved_by(layers, [begin])[0] - begin.nbytes
+
+
+@pytest.mark.parametrize(("schedule", "flying"), [("gpipe", (PARTS, PARTS)), ("1f1b", (2, 1))])
+def test_recomputed_spans_keep_their_inputs_and_the_inside_of_one(
+    schedule: str, flying: tuple[int, int]
+) -> None:
+    layers, x = network(), torch.rand(BATCH, 1, 28, 28)
+    spans = ([range(CUT)], [range(2), range(2, 8)])
+    bounds = [[0, CUT - 1], [CUT, CUT + 1], [CUT + 2, CUT + 7]]
+    plan = Plan.of(config="1-1", cuts=(CUT,), num_layers=len(layers))
+    names = {device: profiled(layers, x) for stage in plan.stages for device in stage.devices}
+    told, plain = (
+        kept_bytes(
+            replace(plan, details=details),
+            names,
+            MemoryModel(stash=False, gradients=0.0),
+            Synchronous(schedule, PARTS),
+        )
+        for details in ({"recomputed": bounds}, {})
+    )
+    parts: list[Tensor] = [part.clone() for part in x.chunk(PARTS)]
+    for stage, (first, end) in enumerate([(0, CUT), (CUT, len(layers))]):
+        own = nn.Sequential(*list(layers)[first:end])
+        weights = 2 * sum(p.nbytes for p in own.parameters())  # and momentum
+        kept, _ = kept_by(own, parts[: flying[stage]], spans[stage])
+        _, outputs = kept_by(own, parts, spans[stage])
+        parts = [output.detach().clone().requires_grad_() for output in outputs]
+        assert told[stage] == pytest.approx(weights + kept, rel=0.1)
+        if flying[stage] > 1:
+            assert told[stage] < 0.8 * plain[stage]
+
+
+def test_several_readers_have_larger_microbatches() -> None:
+    """Two devices of the first stage read a batch each, and cut both into T together."""
+    layers, x = network(), torch.rand(2 * BATCH, 1, 28, 28)
+    plan = Plan.of(config="2-1", cuts=(CUT,), num_layers=len(layers))
+    names = dict.fromkeys(
+        (device for stage in plan.stages for device in stage.devices), profiled(layers, x[:BATCH])
+    )
+    told = kept_bytes(
+        plan, names, MemoryModel(stash=False, gradients=0.0), Synchronous("gpipe", PARTS)
+    )
+    parts = [part.clone() for part in x.chunk(PARTS)]
+    first, second = (nn.Sequential(*list(layers)[a:b]) for a, b in [(0, CUT), (CUT, len(layers))])
+    # Beside weights and momentum replicas have two buffers for the sums of their gradients.
+    weights = 4 * sum(p.nbytes for p in first.parameters())
+    saved, _ = saved_by(first, parts[::2])
+    assert told[0] == told[1] == pytest.approx(weights + saved, rel=0.1)
+    _, outputs = saved_by(first, parts)
+    saved, _ = saved_by(second, [output.detach().requires_grad_() for output in outputs])
+    weights = 2 * sum(p.nbytes for p in second.parameters())
+    assert told[2] == pytest.approx(weights + saved, rel=0.1)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import dropwhile
 from pathlib import Path
 
-import numpy as np
 import pytest
 from emulated_cases import profile
 from experiment_harness import composed
+from reported_cells import cells
+from reported_runs import made_by
 from test_report_commands import jobs_of
 
 from sparsepipe.experiment.asked_emulation import as_emulated
@@ -18,15 +21,19 @@ from sparsepipe.experiment.build import build_inventory
 from sparsepipe.experiment.emulated import emulated_profiles, parallel
 from sparsepipe.experiment.job import run_job
 from sparsepipe.experiment.kept_memory import kept_bytes
+from sparsepipe.experiment.prepare import prepare
 from sparsepipe.experiment.rundir import identity_of
 from sparsepipe.experiment.schedules import Synchronous
+from sparsepipe.experiment.understanding import understood
 from sparsepipe.experiment.usual import usual
 from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.profiling import Profile
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.pipeline_depth import PIPELINE_DEPTH
 from sparsepipe.schedule import Plan
 
 NAME = "experiment=pipeline_depth"
+ALIKE = "parallel.search.profiles={core: profiles/pipeline_depth/alike.json}"
 
 
 def trial(name: str, *more: str) -> dict:
@@ -36,15 +43,49 @@ def trial(name: str, *more: str) -> dict:
 def test_every_cell_is_a_job_of_the_sweep_and_every_job_a_cell() -> None:
     (block,) = PIPELINE_DEPTH.blocks([], Commands(experiment="pipeline_depth", usual=usual))
     swept = jobs_of(shlex.split(block.sweep)[1:])
-    words = [shlex.split(cell.command) for cell in block.cells if cell.command]
-    bare = [list(dropwhile(lambda word: "=" in word, each))[1:] for each in words]
-    alone = {frozenset(each) for each in bare}
+    alone = {frozenset(words_of(cell.command)) for cell in block.cells if cell.command}
     # Serial runs are the same with any partition.
     serial = {job for job in swept if any("serial" in word for word in job)}
     assert len(swept) == 22
     assert {job - {"partition=variance", "partition=straight"} for job in serial} | (
         swept - serial
     ) == alone
+
+
+def words_of(command: str) -> list[str]:
+    """Overrides of a command; before it are variables of the environment."""
+    program, *words = dropwhile(lambda word: "=" in word, shlex.split(command))
+    assert program == "sparsepipe"
+    return words
+
+
+@pytest.mark.usefixtures("workplace")
+@pytest.mark.parametrize("profiles", [pytest.param(None, marks=pytest.mark.full), ALIKE])
+def test_every_command_is_one_of_a_run_that_its_cell_is_for(profiles: str | None) -> None:
+    """As far as can be told before data are read, and an emulation reads none."""
+    asked = [f"trial=pipeline_depth/{name}" for name in ("serial_emulated", "gpipe_8")]
+    given = [] if profiles is None else [profiles]
+    rows = [made_by(NAME, trial, *given, kind="emulated", task_name="train_emulated")
+            for trial in asked]  # fmt: skip
+    rows[0] |= {"strategy": "single", "ranks": 1}
+    rows[1] |= {"strategy": "gpipe straight", "ranks": 8, "schedule": "gpipe"}
+    commands = Commands(experiment="pipeline_depth", usual=usual)
+    (block,) = PIPELINE_DEPTH.blocks(rows, commands)
+    trials, emulated = set(), set()
+    told = dict.fromkeys(cell.command for cell in block.cells if cell.command)
+    for command in told:
+        config, inventory, ranks = understood(composed(*words_of(command)))
+        (name,) = [word for word in words_of(command) if word.startswith("trial=")]
+        assert name.endswith(f"_{ranks}") or (ranks == 1 and "/serial" in name), command
+        trials.add(name.removeprefix("trial="))
+        if config["hardware"].get("emulate"):
+            emulated.add(prepare(config, inventory).path)
+    assert (len(told), len(emulated)) == ((20, 13) if profiles is None else (13, 13))
+    swept = [word for word in words_of(block.sweep) if word.startswith("trial=")]
+    if profiles is None:
+        assert not swept
+    else:
+        assert set(swept[0].removeprefix("trial=").split(",")) == trials
 
 
 @pytest.mark.parametrize("name", ["serial", "serial_emulated"])
@@ -82,21 +123,21 @@ def test_the_profile_is_of_the_network_and_the_batch() -> None:
 
 
 def test_a_profile_of_layers_that_are_alike_goes_with_the_same_trials() -> None:
-    profiles = "parallel.search.profiles={core: profiles/pipeline_depth/alike.json}"
-    config = dict(as_emulated(trial("gpipe_8", profiles)))
+    config = dict(as_emulated(trial("gpipe_8", ALIKE)))
     (found,) = emulated_profiles(config, build_inventory(config)).values()
     assert len({(layer.forward_s, layer.backward_s) for layer in found.layers}) == 1
     assert found.num_layers % 8 == 0
 
 
+def saving() -> Profile:
+    """Four layers that save 800 bytes each of a minibatch."""
+    layers = [replace(layer, saved_bytes=800.0, begin_bytes=100.0, end_bytes=0.0)
+              for layer in profile().layers]  # fmt: skip
+    return Profile(layers=tuple(layers))
+
+
 def kept(config: str, cuts: tuple[int, ...], synchronous: Synchronous | None) -> list[float]:
-    one = profile()
-    layers = [
-        {**{key: getattr(layer, key) for key in layer.__dataclass_fields__}, "saved_bytes": 800.0,
-         "begin_bytes": 100.0, "end_bytes": 0.0}
-        for layer in one.layers
-    ]  # fmt: skip
-    counted = type(one)(layers=tuple(type(one.layers[0])(**each) for each in layers))
+    counted = saving()
     plan = Plan.of(config=config, cuts=cuts, num_layers=4)
     model = MemoryModel(stash=synchronous is None, optimizer=1.0, gradients=0.0)
     names = {device: counted for stage in plan.stages for device in stage.devices}
@@ -117,38 +158,70 @@ def test_kept_memory_by_hand() -> None:
     assert kept("1-1", (2,), None) == pytest.approx(stashed)
 
 
+SMALL = (
+    "data.source.train_images=96", "data.source.test_images=10", "data.batch_size=16",
+    "model.convolutions=6", "model.width=0.125", "trainer.max_epochs=2",
+    "trainer.limit_train_batches=6",
+)  # fmt: skip
+PARTS = "parallel.strategy.microbatches=4"
+
+
+def small_study(tmp_path: Path) -> dict[str, dict]:
+    """Results of two stages for real and four emulated, with their serial runs, by their trials."""
+    path = tmp_path / "profile.json"
+    replace(saving(), meta={"model": "cnn_5x5", "batch_size": 16}).save(path)
+    device = f"name: core, accelerator: cpu, profile: {{cnn_5x5: {path}}}"
+    host = "name: server, link: {bytes_per_s: 1e10}, devices: "
+    one, four = (
+        f"hardware.value.hosts=[{{{host}[{{{device}, count: {count}}}]}}]" for count in (1, 4)
+    )
+    quick = [f"parallel.search.measure.{name}=1" for name in ("num_warmup", "num_measured")]
+    jobs: dict[str, Sequence[str]] = {
+        "serial": (),
+        "gpipe_2": (*quick, PARTS),
+        "serial_emulated": (one,),
+        "sync_1f1b_4": (four, PARTS),
+        "asynchronous_4": (four, "trainer.limit_train_batches=12"),
+    }
+    found = {}
+    for name, more in jobs.items():
+        directory = run_job(trial(name, *SMALL, *more), fresh_processes=True)
+        found[name] = json.loads(directory.result.read_text())
+    return found
+
+
 @pytest.mark.full
 @pytest.mark.usefixtures("workplace")
-def test_a_small_study_ends_in_its_table(tmp_path: Path) -> None:
-    """Two stages for real and four emulated, of a small network and few images."""
-    small = (
-        "data.source.train_images=64", "data.source.test_images=10", "data.batch_size=16",
-        "model.convolutions=6", "model.width=0.125", "trainer.max_epochs=1",
-        "trainer.limit_train_batches=4",
-    )  # fmt: skip
-    measuring = tuple(
-        f"parallel.search.measure.{name}=1" for name in ("num_warmup", "num_measured")
-    )
-    directory = run_job(
-        trial("gpipe_2", *small, *measuring, "parallel.strategy.microbatches=4"),
-        fresh_processes=True,
-    )
-    told = json.loads(directory.result.read_text())
-    assert told["plan_config"] == "1-1"
-    assert 0 < told["bubble_share_of_busiest"] <= told["bubble_share"] < 1
-    assert told["kept_bytes"] > told["kept_bytes_of_device"] > 0
-    path = tmp_path / "profile.json"
-    profile().save(path)
-    emulated = run_job(
-        trial(
-            "sync_1f1b_4",
-            "model=mlp",
-            f"parallel.search.profiles={{core: {path}}}",
-            "parallel.strategy.microbatches=8",
-            "trainer.limit_train_batches=6",
-        )
-    )
-    told = json.loads(emulated.result.read_text())
-    assert told["kind"] == "emulated"
-    assert np.isfinite(told["samples_per_s"])
-    assert 0 < told["bubble_share"] < 1
+def test_a_small_study_ends_in_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    told = small_study(tmp_path)
+    report = run_job(composed("task=report", NAME))
+    table = cells(report.path / "pipeline_depth.csv", "stages", "obtained", "schedule", "partition")
+
+    def ours(*place: str) -> float:
+        return float(table[place]["ours"])
+
+    two, four = ("2", "measured", "GPipe", "ours"), ("4", "emulated", "1F1B", "ours")
+    serial, gpipe = (told[name]["train_shapes_per_s"] for name in ("serial", "gpipe_2"))
+    assert ours("1", "measured", "serial", "-", "time") == pytest.approx(42_000 / serial / 60)
+    assert ours(*two, "speedup") == pytest.approx(gpipe / serial)
+    assert ours(*two, "ideal") == pytest.approx(100 / 5)
+    alone, parts = told["serial_emulated"], told["sync_1f1b_4"]
+    assert ours(*four, "speedup") == pytest.approx(parts["samples_per_s"] / alone["samples_per_s"])
+    assert ours(*four, "factor") == pytest.approx(parts["kept_bytes"] / alone["kept_bytes"])
+    assert ours(*four, "ideal") == pytest.approx(300 / 7)
+    assert ours(*four, "bubble") > 0.9 * 300 / 7, "less is not possible, but for late pauses"
+    for name, place in (("gpipe_2", two), ("sync_1f1b_4", four)):
+        for key, column, scale in (
+            ("bubble_share", "bubble", 100),
+            ("bubble_share_of_busiest", "busiest", 100),
+            ("kept_bytes", "memory", 1e-6),
+            ("kept_bytes_of_device", "device_memory", 1e-6),
+        ):
+            assert ours(*place, column) == pytest.approx(scale * told[name][key])
+    stale = ("4", "emulated", "asynchronous", "ours")
+    assert 0 <= ours(*stale, "busiest") <= ours(*stale, "bubble") < 100
+    assert table[*four[:3], "variance", "speedup"]["status"] == "missing"
+    there = {place[:4] for place, row in table.items() if row["status"] == "there"}
+    serials = {(*("1", kind), "serial", "-") for kind in ("measured", "emulated")}
+    assert there == {two, four, stale, *serials}, "all of one setting"

@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from experiment_harness import composed
-from planned_cases import MODEL, SLOW
-from recompute_cases import AUTO, given
+from planned_cases import MODEL
+from recompute_cases import AUTO, BY_HAND, SEARCHED, given, inventory, saved, settled
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.errors import ConfigError
+from sparsepipe.errors import ConfigError, PlanError, SparsePipeError
 from sparsepipe.experiment.prepare import prepare
-from sparsepipe.experiment.recomputing import recompute_of, refuse_recompute, settled_recompute
+from sparsepipe.experiment.recomputing import recompute_of, refuse_recompute
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.settle import settle
 from sparsepipe.schedule import Plan
-
-SEARCHED = ("parallel=gpipe", "parallel.search.search=hete_mp", SLOW)
-BY_HAND = ("parallel=gpipe", "parallel.plan.config=1-1", "parallel.plan.cuts=[2]")
-
-
-def inventory(memory_bytes: float | None) -> Inventory:
-    device: dict[str, Any] = {"name": "core", "count": 2, "accelerator": "cpu"}
-    if memory_bytes is not None:
-        device["memory_bytes"] = int(memory_bytes)
-    return Inventory.from_dict({"hosts": [{"name": "here", "devices": [device]}]})
-
-
-def settled(
-    tmp_path: Path, memory_bytes: float | None, *settings: str
-) -> tuple[Plan, Mapping[str, Any]]:
-    """The plan that a run begins with, and what its strategy is told in place of ``auto``."""
-    config, directory = composed(*MODEL, *settings), RunDir(tmp_path / "run")
-    refuse_recompute(config, inventory(memory_bytes))
-    settle(config, inventory(memory_bytes), directory, measure=False)
-    plan = Plan.from_json(directory.plan.read_text())
-    return plan, settled_recompute(config["parallel"], plan.details)
 
 
 def test_forms_that_it_may_have() -> None:
@@ -86,6 +64,74 @@ def test_a_searched_plan_tells_what_is_asked_for(tmp_path: Path) -> None:
     assert argument == {}
 
 
+@pytest.mark.parametrize(
+    ("setting", "memory_bytes", "stages_s"),
+    [
+        ("none", 1e9, [9.0, 9.0]),
+        ("all", 1e9, [12.0, 12.0]),
+        ("{layers: [[1, 2]]}", 1e9, [11.0, 11.0]),
+        ("{stages: [1]}", 1e9, [9.0, 12.0]),
+        ("auto", 1e9, [9.0, 9.0]),
+        ("auto", 1.4e6, [10.0, 10.0]),
+    ],
+)
+def test_what_a_search_expects_has_the_second_runs_in_it(
+    tmp_path: Path, setting: str, memory_bytes: float, stages_s: list[float]
+) -> None:
+    asked = f"parallel.strategy.recompute={setting}"
+    plan, _ = settled(tmp_path, memory_bytes, *SEARCHED, asked, given(tmp_path))
+    assert plan.details["stage_times_s"] == pytest.approx(stages_s)
+    assert plan.details["bottleneck_s"] == pytest.approx(max(stages_s))
+    table = (tmp_path / "run" / "plan.txt").read_text()
+    assert f"{1e3 * max(stages_s):.1f} ms a minibatch" in table
+
+
+@pytest.mark.parametrize("setting", ["all", "{stages: [0, 1]}", "{layers: [0, 1, 2, 3]}"])
+def test_the_memory_of_what_is_recomputed_counts(tmp_path: Path, setting: str) -> None:
+    """Two layers' activations of two batches are 4e6; of a part, and one at a time, 0.5e6."""
+    asked = f"parallel.strategy.recompute={setting}"
+    plan, _ = settled(tmp_path, 0.6e6, *SEARCHED, asked, given(tmp_path))
+    assert plan.details["recomputed"] == [[0, 1], [2, 3]]
+    assert all(0.5e6 < kept < 0.6e6 for kept in plan.details["memory_bytes"])
+    with pytest.raises(PlanError, match="no plan fits the memory") as refused:
+        settled(tmp_path / "no", 0.4e6, *SEARCHED, asked, given(tmp_path))
+    assert "parallel.strategy.recompute=auto" in refused.value.remedy
+
+
+def test_second_runs_move_the_cuts_of_a_search(tmp_path: Path) -> None:
+    path = saved(tmp_path / "slow.json", forward_s=(3.0, 3.0, 1.0, 5.0))
+    own = (*SEARCHED[:2], "parallel.search.bandwidth_bytes_per_s=100",
+           f"parallel.search.profiles={{core: {path}}}")  # fmt: skip
+    for setting, cuts in {"none": (2,), "{layers: [0, 1]}": (2,), "{layers: [3]}": (3,)}.items():
+        asked = f"parallel.strategy.recompute={setting}"
+        plan, _ = settled(tmp_path / setting, 1e9, *own, asked)
+        assert plan.cuts == cuts, setting
+
+
+def test_auto_looks_for_a_cut_that_fits_unlike_devices(tmp_path: Path) -> None:
+    """The small device holds one layer, recomputed; the best cut by times alone is in the middle.
+
+    Of a first stage of n layers as one span four parts keep their output, 0.4e6, and one of them
+    its inside, n 0.25e6.
+    """
+    devices = [
+        {"name": "core", "count": 1, "accelerator": "cpu", "memory_bytes": 750_000},
+        {"name": "large", "count": 1, "accelerator": "cpu", "memory_bytes": 100_000_000},
+    ]
+    unlike = Inventory.from_dict({"hosts": [{"name": "here", "devices": devices}]})
+    path = saved(tmp_path / "unlike.json", activation_bytes=0.4e6)
+    profiles = f"parallel.search.profiles={{core: {path}, large: {path}}}"
+    fast = "parallel.search.bandwidth_bytes_per_s=1e9"
+    config = composed(*MODEL, *SEARCHED[:2], AUTO, fast, profiles)
+    directory = RunDir(tmp_path / "run")
+    refuse_recompute(config, unlike)
+    settle(config, unlike, directory, measure=False)
+    plan = Plan.from_json(directory.plan.read_text())
+    assert [stage.devices for stage in plan.stages] == [("here/core/0",), ("here/large/0",)]
+    assert plan.cuts == (1,)
+    assert plan.details["recomputed"] == [[0, 0]]
+
+
 def test_the_profiles_of_a_choice_are_part_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,8 +152,11 @@ REFUSED: dict[str, tuple[float | None, tuple[str, ...], str]] = {
     ),
     "that of core is not known": (None, (*SEARCHED, AUTO, "GIVEN"), "memory_bytes of each device"),
     "there is none of mlp on core": (1e9, (*BY_HAND, AUTO), "task=profile"),
-    "stage 0 does not fit its devices": (
+    "no plan fits the memory, whatever layers its stages recompute": (
         0.2e6, (*SEARCHED, AUTO, "GIVEN"), "parallel.strategy.microbatches"
+    ),
+    "stage 0 does not fit its devices": (
+        0.2e6, (*BY_HAND, AUTO, "GIVEN"), "parallel.strategy.microbatches"
     ),
     "beside weights there are 0.0 MiB": (
         1e3, (*BY_HAND, AUTO, "GIVEN"), "devices with more memory"
@@ -125,7 +174,7 @@ REFUSED: dict[str, tuple[float | None, tuple[str, ...], str]] = {
 def test_refused(tmp_path: Path, message: str) -> None:
     memory_bytes, settings, remedy = REFUSED[message]
     profile = given(tmp_path)
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(SparsePipeError) as refused:
         settled(tmp_path, memory_bytes, *(profile if s == "GIVEN" else s for s in settings))
     assert message in refused.value.message
     assert remedy in refused.value.remedy

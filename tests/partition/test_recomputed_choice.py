@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from recomputing_instances import every_choice
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.recomputation import cheapest_spans
@@ -17,20 +17,6 @@ from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.schedule import Plan
 
 PLAN = Plan.of(config="1-2-1", cuts=[2, 8], num_layers=10)
-
-
-def every_choice(length: int) -> Iterator[tuple[range, ...]]:
-    """All sets of spans that do not overlap."""
-
-    def rest(first: int) -> Iterator[tuple[range, ...]]:
-        if first == length:
-            yield ()
-            return
-        yield from rest(first + 1)
-        for end in range(first + 1, length + 1):
-            yield from ((range(first, end), *others) for others in rest(end))
-
-    yield from rest(0)
 
 
 def marks(spans: tuple[range, ...], length: int) -> list[int]:

@@ -9,8 +9,10 @@ from report_cases import cell, run, value
 
 from sparsepipe.results.paper import printed
 from sparsepipe.results.report.cell import Row
+from sparsepipe.results.report.chapters import chapter
 from sparsepipe.results.report.exhibit import Block
 from sparsepipe.results.report.pipeline_depth import PIPELINE_DEPTH
+from sparsepipe.results.report.spreadsheet import csv_rows
 
 STRATEGIES = "sparsepipe.strategies"
 
@@ -137,6 +139,25 @@ def test_devices_with_another_profile_have_a_table_of_their_own() -> None:
     assert "alike.json" in other.title
     command = cell(other, "speedup", "4", "emulated", "GPipe", "ours").command
     assert "'parallel.search.profiles={core:profiles/pipeline_depth/alike.json}'" in command
+    assert {labels[1] for labels in usual.rows} == {"measured", "emulated"}
+    assert {labels[1] for labels in other.rows} == {"emulated"}, "it is no profile of a real core"
+
+
+def test_a_measured_run_is_beside_the_others_whatever_its_plan_was_made_by() -> None:
+    profiled = {"parallel.search.profiles.core": "mine.json"}
+    block = only(
+        trained(1, train_shapes_per_s=100.0),
+        trained(2, "gpipe", train_shapes_per_s=150.0, **profiled),
+    )
+    assert value(block, "speedup", "2", "measured", "GPipe", "ours") == pytest.approx(1.5)
+
+
+def test_the_csv_tells_what_a_row_is_for_from_how_its_runs_were_taken() -> None:
+    found = csv_rows(chapter(PIPELINE_DEPTH, [emulated(1, 200.0)], None))
+    serial = [row for row in found if (row["stages"], row["quantity"]) == ("1", "time")]
+    assert [(row["obtained"], row["kind"]) for row in serial] == [
+        ("measured", ""), ("emulated", "emulated"),
+    ]  # fmt: skip
 
 
 def test_missing_cells_name_the_run_that_they_lack() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from sparsepipe.results.report.pipeline_depth import ideal_bubble
 from sparsepipe.schedule import Action, Plan, Schedule, gpipe, one_f_one_b, timeline, unit_times
-from sparsepipe.schedule.bubbles import bubbles, ideal_bubble, idle_shares
+from sparsepipe.schedule.bubbles import bubbles, idle_shares
 
 
 def straight(stages: int) -> Plan:
@@ -38,6 +39,32 @@ def test_two_stages_two_microbatches_as_drawn() -> None:
     assert bubbles(drawn) == pytest.approx([3 / 9, 3 / 9])
 
 
+def test_two_stages_one_forward_one_backward_as_drawn() -> None:
+    """By hand, with three microbatches; all stages wait for the last one's turn.
+
+    time     0  1  2  3  4  5  6  7  8  9 10 11 12
+    stage 0  F0 F1 .  .  B0B0  F2 B1B1  .  B2B2     until 12
+    stage 1  .  F0 B0B0  F1 B1B1  F2 B2B2           until 10
+    """
+    plan = straight(2)
+    literal = Schedule.parse(
+        plan, "F0.0 F0.1 B0.0 F0.2 B0.1 B0.2 U0\nF0.0 B0.0 F0.1 B0.1 F0.2 B0.2 U0"
+    )
+    assert literal == one_f_one_b(plan, 1, microbatches=3)
+    drawn = [
+        [(0, 1), (1, 2), (4, 6), (6, 7), (7, 9), (10, 12)],
+        [(1, 2), (2, 4), (4, 5), (5, 7), (7, 8), (8, 10)],
+    ]
+    assert busy(literal) == drawn
+    assert bubbles(drawn) == pytest.approx([3 / 12, 3 / 12])
+
+
+def test_unlike_stages_of_one_forward_one_backward() -> None:
+    """The last stage takes twice as long: 2 x 6 of 15, and the first 2 x 3 of these."""
+    found = bubbles(busy(one_f_one_b(straight(2), 1, microbatches=2), [1.0, 2.0]))
+    assert found == pytest.approx([9 / 15, 3 / 15])
+
+
 def test_updates_and_what_waits_for_them_do_not_count() -> None:
     assert bubbles([[(10, 11), (13, 15)], [(11, 13)]]) == pytest.approx([2 / 5, 3 / 5])
 
@@ -53,15 +80,14 @@ def test_stages_that_are_alike_wait_as_the_formula_says(
 
 
 def test_the_slowest_stage_waits_least() -> None:
-    """Others wait for it: with 16 parts of 3 units it computes 48 of 54."""
+    """Others wait for it: with 16 parts of 3 units it computes 48 of 54, and they half of that."""
     shares = [1.0, 1.0, 0.5, 0.5]
     found = bubbles(busy(gpipe(straight(4), 1, microbatches=16), shares))
-    assert found[0] == found[1] == min(found)
-    assert found[2] == found[3] == max(found)
-    assert max(found) == pytest.approx((1 + min(found)) / 2)
+    assert found == pytest.approx([6 / 54, 6 / 54, 30 / 54, 30 / 54])
 
 
 def test_no_bubble_without_others() -> None:
+    assert bubbles([[(3, 4), (4, 6)]]) == [0]
     assert ideal_bubble(1, 4) == 0
     assert ideal_bubble(8, 32) == pytest.approx(7 / 39)
 

@@ -38,10 +38,10 @@ class Mnist:
         train_images: how many to train on, the first ones; None is all. Zhang and Sun have 42,000,
             as train.csv has.
         held_out: rows at the end of train.csv that are tested on and not trained on; it has no
-            test images with labels. Of no use with idx files.
+            test images with labels. The idx files have.
 
     Raises:
-        ConfigError: a number is too small.
+        ConfigError: a number is too small, or rows of idx files are to be held out.
         DataError: no root is set, or it holds neither.
     """
 
@@ -54,6 +54,13 @@ class Mnist:
         self.root = require_root(root, what="the directory of MNIST", where_from=WHERE_FROM)
         self._train_images, self._held_out = train_images, held_out
         self._files = self._found()
+        if held_out and not self._is_csv:
+            raise ConfigError(
+                f"data.source.held_out={held_out}, and {self.root} has the idx files of MNIST, "
+                "which are tested on images of their own",
+                remedy="set data.source.held_out=0; for fewer images to train on set "
+                f"data.source.train_images, or data.root to a directory with {_CSV} alone",
+            )
         self._rows: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None
 
     def load(self, split: Split, cache_directory: Path) -> ImageSet:
@@ -62,8 +69,8 @@ class Mnist:
         Raises:
             ConfigError: more images are asked for than there are.
         """
-        del cache_directory  # what is read is small
-        images, labels_S = self._csv(split) if len(self._files) == 1 else self._idx(split)
+        del cache_directory  # the files are small: each process reads them itself, once
+        images, labels_S = self._csv(split) if self._is_csv else self._idx(split)
         if split == "test" or self._train_images is None:
             return ImageSet(images, labels_S)
         if self._train_images > len(labels_S):
@@ -76,6 +83,10 @@ class Mnist:
     def fingerprint(self) -> str:
         """Digest of the files; see ``ImageSource.fingerprint``."""
         return digest_values([digest_file(path) for path in self._files])
+
+    @property
+    def _is_csv(self) -> bool:
+        return len(self._files) == 1
 
     def _found(self) -> tuple[Path, ...]:
         idx = [self._idx_file(split, kind) for split in SPLITS for kind, _ in (_IMAGES, _LABELS)]
@@ -158,7 +169,8 @@ def read_csv(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         DataError: it cannot be read, or has other columns or values.
     """
     try:
-        values: NDArray[Any] = np.loadtxt(path, np.int64, delimiter=",", skiprows=1, ndmin=2)
+        # Of 16 bits: each rank reads them all.
+        values: NDArray[Any] = np.loadtxt(path, np.int16, delimiter=",", skiprows=1, ndmin=2)
     except OSError as error:
         raise unreadable(path, error) from error
     except ValueError as error:
@@ -168,7 +180,7 @@ def read_csv(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     labels_S, pixels = values[:, 0], values[:, 1:]
     if pixels.min() < 0 or pixels.max() > 255 or labels_S.min() < 0 or labels_S.max() > 9:
         raise _broken(path, "labels are to be from 0 to 9, pixels from 0 to 255")
-    return pixels.reshape(-1, SIDE, SIDE).astype(np.uint8), labels_S
+    return pixels.reshape(-1, SIDE, SIDE).astype(np.uint8), labels_S.astype(np.int64)
 
 
 def _broken(path: Path, why: str) -> DataError:

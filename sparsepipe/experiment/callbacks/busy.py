@@ -7,21 +7,35 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from operator import mul
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 from typing_extensions import override
 
 from sparsepipe.runtime import group
+from sparsepipe.runtime.stage_worker import StageWorker
+from sparsepipe.schedule.asynchronous import steady_rounds
 from sparsepipe.schedule.bubbles import Interval, bubbles, idle_shares
 from sparsepipe.strategies import PipelineStrategy, StagedStrategy
 
 _KEPT = 64
 """Steps whose times are kept, the last ones."""
 
-Step = tuple[list[Interval], float]
-"""What a rank computed in a step, and when the step ended."""
+
+class Step(NamedTuple):
+    """What a rank did in a step.
+
+    Attributes:
+        busy: when it computed, seconds of the clock.
+        end_s: when the step ended.
+        round: how many steps had gone before it since the pipeline was empty.
+    """
+
+    busy: list[Interval]
+    end_s: float
+    round: int
 
 
 class Busy(pl.Callback):
@@ -35,31 +49,33 @@ class Busy(pl.Callback):
         self._clock = clock
         self._steps: deque[Step] = deque(maxlen=_KEPT)
         self._now: list[Interval] = []
+        self._round = self._ahead = 0
         self._synchronous = self._watches = False
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        strategy = trainer.strategy
-        if not isinstance(strategy, StagedStrategy) or strategy.pipeline is None:
+        worker, strategy = _watched(trainer), trainer.strategy
+        if worker is None:
             return
-        if strategy.root_device.type != "cpu":
-            return  # a GPU computes after the host has gone on
-        if self._watches:  # Trainers of one run: the worker is a new one
-            self._steps.clear()
+        assert isinstance(strategy, StagedStrategy)
+        self._steps.clear()  # of the Trainer before, in a run of several
         self._watches, self._synchronous = True, not isinstance(strategy, PipelineStrategy)
-        strategy.pipeline.worker.watch(self._around)
+        self._ahead = strategy.plan.warmup(0)
+        worker.watch(self._around)
 
     @override
-    def on_train_batch_start(self, *args: Any, **kwargs: Any) -> None:
-        if self._synchronous:
-            self._now = []  # what a validation computed since the last step is of no step
+    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
+        worker = _watched(trainer)
+        if worker is not None:
+            # What a drain or a validation computed since the last step is of no step.
+            self._now, self._round = [], worker.rounds
 
     @override
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any, **kwargs: Any
     ) -> None:
         if self._watches:
-            self._steps.append((self._now, self._clock()))
+            self._steps.append(Step(self._now, self._clock(), self._round))
             self._now = []
 
     def values(self) -> dict[str, float]:
@@ -75,7 +91,10 @@ class Busy(pl.Callback):
         if len(watched) < group.world_size() or len({name for name, _ in watched}) > 1:
             return {}
         steps = [each for _, each in watched]
-        found = synchronous_bubbles(steps) if self._synchronous else steady_idle(steps)
+        if self._synchronous:
+            found = synchronous_bubbles(steps)
+        else:
+            found = steady_idle(steps, ahead=self._ahead)
         if found is None:
             return {}
         return {"bubble_share": fmean(found), "bubble_share_of_busiest": min(found)}
@@ -88,6 +107,14 @@ class Busy(pl.Callback):
         self._now.append((begin_s, self._clock()))
 
 
+def _watched(trainer: pl.Trainer) -> StageWorker[Any] | None:
+    """What computes on this rank, where a pipeline does; a GPU goes on after the host has."""
+    strategy = trainer.strategy
+    if not isinstance(strategy, StagedStrategy) or strategy.root_device.type != "cpu":
+        return None
+    return None if strategy.pipeline is None else strategy.pipeline.worker
+
+
 def synchronous_bubbles(ranks: Sequence[Sequence[Step]]) -> list[float] | None:
     """Of each rank, mean over minibatches but the first; None where there are too few.
 
@@ -95,22 +122,44 @@ def synchronous_bubbles(ranks: Sequence[Sequence[Step]]) -> list[float] | None:
         ranks: steps of each, a minibatch each, the last thing in which is the update.
     """
     count = min(map(len, ranks))
-    minibatches = [[steps[number][0][:-1] for steps in ranks] for number in range(1, count)]
+    minibatches = [[steps[number].busy[:-1] for steps in ranks] for number in range(1, count)]
     found = [bubbles(each) for each in minibatches if any(each)]
     return [fmean(shares) for shares in zip(*found, strict=True)] if found else None
 
 
-def steady_idle(ranks: Sequence[Sequence[Step]]) -> list[float] | None:
-    """Of each rank in the second half of the steps but the last, after which pipelines drain.
+def steady_idle(ranks: Sequence[Sequence[Step]], *, ahead: int) -> list[float] | None:
+    """Of each rank of an asynchronous pipeline, while that was full; None where it never was.
 
-    None where there are too few.
+    Times in which it fills or drains, and what lies between a drain and the next step, are left
+    out: they depend on how long epochs are, and on validations and checkpoints in them.
 
     Args:
-        ranks: steps of each.
+        ranks: steps of each; all drain after the same ones.
+        ahead: as of :func:`steady_rounds`.
     """
-    ends_s = [end_s for _, end_s in ranks[0]]
-    first, last = len(ends_s) // 2, len(ends_s) - 2
-    if last <= first:
+    parts = _steady_parts(ranks[0], ahead=ahead)
+    if not parts:
         return None
-    busy = [[interval for intervals, _ in steps for interval in intervals] for steps in ranks]
-    return idle_shares(busy, begin=ends_s[first], end=ends_s[last])
+    busy = [[interval for step in steps for interval in step.busy] for steps in ranks]
+    lengths_s = [end_s - begin_s for begin_s, end_s in parts]
+    shares = [idle_shares(busy, begin=begin_s, end=end_s) for begin_s, end_s in parts]
+    return [sum(map(mul, each, lengths_s)) / sum(lengths_s) for each in zip(*shares, strict=True)]
+
+
+def _steady_parts(steps: Sequence[Step], *, ahead: int) -> list[Interval]:
+    """Begin and end of the steady part of each run from one drain to the next."""
+    runs: list[list[Step]] = []
+    for step in steps:
+        if not runs or step.round == 0:
+            runs.append([])
+        runs[-1].append(step)
+    found = []
+    for run in runs:
+        # Other ranks are behind this one, and what they did before their first step that is kept
+        # nobody knows: there the pipeline counts as if it still filled.
+        kept = run[0].round
+        part = steady_rounds(run[-1].round + 1, ahead=kept + ahead)
+        if part is not None:
+            begin_s, end_s = (run[number - kept].end_s for number in part)
+            found.append((begin_s, end_s))
+    return found

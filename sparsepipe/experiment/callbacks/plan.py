@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 from typing_extensions import override
 
 from sparsepipe.experiment.outputs import writing
+from sparsepipe.experiment.recomputing import with_spans
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.partition.recomputed_layers import bounds_of
 from sparsepipe.results.files import write_text_atomic
@@ -47,7 +48,7 @@ class KeepPlan(pl.Callback):
             return
         if not path.exists():
             with writing(path):
-                plan = self._on_devices(strategy.plan, bounds_of(strategy.recomputed))
+                plan = with_spans(self._on_devices(strategy.plan), strategy.recomputed)
                 write_text_atomic(path, plan.to_json())
         kept = Plan.from_json(path.read_text(encoding="utf-8"))
         told = {name: kept.details[name] for name in _TOLD if name in kept.details}
@@ -57,15 +58,12 @@ class KeepPlan(pl.Callback):
         for logger in trainer.loggers:
             logger.log_hyperparams({"plan": hyperparameters})
 
-    def _on_devices(self, plan: Plan, recomputed: list[list[int]]) -> Plan:
+    def _on_devices(self, plan: Plan) -> Plan:
         """As the strategy has it, with the devices on which the ranks are."""
         names = iter(self._devices)
-        details = {key: value for key, value in self._details.items() if key != "recomputed"}
-        if recomputed:
-            details["recomputed"] = recomputed
         return replace(
             plan,
-            details=details,
+            details=self._details,
             stages=tuple(
                 replace(stage, devices=tuple(islice(names, stage.replicas)))
                 for stage in plan.stages

@@ -47,7 +47,8 @@ class DepthSetting:
         """Of a run, in whose table T is a number."""
         source = str(row.get("data.source._target_", "")).rpartition(".")[2]
         told: dict[str, Any] = {name: row[key] for key, name in _KEYS.items() if key in row}
-        told["profile"] = row.get(_PROFILE)
+        if row.get("kind") == "emulated":
+            told["profile"] = row.get(_PROFILE)
         return cls(source=source or cls().source, microbatches=microbatches, **told)
 
     @property

@@ -63,12 +63,17 @@ class _Asked:
         return (str(self.depth), kind, name, _PARTITIONS.get(self.partition, "-"))
 
     @property
+    def trial(self) -> str:
+        """Its option of that group."""
+        if self.depth == 1:
+            return f"pipeline_depth/serial{'_emulated' * self.emulated}"
+        return f"pipeline_depth/{self.schedule}_{self.depth}"
+
+    @property
     def overrides(self) -> tuple[str, ...]:
         """Of the command that makes a run of it."""
-        if self.depth == 1:
-            return (f"trial=pipeline_depth/serial{'_emulated' * self.emulated}",)
-        trial = f"trial=pipeline_depth/{self.schedule}_{self.depth}"
-        return (trial, f"partition={self.partition}")
+        cuts = () if self.depth == 1 else (f"partition={self.partition}",)
+        return (f"trial={self.trial}", *cuts)
 
     @property
     def serial(self) -> _Asked:
@@ -149,8 +154,14 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
 
 
 def _block(setting: DepthSetting, rows: Sequence[Row], commands: Commands) -> Block:
-    cells = [cell for asked in _ROWS for cell in _cells(asked, setting, rows, commands)]
-    return Block(title=setting.title, cells=tuple(cells), sweep=commands.sweep())
+    """A table: all of it, or emulated rows alone where these have a profile of their own."""
+    asked, sweep = _ROWS, commands.sweep()
+    if setting.profile is not None:
+        asked = tuple(each for each in _ROWS if each.emulated)
+        trials = ",".join(dict.fromkeys(each.trial for each in asked))
+        sweep = commands.sweep(f"trial={trials}")
+    cells = [cell for each in asked for cell in _cells(each, setting, rows, commands)]
+    return Block(title=setting.title, cells=tuple(cells), sweep=sweep)
 
 
 def _cells(
@@ -242,12 +253,22 @@ def _over(own: Ours, base: Ours) -> Ours:
     return Ours(value=float(own.value) / one, spread=spread, count=own.count, runs=runs)
 
 
+def ideal_bubble(stages: int, microbatches: int) -> float:
+    """(K - 1)/(T + K - 1): of K stages that take equally long, and T microbatches (GPipe, 2.3).
+
+    Args:
+        stages: K.
+        microbatches: T.
+    """
+    return (stages - 1) / (microbatches + stages - 1)
+
+
 def _ideal(asked: _Asked, setting: DepthSetting, runs: Sequence[Row]) -> Ours | None:
     """Nothing of the asynchronous pipeline, which neither fills nor drains between updates."""
     if asked.schedule == "asynchronous" or not runs:
         return None
-    parts = setting.microbatches
-    return Ours(value=100 * (asked.depth - 1) / (parts + asked.depth - 1), runs=tuple(runs))
+    share = ideal_bubble(asked.depth, setting.microbatches)
+    return Ours(value=100 * share, runs=tuple(runs))
 
 
 def _plan(runs: Sequence[Row]) -> Ours | None:
@@ -272,10 +293,10 @@ PIPELINE_DEPTH = Exhibit(
         "no epochs, ours that of 42,000 images: only ratios are set against each other. Memory is "
         "parameters, optimizer state and stored activations of all devices by torch's own count; "
         "theirs is the process's. The bubble is the share of the time in which stages wait while "
-        "a minibatch is in the pipeline, of the asynchronous one in its steady part; where stages "
+        "a minibatch is in the pipeline, of the asynchronous one while that is full; where stages "
         "are not alike it is larger than (K-1)/(T+K-1), as the lesser ones wait for the busiest."
     ),
-    heads=("stages", "kind", "schedule", "partition"),
+    heads=("stages", "obtained", "schedule", "partition"),
     find=_blocks,
     pictured=(SPEEDUP.key, FACTOR.key),
 )

@@ -18,10 +18,7 @@ def csv_rows(chapter: Chapter) -> list[dict[str, Any]]:
 
 def _rows(name: str, block: Block, chapter: Chapter) -> Iterator[dict[str, Any]]:
     for cell in block.cells:
-        yield {
-            "exhibit": name,
-            "setting": block.title,
-            **dict(zip(chapter.exhibit.heads, cell.row, strict=True)),
+        known = {
             "quantity": cell.column.key,
             "unit": cell.column.unit,
             **_paper(cell),
@@ -30,6 +27,9 @@ def _rows(name: str, block: Block, chapter: Chapter) -> Iterator[dict[str, Any]]
             "comparison": cell.column.compare.name.lower(),
             "command": cell.command,
         }
+        labels = dict(zip(chapter.exhibit.heads, cell.row, strict=True))
+        assert not labels.keys() & known.keys(), "a column of its own for each"
+        yield {"exhibit": name, "setting": block.title, **labels, **known}
 
 
 def _paper(cell: Cell) -> dict[str, Any]:

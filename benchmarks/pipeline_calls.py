@@ -1,4 +1,7 @@
-"""What a rank of a pipeline spends its time on, beside waiting: measured while it trains."""
+"""How long the calls of a rank of a pipeline take, each by itself: measured while it trains.
+
+A training tells by itself how long its ranks wait (``bubble_share``), but not for what they do.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ CALLS: Mapping[str, tuple[type, str]] = {
 """What is timed, and the worker's call that does it. The last stage's forward includes the loss."""
 
 
-class Busy(pl.Callback):
+class CallTimes(pl.Callback):
     """Puts a clock around calls, for as long as the process lives.
 
     Attributes:

@@ -1,0 +1,64 @@
+"""What a synchronous pipeline recomputes, where the stages are still to be found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sparsepipe.partition.recomputed_layers import OwnSpans, Setting, recomputed_spans
+from sparsepipe.partition.recomputed_plan import Parts
+from sparsepipe.schedule import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputing:
+    """Which layers a stage runs once more, wherever it begins and ends.
+
+    Args:
+        setting: that was checked; ``auto``: of each stage the layers that cost least time of those
+            with which it fits its devices.
+        parts: of a minibatch.
+        batch_share: size of the batch over that of the profiles'; for asking what would fit.
+    """
+
+    setting: Setting
+    parts: Parts
+    batch_share: float = 1.0
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the memory of the devices decides."""
+        return self.setting == "auto"
+
+    @property
+    def stages_told(self) -> int:
+        """How many of the first stages have to be told apart, since some are named."""
+        return max(self._stages, default=-1) + 1
+
+    def is_whole(self, stage: int) -> bool:
+        """Whether a stage is one span by the setting.
+
+        Args:
+            stage: its number; one that is not told apart has any from :attr:`stages_told` on.
+        """
+        return self.setting == "all" or stage in self._stages
+
+    def spans(self, num_layers: int) -> OwnSpans:
+        """Of the layers that are named, whatever the stages; those are cut where these end.
+
+        Args:
+            num_layers: of the model.
+
+        Raises:
+            ConfigError: the model has no such layers.
+        """
+        if not isinstance(self.setting, Mapping):
+            return ()
+        whole = Plan.of(config="1", cuts=(), num_layers=num_layers)
+        (spans,) = recomputed_spans({"layers": self.setting.get("layers", [])}, whole)
+        return spans
+
+    @property
+    def _stages(self) -> frozenset[int]:
+        named = self.setting.get("stages", []) if isinstance(self.setting, Mapping) else []
+        return frozenset(named)

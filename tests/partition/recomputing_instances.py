@@ -1,0 +1,163 @@
+"""Random problems with layers to recompute, small enough to try all plans and all choices."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sparsepipe.partition import exhaustive as brute
+from sparsepipe.partition.cost import PRESETS, cost_model
+from sparsepipe.partition.evaluate import plan_times
+from sparsepipe.partition.fleet import Fleet, Kind
+from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.recomputed_plan import Parts
+from sparsepipe.partition.recomputing import Recomputing
+from sparsepipe.partition.spans import chain_spans
+from sparsepipe.partition.stage_cost import StageCost
+from sparsepipe.partition.ties import Choice
+from sparsepipe.profiling import LayerProfile, Profile
+
+SLACK = 1 + 1e-9
+"""What may be kept beyond a limit, for being added up in another order."""
+
+
+def every_choice(length: int) -> Iterator[tuple[range, ...]]:
+    """All sets of spans that do not overlap."""
+
+    def rest(first: int) -> Iterator[tuple[range, ...]]:
+        if first == length:
+            yield ()
+            return
+        yield from rest(first + 1)
+        for end in range(first + 1, length + 1):
+            yield from ((range(first, end), *others) for others in rest(end))
+
+    yield from rest(0)
+
+
+def random_recomputing(seed: int, setting: Any) -> tuple[Problem, list[int]]:
+    """Up to 5 layers on up to 4 devices of up to 2 kinds, and an order of the kinds.
+
+    Limits of memory are such that some plans need recomputation, and some problems have no plan.
+    """
+    rng = random.Random(seed)
+    layers, num_kinds = rng.randint(2, 5), rng.randint(1, 2)
+    profiles = _profiles(rng, layers, num_kinds)
+    parts = Parts(
+        schedule=rng.choice(["gpipe", "1f1b"]),
+        microbatches=rng.choice([1, 2, 4, 7]),
+        batch_size=rng.choice([None, 3, 8]),
+    )
+    hosts = [rng.choice("ab") for _ in range(num_kinds)]
+    speeds = {host: rng.choice([2.0, 20.0]) for host in hosts}
+    saved = sum(layer.saved_bytes or 0.0 for layer in profiles[0].layers)
+    kinds = tuple(
+        Kind(
+            name=f"K{number}",
+            host=hosts[number],
+            count=rng.randint(1, 2),
+            memory_bytes=rng.uniform(0.3, 2.0) * saved,
+        )
+        for number in range(num_kinds)
+    )
+    problem = Problem(
+        fleet=Fleet(kinds=kinds, inside=speeds, between=rng.choice([1.0, 10.0])),
+        spans=chain_spans(profiles),
+        model=cost_model(rng.choice(list(PRESETS))),
+        memory=MemoryModel(stash=False, optimizer=rng.choice([0.0, 1.0]), reserved_bytes=0.5),
+        profiles=tuple(profiles),
+        recomputing=Recomputing(setting=setting, parts=parts),
+    )
+    order = list(range(num_kinds))
+    rng.shuffle(order)
+    return problem, order
+
+
+def least_s(problem: Problem, order: Sequence[int] | None = None) -> float:
+    """Time of the best of all plans with the best of all choices; infinite where none fits."""
+    plans = brute._plans(problem.spans.num_layers, problem.fleet, order)
+    named = problem.recomputing.stages_told if problem.recomputing else 0
+    times_s = (seconds_of(problem, plan) for plan in plans if len(plan) >= named)
+    return min(times_s, default=float("inf"))
+
+
+def seconds_of(problem: Problem, plan: Sequence[Choice]) -> float:
+    """Time of a plan with the best of all choices; infinite where it does not fit."""
+    stages_s, cuts_s = plan_times(plan, problem.spans, problem.fleet, problem.model)
+    more_s = [_more_s(problem, plan, number) for number in range(len(plan))]
+    return max([a + b for a, b in zip(stages_s, more_s, strict=True)] + cuts_s)
+
+
+def _more_s(problem: Problem, plan: Sequence[Choice], number: int) -> float:
+    """What a stage takes longer, by trying all that the setting leaves open."""
+    assert problem.recomputing is not None
+    assert problem.memory is not None
+    stage, parts, memory = plan[number], problem.recomputing.parts, problem.memory
+    replicas, left = sum(stage.counts), sum(sum(later.counts) for later in plan[number:])
+    pieces = max(1, parts.microbatches // sum(plan[0].counts))
+    size = parts.batch_size
+    share = 1 / pieces if size is None else -(-size // pieces) / size
+    flying = -(-parts.microbatches // replicas)
+    if parts.schedule == "1f1b":
+        flying = min(flying, (left - 1) // replicas + 1)
+    held = [problem.profiles[kind] for kind, count in enumerate(stage.counts) if count]
+    cost = StageCost.worst(
+        [
+            StageCost.of(p, first=stage.first, last=stage.end - 1, in_flight=flying, share=share)
+            for p in held
+        ]
+    )
+    weights = max(sum(x.parameter_bytes for x in p.layers[stage.first : stage.end]) for p in held)
+    each = 1 + memory.optimizer + memory.gradients + (2 if replicas > 1 else 0)
+    limit = min(
+        float("inf") if kind.memory_bytes is None else kind.memory_bytes
+        for kind, count in zip(problem.fleet.kinds, stage.counts, strict=True)
+        if count
+    )
+    room = (limit * SLACK - memory.reserved_bytes - each * weights) * SLACK
+    fitting = [
+        cost.time_s(spans) / share
+        for spans in _open(problem.recomputing.setting, stage, number)
+        if cost.peak_bytes(spans) <= room
+    ]
+    return min(fitting, default=float("inf")) / replicas
+
+
+def _open(setting: Any, stage: Choice, number: int) -> list[tuple[range, ...]]:
+    """What may be recomputed of a stage, its layers numbered from 0; spans of single layers."""
+    length = stage.end - stage.first
+    if setting == "auto":
+        return list(every_choice(length))
+    if setting == "all" or number in setting.get("stages", []):
+        return [(range(length),)]
+    own = [layer - stage.first for layer, _ in setting.get("layers", [])]
+    return [tuple(range(layer, layer + 1) for layer in own if 0 <= layer < length)]
+
+
+def _profiles(rng: random.Random, num_layers: int, num_kinds: int) -> list[Profile]:
+    large = rng.choice([3, 9])
+    activations = [float(rng.randint(0, large)) for _ in range(num_layers)]
+    parameters = [float(rng.randint(0, 2)) for _ in range(num_layers)]
+    return [
+        Profile(
+            layers=tuple(
+                LayerProfile(
+                    index=index,
+                    name=str(index),
+                    kind="layer",
+                    forward_s=float(rng.randint(0, large)),
+                    backward_s=float(rng.randint(0, large)),
+                    activation_bytes=activations[index],
+                    parameter_bytes=parameters[index],
+                    saved_bytes=float(rng.randint(0, 2 * large)),
+                    begin_bytes=float(rng.randint(0, large)),
+                    end_bytes=float(rng.randint(0, int(activations[index]))),
+                )
+                for index in range(num_layers)
+            ),
+            meta={"input_bytes": 2.0},
+        )
+        for _ in range(num_kinds)
+    ]

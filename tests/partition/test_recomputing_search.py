@@ -1,0 +1,290 @@
+"""Searches that count what stages recompute, beside trying all plans and all choices of layers."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from instances import random_problem
+from recomputing_instances import least_s, random_recomputing, seconds_of
+
+from sparsepipe.errors import ConfigError, PlanError
+from sparsepipe.partition.cost import cost_model
+from sparsepipe.partition.costs import Costs
+from sparsepipe.partition.evaluate import plan_times
+from sparsepipe.partition.explain import as_plan, explain
+from sparsepipe.partition.fleet import Fleet, Kind
+from sparsepipe.partition.lattice import Lattice, subsets
+from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.recomputation import cheapest_spans
+from sparsepipe.partition.recomputation_bounds import Bounds
+from sparsepipe.partition.recomputed_choices import chosen_of
+from sparsepipe.partition.recomputed_costs import PlanSeconds
+from sparsepipe.partition.recomputed_plan import Parts
+from sparsepipe.partition.recomputing import Recomputing
+from sparsepipe.partition.search import search
+from sparsepipe.partition.searches import exact, exhaustive, hete_mp, mp, straight, variance
+from sparsepipe.partition.spans import chain_spans
+from sparsepipe.partition.stage_cost import LayerCost, StageCost
+from sparsepipe.partition.ties import Choice
+from sparsepipe.profiling import LayerProfile, Profile
+
+SETTINGS: dict[str, Any] = {
+    "auto": "auto",
+    "all": "all",
+    "layers": {"layers": [[0, 0], [2, 2]]},
+    "stages": {"stages": [0]},
+    "both": {"stages": [1], "layers": [[1, 1]]},
+}
+
+
+def fits_layers(problem: Problem, setting: Any) -> bool:
+    """Whether the model has the layers that a setting names."""
+    named = [layer for layer, _ in setting.get("layers", [])] if isinstance(setting, dict) else []
+    return max(named, default=0) < problem.spans.num_layers
+
+
+def time_of(found: Any, problem: Problem, **options: Any) -> float:
+    """Of what a search finds, by trying all choices; infinite where it finds none."""
+    try:
+        solution = found(problem, **options)
+    except PlanError:
+        return float("inf")
+    return seconds_of(problem, solution.stages)
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(20), pytest.param(range(20, 100), marks=pytest.mark.full)], ids=["few", "many"]
+)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_trying_all_plans_and_choices_finds(name: str, seeds: range) -> None:
+    setting, outcomes = SETTINGS[name], Counter[str]()
+    for seed in seeds:
+        problem, order = random_recomputing(seed, setting)
+        if not fits_layers(problem, setting):
+            continue
+        kinds = problem.fleet.kinds
+        names = [f"{kinds[kind].host}/{kinds[kind].name}" for kind in order]
+        best_s, sorted_s = least_s(problem), least_s(problem, order)
+        assert time_of(exact, problem) == pytest.approx(best_s), seed
+        assert time_of(exhaustive, problem) == pytest.approx(best_s), seed
+        assert time_of(hete_mp, problem, order=names) == pytest.approx(sorted_s), seed
+        outcomes["none" if best_s == float("inf") else "some"] += 1
+    assert min(outcomes["none"], outcomes["some"]) > 0, outcomes
+
+
+def test_what_is_told_is_what_was_searched_by() -> None:
+    recomputed = 0
+    for seed in range(30):
+        problem, _ = random_recomputing(seed, "auto")
+        try:
+            solution = exact(problem)
+        except PlanError:
+            continue
+        chosen = chosen_of(solution.stages, problem)
+        told = explain(problem, solution, chosen)
+        assert told.bottleneck_s == pytest.approx(least_s(problem)), seed
+        assert all(
+            (row.memory_bytes or 0.0) <= (row.memory_limit_bytes or 0.0) * (1 + 1e-8)
+            for row in told.rows
+        )
+        plan = as_plan(problem, told)
+        assert plan.details["bottleneck_s"] == told.bottleneck_s
+        assert ("recomputed" in plan.details) == any(chosen.spans)
+        recomputed += any(chosen.spans)
+    assert recomputed > 2
+
+
+def test_layers_that_are_chosen_need_no_more_than_those_that_are_named() -> None:
+    for seed in range(15):
+        free, fixed = random_recomputing(seed, "auto")[0], random_recomputing(seed, "all")[0]
+        assert time_of(exact, free) <= time_of(exact, fixed) * (1 + 1e-9), seed
+
+
+@pytest.mark.parametrize("name", ["auto", "all", "layers"])
+def test_heuristics_keep_to_the_memory(name: str) -> None:
+    """A plan of any search fits; one for each device is never beaten by another such search."""
+    setting, fitting = SETTINGS[name], 0
+    for seed in range(40):
+        problem, _ = random_recomputing(seed, setting)
+        devices = problem.fleet.num_devices
+        if not fits_layers(problem, setting) or devices > problem.spans.num_layers:
+            continue
+        device = problem.fleet.kinds[0].name
+        best_s = time_of(straight, problem)
+        for found in (mp, variance):
+            try:
+                stages = found(problem, device=device).stages
+                chosen_of(stages, problem)
+            except (PlanError, ConfigError):
+                continue
+            assert seconds_of(problem, stages) < float("inf"), (found, seed)
+            fitting += 1
+            if len(stages) == devices:
+                assert best_s <= seconds_of(problem, stages) * (1 + 1e-9), (found, seed)
+    assert fitting > 5
+
+
+def _problem(costs: list[list[dict[str, float]]], *, limits: list[float], setting: Any) -> Problem:
+    """Two devices of each kind, of which there are the costs of layers, for four microbatches."""
+    profiles = tuple(
+        Profile(
+            layers=tuple(
+                LayerProfile(
+                    index=index,
+                    name=str(index),
+                    kind="layer",
+                    **{"activation_bytes": 0.0, "parameter_bytes": 0.0, **layer},
+                )
+                for index, layer in enumerate(layers)
+            )
+        )
+        for layers in costs
+    )
+    kinds = tuple(
+        Kind(name=name, host="h", count=2, memory_bytes=limits[number] if limits else None)
+        for number, name in enumerate("AB"[: len(costs)])
+    )
+    return Problem(
+        fleet=Fleet(kinds=kinds, inside={"h": 1e3}, between=1e3),
+        spans=chain_spans(profiles),
+        model=cost_model("eq4"),
+        memory=MemoryModel(stash=False) if limits else None,
+        profiles=profiles,
+        recomputing=Recomputing(
+            setting=setting, parts=Parts(schedule="gpipe", microbatches=4, batch_size=None)
+        ),
+    )
+
+
+def random_chain(rng: random.Random, length: int) -> StageCost:
+    return StageCost(
+        layers=tuple(
+            LayerCost(
+                forward_s=float(rng.randint(0, 9)),
+                saved_bytes=float(rng.randint(0, 18)),
+                begin_bytes=float(rng.randint(0, 9)),
+                end_bytes=float(rng.randint(0, 4)),
+                output_bytes=float(rng.randint(4, 9)),
+            )
+            for _ in range(length)
+        ),
+        input_bytes=float(rng.randint(0, 9)),
+        in_flight=1,
+    )
+
+
+def test_bounds_are_below_the_cheapest_choices_and_near() -> None:
+    near = []
+    for seed in range(30):
+        rng = random.Random(seed)
+        length, flying = rng.randint(2, 8), rng.choice([1, 2, 4])
+        chain = random_chain(rng, length)
+        room_II = np.full((length + 1, length + 1), rng.uniform(20, 100) * flying)
+        bounds_II = Bounds(chain).seconds_II(room_II, flying=flying)
+        for first in range(length):
+            for end in range(first + 1, length + 1):
+                stage = StageCost(
+                    layers=chain.layers[first:end],
+                    input_bytes=chain.border_bytes(first, True),
+                    in_flight=flying,
+                )
+                found = cheapest_spans(stage, limit_bytes=float(room_II[0, 0]))
+                bound = float(bounds_II[first, end])
+                if found is None:
+                    continue
+                time_s = stage.time_s(found)
+                assert bound <= time_s * (1 + 1e-9) + 1e-9, (seed, first, end)
+                assert found != () or bound == 0.0
+                if time_s:
+                    near.append(bound / time_s)
+    assert np.mean(near) > 0.4, "else too many stages would have to be counted"
+
+
+@pytest.mark.parametrize("told", [1, 2])
+def test_telling_stages_apart_changes_no_plan(told: int) -> None:
+    for seed in range(60):
+        problem, _ = random_problem(seed)
+        counts = subsets(problem.fleet)
+        both = [
+            search(
+                Costs(
+                    problem.spans,
+                    Lattice(problem.fleet, counts, stages_told=number),
+                    problem.model,
+                    problem.memory,
+                )
+            )
+            for number in (0, told)
+        ]
+        assert both[0] == both[1], seed
+
+
+@pytest.mark.full
+def test_a_whole_network_on_unlike_devices() -> None:
+    """As deep as a VGG16: few plans have to be counted, and no cuts nearby are better."""
+    rng = random.Random(1)
+    sizes = [64.0 / 2 ** (number // 10) * rng.uniform(0.8, 1.2) for number in range(52)]
+    forward_s = [rng.uniform(5, 9) if n % 3 == 0 else rng.uniform(0.1, 0.5) for n in range(52)]
+    problem = _problem(
+        [
+            [
+                {"forward_s": speed * seconds, "backward_s": 2 * speed * seconds,
+                 "activation_bytes": size, "saved_bytes": size, "begin_bytes": size,
+                 "end_bytes": size * (number % 3 != 2)}
+                for number, (seconds, size) in enumerate(zip(forward_s, sizes, strict=True))
+            ]
+            for speed in (1.0, 1.5)
+        ],
+        limits=[0.25 * sum(sizes), 0.3 * sum(sizes)],
+        setting="auto",
+    )  # fmt: skip
+    found = straight(problem).stages
+    chosen = chosen_of(found, problem)
+    assert any(chosen.spans)
+    rooms = zip(chosen.peaks_bytes, chosen.rooms_bytes, strict=True)
+    assert all(peak <= room * (1 + 1e-8) for peak, room in rooms)
+    seconds = PlanSeconds(problem)
+
+    def time_s(plan: list[Choice]) -> float:
+        stages_s, cuts_s = plan_times(plan, problem.spans, problem.fleet, problem.model)
+        return max(*(a + b for a, b in zip(stages_s, seconds(plan), strict=True)), *cuts_s)
+
+    best_s = time_s(list(found))
+    for number in range(1, len(found)):
+        for step in (-2, -1, 1, 2):
+            other = list(found)
+            cut = other[number].first + step
+            other[number - 1] = replace(other[number - 1], end=cut)
+            other[number] = replace(other[number], first=cut)
+            assert time_s(other) >= best_s * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("setting", "cuts", "bottleneck_s"),
+    [
+        ({"layers": []}, [2], 6.0),
+        ("all", [2], 10.0),
+        ({"stages": [0]}, [1], 9.0),
+        ({"stages": [1]}, [3], 9.0),
+        ({"layers": [[0, 1]]}, [2], 10.0),
+        ({"layers": [0]}, [2], 8.0),
+        ({"stages": [0], "layers": [3]}, [2], 10.0),
+    ],
+)
+def test_second_runs_move_the_cut(setting: Any, cuts: list[int], bottleneck_s: float) -> None:
+    """Of four layers alike, of 2 s forward and 1 s backward, on a device for each of two stages."""
+    problem = _problem([[{"forward_s": 2.0, "backward_s": 1.0}] * 4], limits=[], setting=setting)
+    solution = straight(problem)
+    assert [stage.first for stage in solution.stages[1:]] == cuts
+    told = explain(problem, solution, chosen_of(solution.stages, problem))
+    assert told.bottleneck_s == bottleneck_s
+    assert told.dp_s == 6.0, "which recomputes nothing"
+    by_variance = variance(problem, device="A").stages
+    if "stages" not in setting:  # which it does not know before there are some
+        assert [stage.first for stage in by_variance[1:]] == cuts
