@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from instances import random_problem
 from recomputing_instances import least_s, random_recomputing, seconds_of
@@ -19,10 +18,9 @@ from sparsepipe.partition.evaluate import plan_times
 from sparsepipe.partition.explain import as_plan, explain
 from sparsepipe.partition.fleet import Fleet, Kind
 from sparsepipe.partition.lattice import Lattice, subsets
+from sparsepipe.partition.levels import mp_by_levels
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.recomputation import cheapest_spans
-from sparsepipe.partition.recomputation_bounds import Bounds
 from sparsepipe.partition.recomputed_choices import chosen_of
 from sparsepipe.partition.recomputed_costs import PlanSeconds
 from sparsepipe.partition.recomputed_plan import Parts
@@ -30,7 +28,6 @@ from sparsepipe.partition.recomputing import Recomputing
 from sparsepipe.partition.search import search
 from sparsepipe.partition.searches import exact, exhaustive, hete_mp, mp, straight, variance
 from sparsepipe.partition.spans import chain_spans
-from sparsepipe.partition.stage_cost import LayerCost, StageCost
 from sparsepipe.partition.ties import Choice
 from sparsepipe.profiling import LayerProfile, Profile
 
@@ -162,50 +159,6 @@ def _problem(costs: list[list[dict[str, float]]], *, limits: list[float], settin
     )
 
 
-def random_chain(rng: random.Random, length: int) -> StageCost:
-    return StageCost(
-        layers=tuple(
-            LayerCost(
-                forward_s=float(rng.randint(0, 9)),
-                saved_bytes=float(rng.randint(0, 18)),
-                begin_bytes=float(rng.randint(0, 9)),
-                end_bytes=float(rng.randint(0, 4)),
-                output_bytes=float(rng.randint(4, 9)),
-            )
-            for _ in range(length)
-        ),
-        input_bytes=float(rng.randint(0, 9)),
-        in_flight=1,
-    )
-
-
-def test_bounds_are_below_the_cheapest_choices_and_near() -> None:
-    near = []
-    for seed in range(30):
-        rng = random.Random(seed)
-        length, flying = rng.randint(2, 8), rng.choice([1, 2, 4])
-        chain = random_chain(rng, length)
-        room_II = np.full((length + 1, length + 1), rng.uniform(20, 100) * flying)
-        bounds_II = Bounds(chain).seconds_II(room_II, flying=flying)
-        for first in range(length):
-            for end in range(first + 1, length + 1):
-                stage = StageCost(
-                    layers=chain.layers[first:end],
-                    input_bytes=chain.border_bytes(first, True),
-                    in_flight=flying,
-                )
-                found = cheapest_spans(stage, limit_bytes=float(room_II[0, 0]))
-                bound = float(bounds_II[first, end])
-                if found is None:
-                    continue
-                time_s = stage.time_s(found)
-                assert bound <= time_s * (1 + 1e-9) + 1e-9, (seed, first, end)
-                assert found != () or bound == 0.0
-                if time_s:
-                    near.append(bound / time_s)
-    assert np.mean(near) > 0.4, "else too many stages would have to be counted"
-
-
 @pytest.mark.parametrize("told", [1, 2])
 def test_telling_stages_apart_changes_no_plan(told: int) -> None:
     for seed in range(60):
@@ -288,3 +241,14 @@ def test_second_runs_move_the_cut(setting: Any, cuts: list[int], bottleneck_s: f
     by_variance = variance(problem, device="A").stages
     if "stages" not in setting:  # which it does not know before there are some
         assert [stage.first for stage in by_variance[1:]] == cuts
+
+
+@pytest.mark.parametrize(("named", "cut"), [([], 2), ([3], 3)])
+def test_levels_balance_second_runs_of_layers_that_are_named(named: list[int], cut: int) -> None:
+    layers = [
+        {"forward_s": seconds, "backward_s": 2 * seconds, "parameter_bytes": 1e6}
+        for seconds in (3.0, 3.0, 1.0, 5.0)
+    ]
+    problem = _problem([layers], limits=[], setting={"layers": named})
+    first, second = mp_by_levels(problem, device="A").stages
+    assert (first.end, second.first) == (cut, cut)
