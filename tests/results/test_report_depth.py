@@ -10,6 +10,7 @@ from report_cases import cell, run, value
 from sparsepipe.results.paper import printed
 from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.chapters import chapter
+from sparsepipe.results.report.depth_settings import DepthSetting
 from sparsepipe.results.report.exhibit import Block
 from sparsepipe.results.report.pipeline_depth import PIPELINE_DEPTH
 from sparsepipe.results.report.spreadsheet import csv_rows
@@ -100,6 +101,11 @@ def test_speedups_are_over_the_serial_run_of_their_kind() -> None:
     assert value(block, "memory", *eight) == pytest.approx(60)
     assert value(block, "factor", *eight) == pytest.approx(0.15)
     assert value(block, "memory", "1", "measured", "serial", "-") == pytest.approx(400)
+
+
+def test_bubbles_of_stages_that_are_alike() -> None:
+    assert DepthSetting(microbatches=4).ideal_bubble(1) == 0
+    assert DepthSetting(microbatches=32).ideal_bubble(8) == pytest.approx(7 / 39)
 
 
 def test_the_asynchronous_pipeline_has_no_formula_to_reach() -> None:

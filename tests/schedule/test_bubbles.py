@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from sparsepipe.results.report.pipeline_depth import ideal_bubble
 from sparsepipe.schedule import Action, Plan, Schedule, gpipe, one_f_one_b, timeline, unit_times
 from sparsepipe.schedule.bubbles import bubbles, idle_shares
 
@@ -75,8 +74,9 @@ def test_updates_and_what_waits_for_them_do_not_count() -> None:
 def test_stages_that_are_alike_wait_as_the_formula_says(
     stages: int, microbatches: int, make: Callable[..., Schedule]
 ) -> None:
+    """(K - 1)/(T + K - 1): GPipe, 2.3."""
     found = bubbles(busy(make(straight(stages), 1, microbatches=microbatches)))
-    assert found == pytest.approx([ideal_bubble(stages, microbatches)] * stages)
+    assert found == pytest.approx([(stages - 1) / (microbatches + stages - 1)] * stages)
 
 
 def test_the_slowest_stage_waits_least() -> None:
@@ -88,8 +88,6 @@ def test_the_slowest_stage_waits_least() -> None:
 
 def test_no_bubble_without_others() -> None:
     assert bubbles([[(3, 4), (4, 6)]]) == [0]
-    assert ideal_bubble(1, 4) == 0
-    assert ideal_bubble(8, 32) == pytest.approx(7 / 39)
 
 
 def test_what_lies_outside_of_the_time_does_not_count() -> None:

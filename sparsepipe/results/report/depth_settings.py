@@ -61,6 +61,14 @@ class DepthSetting:
             f"images, T = {self.microbatches}{'' if self.profile is None else f'; {self.profile}'}"
         )
 
+    def ideal_bubble(self, stages: int) -> float:
+        """(K - 1)/(T + K - 1): the share in which stages that take equally long wait (GPipe, 2.3).
+
+        Args:
+            stages: K.
+        """
+        return (stages - 1) / (self.microbatches + stages - 1)
+
     def overrides(self, commands: Commands) -> tuple[str, ...]:
         """Of the command line, where it is not as usual."""
         words = _SOURCES.get(self.source, ("", ()))[1]

@@ -253,22 +253,11 @@ def _over(own: Ours, base: Ours) -> Ours:
     return Ours(value=float(own.value) / one, spread=spread, count=own.count, runs=runs)
 
 
-def ideal_bubble(stages: int, microbatches: int) -> float:
-    """(K - 1)/(T + K - 1): of K stages that take equally long, and T microbatches (GPipe, 2.3).
-
-    Args:
-        stages: K.
-        microbatches: T.
-    """
-    return (stages - 1) / (microbatches + stages - 1)
-
-
 def _ideal(asked: _Asked, setting: DepthSetting, runs: Sequence[Row]) -> Ours | None:
     """Nothing of the asynchronous pipeline, which neither fills nor drains between updates."""
     if asked.schedule == "asynchronous" or not runs:
         return None
-    share = ideal_bubble(asked.depth, setting.microbatches)
-    return Ours(value=100 * share, runs=tuple(runs))
+    return Ours(value=100 * setting.ideal_bubble(asked.depth), runs=tuple(runs))
 
 
 def _plan(runs: Sequence[Row]) -> Ours | None:
