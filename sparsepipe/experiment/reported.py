@@ -26,6 +26,7 @@ ALL = "all"
 """The experiment of all."""
 NONE = "default"
 """The name without an experiment."""
+_OUTPUTS = "paths.outputs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,7 @@ class Reported:
     Attributes:
         exhibits: tables and figures of the paper, by name.
         name: that runs were given in place of their experiment's own; None: none.
+        outputs: the directory that runs are written to.
         source: a directory of runs or a ledger.
         scale: rows of this scale count alone; None: all.
         scales: whose cells are told of even where no run has one of them.
@@ -43,6 +45,7 @@ class Reported:
 
     exhibits: tuple[str, ...]
     name: str | None
+    outputs: str
     source: Path
     scale: str | None
     scales: tuple[str, ...] = ()
@@ -77,6 +80,7 @@ class Reported:
         return cls(
             exhibits=tuple(names),
             name=str(config["name"]) if given else None,
+            outputs=str(config["paths"]["outputs"]),
             source=expanded(where or config["paths"]["outputs"]),
             scale=scale,
             scales=tuple(swept) if scale is None else (scale,),
@@ -93,10 +97,12 @@ class Reported:
 
     def commands(self) -> dict[str, Commands]:
         """What makes the commands that fill the cells of each exhibit."""
+        is_usual = usual((), (_OUTPUTS,)).get(_OUTPUTS) == self.outputs
         return {
             exhibit: Commands(
                 experiment=exhibit,
                 name=self.name,
+                outputs=None if is_usual else self.outputs,
                 scales=self.scales,
                 wanted=self.wanted,
                 usual=usual,

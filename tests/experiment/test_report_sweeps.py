@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import logging
 import os
+import shlex
 from pathlib import Path
 
 import pytest
+from experiment_harness import composed
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.utils import instantiate
@@ -88,6 +90,13 @@ def test_commands_of_a_sweep_whose_jobs_all_failed_have_its_overrides(
     assert len(commands) == 24
     more = f" {told}" if told else ""
     assert all(f"experiment=table2 scale=smoke{more} trial=" in command for command in commands)
+
+
+def test_commands_write_where_the_sweep_does(tmp_path: Path) -> None:
+    made = at_the_end_of_a_sweep(tmp_path, "table2")
+    with (made / "table2.csv").open() as stream:
+        (places,) = {shlex.split(row["command"])[-1] for row in csv.DictReader(stream)}
+    assert composed(places)["paths"]["outputs"] == str(tmp_path / "outputs")
 
 
 def test_jobs_that_did_not_finish_are_named(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ class Commands:
     Attributes:
         experiment: the option of that group.
         name: that its runs were given in place of the experiment's own; None: none.
+        outputs: the directory that its runs are written to; None: the usual one.
         scales: whose cells are told of even where no run has one of them.
         wanted: likewise, at a scale and with overrides.
         given: overrides of every command.
@@ -35,6 +36,7 @@ class Commands:
 
     experiment: str
     name: str | None = None
+    outputs: str | None = None
     scales: tuple[str, ...] = ()
     wanted: tuple[Wanted, ...] = ()
     given: tuple[str, ...] = ()
@@ -56,7 +58,7 @@ class Commands:
         return self._line(("-m",), overrides)
 
     def giving(self, *overrides: str, environment: Sequence[str] = ()) -> Self:
-        """Commands that all have these overrides and no others, but for the name."""
+        """Commands that all have these overrides and no others, but for the name and the place."""
         return replace(self, given=overrides, environment=tuple(environment))
 
     def unlike(self, overrides: Sequence[str], wanted: Mapping[str, Any]) -> tuple[str, ...]:
@@ -77,7 +79,9 @@ class Commands:
 
     def _line(self, options: Sequence[str], overrides: Sequence[str]) -> str:
         name = (f"name={self.name}",) if self.name else ()
-        words = (*options, f"experiment={self.experiment}", *name, *self.given, *overrides)
+        place = (word("paths.outputs", self.outputs),) if self.outputs else ()
+        start = (*options, f"experiment={self.experiment}", *name)
+        words = (*start, *self.given, *overrides, *place)
         return " ".join([*self.environment, "sparsepipe", *map(_quoted, words)])
 
 
