@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from itertools import dropwhile
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,7 @@ def test_runs_of_the_commands_fill_the_cells_they_stand_at(name: str) -> None:
 
 
 def words(command: str) -> list[str]:
-    program, *rest = shlex.split(command)
+    program, *rest = dropwhile(lambda word: word.startswith("OMP_"), shlex.split(command))
     assert program == "sparsepipe"
     return rest
 
@@ -181,6 +182,50 @@ def test_commands_of_other_tables_have_the_overrides_too(name: str, word: str) -
     key, _, value = word.partition("=")
     group, _, leaf = key.partition(".")
     assert composed(*command)[group][leaf] == float(value)
+
+
+def one_run(name: str, *words: str) -> dict[str, object]:
+    """A finished run of it, as the sweep makes it without overrides."""
+    figures: dict[str, dict[str, object]] = {
+        "table1": {"measured_device": "Xeon", "flops_per_s": 1e11},
+        "table3": {"8gpu/HETE-MP/config": "7-1"},
+        "pipeline_depth": {"strategy": "single"},
+    }
+    return made_by(f"experiment={name}", *words, run_id="there", **figures[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "word"),
+    [
+        ("table1", "smoke", "task.matrix_size=77"),
+        ("table3", None, "task.bandwidth_bytes_per_s=5e7"),
+        ("pipeline_depth", None, "data.batch_size=256"),
+    ],
+)
+def test_runs_of_other_tables_leave_other_overrides_untold(
+    name: str, scale: str | None, word: str
+) -> None:
+    row = one_run(name, *((f"scale={scale}",) if scale else ()))
+    there, asked = blocks(name, Wanted(scale=scale, overrides=(word,)), rows=[row])
+    assert [run["run_id"] for run in there.runs] == ["there"]
+    assert (asked.runs, asked.title) == ([], f"scale {scale}; {word}" if scale else word)
+    assert all(word in words(cell.command) for cell in asked.cells if cell.command)
+    (plain,) = blocks(name, Wanted(scale=scale, overrides=()), rows=[row])
+    assert plain.title == there.title
+
+
+def test_a_run_of_table3_has_the_command_of_its_bandwidth() -> None:
+    word = "task.bandwidth_bytes_per_s=50000000"
+    asked = Wanted(scale=None, overrides=(word,))
+    (found,) = blocks("table3", asked, rows=[one_run("table3", word)])
+    assert {words(cell.command)[-1] for cell in found.cells} == {word}
+
+
+def test_other_microbatches_leave_the_usual_study_untold() -> None:
+    row = {**one_run("pipeline_depth"), "parallel.strategy.microbatches": 8}
+    there, asked = blocks("pipeline_depth", Wanted(scale=None, overrides=()), rows=[row])
+    assert there.title.endswith("T = 8")
+    assert (asked.runs, asked.title.endswith("T = 32")) == ([], True)
 
 
 def test_what_the_check_refuses_is_no_command() -> None:

@@ -18,6 +18,8 @@ _KEYS = {
 }
 _PARTS = "parallel.strategy.microbatches"
 _PROFILE = "parallel.search.profiles.core"
+OF_PARALLEL = (_PARTS, _PROFILE.rpartition(".")[0])
+"""Keys of a setting beside those of a training."""
 _SOURCES = {"Mnist": ("MNIST", ("data=mnist", "data.root=$MNIST"))}
 """Of the images: in words, and what the command line says; others are drawn."""
 

@@ -16,12 +16,15 @@ _PLACES = ("data.cache_dir", "data.root")
 """Keys that say where data are: the same data may be elsewhere."""
 
 
-def of_missing(commands: Commands, told: Collection[Commands]) -> dict[str, Commands]:
+def of_missing(
+    commands: Commands, told: Collection[Commands], *, also: Sequence[str] = ()
+) -> dict[str, Commands]:
     """Commands of the cells that no run is for, by the title of their block.
 
     Args:
         commands: of the experiment; they say what is asked for.
         told: those of the blocks that there are.
+        also: further keys that count, beside those of trainings.
 
     Returns:
         Some for each scale, with its overrides, that is asked for and is that of no block. Where
@@ -31,7 +34,7 @@ def of_missing(commands: Commands, told: Collection[Commands]) -> dict[str, Comm
     lacking = [
         wanted
         for wanted in _wanted(commands, is_any_told=bool(told))
-        if not any(_is_told(wanted, block, commands) for block in told)
+        if not any(_is_told(wanted, block, commands, also) for block in told)
     ]
     is_alone = not told and len(lacking) == 1 and not lacking[0].overrides
     return {
@@ -60,28 +63,32 @@ def _swept_scale(commands: Commands) -> str | None:
     return None if found is None else str(found)
 
 
-def _is_told(wanted: Wanted, block: Commands, commands: Commands) -> bool:
+def _is_told(wanted: Wanted, block: Commands, commands: Commands, also: Sequence[str]) -> bool:
     """Whether runs of what is wanted come into a block that is there."""
     scales = [word.partition("=")[2] for word in block.given if word.startswith("scale=")]
     if scales != ([wanted.scale] if wanted.scale else []):
         return False
-    return wanted.overrides is None or _alike(wanted.setting, block.given, commands)
+    return wanted.overrides is None or _alike(wanted.setting, block.given, commands, also)
 
 
-def _alike(words: Sequence[str], others: Sequence[str], commands: Commands) -> bool:
+def _alike(
+    words: Sequence[str], others: Sequence[str], commands: Commands, also: Sequence[str]
+) -> bool:
     """Whether overrides give configurations whose figures may be compared."""
     if commands.usual is None:
         return set(words) == set(others)
-    return _counted(words, commands) == _counted(others, commands)
+    return _counted(words, commands, also) == _counted(others, commands, also)
 
 
-def _counted(words: Sequence[str], commands: Commands) -> dict[str, Any]:
+def _counted(words: Sequence[str], commands: Commands, also: Sequence[str]) -> dict[str, Any]:
     """What counts of the configuration that overrides give."""
     assert commands.usual is not None
     placed = tuple(word for word in words if word.partition("=")[0] not in _PLACES)
-    found = commands.usual((f"experiment={commands.experiment}", *placed), GROUPS)
-    pairs = (pair for name, node in found.items() for pair in _flat(name, node))
-    return {key: value for key, value in pairs if of_training(key) and key not in _PLACES}
+    experiment = f"experiment={commands.experiment}"
+    found = commands.usual((experiment, *placed), (*GROUPS, *also))
+    pairs = (pair for name in GROUPS if name in found for pair in _flat(name, found[name]))
+    kept = {key: value for key, value in pairs if of_training(key) and key not in _PLACES}
+    return kept | {key: found[key] for key in also if key in found}
 
 
 def _flat(name: str, node: Any) -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,12 @@ from dataclasses import dataclass, replace
 from sparsepipe.results.paper import printed
 from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row
 from sparsepipe.results.report.commands import Commands
-from sparsepipe.results.report.depth_settings import MICROBATCHES, DepthSetting, settings_of
+from sparsepipe.results.report.depth_settings import (
+    MICROBATCHES,
+    OF_PARALLEL,
+    DepthSetting,
+    settings_of,
+)
 from sparsepipe.results.report.exhibit import Block, Exhibit
 from sparsepipe.results.report.missing import of_missing
 from sparsepipe.results.report.places import no_speedup
@@ -132,24 +137,18 @@ def _asked_of(row: Row) -> _Asked | None:
 _TASKS = ("train", "train_emulated")
 
 
-def _missing(commands: Commands) -> list[Block]:
-    """Of what is asked for, where there is no run; no scale changes what is asked for."""
-    asked = of_missing(replace(commands, scales=()), ())
+def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
+    groups = settings_of([row for row in rows if _asked_of(row) is not None])
+    made_by = {each: commands.giving(*each.overrides(commands)) for each in groups}
+    asked = replace(commands, scales=())  # it is the same at any scale
+    missing = of_missing(asked, made_by.values(), also=OF_PARALLEL)
     usual = DepthSetting()
     return [
-        replace(_block(usual, [], theirs), title=title or usual.title)
-        for title, theirs in asked.items()
-    ]
-
-
-def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
-    known = [row for row in rows if _asked_of(row) is not None]
-    if not known:
-        return _missing(commands)
-    groups = settings_of(known)
-    return [
-        _block(setting, theirs, commands.giving(*setting.overrides(commands)))
-        for setting, theirs in groups.items()
+        *(_block(setting, groups[setting], theirs) for setting, theirs in made_by.items()),
+        *(
+            replace(_block(usual, [], theirs), title=title or usual.title)
+            for title, theirs in missing.items()
+        ),
     ]
 
 

@@ -15,16 +15,29 @@ SPLIT = Column(key="split", heading="GPUs of each stage", compare=Compare.WORDS)
 DEVICES = Column(key="devices", heading="devices of each stage")
 BOTTLENECK = Column(key="bottleneck", heading="bottleneck", unit="ms", form="{:.1f}")
 
+_OF_TITLE = (
+    *("task.bandwidth_bytes_per_s", "task.mp_cost_model", "task.hete_cost_model"),
+    "task.order",
+)
+"""Keys that the title of a block tells."""
 _PAPER = printed("table3")
 _COMPUTED = "not printed: the paper's split with its best cuts, by our cost model"
 
 
 def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     runs = [row for row in rows if row.get("task_name") == "table3"]
-    if runs:
-        return [_block(run, commands.one()) for run in runs]
-    missing = of_missing(replace(commands, scales=()), ())  # it is the same at any scale
-    return [replace(_block(None, theirs.one()), title=title) for title, theirs in missing.items()]
+    made_by = [_made_by(run, commands) for run in runs]
+    asked = replace(commands, scales=())  # it is the same at any scale
+    missing = of_missing(asked, made_by, also=_OF_TITLE)
+    return [
+        *(_block(run, theirs.one()) for run, theirs in zip(runs, made_by, strict=True)),
+        *(replace(_block(None, theirs.one()), title=title) for title, theirs in missing.items()),
+    ]
+
+
+def _made_by(run: Row, commands: Commands) -> Commands:
+    told = {key: run[key] for key in _OF_TITLE if key in run}
+    return commands.giving(*commands.unlike((), told))
 
 
 def _block(run: Row | None, made_by: str) -> Block:
