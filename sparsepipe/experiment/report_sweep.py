@@ -78,17 +78,12 @@ def _wanted(experiment: str, config: DictConfig) -> list[Wanted]:
 
     Without overrides that the jobs were refused for: no command could have them.
     """
-    from sparsepipe.experiment.sweep_wanted import wanted_of
+    from sparsepipe.experiment.sweep_wanted import taken, wanted_of
     from sparsepipe.experiment.usual import is_taken
-    from sparsepipe.results.report.wanted import Wanted
 
     params = config.hydra.sweeper.get("params") or {}
     found = wanted_of(records_of(sweep_directory(config)), map(str, params))
-    told = (
-        each if is_taken((f"experiment={experiment}", *each.setting)) else Wanted(scale=each.scale)
-        for each in found
-    )
-    return list(dict.fromkeys(told))
+    return taken(found, lambda words: is_taken((f"experiment={experiment}", *words)))
 
 
 def _failures(config: DictConfig) -> list[Failure]:

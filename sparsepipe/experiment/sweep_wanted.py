@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from sparsepipe.experiment.sweep.record import JobRecord
@@ -46,6 +46,28 @@ def wanted_of(records: Sequence[JobRecord], swept: Iterable[str]) -> list[Wanted
     return found if len(found) <= _MOST else []
 
 
+def taken(found: Iterable[Wanted], is_taken: Callable[[Sequence[str]], bool]) -> list[Wanted]:
+    """The same without overrides that a check refuses, each once.
+
+    Args:
+        found: what is wanted.
+        is_taken: whether the check takes overrides together.
+    """
+    return list(dict.fromkeys(_taken(wanted, is_taken) for wanted in found))
+
+
+def _taken(wanted: Wanted, is_taken: Callable[[Sequence[str]], bool]) -> Wanted:
+    if not wanted.overrides or is_taken(wanted.setting):
+        return wanted
+    kept: list[str] = []
+    # Options of groups first: keys may be theirs.
+    for word in sorted(wanted.overrides, key=lambda word: "." in word.partition("=")[0]):
+        if is_taken(replace(wanted, overrides=(*kept, word)).setting):
+            kept.append(word)
+    ordered = tuple(word for word in wanted.overrides if word in kept)
+    return replace(wanted, overrides=ordered or None)
+
+
 def _wanted(overrides: Iterable[str], swept: Collection[str]) -> Wanted:
     scale, kept, of_task, is_of_cells = None, [], [], True
     for word in (each.lstrip("+") for each in overrides):
@@ -61,9 +83,8 @@ def _wanted(overrides: Iterable[str], swept: Collection[str]) -> Wanted:
             of_task.append(word)
         elif first != "parallel" or "trial" not in swept:  # else only some cells could take it
             kept.append(word)
-    return Wanted(
-        scale=scale, overrides=tuple(kept) if is_of_cells else None, of_task=tuple(of_task)
-    )
+    told = tuple(kept) if kept or is_of_cells else None
+    return Wanted(scale=scale, overrides=told, of_task=tuple(of_task))
 
 
 def _is_of_cell(name: str, swept: Collection[str]) -> bool:

@@ -73,18 +73,22 @@ def test_a_sweep_whose_jobs_all_failed_tells_what_its_scale_lacks(
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
-    [("++data.batch_size=8", "data.batch_size=8"), ("++data.batch_sise=8", "")],
-    ids=["taken", "refused"],
+    ("asked", "told"),
+    [
+        (("++data.batch_size=8",), "data.batch_size=8"),
+        (("++data.batch_sise=8",), ""),
+        (("++data.batch_sise=8", "++data.batch_size=8"), "data.batch_size=8"),
+    ],
+    ids=["taken", "refused", "one of them refused"],
 )
 def test_commands_of_a_sweep_whose_jobs_all_failed_have_its_overrides(
-    tmp_path: Path, word: str, told: str
+    tmp_path: Path, asked: tuple[str, ...], told: str
 ) -> None:
     for number, network in enumerate(("dense", "sparse")):
         cell = ("trial=one_device", "++data.resolution=32", f"network={network}")
-        words = ("experiment=table2", "scale=smoke", word, *cell)
+        words = ("experiment=table2", "scale=smoke", *asked, *cell)
         leave_record(tmp_path / "sweep", number, *words, run=None)
-    made = at_the_end_of_a_sweep(tmp_path, "table2", swept=("scale=smoke", word))
+    made = at_the_end_of_a_sweep(tmp_path, "table2", swept=("scale=smoke", *asked))
     with (made / "table2.csv").open() as stream:
         commands = {row["command"] for row in csv.DictReader(stream)}
     assert len(commands) == 24

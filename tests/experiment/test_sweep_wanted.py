@@ -56,6 +56,12 @@ def test_seeds_are_those_of_all_jobs(tmp_path: Path) -> None:
     assert found.given == ("scale=desk", "seed=0,1")
 
 
+def test_what_says_the_cell_leaves_other_overrides(tmp_path: Path) -> None:
+    words = ("data.batch_size=8", "parallel=dp", "++optim.optimizer.lr=0.1")
+    (found,) = wanted_of(jobs(tmp_path, ("scale=desk", *CELL, *words)), TABLE2)
+    assert found.overrides == ("data.batch_size=8", "optim.optimizer.lr=0.1")
+
+
 @pytest.mark.parametrize(
     "word", ["model=sparse_vgg19_bn", "++data.point_ratio=0.1", "parallel=dp", "task=evaluate"]
 )
@@ -184,14 +190,14 @@ def test_commands_of_other_tables_have_the_overrides_too(name: str, word: str) -
     assert composed(*command)[group][leaf] == float(value)
 
 
-def one_run(name: str, *words: str) -> dict[str, object]:
+def one_run(name: str, *overrides: str) -> dict[str, object]:
     """A finished run of it, as the sweep makes it without overrides."""
     figures: dict[str, dict[str, object]] = {
         "table1": {"measured_device": "Xeon", "flops_per_s": 1e11},
         "table3": {"8gpu/HETE-MP/config": "7-1"},
         "pipeline_depth": {"strategy": "single"},
     }
-    return made_by(f"experiment={name}", *words, run_id="there", **figures[name])
+    return made_by(f"experiment={name}", *overrides, run_id="there", **figures[name])
 
 
 @pytest.mark.parametrize(
