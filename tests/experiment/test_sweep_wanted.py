@@ -134,6 +134,17 @@ def test_runs_with_other_overrides_leave_a_sweeps_own_untold() -> None:
     assert any_will_do.title == there.title
 
 
+def test_data_at_several_places_are_a_table_each() -> None:
+    here, there = (("data=modelnet40_points", f"data.root={place}") for place in ("here", "there"))
+    asked = [Wanted(scale="smoke", overrides=words) for words in (here, there)]
+    found = blocks("fig8", *asked)
+    assert [block.title for block in found] == [
+        f"scale smoke; data=modelnet40_points; data.root={place}" for place in ("here", "there")
+    ]
+    for block, (_, root) in zip(found, (here, there), strict=True):
+        assert all(root in words(cell.command) for cell in block.cells)
+
+
 def test_several_seeds_are_a_sweep_of_their_cell() -> None:
     (found,) = blocks("fig8", Wanted(scale="smoke", overrides=(), seeds="seed=0,1"))
     start = "sparsepipe -m experiment=fig8 scale=smoke seed=0,1"

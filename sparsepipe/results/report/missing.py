@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,12 +38,18 @@ def of_missing(
         if not any(_is_told(wanted, block, commands, also) for block in told)
     ]
     is_alone = not told and len(lacking) == 1 and not lacking[0].overrides
+    alike = Counter(title for title, _ in {(each.title, each.setting) for each in lacking})
     return {
-        "" if is_alone else wanted.title: replace(
+        "" if is_alone else _title(wanted, alike): replace(
             commands.giving(*wanted.given), of_task=wanted.of_task
         )
         for wanted in lacking
     }
+
+
+def _title(wanted: Wanted, alike: Mapping[str, int]) -> str:
+    """Of its own where only places differ: else one block would be that of several."""
+    return wanted.title if alike[wanted.title] == 1 else wanted.placed_title
 
 
 def _wanted(commands: Commands, *, is_any_told: bool) -> list[Wanted]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -25,9 +26,13 @@ class Wanted:
     @property
     def title(self) -> str:
         """In words, without places, which belong to a machine."""
-        scale = (f"scale {self.scale}",) if self.scale else ()
         told = (word for word in self.overrides or () if not word.startswith("data.root="))
-        return "; ".join((*scale, *told, *self.of_task))
+        return self._in_words(told)
+
+    @property
+    def placed_title(self) -> str:
+        """With them, where nothing else tells it from others."""
+        return self._in_words(self.overrides or ())
 
     @property
     def setting(self) -> tuple[str, ...]:
@@ -39,3 +44,7 @@ class Wanted:
     def given(self) -> tuple[str, ...]:
         """Of the command line, but for the task."""
         return (*self.setting, self.seeds) if self.seeds else self.setting
+
+    def _in_words(self, told: Iterable[str]) -> str:
+        scale = (f"scale {self.scale}",) if self.scale else ()
+        return "; ".join((*scale, *told, *self.of_task))
