@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from sparsepipe.errors import SparsePipeError
+from sparsepipe.experiment.scales import scales_of
 from sparsepipe.experiment.sweep.asked import answering
 from sparsepipe.experiment.sweep.directory import sweep_directory
 from sparsepipe.experiment.sweep.record import records_of
@@ -64,13 +64,9 @@ class SweepReport(Callback):
 def _scales(config: DictConfig) -> list[str]:
     """At which the sweep runs its experiment: as the command line says, or the experiment."""
     params = config.hydra.sweeper.get("params") or {}
-    words = [f"scale={params['scale']}"] if params.get("scale") else []
-    words += [word for word in config.hydra.overrides.task if word.lstrip("+").startswith("scale=")]
-    for override in OverridesParser.create().parse_overrides(words[-1:]):
-        if override.is_sweep_override():
-            return list(override.sweep_string_iterator())
-        return [str(override.value())] if override.value() else []
-    return []
+    given = [word.lstrip("+").partition("=") for word in config.hydra.overrides.task]
+    texts = [params.get("scale"), *(value for name, _, value in given if name == "scale")]
+    return scales_of(str(texts[-1]), is_sweep=True) if texts[-1] else []
 
 
 def _wanted(experiment: str, config: DictConfig) -> list[Wanted]:

@@ -33,7 +33,7 @@ def in_place_of_scale(arguments: Sequence[str], config_dir: Path) -> list[str]:
     given = {name.lstrip("+"): value for name, _, value in (a.partition("=") for a in arguments)}
     instead = _instead(config_dir / "experiment" / f"{given.get('experiment')}.yaml")
     text = given.get("scale")
-    scales = _scales(text, is_sweep=bool(_SWEEPS & set(arguments))) if text and instead else []
+    scales = scales_of(text, is_sweep=bool(_SWEEPS & set(arguments))) if text and instead else []
     if not scales or not set(scales) <= set(instead):
         return list(arguments)
     first, *others = (instead[scale] for scale in scales)
@@ -42,12 +42,17 @@ def in_place_of_scale(arguments: Sequence[str], config_dir: Path) -> list[str]:
     return [*(a for a in arguments if a.lstrip("+") != f"scale={text}"), *narrowed]
 
 
-def _scales(text: str, *, is_sweep: bool) -> list[str]:
-    """Those that a command names; none where Hydra is to say what is wrong with them."""
+def scales_of(text: str, *, is_sweep: bool) -> list[str]:
+    """Those that a command names; none where Hydra is to say what is wrong with them.
+
+    Args:
+        text: what stands behind ``scale=``.
+        is_sweep: the command may name several.
+    """
     try:
         override = OverridesParser.create().parse_override(f"scale={text}")
         if not override.is_sweep_override():
-            return [str(override.value())]
+            return [str(override.value())] if override.value() else []
         return list(override.sweep_string_iterator()) if is_sweep else []
     except HydraException:  # of what is no override, or of a pattern, such as scale=*
         return []
