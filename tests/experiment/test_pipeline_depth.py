@@ -25,7 +25,7 @@ from sparsepipe.experiment.prepare import prepare
 from sparsepipe.experiment.rundir import identity_of
 from sparsepipe.experiment.schedules import Synchronous
 from sparsepipe.experiment.understanding import understood
-from sparsepipe.experiment.usual import usual
+from sparsepipe.experiment.usual import is_taken, usual
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.profiling import Profile
 from sparsepipe.results.report.commands import Commands
@@ -86,6 +86,26 @@ def test_every_command_is_one_of_a_run_that_its_cell_is_for(profiles: str | None
         assert not swept
     else:
         assert set(swept[0].removeprefix("trial=").split(",")) == trials
+
+
+def test_commands_of_other_microbatches_are_those_of_synchronous_runs_alone() -> None:
+    parts = "parallel.strategy.microbatches=8"
+    ran = {"strategy": "gpipe straight", "ranks": 2, "schedule": "gpipe"}
+    row = made_by(NAME, "trial=pipeline_depth/gpipe_2", parts, **ran)
+    commands = Commands(experiment="pipeline_depth", usual=usual)
+    (block,) = PIPELINE_DEPTH.blocks([row], commands)
+    assert block.title.endswith("T = 8")
+    trials: dict[bool, set[str]] = {False: set(), True: set()}
+    for command in {cell.command for cell in block.cells if cell.command}:
+        assert is_taken(words_of(command)), command
+        (name,) = [word for word in words_of(command) if word.startswith("trial=")]
+        is_synchronous = "/gpipe_" in name or "/sync_1f1b_" in name
+        assert (parts in words_of(command)) == is_synchronous
+        trials[is_synchronous].add(name.removeprefix("trial="))
+    for sweep, more in zip(block.sweep.split(" && "), ([], [parts]), strict=True):
+        *start, swept = words_of(sweep)[:3]
+        assert [*start, *words_of(sweep)[3:]] == ["-m", NAME, *more]
+        assert set(swept.removeprefix("trial=").split(",")) == trials[bool(more)]
 
 
 @pytest.mark.parametrize("name", ["serial", "serial_emulated"])

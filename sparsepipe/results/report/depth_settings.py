@@ -16,6 +16,7 @@ _KEYS = {
     "model.convolutions": "convolutions",
     "model.width": "width",
 }
+_SYNCHRONOUS = ("gpipe", "sync_1f1b")
 _PARTS = "parallel.strategy.microbatches"
 _PROFILE = "parallel.search.profiles.core"
 OF_PARALLEL = (_PARTS, _PROFILE.rpartition(".")[0])
@@ -71,13 +72,20 @@ class DepthSetting:
         """
         return (stages - 1) / (self.microbatches + stages - 1)
 
+    def parts_of(self, schedule: str) -> tuple[str, ...]:
+        """T, where it is not as usual: of the commands of synchronous schedules, others refuse it.
+
+        Args:
+            schedule: by the option of the trial; empty of one device.
+        """
+        is_usual = self.microbatches == MICROBATCHES or schedule not in _SYNCHRONOUS
+        return () if is_usual else (f"{_PARTS}={self.microbatches}",)
+
     def overrides(self, commands: Commands) -> tuple[str, ...]:
-        """Of the command line, where it is not as usual."""
+        """Of every command, where it is not as usual; see also :meth:`parts_of`."""
         words = _SOURCES.get(self.source, ("", ()))[1]
         wanted = {key: getattr(self, name) for key, name in _KEYS.items()}
         found = (*commands.given, *words, *commands.unlike(words, wanted))
-        if self.microbatches != MICROBATCHES:
-            found = (*found, f"{_PARTS}={self.microbatches}")
         if self.profile is not None:
             found = (*found, word(_PROFILE.rpartition(".")[0], {"core": self.profile}))
         return found

@@ -141,7 +141,8 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     groups = settings_of([row for row in rows if _asked_of(row) is not None])
     made_by = {each: commands.giving(*each.overrides(commands)) for each in groups}
     asked = replace(commands, scales=())  # it is the same at any scale
-    missing = of_missing(asked, made_by.values(), also=OF_PARALLEL)
+    told = [each.giving(*each.given, *group.parts_of("gpipe")) for group, each in made_by.items()]
+    missing = of_missing(asked, told, also=OF_PARALLEL)
     usual = DepthSetting()
     return [
         *(_block(setting, groups[setting], theirs) for setting, theirs in made_by.items()),
@@ -154,21 +155,30 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
 
 def _block(setting: DepthSetting, rows: Sequence[Row], commands: Commands) -> Block:
     """A table: all of it, or emulated rows alone where these have a profile of their own."""
-    asked, sweep = _ROWS, commands.sweep()
-    if setting.profile is not None:
-        asked = tuple(each for each in _ROWS if each.emulated)
-        trials = ",".join(dict.fromkeys(each.trial for each in asked))
-        sweep = commands.sweep(f"trial={trials}")
+    asked = _ROWS if setting.profile is None else tuple(each for each in _ROWS if each.emulated)
     cells = [cell for each in asked for cell in _cells(each, setting, rows, commands)]
+    sweep = _sweep(asked, setting, commands)
     return Block(title=setting.title, cells=tuple(cells), sweep=sweep)
+
+
+def _sweep(asked: Sequence[_Asked], setting: DepthSetting, commands: Commands) -> str:
+    """Of all rows, in two where not all of them take what the setting says of microbatches."""
+    trials: dict[tuple[str, ...], dict[str, None]] = {}
+    for each in asked:
+        trials.setdefault(setting.parts_of(each.schedule), {})[each.trial] = None
+    if asked == _ROWS and len(trials) == 1:
+        return commands.sweep()
+    found = (commands.sweep(f"trial={','.join(names)}", *parts) for parts, names in trials.items())
+    return " && ".join(found)
 
 
 def _cells(
     asked: _Asked, setting: DepthSetting, rows: Sequence[Row], commands: Commands
 ) -> list[Cell]:
     runs, paper = asked.runs(rows), _PAPER[asked.depth]
-    one_thread = commands if asked.emulated else _with_one_thread(commands)
-    command = one_thread.one(*asked.overrides)
+    threads = () if asked.emulated else ("OMP_NUM_THREADS=1",)
+    one_thread = commands.giving(*commands.given, environment=threads)
+    command = one_thread.one(*asked.overrides, *setting.parts_of(asked.schedule))
     # What is kept on one device does not depend on who counts it, and an emulation has a profile.
     counted = runs if asked.depth > 1 else _Asked(depth=1, emulated=True).runs(rows)
     memory_command = command if asked.depth > 1 else commands.one(*_SERIAL_COUNTED.overrides)
@@ -209,10 +219,6 @@ def _cells(
 
 
 _SERIAL_COUNTED = _Asked(depth=1, emulated=True)
-
-
-def _with_one_thread(commands: Commands) -> Commands:
-    return commands.giving(*commands.given, environment=("OMP_NUM_THREADS=1",))
 
 
 def _rate(row: Row) -> float | None:
