@@ -35,7 +35,8 @@ def no_room(problem: Problem, lattice: Lattice) -> PlanError:
     if named and not any_fits(problem, lattice, more_bytes=float("inf")):
         return PlanError(
             f"no plan that is looked at has the stages 0 to {problem.stages_told - 1}, of which "
-            "layers are to be recomputed",
+            "layers are to be recomputed, and in none of those that are named a layer that is "
+            "named by itself",
             remedy="name layers in place of stages, or set parallel.strategy.recompute=auto",
         )
     missing_mib = -(-_missing_bytes(problem, lattice) // MIB)

@@ -96,7 +96,10 @@ class Chains:
         return most_II
 
     def _named(self, kinds: tuple[int, ...], whole: bool) -> tuple[Floats, Floats, Floats]:
-        """Of layers that the setting names: what stays and what is inside, and seconds."""
+        """Of layers that the setting names: what stays and what is inside, and seconds.
+
+        These are infinite where a stage that is named has a layer that is named as well.
+        """
         chain, places = self.chain(kinds), self.problem.spans.num_layers + 1
         every = self.recomputing.spans(places - 1)
         kept_II, inside_II, seconds_II = (np.zeros((places, places)) for _ in range(3))
@@ -107,10 +110,11 @@ class Chains:
                     input_bytes=chain.border_bytes(first, True),
                     in_flight=1,
                 )
-                spans = [range(end - first)] if whole else _cut(every, first, end)
+                own = _cut(every, first, end)
+                spans = [range(end - first)] if whole else own
                 kept_II[first, end] = stage.kept_bytes(spans)
                 inside_II[first, end] = max(map(stage.inside_bytes, spans), default=0.0)
-                seconds_II[first, end] = stage.time_s(spans)
+                seconds_II[first, end] = np.inf if whole and own else stage.time_s(spans)
         return kept_II, inside_II, seconds_II
 
 

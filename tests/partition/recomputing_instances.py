@@ -130,10 +130,13 @@ def _open(setting: Any, stage: Choice, number: int) -> list[tuple[range, ...]]:
     length = stage.end - stage.first
     if setting == "auto":
         return list(every_choice(length))
-    if setting == "all" or number in setting.get("stages", []):
+    if setting == "all":
         return [(range(length),)]
-    own = [layer - stage.first for layer, _ in setting.get("layers", [])]
-    return [tuple(range(layer, layer + 1) for layer in own if 0 <= layer < length)]
+    named = [layer - stage.first for layer, _ in setting.get("layers", [])]
+    own = tuple(range(layer, layer + 1) for layer in named if 0 <= layer < length)
+    if number in setting.get("stages", []):  # which may name no layer twice
+        return [] if own else [(range(length),)]
+    return [own]
 
 
 def _profiles(rng: random.Random, num_layers: int, num_kinds: int) -> list[Profile]:
