@@ -45,8 +45,8 @@ class PairCosts(Costs):
     def _numbers(self, ways: Ways) -> Ints:
         """Which sort each stage is of.
 
-        -1: it begins plans with other pieces of a batch, or ends plans without all stages that
-        the setting names.
+        -1: it begins plans with other pieces of a batch, ends plans without all stages that the
+        setting names, or has too many devices.
         """
         found = []
         for way, source in enumerate(ways.sources_E.tolist()):
@@ -54,6 +54,7 @@ class PairCosts(Costs):
             left, stage = int(ways.left_E[way]), self.lattice.nodes[source].stage
             is_last = left == sum(counts)
             others = not source and self._pieces(counts) != self._runs.pieces
+            others = others or not self._runs.has_work_for(sum(counts))
             if others or (is_last and stage + 1 < self._problem.stages_told):
                 found.append(-1)
                 continue
@@ -129,11 +130,14 @@ class PlanSeconds:
     def __call__(self, plan: Sequence[Choice]) -> list[float]:
         """Seconds of each stage, its replicas sharing them; infinite where it does not fit.
 
-        Of a plan without all stages that the setting names they are infinite.
+        Of a plan without all stages that the setting names they are infinite, and of one with a
+        stage of more devices than there are microbatches.
         """
-        if len(plan) < self._problem.stages_told:
+        parts = self._chains.recomputing.parts
+        most = max(sum(stage.counts) for stage in plan)
+        if len(plan) < self._problem.stages_told or most > parts.microbatches:
             return [float("inf")] * len(plan)
-        pieces = self._chains.recomputing.parts.pieces(sum(plan[0].counts))
+        pieces = parts.pieces(sum(plan[0].counts))
         if pieces not in self._runs:
             self._runs[pieces] = SecondRuns(self._chains, self._problem.memory, pieces=pieces)
         runs = self._runs[pieces]

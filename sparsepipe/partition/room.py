@@ -14,6 +14,7 @@ from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.recomputed_choices import chosen_of
 from sparsepipe.partition.recomputed_costs import any_fits
 from sparsepipe.partition.recomputed_plan import MORE_ROOM
+from sparsepipe.partition.recomputing import Recomputing
 from sparsepipe.partition.ties import Choice
 
 _SHARES = (2, 4, 8, 16)
@@ -26,25 +27,41 @@ def no_room(problem: Problem, lattice: Lattice) -> PlanError:
         problem: with limits of memory that rule all plans out.
         lattice: of the devices that stages may have used when they end.
     """
-    if problem.recomputing is not None and problem.recomputing.is_automatic:
-        return PlanError(
-            "no plan fits the memory, whatever layers its stages recompute",
-            remedy=f"use {MORE_ROOM}",
-        )
-    named = problem.stages_told > 0
-    if named and not any_fits(problem, lattice, more_bytes=float("inf")):
-        return PlanError(
-            f"no plan that is looked at has the stages 0 to {problem.stages_told - 1}, of which "
-            "layers are to be recomputed, and in none of those that are named a layer that is "
-            "named by itself",
-            remedy="name layers in place of stages, or set parallel.strategy.recompute=auto",
-        )
+    if problem.recomputing is not None:
+        if not any_fits(problem, lattice, more_bytes=float("inf")):
+            return _no_such_plan(problem, problem.recomputing, lattice)
+        if problem.recomputing.is_automatic:
+            return PlanError(
+                "no plan fits the memory, whatever layers its stages recompute",
+                remedy=f"use {MORE_ROOM}",
+            )
     missing_mib = -(-_missing_bytes(problem, lattice) // MIB)
     would = _what_would(problem, lambda changed: any_fits(changed, lattice))
     return PlanError(
         f"no plan fits the memory: the best one lacks {missing_mib:,.0f} MiB on a device",
         remedy=f"use devices with more memory, more devices, or a smaller data.batch_size{would}"
         + ("" if problem.recomputing is None else "; or parallel.strategy.recompute=auto"),
+    )
+
+
+def _no_such_plan(problem: Problem, again: Recomputing, lattice: Lattice) -> PlanError:
+    """Where not even devices without limits would help."""
+    devices, few = problem.fleet.num_devices, again.parts.microbatches
+    more = replace(again, parts=replace(again.parts, microbatches=max(few, devices)))
+    if few < devices and any_fits(
+        replace(problem, recomputing=more), lattice, more_bytes=float("inf")
+    ):
+        return PlanError(
+            f"all plans that are looked at have a stage of more devices than there are "
+            f"microbatches ({few}), at which they take turns",
+            remedy="set parallel.strategy.microbatches to as many or more, or use a search that "
+            "gives a stage fewer devices: hete_mp or exact",
+        )
+    return PlanError(
+        f"no plan that is looked at has the stages 0 to {problem.stages_told - 1}, of which "
+        "layers are to be recomputed, and in none of those that are named a layer that is "
+        "named by itself",
+        remedy="name layers in place of stages, or set parallel.strategy.recompute=auto",
     )
 
 

@@ -150,6 +150,10 @@ class SecondRuns:
         whole = chains.chain(tuple(range(len(kinds))))
         self.most_s = sum(layer.forward_s for layer in whole.layers)
 
+    def has_work_for(self, replicas: int) -> bool:
+        """Whether each device of a stage has a microbatch: the strategy refuses others."""
+        return replicas <= self._what.parts.microbatches
+
     def sort(self, counts: Sequence[int], *, left: int, stage: int) -> Sort:
         """Which a stage is of.
 

@@ -96,6 +96,8 @@ def _more_s(problem: Problem, plan: Sequence[Choice], number: int) -> float:
     assert problem.memory is not None
     stage, parts, memory = plan[number], problem.recomputing.parts, problem.memory
     replicas, left = sum(stage.counts), sum(sum(later.counts) for later in plan[number:])
+    if replicas > parts.microbatches:
+        return float("inf")
     pieces = max(1, parts.microbatches // sum(plan[0].counts))
     size = parts.batch_size
     share = 1 / pieces if size is None else -(-size // pieces) / size

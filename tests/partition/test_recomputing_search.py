@@ -26,7 +26,7 @@ from sparsepipe.partition.recomputed_costs import PlanSeconds
 from sparsepipe.partition.recomputed_plan import Parts
 from sparsepipe.partition.recomputing import Recomputing
 from sparsepipe.partition.search import search
-from sparsepipe.partition.searches import exact, exhaustive, hete_mp, mp, straight, variance
+from sparsepipe.partition.searches import dp, exact, exhaustive, hete_mp, mp, straight, variance
 from sparsepipe.partition.spans import chain_spans
 from sparsepipe.partition.ties import Choice
 from sparsepipe.profiling import LayerProfile, Profile
@@ -133,6 +133,22 @@ def test_heuristics_keep_to_the_memory(name: str) -> None:
             if len(stages) == devices:
                 assert best_s <= seconds_of(problem, stages) * (1 + 1e-9), (found, seed)
     assert fitting > 5
+
+
+@pytest.mark.parametrize("setting", ["auto", "all", {"layers": [0]}])
+def test_no_stage_has_more_devices_than_there_are_microbatches(setting: Any) -> None:
+    """A single stage would be fastest here, and the strategy refuses it."""
+    problem = _problem([[{"forward_s": 2.0, "backward_s": 1.0}] * 3], limits=[], setting=setting)
+    assert problem.recomputing is not None
+    assert [sum(stage.counts) for stage in exact(problem).stages] == [2]
+    one = replace(problem.recomputing, parts=replace(problem.recomputing.parts, microbatches=1))
+    for memory in (None, MemoryModel(stash=False)):
+        few = replace(problem, recomputing=one, memory=memory)
+        for search_by in (exact, exhaustive, hete_mp):
+            assert [sum(stage.counts) for stage in search_by(few).stages] == [1, 1]
+        with pytest.raises(PlanError, match=r"than there are microbatches \(1\)") as refused:
+            dp(few)
+        assert "parallel.strategy.microbatches" in refused.value.remedy
 
 
 def _problem(costs: list[list[dict[str, float]]], *, limits: list[float], setting: Any) -> Problem:
