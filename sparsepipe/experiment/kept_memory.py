@@ -88,32 +88,28 @@ def kept_bytes(
     """
     schedule: dict[str, Any] = {}
     spans: StageSpans = ((),) * plan.num_stages
-    share = 1.0
+    sizes: list[float] | None = None
     if synchronous is not None:
         parts = synchronous.microbatches
         schedule = {"schedule": synchronous.schedule, "microbatches": parts}
         spans = spans_told_by(plan)
         # Simulated microbatches are each a T-th of a profile's batch. What the devices of the
         # first stage read are several of these, and are cut into T together.
-        whole = Parts(schedule=synchronous.schedule, microbatches=parts, batch_size=None)
-        share = parts * whole.share(plan)
+        even = Parts(schedule=synchronous.schedule, microbatches=parts, batch_size=None)
+        sizes = [parts * size for size in even.sizes(plan.replicas(0))]
     workload = Workload.of(plan, profiles)
     stages = tuple(
-        _counted(costs, stage, own, profiles, share)
+        _counted(costs, stage, own, profiles)
         for costs, stage, own in zip(workload.stages, plan.stages, spans, strict=True)
     )
     simulation = Simulation.of(
         replace(workload, stages=stages), Setting(network=Network.flat(plan.num_ranks)), **schedule
     )
-    return long_run_peaks_bytes(simulation, model)
+    return long_run_peaks_bytes(simulation, model, sizes=sizes)
 
 
 def _counted(
-    costs: StageCosts,
-    stage: Stage,
-    spans: Sequence[range],
-    profiles: Mapping[str, Profile],
-    share: float,
+    costs: StageCosts, stage: Stage, spans: Sequence[range], profiles: Mapping[str, Profile]
 ) -> StageCosts:
     """With what one minibatch keeps in a stage, just as it was counted.
 
@@ -124,12 +120,11 @@ def _counted(
         stage: which.
         spans: of its layers that are recomputed.
         profiles: by the names of devices.
-        share: of a profile's batch.
     """
     first, last = stage.layers
     own = [range(span.start - first, span.stop - first) for span in spans]
     held = [
-        StageCost.of(profiles[name], first=first, last=last, in_flight=1, share=share)
+        StageCost.of(profiles[name], first=first, last=last, in_flight=1)
         for name in dict.fromkeys(map(device_name, stage.devices))
     ]
     return replace(

@@ -74,7 +74,7 @@ class Bounds:
         end_I = np.array([0.0, *(layer.end_bytes for layer in chain.layers)])
         self._plain_II: Floats = (saved_I + end_I)[None, :] - (saved_I - begin_I)[:, None]
 
-    def seconds_II(self, room_II: Floats, *, flying: int) -> Floats:
+    def seconds_II(self, room_II: Floats, *, flying: float) -> Floats:
         """That recomputing adds to a batch, at least; infinite where a stage never fits.
 
         Args:

@@ -1,8 +1,8 @@
 """The best plan over a lattice of devices where stages recompute layers.
 
 What a stage takes is no difference of sums then, so that each pair of a begin and an end is looked
-at, as for branching graphs. The size of a microbatch depends on the devices of the first stage:
-plans are searched for one such size after another.
+at, as for branching graphs. The sizes of microbatches depend on the number of devices of the first
+stage: plans are searched for one such number after another.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparsepipe.partition.spans import Floats
 from sparsepipe.partition.ties import EQUAL, Choice
 
 MOST_ROUNDS = 1000
-"""Plans that are counted exactly, at most, for each size of a microbatch."""
+"""Plans that are counted exactly, at most, for each number of devices of the first stage."""
 
 
 class PairCosts(Costs):
@@ -45,15 +45,15 @@ class PairCosts(Costs):
     def _numbers(self, ways: Ways) -> Ints:
         """Which sort each stage is of.
 
-        -1: it begins plans with other pieces of a batch, ends plans without all stages that the
-        setting names, or has too many devices.
+        -1: it begins plans of other first stages, ends plans without all stages that the setting
+        names, or has too many devices.
         """
         found = []
         for way, source in enumerate(ways.sources_E.tolist()):
             counts = ways.counts_EK[way].tolist()
             left, stage = int(ways.left_E[way]), self.lattice.nodes[source].stage
             is_last = left == sum(counts)
-            others = not source and self._pieces(counts) != self._runs.pieces
+            others = not source and sum(counts) != self._runs.readers
             others = others or not self._runs.has_work_for(sum(counts))
             if others or (is_last and stage + 1 < self._problem.stages_told):
                 found.append(-1)
@@ -61,10 +61,6 @@ class PairCosts(Costs):
             sort = self._runs.sort(counts, left=left, stage=stage)
             found.append(self._sorts.setdefault(sort, len(self._sorts)))
         return np.array(found, dtype=np.intp)
-
-    def _pieces(self, counts: Sequence[int]) -> int:
-        assert self._problem.recomputing is not None
-        return self._problem.recomputing.parts.pieces(sum(counts))
 
     def bounds_s(self) -> tuple[float, float]:
         """As of :class:`Costs`."""
@@ -133,14 +129,14 @@ class PlanSeconds:
         Of a plan without all stages that the setting names they are infinite, and of one with a
         stage of more devices than there are microbatches.
         """
-        parts = self._chains.recomputing.parts
         most = max(sum(stage.counts) for stage in plan)
-        if len(plan) < self._problem.stages_told or most > parts.microbatches:
+        too_many = most > self._chains.recomputing.parts.microbatches
+        if len(plan) < self._problem.stages_told or too_many:
             return [float("inf")] * len(plan)
-        pieces = parts.pieces(sum(plan[0].counts))
-        if pieces not in self._runs:
-            self._runs[pieces] = SecondRuns(self._chains, self._problem.memory, pieces=pieces)
-        runs = self._runs[pieces]
+        readers = sum(plan[0].counts)
+        if readers not in self._runs:
+            self._runs[readers] = SecondRuns(self._chains, self._problem.memory, readers=readers)
+        runs = self._runs[readers]
         return [
             runs.count(sort, stage.first, stage.end) / sum(stage.counts)
             for sort, stage in zip(sorts_of(plan, runs), plan, strict=True)
@@ -150,8 +146,8 @@ class PlanSeconds:
 def best_plan(problem: Problem, lattice: Lattice) -> list[Choice] | None:
     """Stages of the best plan, the first one first; None where no plan fits the memory.
 
-    Of plans that take as long the one whose first stage has more devices is taken, as far as these
-    make microbatches of another size.
+    Of plans that take as long the one whose first stage has more devices is taken, where layers
+    are recomputed.
 
     Args:
         problem: what to partition.
@@ -161,7 +157,7 @@ def best_plan(problem: Problem, lattice: Lattice) -> list[Choice] | None:
         return search(Costs(problem.spans, lattice, problem.model, problem.memory))
     best: list[Choice] | None = None
     best_s = float("inf")
-    for costs in _by_pieces(problem, lattice):
+    for costs in _by_readers(problem, lattice):
         for _ in range(MOST_ROUNDS):
             found = search(costs)
             # What is promised is a bound on all plans that have not been counted.
@@ -182,18 +178,17 @@ def any_fits(problem: Problem, lattice: Lattice, *, more_bytes: float = 0.0) -> 
         more_bytes: that each device is taken to hold beyond its limit.
     """
     if problem.recomputing is not None:
-        return any(map(feasible, _by_pieces(problem, lattice, more_bytes=more_bytes)))
+        return any(map(feasible, _by_readers(problem, lattice, more_bytes=more_bytes)))
     memory, model = problem.memory, problem.model
     return feasible(Costs(problem.spans, lattice, model, memory, more_bytes=more_bytes))
 
 
-def _by_pieces(
+def _by_readers(
     problem: Problem, lattice: Lattice, *, more_bytes: float = 0.0
 ) -> Iterator[PairCosts]:
-    """The costs of plans with each size of a microbatch."""
+    """The costs of plans with each number of devices of the first stage."""
     assert problem.recomputing is not None
-    chains, memory, parts = Chains(problem), problem.memory, problem.recomputing.parts
-    readers = range(1, problem.fleet.num_devices + 1)
-    for pieces in sorted({parts.pieces(number) for number in readers}):
-        runs = SecondRuns(chains, memory, pieces=pieces, more_bytes=more_bytes)
+    chains, most = Chains(problem), problem.recomputing.parts.microbatches
+    for readers in range(min(most, problem.fleet.num_devices), 0, -1):
+        runs = SecondRuns(chains, problem.memory, readers=readers, more_bytes=more_bytes)
         yield PairCosts(problem, lattice, runs)

@@ -35,13 +35,13 @@ class Sort:
 
     Attributes:
         kinds: of their devices.
-        flying: microbatches in flight.
+        flying: microbatches in flight, smaller ones than the largest counted less.
         replicas: of each of them; 2 stands for any number above 1.
         whole: whether the setting has them as one span each.
     """
 
     kinds: tuple[int, ...]
-    flying: int
+    flying: float
     replicas: int
     whole: bool
 
@@ -125,26 +125,27 @@ def _cut(spans: Sequence[range], first: int, end: int) -> list[range]:
 
 
 class SecondRuns:
-    """Of plans whose first stage's devices cut their batches into a number of pieces.
+    """Of plans whose first stage has a number of devices, which cut their batches into pieces.
 
     Args:
         chains: of the problem.
         memory: what devices keep beside activations; None: it does not count.
-        pieces: of a batch.
+        readers: devices of the first stage.
         more_bytes: that each device is taken to hold beyond its limit.
 
     Attributes:
-        pieces: of a batch.
+        readers: devices of the first stage.
         most_s: that a stage takes longer for what it recomputes, at most.
     """
 
     def __init__(
-        self, chains: Chains, memory: MemoryModel | None, *, pieces: int, more_bytes: float = 0.0
+        self, chains: Chains, memory: MemoryModel | None, *, readers: int, more_bytes: float = 0.0
     ) -> None:
-        self.pieces = pieces
+        self.readers = readers
         self._chains, self._memory, self._more_bytes = chains, memory, more_bytes
         self._what, kinds = chains.recomputing, chains.problem.fleet.kinds
-        self._share = self._what.parts.share_of(pieces) * self._what.batch_share
+        parts = self._what.parts
+        self._share = parts.share_of(parts.pieces(readers)) * self._what.batch_share
         self._seconds: dict[Sort, Floats] = {}
         self._counted: set[tuple[Sort, int, int]] = set()
         whole = chains.chain(tuple(range(len(kinds))))
@@ -165,7 +166,7 @@ class SecondRuns:
         replicas = sum(counts)
         return Sort(
             kinds=tuple(kind for kind, count in enumerate(counts) if count),
-            flying=self._what.parts.flying(replicas, left),
+            flying=self._what.parts.flying(replicas, left, readers=self.readers),
             replicas=min(replicas, 2),
             whole=self._what.is_whole(stage),
         )

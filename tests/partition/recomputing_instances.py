@@ -96,14 +96,14 @@ def _more_s(problem: Problem, plan: Sequence[Choice], number: int) -> float:
     assert problem.memory is not None
     stage, parts, memory = plan[number], problem.recomputing.parts, problem.memory
     replicas, left = sum(stage.counts), sum(sum(later.counts) for later in plan[number:])
-    if replicas > parts.microbatches:
+    if max(sum(each.counts) for each in plan) > parts.microbatches:
         return float("inf")
-    pieces = max(1, parts.microbatches // sum(plan[0].counts))
-    size = parts.batch_size
-    share = 1 / pieces if size is None else -(-size // pieces) / size
-    flying = -(-parts.microbatches // replicas)
+    sizes = _sizes(parts, sum(plan[0].counts))
+    share, most = max(sizes), -(-parts.microbatches // replicas)
     if parts.schedule == "1f1b":
-        flying = min(flying, (left - 1) // replicas + 1)
+        most = min(most, (left - 1) // replicas + 1)
+    rows = [sizes[device::replicas] for device in range(replicas)]
+    flying = max(sum(row[n : n + most]) for row in rows for n in range(len(row))) / share
     held = [problem.profiles[kind] for kind, count in enumerate(stage.counts) if count]
     cost = StageCost.worst(
         [
@@ -125,6 +125,16 @@ def _more_s(problem: Problem, plan: Sequence[Choice], number: int) -> float:
         if cost.peak_bytes(spans) <= room
     ]
     return min(fitting, default=float("inf")) / replicas
+
+
+def _sizes(parts: Parts, readers: int) -> list[float]:
+    """Of all microbatches, which the first stage's devices have in turn, over a batch's."""
+    size, found = parts.batch_size, [0.0] * parts.microbatches
+    for reader in range(readers):
+        own = found[reader::readers]
+        each = 1 / len(own) if size is None else -(-size // len(own)) / size
+        found[reader::readers] = [each] * len(own)
+    return found
 
 
 def _open(setting: Any, stage: Choice, number: int) -> list[tuple[range, ...]]:
