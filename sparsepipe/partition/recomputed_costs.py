@@ -7,18 +7,23 @@ stage: plans are searched for one such number after another.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from sparsepipe.errors import PlanError
 from sparsepipe.partition.costs import Costs, Ints
 from sparsepipe.partition.evaluate import plan_times
 from sparsepipe.partition.lattice import Lattice, Ways
 from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.recomputed_plan import MORE_ROOM
 from sparsepipe.partition.search import feasible, search
 from sparsepipe.partition.second_runs import Chains, SecondRuns, Sort
 from sparsepipe.partition.spans import Floats
 from sparsepipe.partition.ties import EQUAL, Choice
+
+log = logging.getLogger(__name__)
 
 MOST_ROUNDS = 1000
 """Plans that are counted exactly, at most, for each number of devices of the first stage."""
@@ -152,11 +157,14 @@ def best_plan(problem: Problem, lattice: Lattice) -> list[Choice] | None:
     Args:
         problem: what to partition.
         lattice: of its devices.
+
+    Raises:
+        PlanError: so many plans were counted that the search stopped, and none of them fits.
     """
     if problem.recomputing is None:
         return search(Costs(problem.spans, lattice, problem.model, problem.memory))
     best: list[Choice] | None = None
-    best_s = float("inf")
+    best_s, ended = float("inf"), True
     for costs in _by_readers(problem, lattice):
         for _ in range(MOST_ROUNDS):
             found = search(costs)
@@ -166,7 +174,26 @@ def best_plan(problem: Problem, lattice: Lattice) -> list[Choice] | None:
             costs.count(found)
             if (time_s := costs.plan_s(found)) < best_s * (1 - EQUAL):
                 best, best_s = found, time_s
+        else:
+            ended = False
+    if not ended:
+        _check_found(best)
     return best
+
+
+def _check_found(best: list[Choice] | None) -> None:
+    """Says that the search was broken off; refuses to say that nothing fits."""
+    if best is not None:
+        log.warning(
+            "the search has counted %s plans to the end and stops: another one may be faster",
+            f"{MOST_ROUNDS:,}",
+        )
+        return
+    raise PlanError(
+        f"the search has counted {MOST_ROUNDS:,} plans to the end, none of which fits the memory, "
+        "and stops: another one may",
+        remedy=f"say which layers to recompute, as numbers or all; or use {MORE_ROOM}",
+    )
 
 
 def any_fits(problem: Problem, lattice: Lattice, *, more_bytes: float = 0.0) -> bool:

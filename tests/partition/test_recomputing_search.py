@@ -12,6 +12,7 @@ from instances import random_problem
 from recomputing_instances import least_s, random_recomputing, seconds_of
 
 from sparsepipe.errors import ConfigError, PlanError
+from sparsepipe.partition import recomputed_costs
 from sparsepipe.partition.cost import cost_model
 from sparsepipe.partition.costs import Costs
 from sparsepipe.partition.evaluate import plan_times
@@ -81,6 +82,25 @@ def test_what_trying_all_plans_and_choices_finds(name: str, seeds: range) -> Non
         assert time_of(hete_mp, problem, order=names) == pytest.approx(sorted_s), seed
         outcomes["none" if best_s == float("inf") else "some"] += 1
     assert min(outcomes["none"], outcomes["some"]) > 0, outcomes
+
+
+def test_a_search_that_stops_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recomputed_costs, "MOST_ROUNDS", 1)
+    said = Counter[str]()
+    for seed in range(40):
+        problem, _ = random_recomputing(seed, "auto")
+        caplog.clear()
+        found_s, told = float("inf"), ""
+        try:
+            found_s = seconds_of(problem, exact(problem).stages)
+        except PlanError as error:
+            told = error.message
+        stopped = "another one may" in told + caplog.text
+        assert stopped or found_s == pytest.approx(least_s(problem)), seed
+        said[f"{stopped}, {found_s < float('inf')}"] += 1
+    assert min(said["True, True"], said["True, False"]) > 0, said
 
 
 def test_what_is_told_is_what_was_searched_by() -> None:
