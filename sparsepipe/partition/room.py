@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
-from sparsepipe.errors import PlanError
+from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.evaluate import plan_bytes
 from sparsepipe.partition.lattice import Lattice
 from sparsepipe.partition.memory import MIB, REPLICA_BUFFERS, room_bytes
@@ -18,6 +18,7 @@ from sparsepipe.partition.recomputing import Recomputing
 from sparsepipe.partition.ties import Choice
 
 _SHARES = (2, 4, 8, 16)
+_LOOKING = "a search that looks at the memory of each device: hete_mp or exact"
 
 
 def no_room(problem: Problem, lattice: Lattice) -> PlanError:
@@ -87,17 +88,23 @@ def kept_and_room(plan: Sequence[Choice], problem: Problem) -> list[tuple[float,
 def check_room(plan: Sequence[Choice], problem: Problem) -> None:
     """Refuses a plan that does not fit the devices.
 
-    Where layers are chosen by the memory, that is for who chooses them to do.
-
     Args:
         plan: of a search that does not look at them.
         problem: with the devices that there are.
 
     Raises:
         PlanError: the message says which stage lacks how much, and what would fit.
+        ConfigError: layers are to be chosen, and a stage does not fit, whatever is recomputed; or
+            the plan has no such layers or stages as are to be recomputed.
     """
-    chooses = problem.recomputing is not None and problem.recomputing.is_automatic
-    if problem.memory is None or chooses:
+    if problem.memory is None:
+        return
+    if problem.recomputing is not None and problem.recomputing.is_automatic:
+        try:
+            chosen_of(plan, problem)
+        except ConfigError as error:
+            error.remedy += f"; or {_LOOKING}"
+            raise
         return
     for number, (kept, room) in enumerate(kept_and_room(plan, problem)):
         if room is not None and kept > room_bytes(room):
@@ -105,8 +112,7 @@ def check_room(plan: Sequence[Choice], problem: Problem) -> None:
             raise PlanError(
                 f"stage {number} keeps {kept / MIB:,.0f} MiB on each device, and its smallest "
                 f"holds {room / MIB:,.0f} MiB",
-                remedy="use a smaller data.batch_size, or a search that looks at the memory of "
-                f"each device: hete_mp or exact{would}",
+                remedy=f"use a smaller data.batch_size, or {_LOOKING}{would}",
             )
 
 

@@ -125,6 +125,18 @@ def test_what_is_told_is_what_was_searched_by() -> None:
     assert recomputed > 2
 
 
+@pytest.mark.parametrize("found", [mp, mp_by_levels, variance])
+def test_plans_that_look_at_no_single_device_name_searches_that_do(found: Any) -> None:
+    """As by the profile of the large devices, the small ones hold no activations at all."""
+    layer = {"forward_s": 2.0, "backward_s": 1.0, "saved_bytes": 8.0}
+    none = {**layer, "saved_bytes": 0.0}
+    problem = _problem([[none] * 4, [layer] * 4], limits=[1.0, 1.0], setting="auto")
+    with pytest.raises(ConfigError, match="does not fit its devices") as refused:
+        found(problem, device="A")
+    assert "parallel.strategy.microbatches" in refused.value.remedy
+    assert "hete_mp or exact" in refused.value.remedy
+
+
 def test_layers_that_are_chosen_need_no_more_than_those_that_are_named() -> None:
     for seed in range(15):
         free, fixed = random_recomputing(seed, "auto")[0], random_recomputing(seed, "all")[0]
