@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparsepipe.cluster.places import device_name
-from sparsepipe.errors import PlanError, ProfileError
+from sparsepipe.errors import SparsePipeError
 from sparsepipe.experiment.device_profiles import load_profiles
 from sparsepipe.experiment.emulation import emulation_of
 from sparsepipe.experiment.model_names import model_name, model_settings
@@ -62,7 +62,7 @@ def kept_values(run: Run) -> dict[str, float]:
         if any(layer.saved_bytes is None for p in profiles.values() for layer in p.layers):
             return {}
         ranks = kept_bytes(plan, profiles, model, synchronous_of(parallel))
-    except (ProfileError, PlanError) as error:  # a file is broken, or of other layers
+    except SparsePipeError as error:  # such as a file that is broken, or of other layers
         log.info("kept_bytes is not told: %s", error.message)
         return {}
     return {"kept_bytes": sum(ranks), "kept_bytes_of_device": max(ranks)}
