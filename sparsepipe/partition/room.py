@@ -180,8 +180,8 @@ def _with_batch(problem: Problem, share: int) -> Problem:
         end_bytes_I=None if spans.end_bytes_I is None else spans.end_bytes_I / share,
     )
     again = problem.recomputing
-    parts = None if again is None else replace(again, batch_share=again.batch_share / share)
-    return replace(problem, spans=smaller, recomputing=parts)
+    fewer = None if again is None else again.with_batch(share)
+    return replace(problem, spans=smaller, recomputing=fewer)
 
 
 def _fits(plan: Sequence[Choice], problem: Problem) -> bool:

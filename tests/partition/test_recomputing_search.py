@@ -137,6 +137,22 @@ def test_plans_that_look_at_no_single_device_name_searches_that_do(found: Any) -
     assert "hete_mp or exact" in refused.value.remedy
 
 
+@pytest.mark.parametrize(("batch_size", "would"), [(None, "1/2"), (8, "1/2"), (4, None)])
+def test_a_sample_is_not_cut_in_two(batch_size: int | None, would: str | None) -> None:
+    """A smaller batch helps as long as its four parts get smaller with it."""
+    layer = {"forward_s": 2.0, "backward_s": 1.0, "saved_bytes": 8.0}
+    # Of each of the two stages four parts keep no input, and one the inside of two layers: 4.
+    problem = _problem([[layer] * 4], limits=[3.0], setting="all")
+    assert problem.recomputing is not None
+    parts = replace(problem.recomputing.parts, batch_size=batch_size)
+    problem = replace(problem, recomputing=replace(problem.recomputing, parts=parts))
+    with pytest.raises(PlanError, match="no plan fits the memory") as refused:
+        straight(problem)
+    offered = f"what would fit: {would} of the batch size" if would else "smaller data.batch_size"
+    assert offered in refused.value.remedy
+    assert bool(would) == ("what would fit" in refused.value.remedy)
+
+
 def test_layers_that_are_chosen_need_no_more_than_those_that_are_named() -> None:
     for seed in range(15):
         free, fixed = random_recomputing(seed, "auto")[0], random_recomputing(seed, "all")[0]
