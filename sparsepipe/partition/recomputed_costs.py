@@ -58,7 +58,7 @@ class PairCosts(Costs):
             counts = ways.counts_EK[way].tolist()
             left, stage = int(ways.left_E[way]), self.lattice.nodes[source].stage
             is_last = left == sum(counts)
-            others = not source and sum(counts) != self._runs.readers
+            others = not source and self._runs.readers not in (None, sum(counts))
             others = others or not self._runs.has_work_for(sum(counts))
             if others or (is_last and stage + 1 < self._problem.stages_told):
                 found.append(-1)
@@ -152,7 +152,7 @@ def best_plan(problem: Problem, lattice: Lattice) -> list[Choice] | None:
     """Stages of the best plan, the first one first; None where no plan fits the memory.
 
     Of plans that take as long the one whose first stage has more devices is taken, where layers
-    are recomputed.
+    are recomputed and memory counts.
 
     Args:
         problem: what to partition.
@@ -174,6 +174,8 @@ def best_plan(problem: Problem, lattice: Lattice) -> list[Choice] | None:
             costs.count(found)
             if (time_s := costs.plan_s(found)) < best_s * (1 - EQUAL):
                 best, best_s = found, time_s
+            if not problem.recomputing.is_automatic:
+                break  # all was counted exactly before
         else:
             ended = False
     if not ended:
@@ -210,12 +212,22 @@ def any_fits(problem: Problem, lattice: Lattice, *, more_bytes: float = 0.0) -> 
     return feasible(Costs(problem.spans, lattice, model, memory, more_bytes=more_bytes))
 
 
+def _numbers_of_readers(problem: Problem) -> Sequence[int | None]:
+    assert problem.recomputing is not None
+    if problem.memory is None:
+        return [None]
+    most = min(problem.recomputing.parts.microbatches, problem.fleet.num_devices)
+    return range(most, 0, -1)
+
+
 def _by_readers(
     problem: Problem, lattice: Lattice, *, more_bytes: float = 0.0
 ) -> Iterator[PairCosts]:
-    """The costs of plans with each number of devices of the first stage."""
-    assert problem.recomputing is not None
-    chains, most = Chains(problem), problem.recomputing.parts.microbatches
-    for readers in range(min(most, problem.fleet.num_devices), 0, -1):
+    """The costs of plans with each number of devices of the first stage.
+
+    Where memory does not count these change nothing: the costs of all plans.
+    """
+    chains = Chains(problem)
+    for readers in _numbers_of_readers(problem):
         runs = SecondRuns(chains, problem.memory, readers=readers, more_bytes=more_bytes)
         yield PairCosts(problem, lattice, runs)

@@ -130,22 +130,28 @@ class SecondRuns:
     Args:
         chains: of the problem.
         memory: what devices keep beside activations; None: it does not count.
-        readers: devices of the first stage.
+        readers: devices of the first stage; None: any number, where memory does not count.
         more_bytes: that each device is taken to hold beyond its limit.
 
     Attributes:
-        readers: devices of the first stage.
+        readers: devices of the first stage; None: any number.
         most_s: that a stage takes longer for what it recomputes, at most.
     """
 
     def __init__(
-        self, chains: Chains, memory: MemoryModel | None, *, readers: int, more_bytes: float = 0.0
+        self,
+        chains: Chains,
+        memory: MemoryModel | None,
+        *,
+        readers: int | None,
+        more_bytes: float = 0.0,
     ) -> None:
+        assert memory is None or readers is not None
         self.readers = readers
         self._chains, self._memory, self._more_bytes = chains, memory, more_bytes
         self._what, kinds = chains.recomputing, chains.problem.fleet.kinds
         parts = self._what.parts
-        self._share = parts.share_of(parts.pieces(readers)) * self._what.batch_share
+        self._share = parts.share_of(parts.pieces(readers or 1)) * self._what.batch_share
         self._seconds: dict[Sort, Floats] = {}
         self._counted: set[tuple[Sort, int, int]] = set()
         whole = chains.chain(tuple(range(len(kinds))))
@@ -166,7 +172,7 @@ class SecondRuns:
         replicas = sum(counts)
         return Sort(
             kinds=tuple(kind for kind, count in enumerate(counts) if count),
-            flying=self._what.parts.flying(replicas, left, readers=self.readers),
+            flying=self._what.parts.flying(replicas, left, readers=self.readers or 1),
             replicas=min(replicas, 2),
             whole=self._what.is_whole(stage),
         )

@@ -84,6 +84,31 @@ def test_what_trying_all_plans_and_choices_finds(name: str, seeds: range) -> Non
     assert min(outcomes["none"], outcomes["some"]) > 0, outcomes
 
 
+@pytest.mark.parametrize(
+    ("setting", "limit", "searches"),
+    [("all", None, 1), ("all", 99.0, 4), ({"layers": [[0, 0]]}, 99.0, 4)],
+)
+def test_layers_that_are_named_take_one_search(
+    monkeypatch: pytest.MonkeyPatch, setting: Any, limit: float | None, searches: int
+) -> None:
+    """For each number of devices of the first stage; where memory does not count, for all."""
+    problem = _problem(
+        [[{"forward_s": 2.0, "backward_s": 1.0}] * 3] * 2,
+        limits=[] if limit is None else [limit] * 2,
+        setting=setting,
+    )
+    begun: list[Any] = []
+
+    def counted(costs: Any) -> Any:
+        begun.append(costs)
+        return search(costs)
+
+    monkeypatch.setattr(recomputed_costs, "search", counted)
+    best_s = seconds_of(replace(problem, memory=MemoryModel(stash=False)), exact(problem).stages)
+    assert best_s == least_s(replace(problem, memory=MemoryModel(stash=False)))
+    assert len(begun) == searches
+
+
 def test_a_search_that_stops_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
