@@ -165,7 +165,7 @@ def best_plan(problem: Problem, lattice: Lattice) -> list[Choice] | None:
         return search(Costs(problem.spans, lattice, problem.model, problem.memory))
     best: list[Choice] | None = None
     best_s, ended = float("inf"), True
-    for costs in _by_readers(problem, lattice):
+    for costs in _by_readers(problem, lattice, Chains(problem)):
         for _ in range(MOST_ROUNDS):
             found = search(costs)
             # What is promised is a bound on all plans that have not been counted.
@@ -198,16 +198,25 @@ def _check_found(best: list[Choice] | None) -> None:
     )
 
 
-def any_fits(problem: Problem, lattice: Lattice, *, more_bytes: float = 0.0) -> bool:
+def any_fits(
+    problem: Problem,
+    lattice: Lattice,
+    *,
+    more_bytes: float = 0.0,
+    chains: Chains | None = None,
+) -> bool:
     """Whether any plan fits the memory, as far as bounds tell where layers are to be chosen.
 
     Args:
         problem: what to partition.
         lattice: of its devices.
         more_bytes: that each device is taken to hold beyond its limit.
+        chains: of a problem with the same layers, for what they know already.
     """
     if problem.recomputing is not None:
-        return any(map(feasible, _by_readers(problem, lattice, more_bytes=more_bytes)))
+        own = Chains(problem) if chains is None else chains.of(problem)
+        every = _by_readers(problem, lattice, own, more_bytes=more_bytes)
+        return any(map(feasible, every))
     memory, model = problem.memory, problem.model
     return feasible(Costs(problem.spans, lattice, model, memory, more_bytes=more_bytes))
 
@@ -221,13 +230,12 @@ def _numbers_of_readers(problem: Problem) -> Sequence[int | None]:
 
 
 def _by_readers(
-    problem: Problem, lattice: Lattice, *, more_bytes: float = 0.0
+    problem: Problem, lattice: Lattice, chains: Chains, *, more_bytes: float = 0.0
 ) -> Iterator[PairCosts]:
     """The costs of plans with each number of devices of the first stage.
 
     Where memory does not count these change nothing: the costs of all plans.
     """
-    chains = Chains(problem)
     for readers in _numbers_of_readers(problem):
         runs = SecondRuns(chains, problem.memory, readers=readers, more_bytes=more_bytes)
         yield PairCosts(problem, lattice, runs)

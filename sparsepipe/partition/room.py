@@ -15,6 +15,7 @@ from sparsepipe.partition.recomputed_choices import chosen_of
 from sparsepipe.partition.recomputed_costs import any_fits
 from sparsepipe.partition.recomputed_plan import MORE_ROOM
 from sparsepipe.partition.recomputing import Recomputing
+from sparsepipe.partition.second_runs import Chains
 from sparsepipe.partition.ties import Choice
 
 _SHARES = (2, 4, 8, 16)
@@ -28,16 +29,17 @@ def no_room(problem: Problem, lattice: Lattice) -> PlanError:
         problem: with limits of memory that rule all plans out.
         lattice: of the devices that stages may have used when they end.
     """
+    chains = None if problem.recomputing is None else Chains(problem)
     if problem.recomputing is not None:
-        if not any_fits(problem, lattice, more_bytes=float("inf")):
+        if not any_fits(problem, lattice, more_bytes=float("inf"), chains=chains):
             return _no_such_plan(problem, problem.recomputing, lattice)
         if problem.recomputing.is_automatic:
             return PlanError(
                 "no plan fits the memory, whatever layers its stages recompute",
                 remedy=f"use {MORE_ROOM}",
             )
-    missing_mib = -(-_missing_bytes(problem, lattice) // MIB)
-    would = _what_would(problem, lambda changed: any_fits(changed, lattice))
+    missing_mib = -(-_missing_bytes(problem, lattice, chains) // MIB)
+    would = _what_would(problem, lambda changed: any_fits(changed, lattice, chains=chains))
     return PlanError(
         f"no plan fits the memory: the best one lacks {missing_mib:,.0f} MiB on a device",
         remedy=f"use devices with more memory, more devices, or a smaller data.batch_size{would}"
@@ -116,7 +118,7 @@ def check_room(plan: Sequence[Choice], problem: Problem) -> None:
             )
 
 
-def _missing_bytes(problem: Problem, lattice: Lattice) -> float:
+def _missing_bytes(problem: Problem, lattice: Lattice, chains: Chains | None) -> float:
     """How much more memory each device must have for some plan to fit."""
     memory, spans = problem.memory, problem.spans
     assert memory is not None
@@ -128,11 +130,15 @@ def _missing_bytes(problem: Problem, lattice: Lattice) -> float:
         left=problem.fleet.num_devices,
     )
     low, high = 0.0, whole + REPLICA_BUFFERS * parameter_bytes  # no stage keeps more
-    while problem.recomputing is not None and not any_fits(problem, lattice, more_bytes=high):
+
+    def fits(more_bytes: float) -> bool:
+        return any_fits(problem, lattice, more_bytes=more_bytes, chains=chains)
+
+    while problem.recomputing is not None and not fits(high):
         high *= 2  # but for the inputs of spans
     while high - low > MIB / 2:
         middle = (low + high) / 2
-        if any_fits(problem, lattice, more_bytes=middle):
+        if fits(middle):
             high = middle
         else:
             low = middle

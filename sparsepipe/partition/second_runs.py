@@ -14,6 +14,7 @@ Shape suffixes: I places a model can be cut at: the first is a stage's begin, th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 
@@ -61,6 +62,18 @@ class Chains:
         self.chain = cache(self._chain)
         self.weights_II = cache(self._weights_II)
         self.named = cache(self._named)
+
+    def of(self, problem: Problem) -> Chains:
+        """Of a problem that differs in memory or in the parts of a batch, knowing what this knows.
+
+        Args:
+            problem: with the same layers on the same devices.
+        """
+        assert problem.recomputing is not None
+        assert problem.recomputing.setting == self.recomputing.setting
+        other = copy(self)
+        other.problem, other.recomputing = problem, problem.recomputing
+        return other
 
     @property
     def anywhere_I(self) -> Floats:

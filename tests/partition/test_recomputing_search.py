@@ -28,6 +28,7 @@ from sparsepipe.partition.recomputed_plan import Parts
 from sparsepipe.partition.recomputing import Recomputing
 from sparsepipe.partition.search import search
 from sparsepipe.partition.searches import dp, exact, exhaustive, hete_mp, mp, straight, variance
+from sparsepipe.partition.second_runs import Chains
 from sparsepipe.partition.spans import chain_spans
 from sparsepipe.partition.ties import Choice
 from sparsepipe.profiling import LayerProfile, Profile
@@ -160,6 +161,24 @@ def test_plans_that_look_at_no_single_device_name_searches_that_do(found: Any) -
         found(problem, device="A")
     assert "parallel.strategy.microbatches" in refused.value.remedy
     assert "hete_mp or exact" in refused.value.remedy
+
+
+def test_a_refusal_looks_at_the_layers_once_more_and_not_for_each_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = {"forward_s": 2.0, "backward_s": 1.0, "saved_bytes": 8e6}
+    problem = _problem([[layer] * 4], limits=[3.0], setting="all")
+    named, begun = Chains._named, []
+
+    def counted(self: Chains, *which: Any) -> Any:
+        begun.append(which)
+        return named(self, *which)
+
+    monkeypatch.setattr(Chains, "_named", counted)
+    with pytest.raises(PlanError, match="lacks 4 MiB on a device") as refused:
+        straight(problem)
+    assert "smaller data.batch_size" in refused.value.remedy
+    assert begun == [((0,), True)] * 2, "by the search, and by the refusal"
 
 
 @pytest.mark.parametrize(("batch_size", "would"), [(None, "1/2"), (8, "1/2"), (4, None)])
