@@ -117,24 +117,45 @@ class Chains:
         every = self.recomputing.spans(places - 1)
         kept_II, inside_II, seconds_II = (np.zeros((places, places)) for _ in range(3))
         for first in range(places - 1):
-            for end in range(first + 1, places):
-                stage = StageCost(
-                    layers=chain.layers[first:end],
-                    input_bytes=chain.border_bytes(first, True),
-                    in_flight=1,
-                )
-                own = _cut(every, first, end)
-                spans = [range(end - first)] if whole else own
-                kept_II[first, end] = stage.kept_bytes(spans)
-                inside_II[first, end] = max(map(stage.inside_bytes, spans), default=0.0)
-                seconds_II[first, end] = np.inf if whole and own else stage.time_s(spans)
+            rows = _grown(chain, every, first, whole=whole)
+            kept_II[first, first + 1 :], inside_II[first, first + 1 :] = rows[0], rows[1]
+            seconds_II[first, first + 1 :] = rows[2]
         return kept_II, inside_II, seconds_II
 
 
-def _cut(spans: Sequence[range], first: int, end: int) -> list[range]:
-    """Those of a stage, its layers numbered from 0."""
-    cut = [range(max(s.start, first) - first, min(s.stop, end) - first) for s in spans]
-    return [span for span in cut if span]
+def _grown(
+    chain: StageCost, spans: Sequence[range], first: int, *, whole: bool
+) -> tuple[list[float], list[float], list[float]]:
+    """Bytes that stay, most bytes inside of a span, and seconds, of stages that begin at a layer.
+
+    Each stage has a layer more than the one before it (``StageCost.kept_bytes`` and the others).
+
+    Args:
+        chain: all layers.
+        spans: that are named, as far as stages have them.
+        first: the layer.
+        whole: whether each stage is one span itself.
+    """
+    named, starts = {layer for span in spans for layer in span}, {span.start for span in spans}
+    kept, inside, seconds = [], [], []
+    total = own_inside = most_inside = time_s = 0.0
+    before = True  # whether the layer before is recomputed; the first one's is not here
+    for number, layer in enumerate(chain.layers[first:], first):
+        again = whole or number in named
+        if again and (number == first or (number in starts and not whole)):
+            total += chain.border_bytes(number, before)
+            own_inside = max(0.0, layer.begin_bytes - chain.border_bytes(number, True))
+        if again:
+            own_inside += layer.saved_bytes
+            most_inside = max(most_inside, own_inside)
+            time_s += np.inf if whole and number in named else layer.forward_s
+        else:
+            total += layer.saved_bytes + before * layer.begin_bytes
+        before = again
+        kept.append(total + (layer.output_bytes if again else layer.end_bytes))
+        inside.append(most_inside)
+        seconds.append(time_s)
+    return kept, inside, seconds
 
 
 class SecondRuns:
