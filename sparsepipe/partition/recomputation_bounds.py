@@ -27,6 +27,8 @@ _LEVELS = 12
 """Sorts of choices, by what is inside of a span."""
 _PRICES = tuple(4.0**power for power in range(-6, 7))
 """Of a byte, where all layers' time is the price of all their bytes."""
+BOUNDS = _LEVELS * (1 + len(_PRICES))
+"""Figures that are kept of each stage."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -75,6 +75,40 @@ def random_recomputing(seed: int, setting: Any) -> tuple[Problem, list[int]]:
     return problem, order
 
 
+def problem_of(
+    costs: list[list[dict[str, float]]], *, limits: list[float], setting: Any
+) -> Problem:
+    """Two devices of each kind, of which there are the costs of layers, for four microbatches."""
+    profiles = tuple(
+        Profile(
+            layers=tuple(
+                LayerProfile(
+                    index=index,
+                    name=str(index),
+                    kind="layer",
+                    **{"activation_bytes": 0.0, "parameter_bytes": 0.0, **layer},
+                )
+                for index, layer in enumerate(layers)
+            )
+        )
+        for layers in costs
+    )
+    kinds = tuple(
+        Kind(name=name, host="h", count=2, memory_bytes=limits[number] if limits else None)
+        for number, name in enumerate("AB"[: len(costs)])
+    )
+    return Problem(
+        fleet=Fleet(kinds=kinds, inside={"h": 1e3}, between=1e3),
+        spans=chain_spans(profiles),
+        model=cost_model("eq4"),
+        memory=MemoryModel(stash=False) if limits else None,
+        profiles=profiles,
+        recomputing=Recomputing(
+            setting=setting, parts=Parts(schedule="gpipe", microbatches=4, batch_size=None)
+        ),
+    )
+
+
 def least_s(problem: Problem, order: Sequence[int] | None = None) -> float:
     """Time of the best of all plans with the best of all choices; infinite where none fits."""
     plans = brute._plans(problem.spans.num_layers, problem.fleet, order)

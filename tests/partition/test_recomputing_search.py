@@ -9,29 +9,21 @@ from typing import Any
 
 import pytest
 from instances import random_problem
-from recomputing_instances import least_s, random_recomputing, seconds_of
+from recomputing_instances import least_s, problem_of, random_recomputing, seconds_of
 
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition import recomputed_costs
-from sparsepipe.partition.cost import cost_model
 from sparsepipe.partition.costs import Costs
 from sparsepipe.partition.evaluate import plan_times
 from sparsepipe.partition.explain import as_plan, explain
-from sparsepipe.partition.fleet import Fleet, Kind
 from sparsepipe.partition.lattice import Lattice, subsets
 from sparsepipe.partition.levels import mp_by_levels
-from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.recomputed_choices import chosen_of
 from sparsepipe.partition.recomputed_costs import PlanSeconds
-from sparsepipe.partition.recomputed_plan import Parts
-from sparsepipe.partition.recomputing import Recomputing
 from sparsepipe.partition.search import search
-from sparsepipe.partition.searches import dp, exact, exhaustive, hete_mp, mp, straight, variance
-from sparsepipe.partition.second_runs import Chains
-from sparsepipe.partition.spans import chain_spans
+from sparsepipe.partition.searches import exact, exhaustive, hete_mp, mp, straight, variance
 from sparsepipe.partition.ties import Choice
-from sparsepipe.profiling import LayerProfile, Profile
 
 SETTINGS: dict[str, Any] = {
     "auto": "auto",
@@ -85,50 +77,6 @@ def test_what_trying_all_plans_and_choices_finds(name: str, seeds: range) -> Non
     assert min(outcomes["none"], outcomes["some"]) > 0, outcomes
 
 
-@pytest.mark.parametrize(
-    ("setting", "limit", "searches"),
-    [("all", None, 1), ("all", 99.0, 4), ({"layers": [[0, 0]]}, 99.0, 4)],
-)
-def test_layers_that_are_named_take_one_search(
-    monkeypatch: pytest.MonkeyPatch, setting: Any, limit: float | None, searches: int
-) -> None:
-    """For each number of devices of the first stage; where memory does not count, for all."""
-    problem = _problem(
-        [[{"forward_s": 2.0, "backward_s": 1.0}] * 3] * 2,
-        limits=[] if limit is None else [limit] * 2,
-        setting=setting,
-    )
-    begun: list[Any] = []
-
-    def counted(costs: Any) -> Any:
-        begun.append(costs)
-        return search(costs)
-
-    monkeypatch.setattr(recomputed_costs, "search", counted)
-    best_s = seconds_of(replace(problem, memory=MemoryModel(stash=False)), exact(problem).stages)
-    assert best_s == least_s(replace(problem, memory=MemoryModel(stash=False)))
-    assert len(begun) == searches
-
-
-def test_a_search_that_stops_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(recomputed_costs, "MOST_ROUNDS", 1)
-    said = Counter[str]()
-    for seed in range(40):
-        problem, _ = random_recomputing(seed, "auto")
-        caplog.clear()
-        found_s, told = float("inf"), ""
-        try:
-            found_s = seconds_of(problem, exact(problem).stages)
-        except PlanError as error:
-            told = error.message
-        stopped = "another one may" in told + caplog.text
-        assert stopped or found_s == pytest.approx(least_s(problem)), seed
-        said[f"{stopped}, {found_s < float('inf')}"] += 1
-    assert min(said["True, True"], said["True, False"]) > 0, said
-
-
 def test_what_is_told_is_what_was_searched_by() -> None:
     recomputed = 0
     for seed in range(30):
@@ -149,52 +97,6 @@ def test_what_is_told_is_what_was_searched_by() -> None:
         assert ("recomputed" in plan.details) == any(chosen.spans)
         recomputed += any(chosen.spans)
     assert recomputed > 2
-
-
-@pytest.mark.parametrize("found", [mp, mp_by_levels, variance])
-def test_plans_that_look_at_no_single_device_name_searches_that_do(found: Any) -> None:
-    """As by the profile of the large devices, the small ones hold no activations at all."""
-    layer = {"forward_s": 2.0, "backward_s": 1.0, "saved_bytes": 8.0}
-    none = {**layer, "saved_bytes": 0.0}
-    problem = _problem([[none] * 4, [layer] * 4], limits=[1.0, 1.0], setting="auto")
-    with pytest.raises(ConfigError, match="does not fit its devices") as refused:
-        found(problem, device="A")
-    assert "parallel.strategy.microbatches" in refused.value.remedy
-    assert "hete_mp or exact" in refused.value.remedy
-
-
-def test_a_refusal_looks_at_the_layers_once_more_and_not_for_each_question(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    layer = {"forward_s": 2.0, "backward_s": 1.0, "saved_bytes": 8e6}
-    problem = _problem([[layer] * 4], limits=[3.0], setting="all")
-    named, begun = Chains._named, []
-
-    def counted(self: Chains, *which: Any) -> Any:
-        begun.append(which)
-        return named(self, *which)
-
-    monkeypatch.setattr(Chains, "_named", counted)
-    with pytest.raises(PlanError, match="lacks 4 MiB on a device") as refused:
-        straight(problem)
-    assert "smaller data.batch_size" in refused.value.remedy
-    assert begun == [((0,), True)] * 2, "by the search, and by the refusal"
-
-
-@pytest.mark.parametrize(("batch_size", "would"), [(None, "1/2"), (8, "1/2"), (4, None)])
-def test_a_sample_is_not_cut_in_two(batch_size: int | None, would: str | None) -> None:
-    """A smaller batch helps as long as its four parts get smaller with it."""
-    layer = {"forward_s": 2.0, "backward_s": 1.0, "saved_bytes": 8.0}
-    # Of each of the two stages four parts keep no input, and one the inside of two layers: 4.
-    problem = _problem([[layer] * 4], limits=[3.0], setting="all")
-    assert problem.recomputing is not None
-    parts = replace(problem.recomputing.parts, batch_size=batch_size)
-    problem = replace(problem, recomputing=replace(problem.recomputing, parts=parts))
-    with pytest.raises(PlanError, match="no plan fits the memory") as refused:
-        straight(problem)
-    offered = f"what would fit: {would} of the batch size" if would else "smaller data.batch_size"
-    assert offered in refused.value.remedy
-    assert bool(would) == ("what would fit" in refused.value.remedy)
 
 
 def test_layers_that_are_chosen_need_no_more_than_those_that_are_named() -> None:
@@ -233,54 +135,6 @@ def test_heuristics_keep_to_the_memory(name: str) -> None:
     assert refused > 0
 
 
-@pytest.mark.parametrize("setting", ["auto", "all", {"layers": [0]}])
-def test_no_stage_has_more_devices_than_there_are_microbatches(setting: Any) -> None:
-    """A single stage would be fastest here, and the strategy refuses it."""
-    problem = _problem([[{"forward_s": 2.0, "backward_s": 1.0}] * 3], limits=[], setting=setting)
-    assert problem.recomputing is not None
-    assert [sum(stage.counts) for stage in exact(problem).stages] == [2]
-    one = replace(problem.recomputing, parts=replace(problem.recomputing.parts, microbatches=1))
-    for memory in (None, MemoryModel(stash=False)):
-        few = replace(problem, recomputing=one, memory=memory)
-        for search_by in (exact, exhaustive, hete_mp):
-            assert [sum(stage.counts) for stage in search_by(few).stages] == [1, 1]
-        with pytest.raises(PlanError, match=r"than there are microbatches \(1\)") as refused:
-            dp(few)
-        assert "parallel.strategy.microbatches" in refused.value.remedy
-
-
-def _problem(costs: list[list[dict[str, float]]], *, limits: list[float], setting: Any) -> Problem:
-    """Two devices of each kind, of which there are the costs of layers, for four microbatches."""
-    profiles = tuple(
-        Profile(
-            layers=tuple(
-                LayerProfile(
-                    index=index,
-                    name=str(index),
-                    kind="layer",
-                    **{"activation_bytes": 0.0, "parameter_bytes": 0.0, **layer},
-                )
-                for index, layer in enumerate(layers)
-            )
-        )
-        for layers in costs
-    )
-    kinds = tuple(
-        Kind(name=name, host="h", count=2, memory_bytes=limits[number] if limits else None)
-        for number, name in enumerate("AB"[: len(costs)])
-    )
-    return Problem(
-        fleet=Fleet(kinds=kinds, inside={"h": 1e3}, between=1e3),
-        spans=chain_spans(profiles),
-        model=cost_model("eq4"),
-        memory=MemoryModel(stash=False) if limits else None,
-        profiles=profiles,
-        recomputing=Recomputing(
-            setting=setting, parts=Parts(schedule="gpipe", microbatches=4, batch_size=None)
-        ),
-    )
-
-
 @pytest.mark.parametrize("told", [1, 2])
 def test_telling_stages_apart_changes_no_plan(told: int) -> None:
     for seed in range(60):
@@ -309,7 +163,7 @@ def test_a_whole_network_on_unlike_devices(
     rng = random.Random(1)
     sizes = [64.0 / 2 ** (number // 10) * rng.uniform(0.8, 1.2) for number in range(52)]
     forward_s = [rng.uniform(5, 9) if n % 3 == 0 else rng.uniform(0.1, 0.5) for n in range(52)]
-    problem = _problem(
+    problem = problem_of(
         [
             [
                 {"forward_s": speed * seconds, "backward_s": 2 * speed * seconds,
@@ -360,7 +214,7 @@ def test_a_whole_network_on_unlike_devices(
 )
 def test_second_runs_move_the_cut(setting: Any, cuts: list[int], bottleneck_s: float) -> None:
     """Of four layers alike, of 2 s forward and 1 s backward, on a device for each of two stages."""
-    problem = _problem([[{"forward_s": 2.0, "backward_s": 1.0}] * 4], limits=[], setting=setting)
+    problem = problem_of([[{"forward_s": 2.0, "backward_s": 1.0}] * 4], limits=[], setting=setting)
     solution = straight(problem)
     assert [stage.first for stage in solution.stages[1:]] == cuts
     told = explain(problem, solution, chosen_of(solution.stages, problem))
@@ -377,6 +231,6 @@ def test_levels_balance_second_runs_of_layers_that_are_named(named: list[int], c
         {"forward_s": seconds, "backward_s": 2 * seconds, "parameter_bytes": 1e6}
         for seconds in (3.0, 3.0, 1.0, 5.0)
     ]
-    problem = _problem([layers], limits=[], setting={"layers": named})
+    problem = problem_of([layers], limits=[], setting={"layers": named})
     first, second = mp_by_levels(problem, device="A").stages
     assert (first.end, second.first) == (cut, cut)
