@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparsepipe.cluster.places import device_name
-from sparsepipe.errors import PlanError, ProfileError
+from sparsepipe.errors import SparsePipeError
 from sparsepipe.experiment.device_profiles import load_profiles
 from sparsepipe.experiment.emulation import emulation_of
 from sparsepipe.experiment.model_names import model_name, model_settings
@@ -62,7 +62,7 @@ def kept_values(run: Run) -> dict[str, float]:
         if any(layer.saved_bytes is None for p in profiles.values() for layer in p.layers):
             return {}
         ranks = kept_bytes(plan, profiles, model, synchronous_of(parallel))
-    except (ProfileError, PlanError) as error:  # a file is broken, or of other layers
+    except SparsePipeError as error:  # such as a file that is broken, or of other layers
         log.info("kept_bytes is not told: %s", error.message)
         return {}
     return {"kept_bytes": sum(ranks), "kept_bytes_of_device": max(ranks)}
@@ -88,32 +88,28 @@ def kept_bytes(
     """
     schedule: dict[str, Any] = {}
     spans: StageSpans = ((),) * plan.num_stages
-    share = 1.0
+    sizes: list[float] | None = None
     if synchronous is not None:
         parts = synchronous.microbatches
         schedule = {"schedule": synchronous.schedule, "microbatches": parts}
         spans = spans_told_by(plan)
         # Simulated microbatches are each a T-th of a profile's batch. What the devices of the
         # first stage read are several of these, and are cut into T together.
-        whole = Parts(schedule=synchronous.schedule, microbatches=parts, batch_size=None)
-        share = parts * whole.share(plan)
+        even = Parts(schedule=synchronous.schedule, microbatches=parts, batch_size=None)
+        sizes = [parts * size for size in even.sizes(plan.replicas(0))]
     workload = Workload.of(plan, profiles)
     stages = tuple(
-        _counted(costs, stage, own, profiles, share)
+        _counted(costs, stage, own, profiles)
         for costs, stage, own in zip(workload.stages, plan.stages, spans, strict=True)
     )
     simulation = Simulation.of(
         replace(workload, stages=stages), Setting(network=Network.flat(plan.num_ranks)), **schedule
     )
-    return long_run_peaks_bytes(simulation, model)
+    return long_run_peaks_bytes(simulation, model, sizes=sizes)
 
 
 def _counted(
-    costs: StageCosts,
-    stage: Stage,
-    spans: Sequence[range],
-    profiles: Mapping[str, Profile],
-    share: float,
+    costs: StageCosts, stage: Stage, spans: Sequence[range], profiles: Mapping[str, Profile]
 ) -> StageCosts:
     """With what one minibatch keeps in a stage, just as it was counted.
 
@@ -124,12 +120,11 @@ def _counted(
         stage: which.
         spans: of its layers that are recomputed.
         profiles: by the names of devices.
-        share: of a profile's batch.
     """
     first, last = stage.layers
     own = [range(span.start - first, span.stop - first) for span in spans]
     held = [
-        StageCost.of(profiles[name], first=first, last=last, in_flight=1, share=share)
+        StageCost.of(profiles[name], first=first, last=last, in_flight=1)
         for name in dict.fromkeys(map(device_name, stage.devices))
     ]
     return replace(

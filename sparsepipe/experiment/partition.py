@@ -9,10 +9,11 @@ from typing import Any
 from sparsepipe.cluster import Inventory
 from sparsepipe.experiment.device_profiles import fingerprint_of, load_profiles, other_workloads
 from sparsepipe.experiment.model_names import model_name, model_settings
+from sparsepipe.experiment.recomputed_search import find_recomputing_plan
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.schema import Search, SearchChoice
-from sparsepipe.experiment.search import Found, find_plan, plan_table
+from sparsepipe.experiment.search import Found, plan_table
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ def partition(
     reserved_bytes: float = 0.0,
 ) -> None:
     """Finds the best plan for the model on the hardware, prints, writes and draws it.
+
+    What a synchronous pipeline recomputes (``parallel.strategy.recompute``) counts.
 
     Args:
         run: configuration and directory.
@@ -88,7 +91,7 @@ def _found(run: Run, choice: SearchChoice) -> Found:
     )
     for told in other_workloads(measured, run.config):
         log.info("%s: the plan is for what was measured", told)
-    return find_plan(choice, run.config, run.inventory, measured)
+    return find_recomputing_plan(choice, run.config, run.inventory, measured)
 
 
 def _values(found: Found) -> dict[str, Any]:

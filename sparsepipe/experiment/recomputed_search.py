@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,8 @@ from sparsepipe.experiment.search import Found, find_plan, memory_model
 from sparsepipe.partition.recomputed_plan import Chosen
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
+
+log = logging.getLogger(__name__)
 
 
 def find_recomputing_plan(
@@ -49,6 +52,11 @@ def find_recomputing_plan(
     """
     recomputing = recomputing_of(config["parallel"], profiles)
     automatic = recomputing is not None and recomputing.is_automatic
+    if automatic and not choice.memory:
+        log.warning(
+            "recompute=auto goes by the memory of the devices: the search counts it, though its "
+            "memory=false asks for none"
+        )
     if automatic:
         choice = replace(choice, memory=True)  # which is what the layers are chosen by
     found = find_plan(choice, config, inventory, profiles, recomputing, **origin)

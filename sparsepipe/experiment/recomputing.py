@@ -80,7 +80,8 @@ def refuse_recompute(config: Mapping[str, Any], inventory: Inventory) -> None:
     plan, search = parallel.get("plan") or {}, parallel.get("search") or {}
     by_hand = any(plan.get(name) is not None for name in ("file", "cuts"))
     by_hand = by_hand or "-" not in str(plan.get("config") or "-")  # a single stage
-    if not by_hand and search.get("search") is None:
+    searched = search.get("search") or config["task"].get("search")  # of task=partition
+    if not by_hand and searched is None:
         raise ConfigError(
             "parallel.strategy.recompute=auto goes by profiles of the stages, and neither a search "
             "nor parallel.plan tells these before training",

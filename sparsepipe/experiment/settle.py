@@ -49,7 +49,8 @@ def settle(
     if directory.plan.exists():
         return
     if choice is None:
-        if is_automatic(config["parallel"]):
+        searches = config["task"].get("search") is not None  # itself: task=partition
+        if is_automatic(config["parallel"]) and not searches:
             _settle_by_hand(config, inventory, directory)
         return
     profiles = load_profiles(inventory, model_name(config), given=choice.profiles or {})

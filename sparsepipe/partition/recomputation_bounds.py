@@ -27,6 +27,8 @@ _LEVELS = 12
 """Sorts of choices, by what is inside of a span."""
 _PRICES = tuple(4.0**power for power in range(-6, 7))
 """Of a byte, where all layers' time is the price of all their bytes."""
+BOUNDS = _LEVELS * (1 + len(_PRICES))
+"""Figures that are kept of each stage."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +76,7 @@ class Bounds:
         end_I = np.array([0.0, *(layer.end_bytes for layer in chain.layers)])
         self._plain_II: Floats = (saved_I + end_I)[None, :] - (saved_I - begin_I)[:, None]
 
-    def seconds_II(self, room_II: Floats, *, flying: int) -> Floats:
+    def seconds_II(self, room_II: Floats, *, flying: float) -> Floats:
         """That recomputing adds to a batch, at least; infinite where a stage never fits.
 
         Args:

@@ -42,7 +42,8 @@ def _named(plan: Sequence[Choice], problem: Problem) -> StageSpans:
 def _held(plan: Sequence[Choice], problem: Problem) -> list[HeldStage]:
     assert problem.recomputing is not None
     parts = problem.recomputing.parts
-    share = parts.share_of(parts.pieces(sum(plan[0].counts))) * problem.recomputing.batch_share
+    readers = sum(plan[0].counts)
+    share = parts.share_of(parts.pieces(readers)) * problem.recomputing.batch_share
     left, found = sum(sum(stage.counts) for stage in plan), []
     for stage in plan:
         present = [kind for kind, count in enumerate(stage.counts) if count]
@@ -55,7 +56,7 @@ def _held(plan: Sequence[Choice], problem: Problem) -> list[HeldStage]:
                 profiles=tuple(problem.profiles[kind] for kind in present),
                 replicas=replicas,
                 limit_bytes=min((n for n in limits if n is not None), default=float("inf")),
-                in_flight=parts.flying(replicas, left),
+                in_flight=parts.flying(replicas, left, readers=readers),
                 share=share,
             )
         )

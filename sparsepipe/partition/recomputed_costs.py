@@ -1,27 +1,32 @@
 """The best plan over a lattice of devices where stages recompute layers.
 
 What a stage takes is no difference of sums then, so that each pair of a begin and an end is looked
-at, as for branching graphs. The size of a microbatch depends on the devices of the first stage:
-plans are searched for one such size after another.
+at, as for branching graphs. The sizes of microbatches depend on the number of devices of the first
+stage: plans are searched for one such number after another.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from sparsepipe.errors import PlanError
 from sparsepipe.partition.costs import Costs, Ints
 from sparsepipe.partition.evaluate import plan_times
 from sparsepipe.partition.lattice import Lattice, Ways
 from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.recomputed_plan import MORE_ROOM
 from sparsepipe.partition.search import feasible, search
 from sparsepipe.partition.second_runs import Chains, SecondRuns, Sort
 from sparsepipe.partition.spans import Floats
 from sparsepipe.partition.ties import EQUAL, Choice
 
+log = logging.getLogger(__name__)
+
 MOST_ROUNDS = 1000
-"""Plans that are counted exactly, at most, for each size of a microbatch."""
+"""Plans that are counted exactly, at most, for each number of devices of the first stage."""
 
 
 class PairCosts(Costs):
@@ -45,25 +50,22 @@ class PairCosts(Costs):
     def _numbers(self, ways: Ways) -> Ints:
         """Which sort each stage is of.
 
-        -1: it begins plans with other pieces of a batch, or ends plans without all stages that
-        the setting names.
+        -1: it begins plans of other first stages, ends plans without all stages that the setting
+        names, or has too many devices.
         """
         found = []
         for way, source in enumerate(ways.sources_E.tolist()):
             counts = ways.counts_EK[way].tolist()
             left, stage = int(ways.left_E[way]), self.lattice.nodes[source].stage
             is_last = left == sum(counts)
-            others = not source and self._pieces(counts) != self._runs.pieces
+            others = not source and self._runs.readers not in (None, sum(counts))
+            others = others or not self._runs.has_work_for(sum(counts))
             if others or (is_last and stage + 1 < self._problem.stages_told):
                 found.append(-1)
                 continue
             sort = self._runs.sort(counts, left=left, stage=stage)
             found.append(self._sorts.setdefault(sort, len(self._sorts)))
         return np.array(found, dtype=np.intp)
-
-    def _pieces(self, counts: Sequence[int]) -> int:
-        assert self._problem.recomputing is not None
-        return self._problem.recomputing.parts.pieces(sum(counts))
 
     def bounds_s(self) -> tuple[float, float]:
         """As of :class:`Costs`."""
@@ -129,14 +131,17 @@ class PlanSeconds:
     def __call__(self, plan: Sequence[Choice]) -> list[float]:
         """Seconds of each stage, its replicas sharing them; infinite where it does not fit.
 
-        Of a plan without all stages that the setting names they are infinite.
+        Of a plan without all stages that the setting names they are infinite, and of one with a
+        stage of more devices than there are microbatches.
         """
-        if len(plan) < self._problem.stages_told:
+        most = max(sum(stage.counts) for stage in plan)
+        too_many = most > self._chains.recomputing.parts.microbatches
+        if len(plan) < self._problem.stages_told or too_many:
             return [float("inf")] * len(plan)
-        pieces = self._chains.recomputing.parts.pieces(sum(plan[0].counts))
-        if pieces not in self._runs:
-            self._runs[pieces] = SecondRuns(self._chains, self._problem.memory, pieces=pieces)
-        runs = self._runs[pieces]
+        readers = sum(plan[0].counts)
+        if readers not in self._runs:
+            self._runs[readers] = SecondRuns(self._chains, self._problem.memory, readers=readers)
+        runs = self._runs[readers]
         return [
             runs.count(sort, stage.first, stage.end) / sum(stage.counts)
             for sort, stage in zip(sorts_of(plan, runs), plan, strict=True)
@@ -146,18 +151,21 @@ class PlanSeconds:
 def best_plan(problem: Problem, lattice: Lattice) -> list[Choice] | None:
     """Stages of the best plan, the first one first; None where no plan fits the memory.
 
-    Of plans that take as long the one whose first stage has more devices is taken, as far as these
-    make microbatches of another size.
+    Of plans that take as long the one whose first stage has more devices is taken, where layers
+    are recomputed and memory counts.
 
     Args:
         problem: what to partition.
         lattice: of its devices.
+
+    Raises:
+        PlanError: so many plans were counted that the search stopped, and none of them fits.
     """
     if problem.recomputing is None:
         return search(Costs(problem.spans, lattice, problem.model, problem.memory))
     best: list[Choice] | None = None
-    best_s = float("inf")
-    for costs in _by_pieces(problem, lattice):
+    best_s, ended = float("inf"), True
+    for costs in _by_readers(problem, lattice, Chains(problem)):
         for _ in range(MOST_ROUNDS):
             found = search(costs)
             # What is promised is a bound on all plans that have not been counted.
@@ -166,30 +174,68 @@ def best_plan(problem: Problem, lattice: Lattice) -> list[Choice] | None:
             costs.count(found)
             if (time_s := costs.plan_s(found)) < best_s * (1 - EQUAL):
                 best, best_s = found, time_s
+            if not problem.recomputing.is_automatic:
+                break  # all was counted exactly before
+        else:
+            ended = False
+    if not ended:
+        _check_found(best)
     return best
 
 
-def any_fits(problem: Problem, lattice: Lattice, *, more_bytes: float = 0.0) -> bool:
+def _check_found(best: list[Choice] | None) -> None:
+    """Says that the search was broken off; refuses to say that nothing fits."""
+    if best is not None:
+        log.warning(
+            "the search has counted %s plans to the end and stops: another one may be faster",
+            f"{MOST_ROUNDS:,}",
+        )
+        return
+    raise PlanError(
+        f"the search has counted {MOST_ROUNDS:,} plans to the end, none of which fits the memory, "
+        "and stops: another one may",
+        remedy=f"say which layers to recompute, as numbers or all; or use {MORE_ROOM}",
+    )
+
+
+def any_fits(
+    problem: Problem,
+    lattice: Lattice,
+    *,
+    more_bytes: float = 0.0,
+    chains: Chains | None = None,
+) -> bool:
     """Whether any plan fits the memory, as far as bounds tell where layers are to be chosen.
 
     Args:
         problem: what to partition.
         lattice: of its devices.
         more_bytes: that each device is taken to hold beyond its limit.
+        chains: of a problem with the same layers, for what they know already.
     """
     if problem.recomputing is not None:
-        return any(map(feasible, _by_pieces(problem, lattice, more_bytes=more_bytes)))
+        own = Chains(problem) if chains is None else chains.of(problem)
+        every = _by_readers(problem, lattice, own, more_bytes=more_bytes)
+        return any(map(feasible, every))
     memory, model = problem.memory, problem.model
     return feasible(Costs(problem.spans, lattice, model, memory, more_bytes=more_bytes))
 
 
-def _by_pieces(
-    problem: Problem, lattice: Lattice, *, more_bytes: float = 0.0
-) -> Iterator[PairCosts]:
-    """The costs of plans with each size of a microbatch."""
+def _numbers_of_readers(problem: Problem) -> Sequence[int | None]:
     assert problem.recomputing is not None
-    chains, memory, parts = Chains(problem), problem.memory, problem.recomputing.parts
-    readers = range(1, problem.fleet.num_devices + 1)
-    for pieces in sorted({parts.pieces(number) for number in readers}):
-        runs = SecondRuns(chains, memory, pieces=pieces, more_bytes=more_bytes)
+    if problem.memory is None:
+        return [None]
+    most = min(problem.recomputing.parts.microbatches, problem.fleet.num_devices)
+    return range(most, 0, -1)
+
+
+def _by_readers(
+    problem: Problem, lattice: Lattice, chains: Chains, *, more_bytes: float = 0.0
+) -> Iterator[PairCosts]:
+    """The costs of plans with each number of devices of the first stage.
+
+    Where memory does not count these change nothing: the costs of all plans.
+    """
+    for readers in _numbers_of_readers(problem):
+        runs = SecondRuns(chains, problem.memory, readers=readers, more_bytes=more_bytes)
         yield PairCosts(problem, lattice, runs)

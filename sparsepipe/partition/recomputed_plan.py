@@ -33,20 +33,43 @@ class Parts:
     microbatches: int
     batch_size: int | None
 
-    def in_flight(self, plan: Plan, stage: int) -> int:
-        """Microbatches that a device of a stage has begun and not ended, at most."""
-        left = plan.num_ranks - plan.ranks_of(stage).start
-        return self.flying(plan.replicas(stage), left)
+    def in_flight(self, plan: Plan, stage: int) -> float:
+        """Microbatches that a device of a stage has begun and not ended, at most.
 
-    def flying(self, replicas: int, left: int) -> int:
+        Smaller ones than the largest count less.
+        """
+        left = plan.num_ranks - plan.ranks_of(stage).start
+        return self.flying(plan.replicas(stage), left, readers=plan.replicas(0))
+
+    def flying(self, replicas: int, left: int, *, readers: int) -> float:
         """The same of a stage of some devices.
 
         Args:
             replicas: r, devices of the stage.
             left: R, devices of this stage and of those after it.
+            readers: devices of the first stage.
         """
-        own = -(-self.microbatches // replicas)
-        return own if self.schedule == "gpipe" else min(own, (left - 1) // replicas + 1)
+        most = -(-self.microbatches // replicas)
+        if self.schedule != "gpipe":
+            most = min(most, (left - 1) // replicas + 1)
+        if self.microbatches % readers == 0:
+            return most  # which all are as large
+        sizes = self.sizes(readers)
+        each = [sizes[device::replicas] for device in range(replicas)]
+        held = (sum(own[n : n + most]) for own in each for n in range(max(1, len(own) - most + 1)))
+        return max(held) / max(sizes)
+
+    def sizes(self, readers: int) -> list[float]:
+        """Of the microbatches, each over that of the batch that the profiles are of.
+
+        Devices of the first stage take turns at them, and each cuts its batch into its own.
+
+        Args:
+            readers: devices of the first stage.
+        """
+        total = self.microbatches
+        own = [len(range(number % readers, total, readers)) for number in range(total)]
+        return [self.share_of(pieces) for pieces in own]
 
     def pieces(self, readers: int) -> int:
         """Microbatches that each device of the first stage cuts its batch into, at least.
@@ -80,8 +103,9 @@ class HeldStage:
         profiles: of its devices, each once.
         replicas: r, how many devices it has.
         limit_bytes: memory of the smallest of them; infinite where nobody knows.
-        in_flight: microbatches that a device has begun and not ended, at most.
-        share: size of one of these over that of the profiles' batch.
+        in_flight: microbatches that a device has begun and not ended, at most; smaller ones than
+            the largest count less.
+        share: size of the largest of these over that of the profiles' batch.
     """
 
     first: int
@@ -89,7 +113,7 @@ class HeldStage:
     profiles: tuple[Profile, ...]
     replicas: int
     limit_bytes: float
-    in_flight: int
+    in_flight: float
     share: float
 
     def cost(self) -> StageCost:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparsepipe.partition.recomputed_layers import OwnSpans, Setting, recomputed_spans
 from sparsepipe.partition.recomputed_plan import Parts
@@ -34,6 +34,18 @@ class Recomputing:
     def stages_told(self) -> int:
         """How many of the first stages have to be told apart, since some are named."""
         return max(self._stages, default=-1) + 1
+
+    def with_batch(self, share: int) -> Recomputing:
+        """The same of a batch of so small a share of the size, for asking what would fit.
+
+        Where its samples are known, that is no less than one, of which no part is made.
+        """
+        size = self.parts.batch_size
+        if size is None:
+            return replace(self, batch_share=self.batch_share / share)
+        fewer = max(1, size // share)
+        parts = replace(self.parts, batch_size=fewer)
+        return replace(self, parts=parts, batch_share=self.batch_share * fewer / size)
 
     def is_whole(self, stage: int) -> bool:
         """Whether a stage is one span by the setting.

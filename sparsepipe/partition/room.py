@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
-from sparsepipe.errors import PlanError
+from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.evaluate import plan_bytes
 from sparsepipe.partition.lattice import Lattice
 from sparsepipe.partition.memory import MIB, REPLICA_BUFFERS, room_bytes
@@ -14,9 +14,12 @@ from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.recomputed_choices import chosen_of
 from sparsepipe.partition.recomputed_costs import any_fits
 from sparsepipe.partition.recomputed_plan import MORE_ROOM
+from sparsepipe.partition.recomputing import Recomputing
+from sparsepipe.partition.second_runs import Chains
 from sparsepipe.partition.ties import Choice
 
 _SHARES = (2, 4, 8, 16)
+_LOOKING = "a search that looks at the memory of each device: hete_mp or exact"
 
 
 def no_room(problem: Problem, lattice: Lattice) -> PlanError:
@@ -26,24 +29,42 @@ def no_room(problem: Problem, lattice: Lattice) -> PlanError:
         problem: with limits of memory that rule all plans out.
         lattice: of the devices that stages may have used when they end.
     """
-    if problem.recomputing is not None and problem.recomputing.is_automatic:
-        return PlanError(
-            "no plan fits the memory, whatever layers its stages recompute",
-            remedy=f"use {MORE_ROOM}",
-        )
-    named = problem.stages_told > 0
-    if named and not any_fits(problem, lattice, more_bytes=float("inf")):
-        return PlanError(
-            f"no plan that is looked at has the stages 0 to {problem.stages_told - 1}, of which "
-            "layers are to be recomputed",
-            remedy="name layers in place of stages, or set parallel.strategy.recompute=auto",
-        )
-    missing_mib = -(-_missing_bytes(problem, lattice) // MIB)
-    would = _what_would(problem, lambda changed: any_fits(changed, lattice))
+    chains = None if problem.recomputing is None else Chains(problem)
+    if problem.recomputing is not None:
+        if not any_fits(problem, lattice, more_bytes=float("inf"), chains=chains):
+            return _no_such_plan(problem, problem.recomputing, lattice)
+        if problem.recomputing.is_automatic:
+            return PlanError(
+                "no plan fits the memory, whatever layers its stages recompute",
+                remedy=f"use {MORE_ROOM}",
+            )
+    missing_mib = -(-_missing_bytes(problem, lattice, chains) // MIB)
+    would = _what_would(problem, lambda changed: any_fits(changed, lattice, chains=chains))
     return PlanError(
         f"no plan fits the memory: the best one lacks {missing_mib:,.0f} MiB on a device",
         remedy=f"use devices with more memory, more devices, or a smaller data.batch_size{would}"
         + ("" if problem.recomputing is None else "; or parallel.strategy.recompute=auto"),
+    )
+
+
+def _no_such_plan(problem: Problem, again: Recomputing, lattice: Lattice) -> PlanError:
+    """Where not even devices without limits would help."""
+    devices, few = problem.fleet.num_devices, again.parts.microbatches
+    more = replace(again, parts=replace(again.parts, microbatches=max(few, devices)))
+    if few < devices and any_fits(
+        replace(problem, recomputing=more), lattice, more_bytes=float("inf")
+    ):
+        return PlanError(
+            f"all plans that are looked at have a stage of more devices than there are "
+            f"microbatches ({few}), at which they take turns",
+            remedy="set parallel.strategy.microbatches to as many or more, or use a search that "
+            "gives a stage fewer devices: hete_mp or exact",
+        )
+    return PlanError(
+        f"no plan that is looked at has the stages 0 to {problem.stages_told - 1}, of which "
+        "layers are to be recomputed, and in none of those that are named a layer that is "
+        "named by itself",
+        remedy="name layers in place of stages, or set parallel.strategy.recompute=auto",
     )
 
 
@@ -69,17 +90,23 @@ def kept_and_room(plan: Sequence[Choice], problem: Problem) -> list[tuple[float,
 def check_room(plan: Sequence[Choice], problem: Problem) -> None:
     """Refuses a plan that does not fit the devices.
 
-    Where layers are chosen by the memory, that is for who chooses them to do.
-
     Args:
         plan: of a search that does not look at them.
         problem: with the devices that there are.
 
     Raises:
         PlanError: the message says which stage lacks how much, and what would fit.
+        ConfigError: layers are to be chosen, and a stage does not fit, whatever is recomputed; or
+            the plan has no such layers or stages as are to be recomputed.
     """
-    chooses = problem.recomputing is not None and problem.recomputing.is_automatic
-    if problem.memory is None or chooses:
+    if problem.memory is None:
+        return
+    if problem.recomputing is not None and problem.recomputing.is_automatic:
+        try:
+            chosen_of(plan, problem)
+        except ConfigError as error:
+            error.remedy += f"; or {_LOOKING}"
+            raise
         return
     for number, (kept, room) in enumerate(kept_and_room(plan, problem)):
         if room is not None and kept > room_bytes(room):
@@ -87,12 +114,11 @@ def check_room(plan: Sequence[Choice], problem: Problem) -> None:
             raise PlanError(
                 f"stage {number} keeps {kept / MIB:,.0f} MiB on each device, and its smallest "
                 f"holds {room / MIB:,.0f} MiB",
-                remedy="use a smaller data.batch_size, or a search that looks at the memory of "
-                f"each device: hete_mp or exact{would}",
+                remedy=f"use a smaller data.batch_size, or {_LOOKING}{would}",
             )
 
 
-def _missing_bytes(problem: Problem, lattice: Lattice) -> float:
+def _missing_bytes(problem: Problem, lattice: Lattice, chains: Chains | None) -> float:
     """How much more memory each device must have for some plan to fit."""
     memory, spans = problem.memory, problem.spans
     assert memory is not None
@@ -104,11 +130,15 @@ def _missing_bytes(problem: Problem, lattice: Lattice) -> float:
         left=problem.fleet.num_devices,
     )
     low, high = 0.0, whole + REPLICA_BUFFERS * parameter_bytes  # no stage keeps more
-    while problem.recomputing is not None and not any_fits(problem, lattice, more_bytes=high):
+
+    def fits(more_bytes: float) -> bool:
+        return any_fits(problem, lattice, more_bytes=more_bytes, chains=chains)
+
+    while problem.recomputing is not None and not fits(high):
         high *= 2  # but for the inputs of spans
     while high - low > MIB / 2:
         middle = (low + high) / 2
-        if any_fits(problem, lattice, more_bytes=middle):
+        if fits(middle):
             high = middle
         else:
             low = middle
@@ -156,8 +186,8 @@ def _with_batch(problem: Problem, share: int) -> Problem:
         end_bytes_I=None if spans.end_bytes_I is None else spans.end_bytes_I / share,
     )
     again = problem.recomputing
-    parts = None if again is None else replace(again, batch_share=again.batch_share / share)
-    return replace(problem, spans=smaller, recomputing=parts)
+    fewer = None if again is None else again.with_batch(share)
+    return replace(problem, spans=smaller, recomputing=fewer)
 
 
 def _fits(plan: Sequence[Choice], problem: Problem) -> bool:

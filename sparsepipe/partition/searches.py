@@ -17,7 +17,8 @@ all subsets of devices; with a bandwidth for each link it is optimal if a stage'
 its slowest link, and a transfer between stages that are not on one and the same host at the link
 between hosts. ``mp`` and ``hete_mp`` are optimal in the same sense among the plans that they look
 at; ``variance`` (``variance.py``) looks for something else. Where stages recompute layers, times
-and memory are counted with that (``recomputed_costs.py``).
+and memory are counted with that (``recomputed_costs.py``). Where the memory chooses these, all but
+``exhaustive`` stop after so many plans, and say so; what they have then need not be the best.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ Shape suffixes: I places a model can be cut at: the first is a stage's begin, th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 
@@ -35,13 +36,13 @@ class Sort:
 
     Attributes:
         kinds: of their devices.
-        flying: microbatches in flight.
+        flying: microbatches in flight, smaller ones than the largest counted less.
         replicas: of each of them; 2 stands for any number above 1.
         whole: whether the setting has them as one span each.
     """
 
     kinds: tuple[int, ...]
-    flying: int
+    flying: float
     replicas: int
     whole: bool
 
@@ -61,6 +62,18 @@ class Chains:
         self.chain = cache(self._chain)
         self.weights_II = cache(self._weights_II)
         self.named = cache(self._named)
+
+    def of(self, problem: Problem) -> Chains:
+        """Of a problem that differs in memory or in the parts of a batch, knowing what this knows.
+
+        Args:
+            problem: with the same layers on the same devices.
+        """
+        assert problem.recomputing is not None
+        assert problem.recomputing.setting == self.recomputing.setting
+        other = copy(self)
+        other.problem, other.recomputing = problem, problem.recomputing
+        return other
 
     @property
     def anywhere_I(self) -> Floats:
@@ -96,55 +109,91 @@ class Chains:
         return most_II
 
     def _named(self, kinds: tuple[int, ...], whole: bool) -> tuple[Floats, Floats, Floats]:
-        """Of layers that the setting names: what stays and what is inside, and seconds."""
+        """Of layers that the setting names: what stays and what is inside, and seconds.
+
+        These are infinite where a stage that is named has a layer that is named as well.
+        """
         chain, places = self.chain(kinds), self.problem.spans.num_layers + 1
         every = self.recomputing.spans(places - 1)
         kept_II, inside_II, seconds_II = (np.zeros((places, places)) for _ in range(3))
         for first in range(places - 1):
-            for end in range(first + 1, places):
-                stage = StageCost(
-                    layers=chain.layers[first:end],
-                    input_bytes=chain.border_bytes(first, True),
-                    in_flight=1,
-                )
-                spans = [range(end - first)] if whole else _cut(every, first, end)
-                kept_II[first, end] = stage.kept_bytes(spans)
-                inside_II[first, end] = max(map(stage.inside_bytes, spans), default=0.0)
-                seconds_II[first, end] = stage.time_s(spans)
+            rows = _grown(chain, every, first, whole=whole)
+            kept_II[first, first + 1 :], inside_II[first, first + 1 :] = rows[0], rows[1]
+            seconds_II[first, first + 1 :] = rows[2]
         return kept_II, inside_II, seconds_II
 
 
-def _cut(spans: Sequence[range], first: int, end: int) -> list[range]:
-    """Those of a stage, its layers numbered from 0."""
-    cut = [range(max(s.start, first) - first, min(s.stop, end) - first) for s in spans]
-    return [span for span in cut if span]
+def _grown(
+    chain: StageCost, spans: Sequence[range], first: int, *, whole: bool
+) -> tuple[list[float], list[float], list[float]]:
+    """Bytes that stay, most bytes inside of a span, and seconds, of stages that begin at a layer.
+
+    Each stage has a layer more than the one before it (``StageCost.kept_bytes`` and the others).
+
+    Args:
+        chain: all layers.
+        spans: that are named, as far as stages have them.
+        first: the layer.
+        whole: whether each stage is one span itself.
+    """
+    named, starts = {layer for span in spans for layer in span}, {span.start for span in spans}
+    kept, inside, seconds = [], [], []
+    total = own_inside = most_inside = time_s = 0.0
+    before = True  # whether the layer before is recomputed; the first one's is not here
+    for number, layer in enumerate(chain.layers[first:], first):
+        again = whole or number in named
+        if again and (number == first or (number in starts and not whole)):
+            total += chain.border_bytes(number, before)
+            own_inside = max(0.0, layer.begin_bytes - chain.border_bytes(number, True))
+        if again:
+            own_inside += layer.saved_bytes
+            most_inside = max(most_inside, own_inside)
+            time_s += np.inf if whole and number in named else layer.forward_s
+        else:
+            total += layer.saved_bytes + before * layer.begin_bytes
+        before = again
+        kept.append(total + (layer.output_bytes if again else layer.end_bytes))
+        inside.append(most_inside)
+        seconds.append(time_s)
+    return kept, inside, seconds
 
 
 class SecondRuns:
-    """Of plans whose first stage's devices cut their batches into a number of pieces.
+    """Of plans whose first stage has a number of devices, which cut their batches into pieces.
 
     Args:
         chains: of the problem.
         memory: what devices keep beside activations; None: it does not count.
-        pieces: of a batch.
+        readers: devices of the first stage; None: any number, where memory does not count.
         more_bytes: that each device is taken to hold beyond its limit.
 
     Attributes:
-        pieces: of a batch.
+        readers: devices of the first stage; None: any number.
         most_s: that a stage takes longer for what it recomputes, at most.
     """
 
     def __init__(
-        self, chains: Chains, memory: MemoryModel | None, *, pieces: int, more_bytes: float = 0.0
+        self,
+        chains: Chains,
+        memory: MemoryModel | None,
+        *,
+        readers: int | None,
+        more_bytes: float = 0.0,
     ) -> None:
-        self.pieces = pieces
+        assert memory is None or readers is not None
+        self.readers = readers
         self._chains, self._memory, self._more_bytes = chains, memory, more_bytes
         self._what, kinds = chains.recomputing, chains.problem.fleet.kinds
-        self._share = self._what.parts.share_of(pieces) * self._what.batch_share
+        parts = self._what.parts
+        self._share = parts.share_of(parts.pieces(readers or 1)) * self._what.batch_share
         self._seconds: dict[Sort, Floats] = {}
         self._counted: set[tuple[Sort, int, int]] = set()
         whole = chains.chain(tuple(range(len(kinds))))
         self.most_s = sum(layer.forward_s for layer in whole.layers)
+
+    def has_work_for(self, replicas: int) -> bool:
+        """Whether each device of a stage has a microbatch: the strategy refuses others."""
+        return replicas <= self._what.parts.microbatches
 
     def sort(self, counts: Sequence[int], *, left: int, stage: int) -> Sort:
         """Which a stage is of.
@@ -157,7 +206,7 @@ class SecondRuns:
         replicas = sum(counts)
         return Sort(
             kinds=tuple(kind for kind, count in enumerate(counts) if count),
-            flying=self._what.parts.flying(replicas, left),
+            flying=self._what.parts.flying(replicas, left, readers=self.readers or 1),
             replicas=min(replicas, 2),
             whole=self._what.is_whole(stage),
         )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.lattice import stages_between_subsets
 from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.recomputation_bounds import BOUNDS
+from sparsepipe.partition.recomputing import Recomputing
 
 MOST_WINDOWS = 100_000_000
-"""Stages times places that ``exact`` looks at, or any search times pairs of a graph's states:
-about a minute on one core, and 1 GB."""
+"""Stages times places that ``exact`` looks at, or any search times pairs of a graph's states, or of
+layers where some are recomputed: about a minute on one core, and 1 GB."""
 
 
 def check_subsets(problem: Problem) -> None:
@@ -70,13 +72,14 @@ def check_states(problem: Problem, stages: int) -> None:
         PlanError: a search would take much more than a minute.
     """
     states = problem.spans.num_layers
-    if stages * states**2 <= MOST_WINDOWS:
+    each = stages if problem.recomputing is None else _figures(problem, problem.recomputing, stages)
+    if each * states**2 <= MOST_WINDOWS:
         return
     if problem.recomputing is not None:
         raise PlanError(
             f"{states:,} layers have too many pairs of a first and a last one for "
-            f"{problem.fleet.num_devices} devices: where layers are recomputed, {stages:,} stages "
-            "are to be looked at for each pair",
+            f"{problem.fleet.num_devices} devices: where layers are recomputed, {each:,} stages "
+            "and bounds are to be looked at for each pair",
             remedy="use task.search=hete_mp, partition over fewer devices, or search without "
             "parallel.strategy.recompute and train with it by that plan (parallel.plan.file)",
         )
@@ -87,3 +90,16 @@ def check_states(problem: Problem, stages: int) -> None:
             remedy="merge the layers of a block into one node, profile the model as a chain of "
             "blocks, or partition over fewer devices",
         )
+
+
+def _figures(problem: Problem, recomputing: Recomputing, stages: int) -> int:
+    """Of each pair of a first and a last layer, what a search counts at least.
+
+    That is once for each number of devices that the first stage may have, where memory counts; and
+    the bounds of stages on each set of kinds, where it chooses the layers. Searches go on then, as
+    long as these promise more than has been counted, which nobody knows before.
+    """
+    devices, kinds = problem.fleet.num_devices, len(problem.fleet.kinds)
+    searches = 1 if problem.memory is None else min(recomputing.parts.microbatches, devices)
+    sets = min(stages, 2**kinds - 1) if recomputing.is_automatic else 0
+    return stages * searches + sets * BOUNDS

@@ -42,16 +42,17 @@ class StageCost:
     Args:
         layers: in order.
         input_bytes: of the first one's input.
-        in_flight: m, minibatches that have gone forward and not yet backward, at most.
+        in_flight: m, minibatches that have gone forward and not yet backward, at most; smaller
+            ones count less.
     """
 
     layers: tuple[LayerCost, ...]
     input_bytes: float
-    in_flight: int
+    in_flight: float
 
     @classmethod
     def of(
-        cls, profile: Profile, *, first: int, last: int, in_flight: int, share: float = 1.0
+        cls, profile: Profile, *, first: int, last: int, in_flight: float, share: float = 1.0
     ) -> StageCost:
         """From a profile; where nobody counted what a layer saves, it is its input.
 

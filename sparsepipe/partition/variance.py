@@ -39,8 +39,8 @@ def ends_for(problem: Problem, *, stages: int) -> list[int] | None:
     if problem.recomputing is None:
         room = kind.memory_bytes
         return least_variance(spans, stages=stages, memory=problem.memory, room=room)
-    chains, parts = Chains(problem), problem.recomputing.parts
-    runs = SecondRuns(chains, problem.memory, pieces=parts.pieces(1))
+    chains = Chains(problem)
+    runs = SecondRuns(chains, problem.memory, readers=1)
     spans = replace(spans, compute_s_KI=spans.compute_s_KI + chains.anywhere_I)
     sorts = [runs.sort((1,), left=stages - s, stage=s) for s in range(stages)]
     while True:  # stages are ruled out until all of a plan fit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sparsepipe.partition.memory import REPLICA_BUFFERS, MemoryModel
@@ -50,7 +50,9 @@ def memory_over_time(
     return [_levels(spans, record, workload, model) for spans in by_rank]
 
 
-def long_run_peaks_bytes(simulation: Simulation, model: MemoryModel) -> list[float]:
+def long_run_peaks_bytes(
+    simulation: Simulation, model: MemoryModel, *, sizes: Sequence[float] | None = None
+) -> list[float]:
     """The most that each rank keeps at a time in a run that is long enough.
 
     What a rank keeps follows from the order of its actions, whenever it comes to them.
@@ -58,6 +60,7 @@ def long_run_peaks_bytes(simulation: Simulation, model: MemoryModel) -> list[flo
     Args:
         simulation: the schedule and the workload.
         model: what counts.
+        sizes: of the microbatches of each minibatch, 1 being that of the workload's; None: all are.
     """
     plan, splits = simulation.workload.plan, simulation.recipe.splits
     stages = list(enumerate(simulation.workload.stages))
@@ -81,7 +84,7 @@ def long_run_peaks_bytes(simulation: Simulation, model: MemoryModel) -> list[flo
         minibatches = 2 if splits else 2 * len(ranks)
         for rank in ranks if splits else ranks[:1]:
             order = simulation.order(rank, minibatches)
-            peaks.append(max(_kept_bytes(order, costs, model, replicas=len(ranks))))
+            peaks.append(max(_kept_bytes(order, costs, model, replicas=len(ranks), sizes=sizes)))
         found += peaks if splits else peaks * len(ranks)
     return found
 
@@ -103,7 +106,12 @@ def _levels(
 
 
 def _kept_bytes(
-    actions: Iterable[Action], costs: StageCosts, model: MemoryModel, *, replicas: int
+    actions: Iterable[Action],
+    costs: StageCosts,
+    model: MemoryModel,
+    *,
+    replicas: int,
+    sizes: Sequence[float] | None = None,
 ) -> Iterator[float]:
     """What a rank keeps at first; then when each action has begun, or a backward has ended.
 
@@ -112,6 +120,7 @@ def _kept_bytes(
         costs: of its stage.
         model: what counts.
         replicas: of its stage.
+        sizes: of microbatches; None: all are 1.
     """
     buffers = REPLICA_BUFFERS if replicas > 1 else 0.0
     always = 1 + model.optimizer + model.gradients + buffers
@@ -134,5 +143,6 @@ def _kept_bytes(
         else:
             updates += 1
         extra = len(flying) if model.predicted else len(users) - (updates in users)
-        kept_bytes = len(flying) * costs.stored_bytes + extra * version_bytes
-        yield static_bytes + kept_bytes + costs.recomputed_bytes * bool(flying)
+        held = [1.0 if sizes is None or j is None else sizes[j] for _, j in flying]
+        kept_bytes = sum(held) * costs.stored_bytes + extra * version_bytes
+        yield static_bytes + kept_bytes + costs.recomputed_bytes * max(held, default=0.0)

@@ -149,6 +149,25 @@ def test_recomputed_spans_keep_their_inputs_and_the_inside_of_one(
             assert told[stage] < 0.8 * plain[stage]
 
 
+def test_no_reader_has_the_most_and_the_largest_microbatches() -> None:
+    """Of four, three readers have one each of their whole batch, but for the first: two halves."""
+    layers, x = network(), torch.rand(3 * BATCH, 1, 28, 28)
+    plan = Plan.of(config="3-1", cuts=(CUT,), num_layers=len(layers))
+    names = dict.fromkeys(
+        (device for stage in plan.stages for device in stage.devices), profiled(layers, x[:BATCH])
+    )
+    told = kept_bytes(plan, names, MemoryModel(stash=False, gradients=0.0), Synchronous("gpipe", 4))
+    first, half = nn.Sequential(*list(layers)[:CUT]), BATCH // 2
+    weights = 4 * sum(p.nbytes for p in first.parameters())
+    saved, _ = saved_by(first, [x[:half].clone(), x[half:BATCH].clone()])
+    assert told[:3] == pytest.approx([weights + saved] * 3, rel=0.1)
+    second = nn.Sequential(*list(layers)[CUT:])
+    outputs = [first(x[a * half : b * half]) for a, b in [(0, 1), (2, 4), (4, 6), (1, 2)]]
+    saved, _ = saved_by(second, [output.detach().requires_grad_() for output in outputs])
+    weights = 2 * sum(p.nbytes for p in second.parameters())
+    assert told[3] == pytest.approx(weights + saved, rel=0.1)
+
+
 def test_several_readers_have_larger_microbatches() -> None:
     """Two devices of the first stage read a batch each, and cut both into T together."""
     layers, x = network(), torch.rand(2 * BATCH, 1, 28, 28)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from experiment_harness import composed
 from planned_cases import profile
 
+from sparsepipe.experiment.build import build_inventory
+from sparsepipe.experiment.kept_memory import kept_values
+from sparsepipe.experiment.run import Run
+from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.profiling import Profile
 from sparsepipe.results.files import read_json
 
@@ -43,6 +50,25 @@ def test_parameters_momentum_and_what_layers_save(
         told = read_json(job(f"parallel={strategy}", *on(tmp_path / "mine.json")) / "result.json")
     assert told["kept_bytes"] == told["kept_bytes_of_device"] == 4 * (2 * 1000 + 800)
     assert WORDS not in caplog.text
+
+
+def test_no_error_about_what_was_kept_ends_a_run(
+    job: Job, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a plan file whose layers are others than those that it has recomputed."""
+    counted().save(tmp_path / "mine.json")
+    settings = ("parallel=gpipe", "parallel.strategy.recompute=all", *on(tmp_path / "mine.json"))
+    directory = RunDir(job(*settings))
+    assert read_json(directory.result)["kept_bytes"] > 0
+    plan = read_json(directory.plan)
+    directory.plan.write_text(json.dumps({**plan, "recomputed": [[0, 9]]}))
+    config = composed("experiment=tiny", *settings)
+    inventory, watch = build_inventory(config), SignalWatch()
+    run = Run(config=config, directory=directory, inventory=inventory, watch=watch)
+    with caplog.at_level("INFO"):
+        assert kept_values(run) == {}
+    assert "layer 9 is not among" in caplog.text
+    assert WORDS in caplog.text
 
 
 @pytest.mark.parametrize("known", [None, counted(batch_size=8)])

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from experiment_harness import composed
+from planned_cases import MODEL
+from recompute_cases import saved
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
@@ -25,6 +27,7 @@ from sparsepipe.partition.cost import cost_model
 from sparsepipe.partition.explain import explain
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.searches import best_cuts
+from sparsepipe.results.files import read_json
 from sparsepipe.results.shares import Costs, accumulated_shares
 from sparsepipe.schedule import Plan
 
@@ -184,6 +187,35 @@ def test_what_the_paper_prints_of_hete_mp_is_costed_as_it_stands() -> None:
         other = PaperRow(mp="", hete_mp=PRINTED[gpus].hete_mp[::-1])
         assert hete_mp_s(problem, other) > explain(problem, best).bottleneck_s
     assert [row.hete_config for row in PRINTED.values()] == ["4-1", "4-1-1", "6-1", "7-1"]
+
+
+@pytest.mark.parametrize(
+    ("recompute", "bottleneck_s", "spans"),
+    [("none", 9.0, None), ("all", 12.0, [[0, 1], [2, 3]]), ("auto", 10.0, [[0, 0], [3, 3]])],
+)
+def test_what_a_synchronous_pipeline_recomputes_counts(
+    tmp_path: Path, recompute: str, bottleneck_s: float, spans: list[list[int]] | None
+) -> None:
+    """On four layers of 3, 6, 6 and 3 s; by ``auto`` so much that 1.4 MB are enough."""
+    memory_bytes = 1_000_000_000 if recompute == "none" else 1_400_000
+    device = f"{{name: core, count: 2, accelerator: cpu, memory_bytes: {memory_bytes}}}"
+    done = run(
+        tmp_path,
+        *MODEL,
+        "task=partition",
+        "hardware=cores",
+        f"hardware.value.hosts=[{{name: here, devices: [{device}]}}]",
+        "parallel=gpipe",
+        "parallel.devices=1",
+        f"parallel.strategy.recompute={recompute}",
+        "task.bandwidth_bytes_per_s=1e4",
+        f"task.profiles={{core: {saved(tmp_path / 'four.json')}}}",
+    )
+    plan = Plan.from_json(done.plan.read_text())
+    assert (plan.config, plan.cuts) == ("1-1", (2,))
+    assert plan.details["bottleneck_s"] == pytest.approx(bottleneck_s)
+    assert plan.details.get("recomputed") == spans
+    assert read_json(done.result)["bottleneck_s"] == plan.details["bottleneck_s"]
 
 
 def test_several_processes_are_refused(tmp_path: Path) -> None:

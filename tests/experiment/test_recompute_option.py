@@ -132,6 +132,16 @@ def test_auto_looks_for_a_cut_that_fits_unlike_devices(tmp_path: Path) -> None:
     assert plan.details["recomputed"] == [[0, 0]]
 
 
+def test_auto_says_that_it_counts_the_memory_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = (*SEARCHED, AUTO, given(tmp_path))
+    settled(tmp_path, 1e9, *settings)
+    assert "memory=false" not in caplog.text
+    settled(tmp_path / "no", 1e9, *settings, "parallel.search.memory=false")
+    assert "though its memory=false asks for none" in caplog.text
+
+
 def test_the_profiles_of_a_choice_are_part_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,40 @@ def random_recomputing(seed: int, setting: Any) -> tuple[Problem, list[int]]:
     return problem, order
 
 
+def problem_of(
+    costs: list[list[dict[str, float]]], *, limits: list[float], setting: Any
+) -> Problem:
+    """Two devices of each kind, of which there are the costs of layers, for four microbatches."""
+    profiles = tuple(
+        Profile(
+            layers=tuple(
+                LayerProfile(
+                    index=index,
+                    name=str(index),
+                    kind="layer",
+                    **{"activation_bytes": 0.0, "parameter_bytes": 0.0, **layer},
+                )
+                for index, layer in enumerate(layers)
+            )
+        )
+        for layers in costs
+    )
+    kinds = tuple(
+        Kind(name=name, host="h", count=2, memory_bytes=limits[number] if limits else None)
+        for number, name in enumerate("AB"[: len(costs)])
+    )
+    return Problem(
+        fleet=Fleet(kinds=kinds, inside={"h": 1e3}, between=1e3),
+        spans=chain_spans(profiles),
+        model=cost_model("eq4"),
+        memory=MemoryModel(stash=False) if limits else None,
+        profiles=profiles,
+        recomputing=Recomputing(
+            setting=setting, parts=Parts(schedule="gpipe", microbatches=4, batch_size=None)
+        ),
+    )
+
+
 def least_s(problem: Problem, order: Sequence[int] | None = None) -> float:
     """Time of the best of all plans with the best of all choices; infinite where none fits."""
     plans = brute._plans(problem.spans.num_layers, problem.fleet, order)
@@ -96,12 +130,14 @@ def _more_s(problem: Problem, plan: Sequence[Choice], number: int) -> float:
     assert problem.memory is not None
     stage, parts, memory = plan[number], problem.recomputing.parts, problem.memory
     replicas, left = sum(stage.counts), sum(sum(later.counts) for later in plan[number:])
-    pieces = max(1, parts.microbatches // sum(plan[0].counts))
-    size = parts.batch_size
-    share = 1 / pieces if size is None else -(-size // pieces) / size
-    flying = -(-parts.microbatches // replicas)
+    if max(sum(each.counts) for each in plan) > parts.microbatches:
+        return float("inf")
+    sizes = _sizes(parts, sum(plan[0].counts))
+    share, most = max(sizes), -(-parts.microbatches // replicas)
     if parts.schedule == "1f1b":
-        flying = min(flying, (left - 1) // replicas + 1)
+        most = min(most, (left - 1) // replicas + 1)
+    rows = [sizes[device::replicas] for device in range(replicas)]
+    flying = max(sum(row[n : n + most]) for row in rows for n in range(len(row))) / share
     held = [problem.profiles[kind] for kind, count in enumerate(stage.counts) if count]
     cost = StageCost.worst(
         [
@@ -125,15 +161,28 @@ def _more_s(problem: Problem, plan: Sequence[Choice], number: int) -> float:
     return min(fitting, default=float("inf")) / replicas
 
 
+def _sizes(parts: Parts, readers: int) -> list[float]:
+    """Of all microbatches, which the first stage's devices have in turn, over a batch's."""
+    size, found = parts.batch_size, [0.0] * parts.microbatches
+    for reader in range(readers):
+        own = found[reader::readers]
+        each = 1 / len(own) if size is None else -(-size // len(own)) / size
+        found[reader::readers] = [each] * len(own)
+    return found
+
+
 def _open(setting: Any, stage: Choice, number: int) -> list[tuple[range, ...]]:
     """What may be recomputed of a stage, its layers numbered from 0; spans of single layers."""
     length = stage.end - stage.first
     if setting == "auto":
         return list(every_choice(length))
-    if setting == "all" or number in setting.get("stages", []):
+    if setting == "all":
         return [(range(length),)]
-    own = [layer - stage.first for layer, _ in setting.get("layers", [])]
-    return [tuple(range(layer, layer + 1) for layer in own if 0 <= layer < length)]
+    named = [layer - stage.first for layer, _ in setting.get("layers", [])]
+    own = tuple(range(layer, layer + 1) for layer in named if 0 <= layer < length)
+    if number in setting.get("stages", []):  # which may name no layer twice
+        return [] if own else [(range(length),)]
+    return [own]
 
 
 def _profiles(rng: random.Random, num_layers: int, num_kinds: int) -> list[Profile]:

@@ -114,6 +114,22 @@ def test_the_largest_part_counts() -> None:
     assert Parts(schedule="gpipe", microbatches=6, batch_size=7).share(plan) == 3 / 7
 
 
+@pytest.mark.parametrize(("schedule", "expected"), [("gpipe", [1.0, 1.5]), ("1f1b", [1.0, 1.0])])
+def test_no_device_has_the_most_and_the_largest_microbatches(
+    schedule: str, expected: list[float]
+) -> None:
+    """Of three that read, one cuts its batch in halves; the others have a whole one each."""
+    parts = Parts(schedule=schedule, microbatches=4, batch_size=None)
+    assert parts.sizes(3) == [1 / 2, 1, 1, 1 / 2]
+    plan = Plan.of(config="3-2", cuts=[2], num_layers=4)
+    assert parts.share(plan) == 1
+    assert [parts.in_flight(plan, stage) for stage in (0, 1)] == expected
+    # With 1f1b the stage in the middle has the two whole ones at the same time.
+    plan = Plan.of(config="3-1-1", cuts=[2, 3], num_layers=4)
+    in_flight = [parts.in_flight(plan, stage) for stage in range(3)]
+    assert in_flight == [1, 3, 3] if schedule == "gpipe" else [1, 2, 1]
+
+
 def test_devices_of_a_stage_that_differ_recompute_the_same() -> None:
     """Of each layer the worst counts: the time of one device, the bytes of the other."""
     plan = plan_on(["slow/0", "large/0"], ["slow/1"], cuts=[2])

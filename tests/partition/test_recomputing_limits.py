@@ -1,0 +1,154 @@
+"""Where searches that count what stages recompute stop, and what they say of plans they refuse."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from recomputing_instances import least_s, problem_of, random_recomputing, seconds_of
+
+from sparsepipe.errors import ConfigError, PlanError
+from sparsepipe.partition import recomputed_costs
+from sparsepipe.partition.levels import mp_by_levels
+from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.search import search
+from sparsepipe.partition.searches import dp, exact, exhaustive, hete_mp, mp, straight, variance
+from sparsepipe.partition.second_runs import Chains
+from sparsepipe.partition.size import check_states
+
+
+@pytest.mark.parametrize(
+    ("setting", "limit", "searches"),
+    [("all", None, 1), ("all", 99.0, 4), ({"layers": [[0, 0]]}, 99.0, 4)],
+)
+def test_layers_that_are_named_take_one_search(
+    monkeypatch: pytest.MonkeyPatch, setting: Any, limit: float | None, searches: int
+) -> None:
+    """For each number of devices of the first stage; where memory does not count, for all."""
+    problem = problem_of(
+        [[{"forward_s": 2.0, "backward_s": 1.0}] * 3] * 2,
+        limits=[] if limit is None else [limit] * 2,
+        setting=setting,
+    )
+    begun: list[Any] = []
+
+    def counted(costs: Any) -> Any:
+        begun.append(costs)
+        return search(costs)
+
+    monkeypatch.setattr(recomputed_costs, "search", counted)
+    best_s = seconds_of(replace(problem, memory=MemoryModel(stash=False)), exact(problem).stages)
+    assert best_s == least_s(replace(problem, memory=MemoryModel(stash=False)))
+    assert len(begun) == searches
+
+
+def test_a_search_that_stops_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recomputed_costs, "MOST_ROUNDS", 1)
+    said = Counter[str]()
+    for seed in range(40):
+        problem, _ = random_recomputing(seed, "auto")
+        caplog.clear()
+        found_s, told = float("inf"), ""
+        try:
+            found_s = seconds_of(problem, exact(problem).stages)
+        except PlanError as error:
+            told = error.message
+        stopped = "another one may" in told + caplog.text
+        assert stopped or found_s == pytest.approx(least_s(problem)), seed
+        said[f"{stopped}, {found_s < float('inf')}"] += 1
+    assert min(said["True, True"], said["True, False"]) > 0, said
+
+
+@pytest.mark.parametrize("found", [mp, mp_by_levels, variance])
+def test_plans_that_look_at_no_single_device_name_searches_that_do(found: Any) -> None:
+    """As by the profile of the large devices, the small ones hold no activations at all."""
+    layer = {"forward_s": 2.0, "backward_s": 1.0, "saved_bytes": 8.0}
+    none = {**layer, "saved_bytes": 0.0}
+    problem = problem_of([[none] * 4, [layer] * 4], limits=[1.0, 1.0], setting="auto")
+    with pytest.raises(ConfigError, match="does not fit its devices") as refused:
+        found(problem, device="A")
+    assert "parallel.strategy.microbatches" in refused.value.remedy
+    assert "hete_mp or exact" in refused.value.remedy
+
+
+def test_a_refusal_looks_at_the_layers_once_more_and_not_for_each_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = {"forward_s": 2.0, "backward_s": 1.0, "saved_bytes": 8e6}
+    problem = problem_of([[layer] * 4], limits=[3.0], setting="all")
+    named, begun = Chains._named, []
+
+    def counted(self: Chains, *which: Any) -> Any:
+        begun.append(which)
+        return named(self, *which)
+
+    monkeypatch.setattr(Chains, "_named", counted)
+    with pytest.raises(PlanError, match="lacks 4 MiB on a device") as refused:
+        straight(problem)
+    assert "smaller data.batch_size" in refused.value.remedy
+    assert begun == [((0,), True)] * 2, "by the search, and by the refusal"
+
+
+@pytest.mark.parametrize(("batch_size", "would"), [(None, "1/2"), (8, "1/2"), (4, None)])
+def test_a_sample_is_not_cut_in_two(batch_size: int | None, would: str | None) -> None:
+    """A smaller batch helps as long as its four parts get smaller with it."""
+    layer = {"forward_s": 2.0, "backward_s": 1.0, "saved_bytes": 8.0}
+    # Of each of the two stages four parts keep no input, and one the inside of two layers: 4.
+    problem = problem_of([[layer] * 4], limits=[3.0], setting="all")
+    assert problem.recomputing is not None
+    parts = replace(problem.recomputing.parts, batch_size=batch_size)
+    problem = replace(problem, recomputing=replace(problem.recomputing, parts=parts))
+    with pytest.raises(PlanError, match="no plan fits the memory") as refused:
+        straight(problem)
+    offered = f"what would fit: {would} of the batch size" if would else "smaller data.batch_size"
+    assert offered in refused.value.remedy
+    assert bool(would) == ("what would fit" in refused.value.remedy)
+
+
+@pytest.mark.parametrize("setting", ["auto", "all", {"layers": [0]}])
+def test_no_stage_has_more_devices_than_there_are_microbatches(setting: Any) -> None:
+    """A single stage would be fastest here, and the strategy refuses it."""
+    problem = problem_of([[{"forward_s": 2.0, "backward_s": 1.0}] * 3], limits=[], setting=setting)
+    assert problem.recomputing is not None
+    assert [sum(stage.counts) for stage in exact(problem).stages] == [2]
+    one = replace(problem.recomputing, parts=replace(problem.recomputing.parts, microbatches=1))
+    for memory in (None, MemoryModel(stash=False)):
+        few = replace(problem, recomputing=one, memory=memory)
+        for search_by in (exact, exhaustive, hete_mp):
+            assert [sum(stage.counts) for stage in search_by(few).stages] == [1, 1]
+        with pytest.raises(PlanError, match=r"than there are microbatches \(1\)") as refused:
+            dp(few)
+        assert "parallel.strategy.microbatches" in refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("setting", "limit", "microbatches", "stages", "most"),
+    [
+        ("all", None, 4, 100, 1000),
+        ("all", 99.0, 4, 100, 707),  # a search for each number of devices of the first stage
+        ("all", 99.0, 1, 100, 1000),
+        ("auto", 99.0, 4, 100, 521),  # and bounds for one set of kinds
+    ],
+)
+def test_all_that_a_search_builds_counts_beforehand(
+    setting: Any, limit: float | None, microbatches: int, stages: int, most: int
+) -> None:
+    """A hundred million figures are the most; of two devices and so many layers."""
+    layers = {"forward_s": 2.0, "backward_s": 1.0}
+
+    def check(num_layers: int) -> None:
+        limits = [] if limit is None else [limit]
+        problem = problem_of([[layers] * num_layers], limits=limits, setting=setting)
+        assert problem.recomputing is not None
+        parts = replace(problem.recomputing.parts, microbatches=microbatches)
+        again = replace(problem.recomputing, parts=parts)
+        check_states(replace(problem, recomputing=again), stages)
+
+    check(most)
+    with pytest.raises(PlanError, match="layers have too many pairs") as refused:
+        check(most + 1)
+    assert "task.search=hete_mp" in refused.value.remedy
