@@ -89,18 +89,7 @@ def find_plan(
         HardwareError: a link has no bandwidth.
         PlanError: no plan fits the memory.
     """
-    _warn_of_updates(profiles)
-    room = memory_model(choice, config)
-    if recomputing is not None and room is not None:
-        room = replace(room, stash=False, predicted=False)
-    problem = Problem.of(
-        inventory,
-        profiles,
-        model=cost_model(choice.cost_model),
-        memory=room,
-        bandwidth_bytes_per_s=choice.bandwidth_bytes_per_s,
-        recomputing=recomputing,
-    )
+    problem = _problem(choice, config, inventory, profiles, recomputing)
     device = choice.device
     if choice.search in _ALIKE and device is None:
         device = fastest(problem, choice.search)
@@ -115,7 +104,7 @@ def find_plan(
         device=device,
         levels=choice.levels,
         bandwidth_bytes_per_s=choice.bandwidth_bytes_per_s,
-        memory=None if room is None else asdict(room),
+        memory=None if problem.memory is None else asdict(problem.memory),
         inventory=_told_of(inventory),
         profiles={name: origin_of(profiles[name]) for name in sorted(profiles)},
         **origin,
@@ -126,6 +115,27 @@ def find_plan(
         told=told,
         profiles={name: profiles[name] for name in names},
         chosen=chosen,
+    )
+
+
+def _problem(
+    choice: SearchChoice,
+    config: Mapping[str, Any],
+    inventory: Inventory,
+    profiles: Mapping[str, Profile],
+    recomputing: Recomputing | None,
+) -> Problem:
+    _warn_of_updates(profiles)
+    room = memory_model(choice, config)
+    if recomputing is not None and room is not None:
+        room = replace(room, stash=False, predicted=False)
+    return Problem.of(
+        inventory,
+        profiles,
+        model=cost_model(choice.cost_model),
+        memory=room,
+        bandwidth_bytes_per_s=choice.bandwidth_bytes_per_s,
+        recomputing=recomputing,
     )
 
 

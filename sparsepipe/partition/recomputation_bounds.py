@@ -15,13 +15,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparsepipe.partition.memory import room_bytes
 from sparsepipe.partition.span_table import SpanTable
+from sparsepipe.partition.spans import Floats
 from sparsepipe.partition.stage_cost import StageCost
-
-Floats = NDArray[np.float64]
 
 _LEVELS = 12
 """Sorts of choices, by what is inside of a span."""

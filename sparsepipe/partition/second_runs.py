@@ -19,15 +19,13 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparsepipe.partition.memory import MemoryModel, room_bytes
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.recomputation_bounds import Bounds
 from sparsepipe.partition.recomputed_plan import HeldStage
+from sparsepipe.partition.spans import Floats
 from sparsepipe.partition.stage_cost import StageCost
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
