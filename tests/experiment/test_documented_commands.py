@@ -50,6 +50,7 @@ def test_variables_may_stand_before_a_command_and_every_option_counts(tmp_path: 
 def test_the_serial_run_of_the_study_of_depth_is_one_of_them() -> None:
     assert ("experiment=pipeline_depth", "trial=pipeline_depth/serial") in COMMANDS
 
+
 @pytest.mark.parametrize("name", ["README.md", "docs/experiments.md", "experiments/fig9/README.md"])
 def test_commands_are_found(name: str) -> None:
     assert name in {document for document, _ in COMMANDS.values()}
