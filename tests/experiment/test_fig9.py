@@ -158,7 +158,7 @@ def test_the_command_ends_with_the_figure(tmp_path: Path) -> None:
         env=Shell(tmp_path).environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr
