@@ -7,7 +7,7 @@ from typing import Any
 
 from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.commands import Commands, Usual
-from sparsepipe.results.report.overridden import of_training, overrides_of
+from sparsepipe.results.report.overridden import of_training, unlike_words
 from sparsepipe.results.report.rows import unlike_notes
 
 _OF_SETTING = (
@@ -50,7 +50,7 @@ def override_notes(made: Sequence[tuple[Row, Sequence[str]]], commands: Commands
         return []
     found: dict[tuple[str, ...], list[str]] = {}
     for row, command in made:
-        words = overrides_of(row, command, commands.usual, is_noted)
+        words = unlike_words(row, command, commands.usual, is_noted)
         if _is_on_others(row, command, commands.usual):
             words = (*words, f"other {_HOSTS}")
         if words:
