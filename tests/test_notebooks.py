@@ -6,6 +6,7 @@ import ast
 import csv
 import os
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,19 @@ def named(path: Path) -> str:
 
 def test_there_are_notebooks() -> None:
     assert set(FIGURES) == {path.stem for path in NOTEBOOKS}
+
+
+def test_an_extra_brings_what_the_readme_opens_them_with() -> None:
+    """At versions that are pinned: ``jupyter lab`` is a command of the package jupyterlab."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = {each.partition(">=")[0] for each in project["optional-dependencies"]["notebooks"]}
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    told = r"`pip install 'sparsepipe\[notebooks\]'` brings [\w ,]+ `jupyter (\w+) (\w+)`"
+    ((program, directory),) = re.findall(told, readme)
+    assert f"jupyter{program}" in needed
+    assert ROOT / directory == NOTEBOOKS[0].parent
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8")
+    assert needed <= set(re.findall(r"^([\w.-]+)==", constraints, re.MULTILINE))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=named)

@@ -35,24 +35,8 @@ def partition(
 ) -> None:
     """Finds the best plan for the model on the hardware, prints, writes and draws it.
 
-    What a synchronous pipeline recomputes (``parallel.strategy.recompute``) counts.
-
-    Args:
-        run: configuration and directory.
-        search: ``dp``, ``mp``, ``variance``, ``straight``, ``hete_mp``, ``exact`` or
-            ``exhaustive``.
-        cost_model: what stages and transfers cost, see :mod:`sparsepipe.partition.cost`.
-        order: in which ``hete_mp`` takes devices.
-        device: whose profile counts for all devices in ``mp`` and ``variance``; None: that of the
-            fastest.
-        levels: ``mp`` partitions inside hosts first, then over hosts.
-        bandwidth_bytes_per_s: one for all links; None: those of the inventory.
-        profiles: files by the names of devices, in place of those that the inventory names.
-        memory: whether the memory of devices rules plans out.
-        stash: weights are stashed, a version for each minibatch in flight; None: they are.
-        optimizer_bytes: of optimizer state for each byte of parameters; None: what ``optim``
-            says.
-        reserved_bytes: of each device, for what else needs memory.
+    What a synchronous pipeline recomputes (``parallel.strategy.recompute``) counts. What the
+    settings say, :class:`~sparsepipe.experiment.schema.SearchChoice` tells.
 
     Raises:
         ConfigError: a setting does not suit the search.
@@ -74,11 +58,7 @@ def partition(
         optimizer_bytes=optimizer_bytes,
         reserved_bytes=reserved_bytes,
     )
-    found = _found(run, choice)
-    log.info("%s", plan_table(found.told))
-    found.write(run.directory)
-    # The strategy is that of the plan; the task itself is one process.
-    write_result(run, {"strategy": search, **_values(found)})
+    _tell(run, choice, _found(run, choice))
 
 
 def _found(run: Run, choice: SearchChoice) -> Found:
@@ -92,6 +72,14 @@ def _found(run: Run, choice: SearchChoice) -> Found:
     for told in other_workloads(measured, run.config):
         log.info("%s: the plan is for what was measured", told)
     return find_recomputing_plan(choice, run.config, run.inventory, measured)
+
+
+def _tell(run: Run, choice: SearchChoice, found: Found) -> None:
+    """Prints, writes and draws it."""
+    log.info("%s", plan_table(found.told))
+    found.write(run.directory)
+    # The strategy is that of the plan; the task itself is one process.
+    write_result(run, {"strategy": choice.search, **_values(found)})
 
 
 def _values(found: Found) -> dict[str, Any]:

@@ -96,14 +96,8 @@ def profile(
     )
     found.save(run.directory.path / "profile.json")
     others.draw(place.name, found, run.directory.shares)
-    table = layer_table(found)
-    write_text_atomic(run.directory.path / "profile.txt", table + "\n")
     training_s = None if for_plan else _training_s(found, batches)
-    if for_plan:
-        log.info("%s", told(found))
-    else:
-        log.info("\n%s", table)
-        log.info("%s, %s", told(found), share_of_training(found, training_s))
+    _tell(run, found, training_s, for_plan=for_plan)
     _write(run, found, training_s)
 
 
@@ -195,6 +189,17 @@ def _measured(
     cost_s = time.perf_counter() - started_s
     length = batches_of_training(run.config["trainer"], len(loader))
     return Profile(layers=found.layers, meta={**found.meta, "cost_s": cost_s}), length
+
+
+def _tell(run: Run, found: Profile, training_s: float | None, *, for_plan: bool) -> None:
+    """Writes the table, and logs it where no training asked for the profile."""
+    table = layer_table(found)
+    write_text_atomic(run.directory.path / "profile.txt", table + "\n")
+    if for_plan:
+        log.info("%s", told(found))
+        return
+    log.info("\n%s", table)
+    log.info("%s, %s", told(found), share_of_training(found, training_s))
 
 
 def _training_s(found: Profile, batches: int | None) -> float | None:

@@ -96,26 +96,36 @@ def find_plan(
     solution = _solve(problem, choice, device=device)
     chosen = None if problem.recomputing is None else chosen_of(solution.stages, problem)
     told = explain(problem, solution, chosen)
-    plan = as_plan(
-        problem,
-        told,
-        model=model_name(config),
-        search=choice.search,
-        device=device,
-        levels=choice.levels,
-        bandwidth_bytes_per_s=choice.bandwidth_bytes_per_s,
-        memory=None if problem.memory is None else asdict(problem.memory),
-        inventory=_told_of(inventory),
-        profiles={name: origin_of(profiles[name]) for name in sorted(profiles)},
-        **origin,
-    )
+    known = {"model": model_name(config), **_asked(choice, device)}
+    known |= _given(problem, inventory, profiles)
     names = dict.fromkeys(kind.name for kind in problem.fleet.kinds)
     return Found(
-        plan=plan,
+        plan=as_plan(problem, told, **known, **origin),
         told=told,
         profiles={name: profiles[name] for name in names},
         chosen=chosen,
     )
+
+
+def _asked(choice: SearchChoice, device: str | None) -> dict[str, object]:
+    """What a plan file tells of the search."""
+    return {
+        "search": choice.search,
+        "device": device,
+        "levels": choice.levels,
+        "bandwidth_bytes_per_s": choice.bandwidth_bytes_per_s,
+    }
+
+
+def _given(
+    problem: Problem, inventory: Inventory, profiles: Mapping[str, Profile]
+) -> dict[str, object]:
+    """What a plan file tells of what it was computed from."""
+    return {
+        "memory": None if problem.memory is None else asdict(problem.memory),
+        "inventory": _told_of(inventory),
+        "profiles": {name: origin_of(profiles[name]) for name in sorted(profiles)},
+    }
 
 
 def _problem(

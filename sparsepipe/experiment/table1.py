@@ -8,7 +8,7 @@ of matrices and a copy reach, which is less than a data sheet promises.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -66,11 +66,7 @@ def table1(
     multiplied = multiply_speed(here, size=matrix_size, **effort)
     copied = copy_speed(here, size_bytes=copy_bytes, **effort)
     rows = table(place, run.inventory, multiplied=multiplied, copied=copied)
-    text = markdown_table(list(rows[0]), [list(row.values()) for row in rows])
-    method = _method(matrix_size, copy_bytes, repeats)
-    log.info("%s\n\n%s", method, text)
-    write_csv(run.directory.path / "table.csv", rows)
-    write_text_atomic(run.directory.path / "table.md", f"{text}\n\n{method}\n")
+    _tell(run, rows, _method(matrix_size, copy_bytes, repeats))
     write_result(
         run,
         {
@@ -82,6 +78,14 @@ def table1(
             "memory_bytes": _memory_bytes(place, run.inventory),
         },
     )
+
+
+def _tell(run: Run, rows: Sequence[Mapping[str, str]], method: str) -> None:
+    """Prints and writes the table and how it was taken."""
+    text = markdown_table(list(rows[0]), [list(row.values()) for row in rows])
+    log.info("%s\n\n%s", method, text)
+    write_csv(run.directory.path / "table.csv", rows)
+    write_text_atomic(run.directory.path / "table.md", f"{text}\n\n{method}\n")
 
 
 def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:

@@ -79,11 +79,18 @@ def measure(
     told = {
         "num_warmup": num_warmup,
         "num_measured": num_measured,
+        **_of_steps(batches, steps_s),
+    }
+    return Profile(layers=tuple(rows), meta={**told, **(meta or {})})
+
+
+def _of_steps(batches: Sequence[Any], steps_s: Sequence[float]) -> dict[str, Any]:
+    """What is known of the network in one piece."""
+    return {
         "step_s": median_and_spread(steps_s)[0],
         "kind": "measured",
         "input_bytes": sum(map(crossing_bytes, batches)) / len(batches),
     }
-    return Profile(layers=tuple(rows), meta={**told, **(meta or {})})
 
 
 def _check(num_batches: int, *, num_warmup: int, num_measured: int) -> None:

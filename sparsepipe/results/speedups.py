@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,19 +91,6 @@ class Chart:
     bar_label: str = "speedup"
     frame_label: str = "over another baseline"
     mark_label: str = "printed"
-
-
-def speedups(chart: Chart, path: str | os.PathLike[str]) -> None:
-    """Writes a chart as PNG.
-
-    Args:
-        chart: what is to be seen.
-        path: the picture to write; its directories are made.
-
-    Raises:
-        DataError: the picture cannot be written.
-    """
-    style.save_png(speedups_figure(chart), path)
 
 
 def speedups_figure(chart: Chart) -> Figure:

@@ -26,6 +26,8 @@ _FILE = re.compile(
     r"`([\w./]+\.(?:py|yaml))`[^`\n]*:\n\n```\w+\n(.*?)^```", re.DOTALL | re.MULTILINE
 )
 _BLOCKS = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_BEGIN = r"(?:[A-Za-z_]\w*=\S+ +)*sparsepipe "
+"""Of a command, before which variables of the environment may be set."""
 _PATTERN = re.compile(r"=(?:GROUP|NAME)\b| -sc |\.\.\.")  # of commands, in place of one
 _PRINTING = re.compile(
     r"^```python\n((?:(?!^```).)*print\((?:(?!^```).)*)^```\n\n```text\n(.*?)^```",
@@ -35,7 +37,7 @@ _PRINTING = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A line that begins with ``sparsepipe``.
+    """A line that begins with ``sparsepipe``, or with variables of the environment before it.
 
     Args:
         words: its overrides.
@@ -50,7 +52,17 @@ class Command:
     @property
     def first_job(self) -> list[str]:
         """Its overrides, or those of the first job where it is a sweep."""
-        return [_first(word) for word in self.words]
+        return [_values(word)[0] for word in self.words]
+
+    @property
+    def jobs(self) -> Iterator[list[str]]:
+        """The first one, and as it is with each other option of a group that is swept."""
+        first = self.first_job
+        yield first
+        for place, word in enumerate(self.words):
+            if "." not in word.partition("=")[0]:
+                for value in _values(word)[1:]:
+                    yield [*first[:place], value, *first[place + 1 :]]
 
 
 def text_of(guide: str) -> str:
@@ -79,7 +91,7 @@ def commands_of(guide: str) -> Iterator[Command]:
 def commands_in(document: Path) -> list[Command]:
     """Those of a document that compose a job, in blocks, sentences and tables, each once."""
     text = document.read_text()
-    spans = re.findall(r"`(sparsepipe [^`]*)`", _BLOCKS.sub("", text))
+    spans = re.findall(rf"`({_BEGIN}[^`]*)`", _BLOCKS.sub("", text))
     lines = [line for line in (*_lines(text), *spans) if not _PATTERN.search(line)]
     found = {line: _command(line) for line in lines if "=" in line}
     return list({command.words: command for command in found.values()}.values())
@@ -89,11 +101,13 @@ def _lines(text: str) -> list[str]:
     blocks = [
         block for language, block in _BLOCKS.findall(text.replace("\\\n", " ")) if not language
     ]
-    return [line for block in blocks for line in block.splitlines() if line[:10] == "sparsepipe"]
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [line for line in lines if re.match(_BEGIN, f"{line} ")]
 
 
 def _command(line: str) -> Command:
-    words = shlex.split(line.replace("<run id>", "0123456789ab"), comments=True)[1:]
+    told = shlex.split(line.replace("<run id>", "0123456789ab"), comments=True)
+    words = told[told.index("sparsepipe") + 1 :]
     options = {"--config-dir", "own", "-m", "--cfg", "job"}
     rest = tuple(re.sub(r"\$\w+", "/data", word) for word in words if word not in options)
     return Command(words=rest, own=words[:2] == ["--config-dir", "own"], prints="--cfg" in words)
@@ -104,11 +118,12 @@ def printing_blocks(guide: str) -> list[tuple[str, str]]:
     return _PRINTING.findall(text_of(guide))
 
 
-def _first(word: str) -> str:
+def _values(word: str) -> list[str]:
+    """An override for each value that it sweeps; of an interval, which has no first, its start."""
     (override,) = OverridesParser.create().parse_overrides([word])
     if not override.is_sweep_override():
-        return word
-    value = override.value()
+        return [word]
+    value, key = override.value(), override.get_key_element()
     if isinstance(value, IntervalSweep):
-        return f"{override.get_key_element()}={value.start}"
-    return f"{override.get_key_element()}={next(iter(override.sweep_string_iterator()))}"
+        return [f"{key}={value.start}"]
+    return [f"{key}={each}" for each in override.sweep_string_iterator()]

@@ -20,11 +20,10 @@ from sweep_cases import leave_record
 
 from sparsepipe.experiment import compose
 from sparsepipe.experiment.asked_emulation import as_emulated
-from sparsepipe.experiment.fig9 import Fig9
-from sparsepipe.experiment.fig9_jobs import EXPECTED, GPUS, STRATEGIES
 from sparsepipe.experiment.job import run_job
 from sparsepipe.experiment.planned import searched_plan_of
-from sparsepipe.experiment.signature import parameters_of
+from sparsepipe.experiment.report_sweep import SweepReport
+from sparsepipe.results.fig9_settings import EXPECTED, GPUS, STRATEGIES
 from sparsepipe.results.files import read_json
 
 FIG9 = "experiment=fig9"
@@ -101,45 +100,47 @@ def test_without_a_sweep_it_is_one_bar() -> None:
     assert sum(d["count"] for h in config["hardware"]["value"]["hosts"] for d in h["devices"]) == 5
 
 
-def test_the_chart_is_drawn_by_what_hydra_calls() -> None:
-    config = with_hydra(FIG9)
-    target = config.hydra.callbacks.fig9._target_
-    assert target == f"{Fig9.__module__}.{Fig9.__name__}"
-    assert parameters_of(target).required == ()
-    assert "fig9" not in with_hydra("experiment=table3").hydra.callbacks
-
-
 def test_a_sweep_in_part_ends_with_its_figure(tmp_path: Path) -> None:
     """Real simulations, given to the callback as Hydra gives them."""
-    runs = {}
-    sweep = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path / "sweep")}}})
+    told = {}
     for number, strategy in enumerate(("paper_mp", "hete_mp", "exact")):
         overrides = ["hardware=paper_5gpu", f"parallel={strategy}", "task=fig9/simulated_125"]
         run = None
         if strategy != "exact":
-            short = "task.timeline_minibatches=2"
-            run = run_job(composed(f"paths.outputs={tmp_path}", FIG9, *overrides, short)).path
-            runs[strategy] = read_json(run / "result.json")
-        choices = with_hydra(FIG9, *overrides).hydra.runtime.choices
-        leave_record(tmp_path / "sweep", number, *overrides, run=run, choices=choices)
-    Fig9().on_multirun_end(sweep)
-    rows = list(csv.DictReader((tmp_path / "sweep" / "fig9.csv").open()))
-    assert [row["strategy"] for row in rows[:2]] == ["paper_mp", "hete_mp"]
-    assert rows[2]["status"] == "failed"
-    for row, result in zip(rows, runs.values(), strict=False):
-        assert float(row["speedup_over_dp"]) == pytest.approx(result["speedup_over_dp"])
-        assert (row["gpus"], row["link_mb_per_s"], row["kind"]) == ("5", "125.0", "simulated")
-    assert rows[0]["plan"] == "1-2-1-1 at 14, 24, 34"
-    text = (tmp_path / "sweep" / "fig9.md").read_text()
-    assert "failed: parallel=exact hardware=paper_5gpu task=fig9/simulated_125" in text
-    with Image.open(tmp_path / "sweep" / "fig9.png") as picture:
-        picture.verify()
+            asked = (f"paths.outputs={tmp_path}", FIG9, *overrides, "task.timeline_minibatches=2")
+            run = run_job(composed(*asked)).path
+            told[strategy] = read_json(run / "result.json")
+        leave_record(tmp_path / "sweep", number, *overrides, run=run)
+    config = with_hydra(FIG9, f"paths.outputs={tmp_path}")
+    OmegaConf.update(config, "hydra.sweep.dir", str(tmp_path / "sweep"), force_add=True)
+    SweepReport().on_multirun_end(config)
+    made = tmp_path / "sweep" / "report"
+    rows = [
+        row
+        for row in csv.DictReader((made / "fig9.csv").open())
+        if (row["setting"], row["GPUs"]) == ("simulated, 125 MB/s between hosts", "5")
+    ]
+    ours = {(row["strategy"], row["quantity"]): row["ours"] for row in rows}
+    for name, result in zip(("MP, the paper's split", "HETE-MP"), told.values(), strict=True):
+        for column, key in SPEEDUPS.items():
+            assert float(ours[name, column]) == pytest.approx(result[key])
+    assert ours["MP, the paper's split", "plan"] == "1-2-1-1 at 14, 24, 34"
+    pace = [result["minibatches_per_s"] for result in told.values()]
+    split = float(ours["MP, the paper's split", "over_hete_mp"])
+    assert split == pytest.approx(pace[0] / pace[1])
+    assert ours["exact", "speedup"] == "", "its job has failed"
+    text = (made / "report.md").read_text()
+    assert "job 3 (hardware=paper_5gpu parallel=exact task=fig9/simulated_125)" in text
+    (picture,) = made.glob("*.png")
+    with Image.open(picture) as image:
+        image.verify()
 
 
-def test_without_any_figure_nothing_is_written(tmp_path: Path) -> None:
-    leave_record(tmp_path, 0, run=None)
-    Fig9().on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
-    assert {path.name for path in tmp_path.iterdir()} == {"jobs"}
+SPEEDUPS = {
+    "speedup": "speedup_over_dp",
+    "speedup_without_overlap": "speedup_over_dp_without_overlap",
+}
+"""Columns of the report by what a simulation tells by itself."""
 
 
 def test_its_jobs_run_beside_each_other() -> None:
@@ -157,12 +158,15 @@ def test_the_command_ends_with_the_figure(tmp_path: Path) -> None:
         env=Shell(tmp_path).environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    (table,) = tmp_path.glob("outputs/fig9/sweeps/*/fig9.csv")
-    links = [row["link_mb_per_s"] for row in csv.DictReader(table.open())]
-    assert links == ["50.0", "125.0"]
-    assert sorted(path.name for path in table.parent.glob("jobs/*/log.txt")) == 2 * ["log.txt"]
-    assert table.with_name("fig9.md").read_text() in done.stderr
+    (table,) = tmp_path.glob("outputs/fig9/sweeps/*/report/fig9.csv")
+    rows = [row for row in csv.DictReader(table.open()) if row["quantity"] == "minibatch"]
+    there = [row["setting"] for row in rows if row["status"] == "there"]
+    assert there == [f"simulated, {link} MB/s between hosts" for link in (50, 125)]
+    sweep = table.parents[1]
+    assert sorted(path.name for path in sweep.glob("jobs/*/log.txt")) == 2 * ["log.txt"]
+    assert str(table.with_name("report.html")) in done.stderr
+    assert not list(sweep.glob("fig9.*")), "one answer to one question"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from experiment_harness import composed
 
-from sparsepipe.experiment.fig9_jobs import GPUS, STRATEGIES
 from sparsepipe.experiment.job import run_job
+from sparsepipe.results.fig9_settings import GPUS, STRATEGIES
 
 RECORD = Path(__file__).parents[2] / "experiments" / "fig9" / "fig9.csv"
 SIMULATED_MB_PER_S = (50.0, 100.0, 125.0)

@@ -66,7 +66,8 @@ def test_commands_compose(
     monkeypatch.setenv("MODELNET40", str(here))
     assert command.own or guide != "own_model"
     write_files(guide, here)
-    composed(command.first_job, own=command.own)
+    for job in command.jobs:
+        composed(job, own=command.own)
 
 
 def test_every_guide_has_commands() -> None:

@@ -108,6 +108,43 @@ def test_commands_of_other_microbatches_are_those_of_synchronous_runs_alone() ->
         assert set(swept.removeprefix("trial=").split(",")) == trials[bool(more)]
 
 
+def serial(run_id: str, *more: str) -> dict:
+    """The result of the emulated run of one device, with overrides."""
+    ran = {"kind": "emulated", "task_name": "train_emulated", "strategy": "single", "ranks": 1}
+    asked = (NAME, "trial=pipeline_depth/serial_emulated", *more)
+    return made_by(*asked, run_id=run_id, samples_per_s=100.0, **ran)
+
+
+def test_runs_with_overrides_have_a_table_of_their_own() -> None:
+    commands = Commands(experiment="pipeline_depth", usual=usual)
+    plain, apart = PIPELINE_DEPTH.blocks([serial("a"), serial("b", "optim=adamw")], commands)
+    assert [[run["run_id"] for run in block.runs] for block in (plain, apart)] == [["a"], ["b"]]
+    assert apart.title == f"{plain.title}; optim=adamw"
+    assert plain.notes == apart.notes == ()
+    for command in {cell.command for cell in apart.cells if cell.command}:
+        assert "optim=adamw" in words_of(command)
+    assert "optim=adamw" in words_of(apart.sweep)
+
+
+def test_how_a_rate_was_taken_is_told_by_a_note() -> None:
+    """It sets nothing apart: depths are trained for unlike numbers of minibatches anyway."""
+    commands = Commands(experiment="pipeline_depth", usual=usual)
+    core = "name: core, count: 1, profile: {cnn_5x5: profiles/pipeline_depth/core.json}"
+    host = f"name: server, link: {{bytes_per_s: 1e6}}, devices: [{{{core}}}]"
+    slow = f"hardware.value.hosts=[{{{host}}}]"
+    runs = [
+        serial("a"),
+        serial("b", "trainer.limit_train_batches=8", "hardware.time_scale=30"),
+        serial("c", slow),
+    ]
+    (block,) = PIPELINE_DEPTH.blocks(runs, commands)
+    short, other, mean = block.notes
+    made = "made with hardware.time_scale=30, trainer.limit_train_batches=8"
+    assert short == f"{made} beside the commands of their cells: b"
+    assert other == "made with other hardware.value.hosts beside the commands of their cells: c"
+    assert mean.startswith("1, emulated, serial, -: runs a, b, c all have seed 0 and differ in ")
+
+
 @pytest.mark.parametrize("name", ["serial", "serial_emulated"])
 def test_serial_runs_do_not_depend_on_the_partition(name: str) -> None:
     one, other = (trial(name, f"partition={each}") for each in ("variance", "straight"))

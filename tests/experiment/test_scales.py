@@ -212,6 +212,28 @@ def test_a_scale_narrows_what_fig_9_sweeps() -> None:
     assert len(wider) == 10
 
 
+def test_a_scale_narrows_what_the_study_of_depth_sweeps() -> None:
+    smoke, whole = (jobs("pipeline_depth", *scale) for scale in (["scale=smoke"], []))
+    assert len(whole) == 11 * 2
+    assert sorted(_swept(job) for job in smoke) == [
+        ["partition=straight", "trial=pipeline_depth/serial_emulated"],
+        ["partition=straight", "trial=pipeline_depth/sync_1f1b_4"],
+    ]
+    wider = jobs("pipeline_depth", "scale=smoke", "partition=variance,straight")
+    assert len(wider) == 2 * 2
+
+
+def test_the_command_line_narrows_what_the_study_of_depth_sweeps() -> None:
+    swept = jobs("pipeline_depth", "partition=variance", "trial=pipeline_depth/gpipe_8")
+    assert [_swept(job) for job in swept] == [
+        ["partition=variance", "trial=pipeline_depth/gpipe_8"]
+    ]
+
+
+def _swept(job: list[str]) -> list[str]:
+    return sorted(word for word in job if not word.startswith("experiment="))
+
+
 @pytest.mark.parametrize("asked", ["smoke,desk", "desk,smoke,paper", "choice(smoke,desk)"])
 def test_several_scales_of_fig_9_take_what_any_of_them_takes(asked: str) -> None:
     swept = jobs("fig9", f"scale={asked}", "hydra.mode=MULTIRUN")

@@ -18,6 +18,7 @@ from report_cases import fitting, run, training
 from test_report_exhibits import fitting8, refused, simulated
 
 from sparsepipe.results import style
+from sparsepipe.results.paper import CITATION, CITATION_OF_DEPTH
 from sparsepipe.results.report.cell import HOW_COMPARED, Compare
 from sparsepipe.results.report.chapters import Chapter, chapter
 from sparsepipe.results.report.exhibit import Exhibit
@@ -164,6 +165,26 @@ def test_both_documents_say_how_figures_are_compared(written: tuple[Path, list[C
     page = html.unescape((written[0] / "report.html").read_text(encoding="utf-8"))
     assert HOW_COMPARED in page
     assert HOW_COMPARED in (written[0] / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("file", ["report.md", "report.html"])
+@pytest.mark.parametrize(
+    ("names", "general", "of_depth"),
+    [
+        (["pipeline_depth"], CITATION_OF_DEPTH, False),
+        (["table3", "pipeline_depth"], CITATION, True),
+        (["table3"], CITATION, False),
+    ],
+)
+def test_each_chapter_says_whose_figures_it_has(
+    tmp_path: Path, file: str, names: list[str], general: str, of_depth: bool
+) -> None:
+    write_report(tmp_path, "Some", [(EXHIBITS[name], []) for name in names])
+    text = " ".join(html.unescape((tmp_path / file).read_text(encoding="utf-8")).split())
+    begin = 'olumns "paper" have what is printed in: '
+    start, *others = text.split(begin)[1:]
+    assert start.startswith(f"{general}. ")
+    assert [other.startswith(f"{CITATION_OF_DEPTH}.") for other in others] == [True] * of_depth
 
 
 @pytest.mark.parametrize("name", ["report.md", "report.html"])

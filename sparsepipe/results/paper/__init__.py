@@ -28,6 +28,8 @@ CITATION = (
     'Zhai, He, Banerjee, Rangarajan, Ranka, "SparsePipe: Parallel Deep Learning for 3D Point '
     'Clouds"'
 )
+CITATION_OF_DEPTH = 'Zhang, Sun, "A Parallel Pipeline Design for Training Deep Neural Networks"'
+"""Of ``pipeline_depth``."""
 
 Name = Literal["table1", "table2", "table3", "fig7", "fig9", "pipeline_depth"]
 

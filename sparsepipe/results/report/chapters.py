@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from sparsepipe.results.paper import CITATION
 from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import Block, Exhibit
@@ -53,6 +54,23 @@ def chapter(exhibit: Exhibit, rows: Sequence[Row], commands: Commands | None = N
         pictures=tuple((name,) if name in figures else () for name in names),
         figures=figures,
     )
+
+
+def citation_of(chapters: Sequence[Chapter]) -> str:
+    """What columns "paper" have the figures of, where a chapter says nothing else."""
+    found = dict.fromkeys(each.exhibit.citation for each in chapters)
+    return next(iter(found)) if len(found) == 1 else CITATION
+
+
+def citation_text(each: Chapter, common: str) -> str:
+    """What a chapter says of that; empty where it is what all have.
+
+    Args:
+        each: the chapter.
+        common: see :func:`citation_of`.
+    """
+    own = each.exhibit.citation
+    return "" if own == common else f'Here columns "paper" have what is printed in: {own}.'
 
 
 def _name(exhibit: str, number: int) -> str:

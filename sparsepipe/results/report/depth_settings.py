@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.commands import Commands, word
+from sparsepipe.results.report.depth_overrides import sets_apart
+from sparsepipe.results.report.depth_rows import asked_of
+from sparsepipe.results.report.overridden import is_made_by, overrides_of
 
 MICROBATCHES = 32
 """T, unless something else is said."""
@@ -36,6 +39,7 @@ class DepthSetting:
         width: of the network.
         microbatches: T.
         profile: file in place of the emulated devices' own; None: that.
+        others: overrides that neither a row nor anything above tells.
     """
 
     source: str = "DrawnDigits"
@@ -44,10 +48,11 @@ class DepthSetting:
     width: float = 1.0
     microbatches: int = MICROBATCHES
     profile: str | None = None
+    others: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, row: Row, *, microbatches: int) -> Self:
-        """Of a run, in whose table T is a number."""
+        """Of a run, in whose table T is a number; without its overrides."""
         source = str(row.get("data.source._target_", "")).rpartition(".")[2]
         told: dict[str, Any] = {name: row[key] for key, name in _KEYS.items() if key in row}
         if row.get("kind") == "emulated":
@@ -59,10 +64,14 @@ class DepthSetting:
         """In words."""
         images = _SOURCES.get(self.source, ("drawn digits", ()))[0]
         width = "" if self.width == 1 else f" of width {self.width:g}"
-        return (
-            f"{images}; {self.convolutions} convolutions{width}; minibatches of {self.batch_size} "
-            f"images, T = {self.microbatches}{'' if self.profile is None else f'; {self.profile}'}"
+        parts = (
+            images,
+            f"{self.convolutions} convolutions{width}",
+            f"minibatches of {self.batch_size} images, T = {self.microbatches}",
+            *(() if self.profile is None else (self.profile,)),
+            *self.others,
         )
+        return "; ".join(parts)
 
     def ideal_bubble(self, stages: int) -> float:
         """(K - 1)/(T + K - 1): the share in which stages that take equally long wait (GPipe, 2.3).
@@ -88,21 +97,58 @@ class DepthSetting:
         found = (*commands.given, *words, *commands.unlike(words, wanted))
         if self.profile is not None:
             found = (*found, word(_PROFILE.rpartition(".")[0], {"core": self.profile}))
-        return found
+        return (*found, *self.others)
+
+    def command(self, row: Row, commands: Commands) -> tuple[str, ...]:
+        """Overrides of the command of a run's cell.
+
+        Args:
+            row: of the study.
+            commands: as they are for any setting.
+        """
+        asked = asked_of(row)
+        assert asked is not None, "a run of the study"
+        parts = self.parts_of(asked.schedule)
+        words = (*self.overrides(commands), *asked.overrides, *parts)
+        return (f"experiment={commands.experiment}", *words)
 
 
-def settings_of(rows: Sequence[Row]) -> dict[DepthSetting, list[Row]]:
+def settings_of(rows: Sequence[Row], commands: Commands) -> dict[DepthSetting, list[Row]]:
     """Runs by what they have in common.
 
-    Those without microbatches (serial ones, and the asynchronous pipeline) belong to every T.
+    Those without microbatches (serial ones, and the asynchronous pipeline) belong to every T. A run
+    belongs to each setting whose command for its row gives its configuration.
 
     Args:
         rows: of the study.
+        commands: tell overrides from what is usual, if anybody knows.
     """
     parts = sorted({int(row[_PARTS]) for row in rows if row.get(_PARTS)}) or [MICROBATCHES]
     found: dict[DepthSetting, list[Row]] = {}
     for count in parts:
-        for row in rows:
-            if row.get(_PARTS) in (None, count):
-                found.setdefault(DepthSetting.of(row, microbatches=count), []).append(row)
+        there = [row for row in rows if row.get(_PARTS) in (None, count)]
+        bare = [DepthSetting.of(row, microbatches=count) for row in there]
+        own = [replace(one, others=_others(row, one, commands))
+               for row, one in zip(there, bare, strict=True)]  # fmt: skip
+        for setting in dict.fromkeys(own):
+            found[setting] = [
+                row
+                for row, mine in zip(there, own, strict=True)
+                if mine == setting or _is_of(row, mine, setting, commands)
+            ]
     return found
+
+
+def _others(row: Row, bare: DepthSetting, commands: Commands) -> tuple[str, ...]:
+    if commands.usual is None:
+        return ()
+    return overrides_of(row, bare.command(row, commands), commands.usual, sets_apart)
+
+
+def _is_of(row: Row, own: DepthSetting, setting: DepthSetting, commands: Commands) -> bool:
+    """Whether the command of another setting gives a run's configuration all the same."""
+    bare = replace(own, others=())
+    if commands.usual is None or bare != replace(setting, others=()):
+        return False
+    command = bare.command(row, commands)
+    return is_made_by(row, command, setting.others, commands.usual, sets_apart)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
+from sparsepipe.results.paper import CITATION
 from sparsepipe.results.report.cell import Cell, Column, Row
 from sparsepipe.results.report.commands import Commands
 
@@ -72,6 +73,7 @@ class Exhibit:
         find: finds our figures; at least one block, of cells to fill where there are none.
         pictured: keys of the columns that are drawn.
         draw: a picture of a block in place of the common one.
+        citation: of what columns "paper" have the figures of.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Exhibit:
     find: Find
     pictured: tuple[str, ...] = ()
     draw: Draw | None = None
+    citation: str = CITATION
 
     def blocks(self, rows: Sequence[Row], commands: Commands | None = None) -> list[Block]:
         """Our figures beside the paper's.

@@ -10,10 +10,13 @@ from matplotlib.figure import Figure
 from sparsepipe.results import style
 from sparsepipe.results.paper import printed
 from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row
-from sparsepipe.results.report.commands import Commands
+from sparsepipe.results.report.commands import Commands, word
 from sparsepipe.results.report.exhibit import Block, Exhibit
 from sparsepipe.results.report.missing import of_missing
+from sparsepipe.results.report.overridden import of_training, overrides_of
 from sparsepipe.results.report.picture import wrapped
+from sparsepipe.results.report.rows import differing
+from sparsepipe.results.report.settings import USUAL, Setting
 from sparsepipe.results.shares import Costs, accumulated_shares_figure
 
 _LAYERS = 52
@@ -24,8 +27,8 @@ _COLUMNS = {
     "layers_parameter_bytes": ("parameter", "parameter size"),
 }
 """By what a profile's run holds for each layer."""
-_OF_TITLE = ("data.batch_size", "data.resolution", "model.width")
-"""Keys that the title of a block tells."""
+_OF_TITLE = ("data.batch_size", "data.num_points", "data.resolution", "model.width")
+"""Keys that the title of a block tells, beside the source of its shapes."""
 _PAPER = printed("fig7")
 _DERIVED = "not printed: computed from the authors' own measurements on a TITAN Xp"
 _TITAN = "TITAN Xp, the authors'"
@@ -38,21 +41,41 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
         if row.get("task_name") == "profile"
         and all(len(row.get(key) or ()) == _LAYERS for key in _COLUMNS)
     ]
-    made_by = [_made_by(run, commands) for run in runs]
+    others = [_others(run, commands) for run in runs]
+    made_by = [
+        commands.giving(*_told(run, commands), *more)
+        for run, more in zip(runs, others, strict=True)
+    ]
     missing = of_missing(commands, made_by)
     return [
         *(
-            _block(run, theirs.one(), title=_title(run))
-            for run, theirs in zip(runs, made_by, strict=True)
+            _block(run, theirs.one(), title=title)
+            for run, theirs, title in zip(runs, made_by, _titles(runs, others), strict=True)
         ),
         *(_block(None, theirs.one(), title=title) for title, theirs in missing.items()),
     ]
 
 
-def _made_by(run: Row, commands: Commands) -> Commands:
-    scale = (f"scale={run['scale']}",) if run.get("scale") else ()
-    told = {key: run[key] for key in _OF_TITLE if key in run}
-    return commands.giving(*scale, *commands.unlike(scale, told))
+def _told(run: Row, commands: Commands) -> tuple[str, ...]:
+    """What of a command gives all that a run's title tells but its overrides and its device."""
+    setting = Setting.of(run)
+    root = () if setting.option == USUAL else (f"data.root=${setting.option.upper()}",)
+    words = (*setting.overrides, *root)
+    return (*words, *commands.unlike(words, {key: run[key] for key in _OF_TITLE if key in run}))
+
+
+def _others(run: Row, commands: Commands) -> tuple[str, ...]:
+    """Overrides of a run beside these."""
+    if commands.usual is None:
+        return ()
+    command = (f"experiment={commands.experiment}", *_told(run, commands))
+    return overrides_of(run, command, commands.usual, _matters)
+
+
+def _matters(key: str) -> bool:
+    """How the network is trained does not count: a profile takes its steps alone."""
+    of_profile = key.startswith(("backend.", "data.", "model."))
+    return of_profile and of_training(key) and key not in _OF_TITLE
 
 
 def _block(run: Row | None, made_by: str, *, title: str) -> Block:
@@ -62,12 +85,34 @@ def _block(run: Row | None, made_by: str, *, title: str) -> Block:
     )
 
 
+def _titles(runs: Sequence[Row], others: Sequence[Sequence[str]]) -> list[str]:
+    """Of each run; of runs that it does not tell from each other with what differs."""
+    plain = ["; ".join((_title(run), *more)) for run, more in zip(runs, others, strict=True)]
+    alike = [
+        [run for run, other in zip(runs, plain, strict=True) if other == title] for title in plain
+    ]
+    return [
+        title if len(group) == 1 else f"{title}; {_difference(run, group)}"
+        for run, title, group in zip(runs, plain, alike, strict=True)
+    ]
+
+
+def _difference(run: Row, others: Sequence[Row]) -> str:
+    """What tells a run from others: settings, or its name where those are none or too many."""
+    words = [word(key, run.get(key)) for key in differing(others) if key.startswith("task.")]
+    return ", ".join(words) or f"run {run.get('run_id')}"
+
+
 def _title(run: Row) -> str:
+    setting = Setting.of(run)
     names = [
+        f"scale {setting.scale}" if setting.scale else "",
         str(run.get("model._target_", "")).rpartition(".")[2],
         f"width {run['model.width']:g}" if "model.width" in run else "",
+        setting.data_text if setting.data else "",
         f"{run.get('data.resolution')}³, batches of {run.get('data.batch_size')}",
         str(run.get("hardware_devices", "")),
+        setting.threads_text,
     ]
     return "; ".join(name for name in names if name)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparsepipe.results.fig9_settings import (
     EXPECTED,
@@ -48,6 +48,14 @@ class Group:
     def title(self) -> str:
         """In words."""
         return "; ".join((self.setting.title, *self.others))
+
+    @property
+    def simulated(self) -> Group | None:
+        """What is simulated over the same link; None of simulations, and of links without limit."""
+        if self.setting.network != "namespaces":
+            return None
+        link = self.setting.link_bytes_per_s
+        return replace(self, setting=Setting(kind="simulated", link_bytes_per_s=link))
 
     @property
     def task(self) -> tuple[str, ...]:

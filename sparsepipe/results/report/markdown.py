@@ -5,9 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from sparsepipe.results.paper import CITATION
 from sparsepipe.results.report.cell import HOW_COMPARED
-from sparsepipe.results.report.chapters import Chapter
+from sparsepipe.results.report.chapters import Chapter, citation_of, citation_text
 from sparsepipe.results.report.failures import Failure
 from sparsepipe.results.report.shown import ShownBlock
 from sparsepipe.results.tables import markdown_table
@@ -21,18 +20,20 @@ def markdown(title: str, chapters: Sequence[Chapter], failures: Sequence[Failure
         chapters: one for each table or figure of the paper.
         failures: jobs that have left no run.
     """
-    parts = [f"# {title}", INTRODUCTION, *_failures(failures)]
+    citation = citation_of(chapters)
+    parts = [f"# {title}", _introduction(citation), *_failures(failures)]
     for chapter in chapters:
-        parts += _chapter(chapter)
+        parts += _chapter(chapter, citation)
     return "\n\n".join(parts) + "\n"
 
 
-INTRODUCTION = (
-    f'Columns "paper" have what is printed in: {CITATION}. Columns "ours" have what our finished '
-    "runs found: the mean over seeds, and in brackets the least and the most where there are "
-    "several. The letter behind a figure leads to where it was taken, a number to a note below the "
-    f"table. {HOW_COMPARED}"
-)
+def _introduction(citation: str) -> str:
+    return (
+        f'Columns "paper" have what is printed in: {citation}. Columns "ours" have what our '
+        "finished runs found: the mean over seeds, and in brackets the least and the most where "
+        "there are several. The letter behind a figure leads to where it was taken, a number to a "
+        f"note below the table. {HOW_COMPARED}"
+    )
 
 
 def _failures(failures: Sequence[Failure]) -> Iterator[str]:
@@ -44,9 +45,9 @@ def _failures(failures: Sequence[Failure]) -> Iterator[str]:
     )
 
 
-def _chapter(chapter: Chapter) -> Iterator[str]:
+def _chapter(chapter: Chapter, citation: str) -> Iterator[str]:
     yield f"## {chapter.exhibit.title}"
-    yield chapter.exhibit.about
+    yield " ".join(filter(None, (chapter.exhibit.about, citation_text(chapter, citation))))
     for block, pictures in zip(chapter.blocks, chapter.pictures, strict=True):
         if block.title:
             yield f"### {block.title[:1].upper()}{block.title[1:]}"

@@ -81,6 +81,21 @@ def overrides_of(
         found[unlike[0]] = word(name, row.get(unlike[0]))
 
 
+def unlike_words(
+    row: Row, command: Sequence[str], usual: Usual, matters: Matters
+) -> tuple[str, ...]:
+    """What a run has that its command does not give, as overrides; also what follows from others.
+
+    Args:
+        row: the run; what it does not tell is not held against it.
+        command: overrides of the cell that the run is for.
+        usual: tells the configuration of a command.
+        matters: keys that count.
+    """
+    wanted = usual(command, _keys(row, matters))
+    return tuple(word(key, row.get(key)) for key in _unlike(row, wanted, matters))
+
+
 def is_made_by(
     row: Row, command: Sequence[str], others: Sequence[str], usual: Usual, matters: Matters
 ) -> bool:

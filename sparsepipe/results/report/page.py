@@ -10,9 +10,8 @@ from typing import Self
 import jinja2
 
 from sparsepipe.results import style
-from sparsepipe.results.paper import CITATION
 from sparsepipe.results.report.cell import HOW_COMPARED, MISSING
-from sparsepipe.results.report.chapters import Chapter
+from sparsepipe.results.report.chapters import Chapter, citation_of, citation_text
 from sparsepipe.results.report.failures import Failure
 
 
@@ -39,7 +38,8 @@ def page(
     )
     return environment.get_template("page.html.j2").render(
         title=title,
-        citation=CITATION,
+        citation=citation_of(chapters),
+        citation_text=citation_text,
         how_compared=HOW_COMPARED,
         chapters=chapters,
         failures=failures,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from sparsepipe.results.paper import printed
+from sparsepipe.results.paper import CITATION_OF_DEPTH, printed
 from sparsepipe.results.report.cell import Cell, Column, Compare, Ours, Printed, Row
 from sparsepipe.results.report.commands import Commands
+from sparsepipe.results.report.depth_overrides import mean_notes, override_notes
+from sparsepipe.results.report.depth_rows import ROWS, Asked, asked_of
 from sparsepipe.results.report.depth_settings import (
     MICROBATCHES,
     OF_PARALLEL,
@@ -41,111 +43,24 @@ PLAN = Column(key="plan", heading="cuts", printed=False)
 _PAPER: Mapping[int, Mapping[str, str]] = {
     int(row["pipelines"]): row for row in printed("pipeline_depth")
 }
-_SCHEDULES = {"gpipe": "GPipe", "sync_1f1b": "1F1B", "asynchronous": "asynchronous"}
-_PARTITIONS = {"variance": "variance", "straight": "ours"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """A row.
-
-    Attributes:
-        depth: K.
-        schedule: by the option of the trial; empty of one device.
-        partition: the search; empty of one device.
-        emulated: it is; else measured.
-    """
-
-    depth: int
-    schedule: str = ""
-    partition: str = ""
-    emulated: bool
-
-    @property
-    def label(self) -> tuple[str, ...]:
-        kind = "emulated" if self.emulated else "measured"
-        name = _SCHEDULES.get(self.schedule, "serial")
-        return (str(self.depth), kind, name, _PARTITIONS.get(self.partition, "-"))
-
-    @property
-    def trial(self) -> str:
-        """Its option of that group."""
-        if self.depth == 1:
-            return f"pipeline_depth/serial{'_emulated' * self.emulated}"
-        return f"pipeline_depth/{self.schedule}_{self.depth}"
-
-    @property
-    def overrides(self) -> tuple[str, ...]:
-        """Of the command that makes a run of it."""
-        cuts = () if self.depth == 1 else (f"partition={self.partition}",)
-        return (f"trial={self.trial}", *cuts)
-
-    @property
-    def serial(self) -> _Asked:
-        """What its speedup is over."""
-        return _Asked(depth=1, emulated=self.emulated)
-
-    def runs(self, rows: Sequence[Row]) -> list[Row]:
-        """Those that are of it, whatever their seed."""
-        return [row for row in rows if _asked_of(row) == self]
-
-
-_ROWS = tuple(
-    asked
-    for emulated, depths in ((False, (2,)), (True, (4, 8)))
-    for asked in (
-        _Asked(depth=1, emulated=emulated),
-        *(
-            _Asked(depth=depth, schedule=schedule, partition=partition, emulated=emulated)
-            for depth in depths
-            for schedule in _SCHEDULES
-            for partition in _PARTITIONS
-        ),
-    )
-)
-
-
-def _asked_of(row: Row) -> _Asked | None:
-    """The row of the table that a run is of; None where it is of none.
-
-    Runs that recompute layers are of none: they are slower and keep less.
-    """
-    ranks, kind = row.get("ranks"), row.get("kind")
-    emulated = kind == "emulated"
-    if kind not in ("measured", "emulated") or row.get("task_name") not in _TASKS:
-        return None
-    if row.get("recomputed_layers"):
-        return None
-    if row.get("strategy") == "single":
-        found = _Asked(depth=1, emulated=emulated)
-    else:
-        way = str(row.get("parallel.strategy._target_", "")).rpartition(".")[2]
-        schedule = {None: "asynchronous", "1f1b": "sync_1f1b"}.get(
-            row.get("schedule"), row.get("schedule")
-        )
-        if way not in ("PipelineStrategy", "SynchronousPipelineStrategy") or ranks is None:
-            return None
-        found = _Asked(
-            depth=int(ranks),
-            schedule=str(schedule),
-            partition=str(row.get("parallel.search.search")),
-            emulated=emulated,
-        )
-    return found if found in _ROWS else None
-
-
-_TASKS = ("train", "train_emulated")
 
 
 def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
-    groups = settings_of([row for row in rows if _asked_of(row) is not None])
+    groups = settings_of([row for row in rows if asked_of(row) is not None], commands)
     made_by = {each: commands.giving(*each.overrides(commands)) for each in groups}
+    notes = {
+        each: override_notes([(row, each.command(row, commands)) for row in runs], commands)
+        for each, runs in groups.items()
+    }
     asked = replace(commands, scales=())  # it is the same at any scale
     told = [each.giving(*each.given, *group.parts_of("gpipe")) for group, each in made_by.items()]
     missing = of_missing(asked, told, also=OF_PARALLEL)
     usual = DepthSetting()
     return [
-        *(_block(setting, groups[setting], theirs) for setting, theirs in made_by.items()),
+        *(
+            _block(setting, groups[setting], theirs, notes=notes[setting])
+            for setting, theirs in made_by.items()
+        ),
         *(
             replace(_block(usual, [], theirs), title=title or usual.title)
             for title, theirs in missing.items()
@@ -153,34 +68,41 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     ]
 
 
-def _block(setting: DepthSetting, rows: Sequence[Row], commands: Commands) -> Block:
+def _block(
+    setting: DepthSetting, rows: Sequence[Row], commands: Commands, *, notes: Sequence[str] = ()
+) -> Block:
     """A table: all of it, or emulated rows alone where these have a profile of their own."""
-    asked = _ROWS if setting.profile is None else tuple(each for each in _ROWS if each.emulated)
+    asked = ROWS if setting.profile is None else tuple(each for each in ROWS if each.emulated)
     cells = [cell for each in asked for cell in _cells(each, setting, rows, commands)]
-    sweep = _sweep(asked, setting, commands)
-    return Block(title=setting.title, cells=tuple(cells), sweep=sweep)
+    means = (note for each in asked for note in mean_notes(each.label, each.runs(rows)))
+    return Block(
+        title=setting.title,
+        cells=tuple(cells),
+        notes=(*notes, *means),
+        sweep=_sweep(asked, setting, commands),
+    )
 
 
-def _sweep(asked: Sequence[_Asked], setting: DepthSetting, commands: Commands) -> str:
+def _sweep(asked: Sequence[Asked], setting: DepthSetting, commands: Commands) -> str:
     """Of all rows, in two where not all of them take what the setting says of microbatches."""
     trials: dict[tuple[str, ...], dict[str, None]] = {}
     for each in asked:
         trials.setdefault(setting.parts_of(each.schedule), {})[each.trial] = None
-    if asked == _ROWS and len(trials) == 1:
+    if asked == ROWS and len(trials) == 1:
         return commands.sweep()
     found = (commands.sweep(f"trial={','.join(names)}", *parts) for parts, names in trials.items())
     return " && ".join(found)
 
 
 def _cells(
-    asked: _Asked, setting: DepthSetting, rows: Sequence[Row], commands: Commands
+    asked: Asked, setting: DepthSetting, rows: Sequence[Row], commands: Commands
 ) -> list[Cell]:
     runs, paper = asked.runs(rows), _PAPER[asked.depth]
     threads = () if asked.emulated else ("OMP_NUM_THREADS=1",)
     one_thread = commands.giving(*commands.given, environment=threads)
     command = one_thread.one(*asked.overrides, *setting.parts_of(asked.schedule))
     # What is kept on one device does not depend on who counts it, and an emulation has a profile.
-    counted = runs if asked.depth > 1 else _Asked(depth=1, emulated=True).runs(rows)
+    counted = runs if asked.depth > 1 else Asked(depth=1, emulated=True).runs(rows)
     memory_command = command if asked.depth > 1 else commands.one(*_SERIAL_COUNTED.overrides)
     found: list[tuple[Column, str | None, Ours | None, str]] = [
         (TIME, paper["total_time_minutes"], mean_of(runs, _minutes), command),
@@ -218,7 +140,7 @@ def _cells(
     ]
 
 
-_SERIAL_COUNTED = _Asked(depth=1, emulated=True)
+_SERIAL_COUNTED = Asked(depth=1, emulated=True)
 
 
 def _rate(row: Row) -> float | None:
@@ -258,7 +180,7 @@ def _over(own: Ours, base: Ours) -> Ours:
     return Ours(value=float(own.value) / one, spread=spread, count=own.count, runs=runs)
 
 
-def _ideal(asked: _Asked, setting: DepthSetting, runs: Sequence[Row]) -> Ours | None:
+def _ideal(asked: Asked, setting: DepthSetting, runs: Sequence[Row]) -> Ours | None:
     """Nothing of the asynchronous pipeline, which neither fills nor drains between updates."""
     if asked.schedule == "asynchronous" or not runs:
         return None
@@ -278,9 +200,8 @@ PIPELINE_DEPTH = Exhibit(
     name="pipeline_depth",
     title="Depth of pipelines (Zhang and Sun, Table I)",
     about=(
-        'Zhang and Sun, "A Parallel Pipeline Design for Training Deep Neural Networks": a CNN with '
-        "5x5 kernels on 42,000 images of 28x28, in TensorFlow on 8 cores; the paper of these "
-        "tables is theirs. The same study: a CNN of 5x5 convolutions that cost the same, "
+        "Zhang and Sun train a CNN with 5x5 kernels on 42,000 images of 28x28, in TensorFlow on 8 "
+        "cores. The same study: a CNN of 5x5 convolutions that cost the same, "
         f"T = {MICROBATCHES}. One and two stages are measured with one thread a process, four and "
         "eight emulated on equal devices that take as long as one core was measured to; each kind "
         "has a serial run of its own. Theirs is the time of their training, of which they print "
@@ -293,4 +214,5 @@ PIPELINE_DEPTH = Exhibit(
     heads=("stages", "obtained", "schedule", "partition"),
     find=_blocks,
     pictured=(SPEEDUP.key, FACTOR.key),
+    citation=CITATION_OF_DEPTH,
 )

@@ -58,6 +58,10 @@ def _value_of(key: str) -> Callable[[Row], float | None]:
     return lambda row: row.get(key)
 
 
+_NO_SETTINGS = ("git_commit", "machine_cores", "threads_per_rank", "torch")
+"""What figures may depend on beside settings, whose keys have dots."""
+
+
 def unlike_notes(
     rows: Sequence[Row],
     matters: Callable[[str], bool],
@@ -68,7 +72,7 @@ def unlike_notes(
 
     Args:
         rows: of one figure.
-        matters: settings that count among runs of unlike seeds.
+        matters: settings, and keys of the machine, that count among runs of unlike seeds.
         of_one_seed: what is made of runs that have even the seed in common.
     """
     by_seed: dict[Any, list[Row]] = {}
@@ -77,10 +81,10 @@ def unlike_notes(
     notes = []
     for seed, runs in by_seed.items():
         if len(runs) > 1:
-            keys = ", ".join(_differing(runs)) or "nothing that is recorded"
+            keys = ", ".join(differing(runs)) or "nothing that is recorded"
             told = f"runs {_names(runs)} all have seed {seed} and differ in {keys}"
             notes.append(f"{told}: {of_one_seed}")
-    keys = ", ".join(key for key in _differing(rows) if matters(key))
+    keys = ", ".join(key for key in differing(rows) if matters(key))
     if keys and not notes:
         notes.append(f"runs {_names(rows)} differ in {keys}: the mean is of all")
     return notes
@@ -90,7 +94,7 @@ def _names(rows: Sequence[Row]) -> str:
     return ", ".join(str(row.get("run_id")) for row in rows)
 
 
-def _differing(runs: Sequence[Row]) -> list[str]:
-    """Settings that are not the same in all."""
-    keys = dict.fromkeys(key for run in runs for key in run if "." in key)
+def differing(runs: Sequence[Row]) -> list[str]:
+    """Keys of settings, and of the machine, whose values are not the same in all runs."""
+    keys = dict.fromkeys(key for run in runs for key in run if "." in key or key in _NO_SETTINGS)
     return [key for key in keys if len({repr(run.get(key)) for run in runs}) > 1]

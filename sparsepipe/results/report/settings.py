@@ -91,11 +91,10 @@ class Setting:
     @property
     def title(self) -> str:
         """In words."""
-        points = "all their points" if self.points is None else f"{self.points:,} points"
         shapes = " + ".join(str(count) for count in (self.shapes, self.tested) if count)
         parts = [
             f"scale {self.scale}" if self.scale else "",
-            f"{_DATA.get(self.data, (self.data,))[0]}, {points}",
+            self.data_text,
             f"{shapes} shapes of a class" if shapes else "",
             f"{self.trained:,} shapes" if self.trained else "",
             f"width {self.width:g}" if self.width is not None else "",
@@ -105,9 +104,20 @@ class Setting:
             f"batches within {self.budget_bytes / 1e6:,.0f} MB" if self.budget_bytes else "",
             _steps_text(self.steps),
             self.device,
-            _threads_text(self.threads),
+            self.threads_text,
         ]
         return "; ".join(part for part in parts if part)
+
+    @property
+    def data_text(self) -> str:
+        """Of which shapes, and how many points of each."""
+        points = "all their points" if self.points is None else f"{self.points:,} points"
+        return f"{_DATA.get(self.data, (self.data,))[0]}, {points}"
+
+    @property
+    def threads_text(self) -> str:
+        """On how many threads one device computes; empty where that is not told."""
+        return "" if self.threads is None else f"{_counted('thread', self.threads)} a device"
 
     @property
     def option(self) -> str:
@@ -147,12 +157,6 @@ def _share_text(batches: float) -> str:
 def _counted(what: str, count: float, *, several: str = "") -> str:
     number = str(count) if isinstance(count, int) else f"{count:g}"
     return f"{number} {what if count == 1 else several or f'{what}s'}"
-
-
-def _threads_text(threads: int | None) -> str:
-    if threads is None:
-        return ""
-    return f"{_counted('thread', threads)} a device"
 
 
 def _whole(value: Any) -> int | None:

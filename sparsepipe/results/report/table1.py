@@ -10,7 +10,7 @@ from sparsepipe.results.report.cell import Cell, Column, Compare, Printed, Row
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import Block, Exhibit
 from sparsepipe.results.report.missing import of_missing
-from sparsepipe.results.report.rows import mean_of
+from sparsepipe.results.report.rows import mean_of, unlike_notes
 
 FLOPS = Column(
     key="tflops", heading="float32", unit="TFLOP/s", form="{:.3g}", compare=Compare.RATIO
@@ -24,6 +24,8 @@ _PAPER = printed("table1")
 
 
 _EFFORT = ("task.matrix_size", "task.copy_bytes")
+_COUNTS = ("task.repeats", "task.warmups", "threads_per_rank", "torch")
+"""Keys that runs which are averaged are to have in common, beside those of their block."""
 
 
 def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
@@ -63,13 +65,24 @@ def _block(rows: Sequence[Row], commands: Commands, *, title: str) -> Block:
     measured: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         measured.setdefault((str(row["measured_device"]), _where(row)), []).append(row)
-    cells = [cell for paper in _PAPER for cell in _paper_cells(paper, measured)]
-    others = [each for each in measured if not any(_is(each[0], paper) for paper in _PAPER)]
-    for each in others:
-        cells += _cells(each, None, measured[each], commands.one())
+    of_paper = [(_paper_label(paper), paper, _paper_runs(paper, measured)) for paper in _PAPER]
+    others = [
+        (label, runs)
+        for label, runs in measured.items()
+        if not any(_is(label[0], paper) for paper in _PAPER)
+    ]
     if not measured:
-        cells += _cells(("device at hand", "measured here"), None, [], commands.one())
-    return Block(title=title, cells=tuple(cells))
+        others = [(("device at hand", "measured here"), [])]
+    cells = [cell for label, paper, runs in of_paper for cell in _cells(label, paper, runs)]
+    for label, runs in others:
+        cells += _cells(label, None, runs, commands.one())
+    averaged = [*((label, runs) for label, _, runs in of_paper), *others]
+    notes = [
+        f"{', '.join(label)}: {note}"
+        for label, runs in averaged
+        for note in unlike_notes(runs, lambda key: key in _COUNTS)
+    ]
+    return Block(title=title, cells=tuple(cells), notes=tuple(notes))
 
 
 def _where(row: Row) -> str:
@@ -81,12 +94,14 @@ def _where(row: Row) -> str:
     return f"measured here, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def _paper_cells(
+def _paper_label(paper: Mapping[str, str]) -> tuple[str, str]:
+    return paper["gpu"], f"server {paper['server']}, {paper['count']} of them"
+
+
+def _paper_runs(
     paper: Mapping[str, str], measured: Mapping[tuple[str, str], list[Row]]
-) -> list[Cell]:
-    runs = [run for (name, _), theirs in measured.items() if _is(name, paper) for run in theirs]
-    where = f"server {paper['server']}, {paper['count']} of them"
-    return _cells((paper["gpu"], where), paper, runs)
+) -> list[Row]:
+    return [run for (name, _), theirs in measured.items() if _is(name, paper) for run in theirs]
 
 
 def _is(name: str, paper: Mapping[str, str]) -> bool:
