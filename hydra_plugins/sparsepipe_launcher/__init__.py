@@ -23,6 +23,7 @@ class SparsePipeLauncherConf:
     max_jobs: int | None = None
     cores_per_rank: int | None = None
     job_limit_s: float | None = None
+    wait_limit_s: float | None = 86_400.0
 
 
 class SparsePipeLauncher(Launcher):
@@ -33,6 +34,8 @@ class SparsePipeLauncher(Launcher):
         cores_per_rank: how many cores each process of a job gets; None: without GPUs all cores
             are one job's.
         job_limit_s: a job that takes longer is ended; None: no limit.
+        wait_limit_s: how long a job waits for another process that works on the same run; None:
+            as long as that takes.
     """
 
     def __init__(
@@ -40,12 +43,14 @@ class SparsePipeLauncher(Launcher):
         max_jobs: int | None = None,
         cores_per_rank: int | None = None,
         job_limit_s: float | None = None,
+        wait_limit_s: float | None = 86_400.0,
     ) -> None:
         super().__init__()
         self._settings = {
             "max_jobs": max_jobs,
             "cores_per_rank": cores_per_rank,
             "job_limit_s": job_limit_s,
+            "wait_limit_s": wait_limit_s,
         }
         self._config: DictConfig | None = None
         self._context: HydraContext | None = None

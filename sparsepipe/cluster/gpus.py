@@ -41,6 +41,18 @@ def gpu_indices(places: Sequence[Place], gpus: Sequence[str], *, host: Host) -> 
     return found
 
 
+def any_alike_serve(places: Sequence[Place]) -> bool:
+    """Whether other GPUs of their kinds would serve these devices as well, as many of each.
+
+    Of those that a process sees, :func:`gpu_indices` takes the k-th of a kind: one that sees no
+    more than it needs has the first ones only.
+    """
+    numbers: dict[str, set[int]] = {}
+    for place in places:
+        numbers.setdefault(place.name, set()).add(place.number)
+    return all(found == set(range(len(found))) for found in numbers.values())
+
+
 def _kind(gpu: str, kinds: Sequence[str]) -> str | None:
     if gpu in kinds:
         return gpu

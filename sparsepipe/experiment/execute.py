@@ -9,7 +9,8 @@ from typing import Any
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.errors import ConfigError
+from sparsepipe.errors import ConfigError, SparsePipeError
+from sparsepipe.experiment import out_of_memory
 from sparsepipe.experiment.emulation import emulation_of
 from sparsepipe.experiment.joining import joined
 from sparsepipe.experiment.loggers import end_tracking
@@ -32,6 +33,7 @@ def execute(
     Raises:
         Stopped: a signal ended it; whatever the signal broke in passing is not told.
         SparsePipeError: as what keeps a run that is to stop from writing its checkpoint.
+        HardwareError: memory ran out.
     """
     quiet()
     run = Run(config=config, directory=directory, inventory=inventory, watch=watch)
@@ -51,14 +53,21 @@ def execute(
                 tell_loss(error, watch.signum, directory)
                 raise
             watch.stop_if_asked(error)
-            if _refused_by_lightning(error):
-                raise ConfigError(
-                    f"Lightning refuses the settings: {str(error).strip()}",
-                    remedy="correct the keys of trainer that it names",
-                ) from error
+            if (told := _told(error, run)) is not None:
+                raise told from error
             raise
         finally:
             end_tracking(failed=not done)
+
+
+def _told(error: Exception, run: Run) -> SparsePipeError | None:
+    """What a user can mend, of errors that others raised; None of what is somebody's own."""
+    if _refused_by_lightning(error):
+        return ConfigError(
+            f"Lightning refuses the settings: {str(error).strip()}",
+            remedy="correct the keys of trainer that it names",
+        )
+    return out_of_memory.told(error, run)
 
 
 def _refused_by_lightning(error: Exception) -> bool:

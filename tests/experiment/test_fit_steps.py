@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from sparsepipe.experiment.fitting.steps import TooFewShapes, filled_share, first_batches, ran_out
+from sparsepipe.experiment.fitting.steps import TooFewShapes, first_batches
+from sparsepipe.experiment.out_of_memory import filled_share, ran_out
 from sparsepipe.results.files import read_json
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
+import inspect
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
 import pytest
 from experiment_harness import Finished, Shell, composed, fault, orphans, wait_for
+from omegaconf import OmegaConf
 
+from hydra_plugins.sparsepipe_launcher import SparsePipeLauncher, SparsePipeLauncherConf
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.rundir import RunDir, flatten
 from sparsepipe.experiment.sweep.launch import launch
@@ -178,12 +183,26 @@ def test_nothing_outlives_a_sweep(shell: Shell, signum: signal.Signals) -> None:
         ({"cores_per_rank": 0}, "hydra.launcher.cores_per_rank=0"),
         ({"job_limit_s": 0.0}, "hydra.launcher.job_limit_s=0.0"),
         ({"job_limit_s": float("nan")}, "hydra.launcher.job_limit_s=nan"),
+        ({"wait_limit_s": 0.0}, "hydra.launcher.wait_limit_s=0.0"),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, float], words: str) -> None:
     with pytest.raises(ConfigError) as error:
         Settings(**settings)
     assert error.value.message == words
+
+
+def test_the_launcher_has_the_settings_and_their_values() -> None:
+    """It cannot import them: Hydra imports it at the start of every program."""
+    known = {field.name: field.default for field in dataclasses.fields(Settings)}
+    told = OmegaConf.to_container(OmegaConf.structured(SparsePipeLauncherConf))
+    assert told == {**known, "_target_": SparsePipeLauncherConf._target_}
+    given = inspect.signature(SparsePipeLauncher).parameters
+    assert {name: each.default for name, each in given.items()} == known
+    text = (Path(__file__).parents[2] / "docs" / "sweeps.md").read_text()
+    listed = re.findall(r"^\| `hydra\.launcher\.(\w+)` \| (\S+) \|", text, re.MULTILINE)
+    told_there = {name: None if value == "null" else float(value) for name, value in listed}
+    assert told_there == known
 
 
 def test_a_sweep_within_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

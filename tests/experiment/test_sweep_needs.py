@@ -15,16 +15,20 @@ from experiment_harness import composed
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
+from plans import plan_on
 
 from sparsepipe.cluster import Device
+from sparsepipe.cluster.gpus import gpu_indices
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment import compose
 from sparsepipe.experiment.build import build_inventory
+from sparsepipe.experiment.measured_device import find_device
+from sparsepipe.experiment.placing import places_of_ranks
 from sparsepipe.experiment.signature import locate
 from sparsepipe.experiment.sweep.asked import answering
 from sparsepipe.experiment.sweep.needs import machine, needs, whole_machine
 from sparsepipe.experiment.sweep.settings import Settings
-from sparsepipe.experiment.sweep.slots import Demand, Gpu, Machine
+from sparsepipe.experiment.sweep.slots import Demand, Gpu, Machine, Slots
 from sparsepipe.experiment.told_hardware import tell
 
 CPU = Machine(cores=(0, 1, 2, 3))
@@ -108,6 +112,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         # Which ones, the search or the task finds out, or an inventory says.
         (("parallel=hete_mp",), KINDS),
         (("task=profile", "task.device=TITAN"), KINDS),
+        (("task=table1", "task.device=TITAN"), KINDS),
         (("hardware=paper_8gpu",), KINDS),
         # None at all.
         (("hardware.accelerator=cpu",), ()),
@@ -119,6 +124,61 @@ def test_gpus_of_jobs(overrides: tuple[str, ...], kinds: tuple[str, ...]) -> Non
     assert found.gpus == kinds
     if kinds:
         assert found.cores == 2 * len(kinds), "their share"
+
+
+FIRST, SECOND, THIRD, OTHER = (f"here/{name}" for name in ("RTX/0", "RTX/1", "RTX/2", "TITAN/0"))
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize(
+    ("devices", "kinds"),
+    [
+        ((FIRST, SECOND), ("RTX", "RTX")),
+        ((SECOND, FIRST), ("RTX", "RTX")),
+        ((FIRST, OTHER), ("RTX", "TITAN")),
+        ((OTHER, FIRST), ("TITAN", "RTX")),
+        # A job that sees two of a kind has no third one.
+        ((FIRST, THIRD), KINDS),
+        ((SECOND, THIRD), KINDS),
+        ((SECOND, OTHER), KINDS),
+        # Of a plan by hand.
+        (("rank 0", "rank 1"), ("RTX", "RTX")),
+    ],
+)
+def test_a_plan_finds_its_devices_among_the_gpus_of_its_job(
+    devices: tuple[str, str], kinds: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Also where it runs beside another job, which has the first GPU."""
+    path = tmp_path / "plan.json"
+    path.write_text(plan_on(devices[:1], devices[1:], cuts=[2], num_layers=4).to_json())
+    config = composed("parallel=pipeline", f"parallel.plan.file={path}")
+    wanted = needs(config, GPUS, Settings())
+    assert wanted.gpus == kinds
+    inventory = build_inventory(config)
+    places = places_of_ranks(config, inventory, ranks=2)
+    slots = Slots(machine=GPUS)
+    other = slots.grant(Demand(ranks=1, cores=1, gpus=KINDS[:1]))
+    assert other is not None
+    beside = slots.with_job(other).grant(wanted)
+    assert (beside is None) == (kinds == KINDS)
+    granted = beside or slots.grant(wanted)
+    assert granted is not None
+    seen = [gpu.kind for gpu in GPUS.gpus if gpu.token in granted.gpus]
+    found = gpu_indices(places, seen, host=inventory.hosts[0])
+    assert [seen[index] for index in found] == [place.name for place in places]
+    assert len(set(found)) == 2
+
+
+@pytest.mark.usefixtures("gpus")
+@pytest.mark.parametrize("kind", ["RTX", "TITAN"])
+def test_a_task_that_measures_a_gpu_finds_the_one_that_it_names(kind: str) -> None:
+    config = composed("task=table1", f"task.device={kind}")
+    granted = Slots(machine=GPUS).grant(needs(config, GPUS, Settings()))
+    assert granted is not None
+    inventory = build_inventory(config)
+    seen = [gpu.kind for gpu in GPUS.gpus if gpu.token in granted.gpus]
+    (index,) = gpu_indices([find_device(inventory, kind)], seen, host=inventory.hosts[0])
+    assert seen[index] == kind
 
 
 @pytest.fixture

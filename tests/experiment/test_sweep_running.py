@@ -6,24 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from experiment_harness import composed, wait_for
 
-from sparsepipe.experiment.lock import locked
-from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.sweep import running
-from sparsepipe.experiment.sweep.one_job import run_swept
 from sparsepipe.experiment.sweep.process import JobProcess
 from sparsepipe.experiment.sweep.record import JobRecord, SweptJob, record_of, write_record
 from sparsepipe.experiment.sweep.running import ReadyJob, RunningJob
 from sparsepipe.experiment.sweep.slots import Demand, Grant
-from sparsepipe.results.files import read_json, write_json
 
 WRITTEN_DOWN = {"_target_": "sparsepipe.cluster.Inventory.from_dict", "value": {}}
 CONFIG = {"hardware": WRITTEN_DOWN, "parallel": {"grace_s": 0.0}, "force": False}
@@ -120,56 +113,3 @@ def test_the_record_of_another_process_says_nothing_of_a_job(
     record = looked_after(job, "raise SystemExit(5)")
     assert (record.status, record.exit_code, record.run) == ("failed", 5, None)
     assert "no word of why" in (record.error or "")
-
-
-def test_waiting_for_another_process_is_not_the_jobs_own_time(
-    ready: Callable[..., ReadyJob],
-) -> None:
-    """The limit counts from the moment when it has its run to itself."""
-    made = ready()
-    made.job.path.mkdir(parents=True)
-    told = {"run": "there", "stage": "waits", "since_s": time.time()}
-    write_json(made.job.started, told)
-    first = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True
-    )
-    process = JobProcess(first, MARK)
-    job = RunningJob(ready=made, grant=GRANT, process=process, limit_s=0.2)
-    try:
-        while job.elapsed_s < 3 * 0.2:
-            assert not job.look_after(signal.SIGTERM), "it waits"
-            time.sleep(0.01)
-        assert first.poll() is None
-        write_json(made.job.started, {**told, "stage": "has waited", "since_s": time.time()})
-        while not job.look_after(signal.SIGTERM):
-            assert job.elapsed_s < 30, "it has no limit"
-            time.sleep(0.01)
-    finally:
-        first.kill()
-        first.wait(20)
-    assert "ended by hydra.launcher.job_limit_s=0.2" in (job.record().error or "")
-
-
-def test_a_job_tells_that_it_waits_and_that_this_is_over(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    config = composed("experiment=tiny", "trainer.max_epochs=1", "task.test=false")
-    job = SweptJob(number=0, overrides=(), choices={}, sweep=workplace / "sweep")
-    done = run_swept(job, lambda: config, fresh_processes=False)
-    assert read_json(job.started)["stage"] == "found"
-    job.started.unlink()
-    other = ExitStack()
-    other.enter_context(locked(RunDir(Path(done.run or ""))))
-
-    def let_go_once_it_waits() -> None:
-        with other:
-            wait_for(lambda: job.started.exists() and read_json(job.started)["stage"] == "waits")
-
-    thread = threading.Thread(target=let_go_once_it_waits)
-    thread.start()
-    assert run_swept(job, lambda: config, fresh_processes=False).before
-    thread.join(60)
-    told = read_json(job.started)
-    assert told["stage"] == "has waited"
-    assert told["since_s"] <= time.time()

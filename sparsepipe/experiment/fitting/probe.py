@@ -27,13 +27,9 @@ def main() -> None:
 
 
 def _answer(request: Request) -> int | SparsePipeError:
-    from sparsepipe.experiment.fitting.steps import (
-        TooFewShapes,
-        filled_share,
-        memory_of_steps,
-        ran_out,
-    )
+    from sparsepipe.experiment.fitting.steps import TooFewShapes, memory_of_steps
     from sparsepipe.experiment.logs import quiet
+    from sparsepipe.experiment.out_of_memory import filled_share, ran_out
 
     quiet()
     try:

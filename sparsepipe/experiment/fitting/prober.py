@@ -183,7 +183,11 @@ def _read(path: Path) -> dict[int, Probe]:
 
 
 def _run(request: Path, *, said: Path, timeout_s: float) -> int | None:
-    """The exit status of a probe; None where it took too long."""
+    """The exit status of a probe; None where it took too long.
+
+    Raises:
+        HardwareError: it did, and cannot be ended.
+    """
     with said.open("wb") as stream:
         process = subprocess.Popen(
             [sys.executable, "-m", "sparsepipe.experiment.fitting.probe", str(request)],
@@ -195,10 +199,33 @@ def _run(request: Path, *, said: Path, timeout_s: float) -> int | None:
         try:
             return process.wait(timeout_s)
         except subprocess.TimeoutExpired:
+            if not _ended(process):
+                raise _endless(process.pid) from None
             return None
-        finally:
-            process.kill()
-            process.wait(_END_S)
+        except BaseException:
+            if not _ended(process):  # nor is that why nobody waits for it any more
+                log.warning("%s", _endless(process.pid))
+            raise
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    """Kills a process; whether it is gone soon."""
+    process.kill()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _endless(process: int) -> SparsePipeError:
+    return HardwareError(
+        f"process {process}, which tried out a batch size, was killed and is there all the same "
+        f"{_END_S:g} s later",
+        remedy="the kernel holds it, most often for a GPU's driver or a network file system that "
+        "hangs: see dmesg, and restart the machine where nothing else helps; the same command goes "
+        "on with the search",
+    )
 
 
 def _too_slow(batch_size: int, timeout_s: float) -> SparsePipeError:

@@ -32,17 +32,6 @@ class TooFewShapes(Exception):
 
 _SLACK_BYTES = 2**30
 """What may be asked for beyond the budget, and is not used."""
-_REFUSALS = (
-    "can't allocate memory",
-    "not enough memory",
-    "out of memory",
-    "bad_alloc",
-    "cublas_status_alloc_failed",
-    "cudnn_status_alloc_failed",
-)
-"""Words of errors, in lower case; near a full GPU libraries have their own."""
-_NO_ENGINE = "unable to find an engine"
-"""Of cuDNN, where none of its ways has the memory that it works in, or where it has none at all."""
 _INSTEAD: dict[str, Any] = {
     "max_epochs": -1,
     "min_epochs": None,
@@ -143,25 +132,3 @@ def _limited(device: torch.device, budget_bytes: int | None) -> ResidentPeak | N
     limit_allocations(budget_bytes + budget_bytes // 2 + _SLACK_BYTES)
     watch_resident(peak.before_bytes + budget_bytes, lambda: os._exit(OVER_BUDGET))
     return peak
-
-
-def ran_out(error: BaseException, *, filled: float = 0.0) -> bool:
-    """Whether an error says that there is no memory left.
-
-    Args:
-        error: of a training step.
-        filled: share of what a GPU may give that was taken at most. It tells a convolution that has
-            no memory to work in, at half or more, from one that the GPU cannot do.
-    """
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    said = str(error).lower()
-    return any(words in said for words in _REFUSALS) or (_NO_ENGINE in said and filled >= 0.5)
-
-
-def filled_share(budget_bytes: int | None) -> float:
-    """Of the GPU's memory, or of the budget of it, what was taken at most; 0 without a GPU."""
-    if not torch.cuda.is_available():
-        return 0.0
-    whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    return torch.cuda.max_memory_reserved() / min(whole, budget_bytes or whole)

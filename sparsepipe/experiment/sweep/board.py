@@ -15,7 +15,8 @@ class Row:
     Args:
         number: from 1, as people count.
         text: what it is, in its own overrides.
-        state: ``running`` or its record's status.
+        state: ``running``, ``prepares`` (its data), ``waits`` (for another process), or its
+            record's status.
         going: how far it is, where it runs.
         detail: what it says last, or why it failed.
         seconds: since it began, or how long it took.

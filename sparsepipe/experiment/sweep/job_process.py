@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 import signal
 import sys
@@ -59,9 +60,11 @@ def _run(given: dict[str, Any]) -> int:
         choices=given["choices"],
         sweep=Path(given["sweep"]),
     )
+    limit_s = given["wait_limit_s"]
+    wait_s = math.inf if limit_s is None else limit_s
     try:
         # One rank needs no further process: this one is as fresh as can be.
-        record = run_swept(job, lambda: given["config"], fresh_processes=False)
+        record = run_swept(job, lambda: given["config"], fresh_processes=False, wait_s=wait_s)
     except Stopped as stop:
         log.warning("%s", stop.message)
         return stop.exit_code

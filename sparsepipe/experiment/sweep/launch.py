@@ -193,7 +193,14 @@ def _ready(
             env = OmegaConf.to_container(one.whole.hydra.job.env_set, resolve=True)
             assert isinstance(env, dict)
             variables = {str(name): str(value) for name, value in env.items()}
-            ready.append(ReadyJob(job=one.job, config=one.config, demand=wanted, env=variables))
+            found = ReadyJob(
+                job=one.job,
+                config=one.config,
+                demand=wanted,
+                env=variables,
+                wait_limit_s=settings.wait_limit_s,
+            )
+            ready.append(found)
     return ready, refused
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from sparsepipe import cluster
 from sparsepipe.cluster import Inventory
+from sparsepipe.cluster.gpus import any_alike_serve
 from sparsepipe.experiment.build import build
 from sparsepipe.experiment.emulation import without_emulation
 from sparsepipe.experiment.placing import places_of_ranks
@@ -65,14 +66,20 @@ def needs(config: Mapping[str, Any], there: Machine, settings: Settings) -> Dema
 def _kinds(
     config: Mapping[str, Any], inventory: Inventory, there: Machine, *, ranks: int
 ) -> tuple[str, ...]:
-    """Of the GPUs that a job computes on; all, where it is not known beforehand which."""
+    """Of the GPUs that a job computes on.
+
+    All of them, where it is not known beforehand which they are, or where a plan or a task says
+    which and they are not the first of their kinds: a job that saw no others would find too few.
+    """
     task = locate(config["task"]["_target_"])
     if inventory.accelerator != "cuda" or hasattr(task, "cores"):
         return ()
-    own_way = any(hasattr(task, name) for name in ("parallel", "processes"))
+    every = tuple(gpu.kind for gpu in there.gpus)
+    own_way = any(hasattr(task, name) for name in ("parallel", "processes", "whole_machine"))
     if own_way or search_of(config) is not None or not _finds_machine(config):
-        return tuple(gpu.kind for gpu in there.gpus)
-    return tuple(place.name for place in places_of_ranks(config, inventory, ranks=ranks))
+        return every
+    places = places_of_ranks(config, inventory, ranks=ranks)
+    return tuple(place.name for place in places) if any_alike_serve(places) else every
 
 
 def _finds_machine(config: Mapping[str, Any]) -> bool:

@@ -19,13 +19,18 @@ from sparsepipe.experiment.sweep.record import (
     record_of,
     write_record,
 )
+from sparsepipe.experiment.sweep.settings import WAIT_LIMIT_S
 from sparsepipe.experiment.sweep.tree import MARK_VARIABLE
 from sparsepipe.results.files import read_json, write_json
 from sparsepipe.runtime.launch import Stopped
 
 
 def run_swept(
-    job: SweptJob, resolved: Callable[[], Mapping[str, Any]], *, fresh_processes: bool
+    job: SweptJob,
+    resolved: Callable[[], Mapping[str, Any]],
+    *,
+    fresh_processes: bool,
+    wait_s: float = WAIT_LIMIT_S,
 ) -> JobRecord:
     """Runs a job of a sweep.
 
@@ -37,6 +42,7 @@ def run_swept(
         job: which.
         resolved: makes its checked configuration.
         fresh_processes: start a process even for a single rank.
+        wait_s: how long to wait for another process that works on the run.
 
     Returns:
         The record of a finished job.
@@ -52,18 +58,20 @@ def run_swept(
         record = record_of(job, began_s=began, ended_s=time.time(), mark=mark, **values)
         return write_record(job, record)
 
+    def tell(stage: str, **values: str) -> None:
+        write_json(job.started, {**values, "stage": stage, "since_s": time.time()})
+
     with _recorded_failures(leave):
         config = resolved()
         from sparsepipe.experiment.job import run_job
 
+        tell("prepares")
         directory = run_job(
             config,
             fresh_processes=fresh_processes,
-            wait_s=math.inf,
+            wait_s=wait_s,
             anew_since_s=announced_start(),
-            opened=lambda found, stage: write_json(
-                job.started, {"run": str(found.path), "stage": stage, "since_s": time.time()}
-            ),
+            opened=lambda found, stage: tell(stage, run=str(found.path)),
         )
         value = value_of(directory.path, config["objective"])
     run = str(directory.path)

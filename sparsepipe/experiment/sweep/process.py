@@ -40,6 +40,7 @@ class JobProcess:
         hardware: Mapping[str, Any] | None,
         cores: tuple[int, ...] | None,
         environment: Mapping[str, str],
+        wait_limit_s: float | None,
     ) -> JobProcess:
         """Starts a job; what it says goes to its log.
 
@@ -49,6 +50,7 @@ class JobProcess:
             hardware: what it is told of that, as it sees less; None: nothing.
             cores: those it is to keep to; None: all that there are.
             environment: variables beside those of this process.
+            wait_limit_s: how long it waits for another process that works on its run.
         """
         given = {
             "number": job.number,
@@ -58,6 +60,7 @@ class JobProcess:
             "parent": os.getpid(),
             "cores": None if cores is None else list(cores),
             "hardware": hardware,
+            "wait_limit_s": wait_limit_s,
             "config": config,
         }
         write_text_atomic(job.file, yaml.safe_dump(given, sort_keys=False))
@@ -98,4 +101,9 @@ class JobProcess:
 
     def is_gone(self) -> bool:
         """Whether none of them is left."""
-        return self.first.poll() is not None and not tree.members(self.mark)
+        return not self.left()
+
+    def left(self) -> list[int]:
+        """Those that are."""
+        first = [self.first.pid] if self.first.poll() is None else []
+        return sorted({*first, *tree.members(self.mark)})

@@ -1,8 +1,8 @@
 """What each job of a sweep leaves in the sweep's directory, whichever process ran it.
 
 ``<sweep>/jobs/<number>/`` holds ``record.json``, written when the job has ended, and, where our
-launcher has started it, ``job.yaml`` (what it was given), ``started.json`` (its run directory, as
-soon as that is known) and ``log.txt`` (what it said).
+launcher has started it, ``job.yaml`` (what it was given), ``started.json`` (what
+it is doing, and its run directory as soon as that is known) and ``log.txt`` (what it said).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SweptJob:
 
     @property
     def started(self) -> Path:
-        """Where its run is, once that is known."""
+        """Its stage and since when, and where its run is, once that is known."""
         return self.path / "started.json"
 
     @property

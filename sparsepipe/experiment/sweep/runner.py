@@ -9,13 +9,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from sparsepipe.errors import HardwareError
 from sparsepipe.experiment.sweep.board import Board, Row
 from sparsepipe.experiment.sweep.hearing import heard
 from sparsepipe.experiment.sweep.progress import epochs_done, epochs_in_all, tail
 from sparsepipe.experiment.sweep.record import JobRecord, SweptJob, refusal, write_record
 from sparsepipe.experiment.sweep.remaining import Going
-from sparsepipe.experiment.sweep.running import ReadyJob, RunningJob
+from sparsepipe.experiment.sweep.running import ENDING_S, ReadyJob, RunningJob
 from sparsepipe.experiment.sweep.slots import Slots
+from sparsepipe.experiment.sweep.verdict import left_text
 from sparsepipe.experiment.sweep.view import View
 from sparsepipe.runtime.launch import Stopped
 
@@ -93,16 +95,35 @@ class Runner:
                 told += 1
             self._start_what_fits()
             for job in list(self._running):
-                job.note_epochs()
-                if job.look_after(signal.SIGTERM):
-                    self._running.remove(job)
-                    self._slots = self._slots.without_job(job.grant)
-                    self._note(job.record())
+                self._look_after(job)
             self._view.show(self._board)
             time.sleep(_POLL_S)
 
+    def _look_after(self, job: RunningJob) -> None:
+        job.note_epochs()
+        if job.begins_to_wait():
+            number = job.ready.job.number + 1
+            log.info("job %d waits for another process, which works on the same run", number)
+        if job.look_after(signal.SIGTERM):
+            self._slots = self._slots.without_job(job.grant)
+        elif job.cannot_be_ended():
+            self._slots = self._slots.losing_job(job.grant)
+            self._warn_of_what_is_left(job)
+        else:
+            return
+        self._running.remove(job)
+        self._note(job.record())
+
+    def _warn_of_what_is_left(self, job: RunningJob) -> None:
+        left, gpus = left_text(job.process.left()), ", ".join(job.grant.gpus)
+        kept = f"; no other job gets its GPUs ({gpus})" if gpus else ""
+        log.warning("job %d: %s%s", job.ready.job.number + 1, left, kept)
+
     def _start_what_fits(self) -> None:
         while self._waiting:
+            if self._slots.has_lost(self._waiting[0].demand):
+                self._note(refusal(self._waiting.pop(0).job, _lost()))
+                continue
             grant = self._slots.grant(self._waiting[0].demand)
             if grant is None:
                 return
@@ -131,12 +152,15 @@ class Runner:
 
     def _kill_what_is_left(self) -> None:
         """Where something has gone wrong here."""
-        while self._running:
+        until_s = time.monotonic() + ENDING_S
+        while self._running and time.monotonic() < until_s:
             for job in list(self._running):
                 job.process.kill()
                 if job.process.is_gone():
                     self._running.remove(job)
             time.sleep(_POLL_S)
+        for job in self._running:
+            self._warn_of_what_is_left(job)
 
     def _note(self, record: JobRecord) -> None:
         self._records[record.number] = record
@@ -178,8 +202,16 @@ class Runner:
         return Row(
             number=swept.number + 1,
             text=self._texts[swept.number],
-            state="running",
+            state="running" if job.now is None or job.now.works else job.now.stage,
             going=Going(elapsed_s=job.elapsed_s, share=share, share_before=before),
             detail=last[0].removeprefix("[sparsepipe] ") if last else "",
             seconds=job.elapsed_s,
         )
+
+
+def _lost() -> HardwareError:
+    return HardwareError(
+        "the GPUs that it takes are lost to processes of jobs before it, which cannot be ended",
+        remedy="end those or restart the machine, then give the command of the sweep again: "
+        "finished runs are skipped",
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from sparsepipe.errors import DataError
 from sparsepipe.experiment.oom import kills_since, oom_kills
 from sparsepipe.experiment.sweep.needs import whole_machine
 from sparsepipe.experiment.sweep.process import JobProcess
-from sparsepipe.experiment.sweep.progress import epochs_found, working_s
+from sparsepipe.experiment.sweep.progress import Doing, doing, epochs_found, working_s
 from sparsepipe.experiment.sweep.record import (
     JobRecord,
     SweptJob,
@@ -31,6 +32,9 @@ _LEAVING_S = 5.0
 _TOLD_S = 60.0
 """How long the process of a job may take to end after it has left its record."""
 _KILL_AGAIN_S = 1.0
+ENDING_S = 60.0
+"""How long after a first kill processes are looked for: what is left then cannot be ended."""
+_LOOK_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +46,14 @@ class ReadyJob:
         config: resolved and checked.
         demand: what it takes of the machine.
         env: variables that the user sets for jobs (``hydra.job.env_set``).
+        wait_limit_s: how long it waits for another process; None: as long as that takes.
     """
 
     job: SweptJob
     config: Mapping[str, Any]
     demand: Demand
     env: Mapping[str, str] = field(default_factory=dict)
+    wait_limit_s: float | None = None
 
     @property
     def grace_s(self) -> float:
@@ -65,6 +71,7 @@ class RunningJob:
         process: its processes.
         limit_s: how long it may take; None: as long as it likes.
         epochs_before: of the run, when the job found it; None until then.
+        now: what it was about when that was noted.
     """
 
     ready: ReadyJob
@@ -72,11 +79,14 @@ class RunningJob:
     process: JobProcess
     limit_s: float | None
     epochs_before: int | None = None
+    now: Doing | None = None
     began: float = field(default_factory=time.time)
     _began_s: float = field(default_factory=time.monotonic)
     _oom_before: int | None = field(default_factory=oom_kills)
     _ended_by: EndedBy | None = None
     _kill_s: float | None = None
+    _killed_s: float | None = None
+    _looked_s: float = -math.inf
     _leaving: bool = False
     _told_s: float | None = None
 
@@ -100,6 +110,7 @@ class RunningJob:
             hardware=None if whole else whole_machine(ready.config),
             cores=None if whole else grant.cores,
             environment={**ready.env, **variables},
+            wait_limit_s=ready.wait_limit_s,
         )
         return cls(ready=ready, grant=grant, process=process, limit_s=limit_s)
 
@@ -113,6 +124,15 @@ class RunningJob:
         if self.epochs_before is None:
             anew = self.ready.config["force"]  # what there was is about to be removed
             self.epochs_before = 0 if anew else epochs_found(self.ready.job)
+
+    def begins_to_wait(self) -> bool:
+        """Notes once a second what it is about; whether it waits for another process by now."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _LOOK_AGAIN_S:
+            return False
+        before, self.now, self._looked_s = self.now, doing(self.ready.job), now_s
+        waited = before is not None and before.stage == "waits"
+        return self.now is not None and self.now.stage == "waits" and not waited
 
     def end(self, signum: int, *, by: EndedBy, grace_s: float | None = None) -> None:
         """Asks it to end, and lets :meth:`look_after` kill what has not by then."""
@@ -135,8 +155,13 @@ class RunningJob:
             return True
         if self._kill_s is not None and now_s > self._kill_s:
             self.process.kill()
+            self._killed_s = self._killed_s or now_s
             self._kill_s = now_s + _KILL_AGAIN_S  # what was just being started
         return False
+
+    def cannot_be_ended(self) -> bool:
+        """Whether something of it is left though it was killed a while ago."""
+        return self._killed_s is not None and time.monotonic() - self._killed_s > ENDING_S
 
     def _end_what_takes_too_long(self, signum: int, now_s: float) -> None:
         if self._is_over_limit():
@@ -151,15 +176,19 @@ class RunningJob:
     def _is_over_limit(self) -> bool:
         if self.limit_s is None or self.elapsed_s <= self.limit_s:
             return False
-        return working_s(self.ready.job, self.elapsed_s) > self.limit_s
+        worked_s = working_s(
+            doing(self.ready.job), elapsed_s=self.elapsed_s, wait_limit_s=self.ready.wait_limit_s
+        )
+        return worked_s > self.limit_s
 
     def record(self) -> JobRecord:
         """What has come of it, which is left in the sweep's directory."""
         job = self.ready.job
         code = self.process.exit_code()
-        assert code is not None, "it runs"
+        assert code is not None or self._killed_s is not None, "it runs"
         end = End(
-            exit_code=code,
+            exit_code=-signal.SIGKILL if code is None else code,
+            left=tuple(self.process.left()),
             ended_by=self._ended_by,
             limit_s=self.limit_s,
             oom_kills=kills_since(self._oom_before),

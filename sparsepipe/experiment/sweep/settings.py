@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from sparsepipe.errors import ConfigError
 
+WAIT_LIMIT_S = 86_400.0
+"""A day: a job may wait for another one to train what both are."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -15,7 +18,10 @@ class Settings:
         max_jobs: at most so many at a time; None: as many as find cores and GPUs.
         cores_per_rank: how many cores each process of a job gets; None: a job's share of the
             machine, see :func:`sparsepipe.experiment.sweep.slots.demand`.
-        job_limit_s: a job that takes longer is ended; None: no limit.
+        job_limit_s: a job that takes longer is ended, see
+            :func:`sparsepipe.experiment.sweep.progress.working_s`; None: no limit.
+        wait_limit_s: how long a job waits for another process that works on the same run; None: as
+            long as that takes.
 
     Raises:
         ConfigError: a number is too small.
@@ -24,6 +30,7 @@ class Settings:
     max_jobs: int | None = None
     cores_per_rank: int | None = None
     job_limit_s: float | None = None
+    wait_limit_s: float | None = WAIT_LIMIT_S
 
     def __post_init__(self) -> None:
         for name, least in (("max_jobs", 1), ("cores_per_rank", 1)):
@@ -32,8 +39,10 @@ class Settings:
                 raise ConfigError(
                     f"hydra.launcher.{name}={value}", remedy=f"set it to {least} or more, or null"
                 )
-        if self.job_limit_s is not None and not self.job_limit_s > 0:
-            raise ConfigError(
-                f"hydra.launcher.job_limit_s={self.job_limit_s}",
-                remedy="set it to a number of seconds above 0, or null",
-            )
+        for name in ("job_limit_s", "wait_limit_s"):
+            limit_s = getattr(self, name)
+            if limit_s is not None and not limit_s > 0:
+                raise ConfigError(
+                    f"hydra.launcher.{name}={limit_s}",
+                    remedy="set it to a number of seconds above 0, or null",
+                )

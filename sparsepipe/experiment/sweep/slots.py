@@ -106,18 +106,20 @@ class Slots:
         machine: what there is.
         max_jobs: how many jobs may run at a time; None: as many as find room.
         taken: by the jobs that run.
+        lost: GPUs, by their tokens, that processes hold which cannot be ended.
     """
 
     machine: Machine
     max_jobs: int | None = None
     taken: tuple[Grant, ...] = ()
+    lost: tuple[str, ...] = ()
 
     def grant(self, wanted: Demand) -> Grant | None:
         """What a job gets now; None where it has to wait."""
         if self.max_jobs is not None and len(self.taken) >= self.max_jobs:
             return None
         cores = _free(self.machine.cores, [core for job in self.taken for core in job.cores])
-        used = {token for job in self.taken for token in job.gpus}
+        used = {*self.lost, *(token for job in self.taken for token in job.gpus)}
         free = [gpu for gpu in self.machine.gpus if gpu.token not in used]
         gpus = _of_kinds(free, wanted.gpus)
         if gpus is None and not self.taken:  # nothing to wait for
@@ -136,6 +138,19 @@ class Slots:
         left = list(self.taken)
         left.remove(grant)
         return replace(self, taken=tuple(left))
+
+    def losing_job(self, grant: Grant) -> Slots:
+        """As it is once a job is over whose processes cannot be ended.
+
+        They compute no more, so that its cores are free; its GPUs nobody can use.
+        """
+        return replace(self.without_job(grant), lost=(*self.lost, *grant.gpus))
+
+    def has_lost(self, wanted: Demand) -> bool:
+        """Whether there were the GPUs that a job takes, and are no more."""
+        left = [gpu for gpu in self.machine.gpus if gpu.token not in self.lost]
+        had = _of_kinds(self.machine.gpus, wanted.gpus) is not None
+        return had and _of_kinds(left, wanted.gpus) is None
 
     def is_whole(self, grant: Grant) -> bool:
         """Whether a job has the machine to itself, and may see it as it is."""

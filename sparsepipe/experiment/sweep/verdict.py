@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,9 @@ from sparsepipe.experiment.sweep.record import JobRecord, Status
 EndedBy = Literal["limit", "stop", "leaving"]
 _LESS_MEMORY = "let jobs need less memory (data.batch_size), or run fewer at a time "
 _LESS_MEMORY += "(hydra.launcher.max_jobs)"
+_REMEDY = "\n  remedy: "
+_HELD = "the kernel holds what is left, most often for a GPU's driver or a network file system "
+_HELD += "that hangs: see dmesg, and restart the machine where nothing else helps"
 _GO_ON = "given again, the sweep goes on with this run from its last checkpoint"
 
 
@@ -24,12 +28,14 @@ class End:
         ended_by: why the sweep ended it; None where it did not.
         limit_s: the limit of a job, where there is one.
         oom_kills: processes that the kernel ended for want of memory meanwhile; None: unknown.
+        left: processes that were killed and are there all the same.
     """
 
     exit_code: int
     ended_by: EndedBy | None = None
     limit_s: float | None = None
     oom_kills: int | None = None
+    left: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +54,22 @@ def verdict(told: JobRecord | None, end: End) -> Verdict:
         told: what it says itself.
         end: how its process ended.
     """
+    found = _verdict(told, end)
+    if found.status == "finished" or not end.left:
+        return found
+    said, _, remedy = (found.error or "it failed").partition(_REMEDY)
+    remedies = _HELD + (f"; {remedy}" if remedy else "")
+    told_left = f"{said}; {left_text(end.left)}{_REMEDY}{remedies}"
+    return dataclasses.replace(found, error=told_left)
+
+
+def left_text(left: Sequence[int]) -> str:
+    """Of processes that are there though they were killed."""
+    which = "processes" if len(left) > 1 else "process"
+    return f"{which} {', '.join(map(str, left))} cannot be ended"
+
+
+def _verdict(told: JobRecord | None, end: End) -> Verdict:
     if told is not None and told.status == "finished":
         return Verdict(status="finished")
     if told is not None and told.status == "failed":
@@ -114,7 +136,7 @@ def _and_ended(error: str | None, end: End) -> str | None:
         "stop": "with the sweep",
         "leaving": "by force, a while after that",
     }[end.ended_by]
-    said, line, remedy = (error or "it failed").partition("\n  remedy: ")
+    said, line, remedy = (error or "it failed").partition(_REMEDY)
     return f"{said}; and it had to be ended {by}{line}{remedy}"
 
 
@@ -122,7 +144,7 @@ def _with_memory(error: str | None, end: End) -> str | None:
     """Of a job of several processes, one of which the OOM killer took."""
     if error is None or not end.oom_kills or "SIGKILL" not in error:
         return error
-    said, _, remedy = error.partition("\n  remedy: ")
+    said, _, remedy = error.partition(_REMEDY)
     return (
         f"{said}; that was the OOM killer: the machine (or the container) ran out of memory"
         f"\n  remedy: {_LESS_MEMORY}" + (f"; {remedy}" if remedy else "")

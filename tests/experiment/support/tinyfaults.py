@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytorch_lightning as pl
+import torch
 from tinyhouse import LONG_S, mlp
 from torch import nn
 
@@ -86,6 +87,13 @@ class Mistake(nn.Module):
         raise ValueError("somebody's own mistake")
 
 
+class Greed(nn.Module):
+    """A layer that wants more memory than any process can address, of the allocator of torch."""
+
+    def forward(self, x):
+        return x + torch.empty(2**50, dtype=torch.uint8)
+
+
 class Patience(nn.Module):
     """A layer that takes minutes and says when it has begun."""
 
@@ -98,6 +106,11 @@ class Patience(nn.Module):
 def mistaken(*, num_classes: int, width: int, dropout: float, norm: bool):
     layers = mlp(num_classes=num_classes, width=width, dropout=dropout, norm=norm)
     return nn.Sequential(*layers, Mistake())
+
+
+def greedy(*, num_classes: int, width: int, dropout: float, norm: bool):
+    layers = mlp(num_classes=num_classes, width=width, dropout=dropout, norm=norm)
+    return nn.Sequential(*layers, Greed())
 
 
 def patient(*, num_classes: int, width: int, dropout: float, norm: bool):
