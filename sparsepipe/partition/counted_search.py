@@ -2,9 +2,10 @@
 
 As in ``search.py`` the least bottleneck is found by bisection, of questions whether some plan keeps
 to a bound on all times. Where the memory chooses what a stage recomputes (``auto``), times are
-bounds themselves at first. A plan that keeps to a bound by these has its stages counted exactly,
-one by one, until one takes longer; then the question is asked again, and that stage is no answer
-any more. So each answer is one about what stages really take, and few of them are ever counted.
+bounds themselves at first. Where a plan keeps to a bound by these, layers to recompute are looked
+for with which its stages do so, one by one, until there are none for one of them; then the question
+is asked again, and that stage is no answer any more. So each answer is one about what stages really
+take, and layers are looked for of few of them.
 
 Plans are looked for with one number of devices of the first stage after another, each of which has
 but to tell whether it has a better one than those before. How much all of them look at is limited
@@ -73,7 +74,7 @@ class _Best:
 
     Attributes:
         plan: its stages.
-        time_s: between two minibatches, exactly.
+        time_s: between two minibatches, with layers to recompute that are known to fit.
         costs: by which it was found.
     """
 
@@ -141,38 +142,15 @@ class _Hunt:
             reached_VI = self._windows.reached(bound_s)
             if not reached_VI[costs.lattice.last, -1].any():
                 return False
-            steps = list(_back(costs, reached_VI, bound_s))
-            if all(costs.keeps_to(s.node, s.way, s.first, s.end, bound_s) for s in steps):
-                plan = [step.choice(costs.lattice) for step in reversed(steps)]
+            plan = list(_back(costs, reached_VI, bound_s))[::-1]
+            if costs.keeps_to(plan, bound_s):
                 self._found = _Best(plan, costs.plan_s(plan), costs)
                 return True
             if self._work.is_done:
                 return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A stage on its way through the lattice.
-
-    Attributes:
-        node: where it ends.
-        way: which of the node's stages it is.
-        first: its first layer.
-        end: the first one behind it.
-    """
-
-    node: int
-    way: int
-    first: int
-    end: int
-
-    def choice(self, lattice: Lattice) -> Choice:
-        """The stage for a plan."""
-        counts = tuple(int(n) for n in lattice.ways[self.node].counts_EK[self.way])
-        return Choice(first=self.first, end=self.end, counts=counts)
-
-
-def _back(costs: PairCosts, reached_VI: Bools, bound_s: float) -> Iterator[_Step]:
+def _back(costs: PairCosts, reached_VI: Bools, bound_s: float) -> Iterator[Choice]:
     """The stages of a plan that keeps to a bound, the last one first.
 
     Of those that may end at a place the one is taken that takes least time.
@@ -184,14 +162,15 @@ def _back(costs: PairCosts, reached_VI: Bools, bound_s: float) -> Iterator[_Step
     """
     node, place = next(n for n in costs.lattice.last if reached_VI[n, -1]), reached_VI.shape[1] - 1
     while node:
-        sources_E = costs.lattice.ways[node].sources_E
+        ways = costs.lattice.ways[node]
+        sources_E = ways.sources_E
         ways_P, begins_P = np.nonzero(reached_VI[sources_E, :place])
         times_P1 = costs.times_s(node, ways_P, begins_P, np.array([place]), bound_s)
         pair = int(times_P1[:, 0].argmin())
         assert np.isfinite(times_P1[pair, 0]), "some stage has reached the place"
-        step = _Step(node, int(ways_P[pair]), int(begins_P[pair]), place)
-        yield step
-        node, place = int(sources_E[step.way]), step.first
+        way, first = int(ways_P[pair]), int(begins_P[pair])
+        yield Choice(first=first, end=place, counts=tuple(map(int, ways.counts_EK[way])))
+        node, place = int(sources_E[way]), first
 
 
 def _first_of_equal(best: _Best, work: Work) -> list[Choice]:
@@ -202,7 +181,7 @@ def _first_of_equal(best: _Best, work: Work) -> list[Choice]:
     work.allow(turns=10)
     while not work.is_done:
         plan = best_tied(best.costs, reaches(best.costs), best.time_s)
-        if best.costs.plan_s(plan) <= best.time_s * (1 + 2 * EQUAL):
+        if best.costs.keeps_to(plan, best.time_s * (1 + EQUAL)):
             return plan
     return best.plan
 

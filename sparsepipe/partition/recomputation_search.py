@@ -125,7 +125,14 @@ class Choice:
 
 
 def best_choice(
-    table: SpanTable, price: Price, *, cap: float, room: float, most_s: float, is_first: bool
+    table: SpanTable,
+    price: Price,
+    *,
+    cap: float,
+    room: float,
+    most_s: float,
+    is_first: bool,
+    any_will_do: bool = False,
 ) -> Choice | None:
     """The best choice whose spans keep to a cap; None where none has room in the time.
 
@@ -136,9 +143,12 @@ def best_choice(
         room: for what a minibatch in flight keeps.
         most_s: that the best one may take.
         is_first: whether no choice is known yet, so that a good one will spare looking at others.
+        any_will_do: whether that one is enough.
     """
     if is_first:
         first = _carried(table, price, cap=cap, room=room, most_s=most_s, few=_FEW)
+        if any_will_do and first is not None:
+            return first
         most_s = most_s if first is None else min(most_s, first.time_s * (1 + ROUNDING))
     return _carried(table, price, cap=cap, room=room, most_s=most_s, few=None)
 

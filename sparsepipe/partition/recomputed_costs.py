@@ -87,41 +87,35 @@ class PairCosts(Costs):
             times_PJ[here_P] += more_PJ / replicas_P[here_P][:, None]
         return np.where(times_PJ <= bound_s, times_PJ, np.inf)
 
-    def keeps_to(self, node: int, way: int, first: int, end: int, bound_s: float) -> bool:
-        """Whether a stage does so when it is counted, which is known from then on.
+    def keeps_to(self, plan: Sequence[Choice], bound_s: float) -> bool:
+        """Whether the stages of a plan do so when they are counted; what comes of it is known then.
 
         Args:
-            node: where it ends.
-            way: which of the node's stages it is.
-            first: its first layer.
-            end: the first one behind it.
-            bound_s: of its time, and that by what is known it keeps to.
+            plan: of this lattice, whose transfers keep to it.
+            bound_s: of their times.
         """
-        place = np.array([way]), np.array([first]), np.array([end])
-        alone_s = float(super().times_s(node, *place, bound_s)[0, 0])
-        replicas = int(self.lattice.ways[node].replicas_E[way])
-        most_s = (bound_s * (1 + EXACT) - alone_s) * replicas
-        self._runs.count(self._each[self._classes_E[node][way]], first, end, most_s=most_s)
-        return bool(np.isfinite(self.times_s(node, *place, bound_s)[0, 0]))
+        problem, most_s = self._problem, bound_s * (1 + EXACT / 4)  # sums in another order differ
+        stages_s, _ = plan_times(plan, problem.spans, problem.fleet, problem.model)
+        return all(
+            self._runs.keeps_to(
+                own, stage.first, stage.end, most_s=(most_s - alone_s) * sum(stage.counts)
+            )
+            for own, stage, alone_s in zip(self._runs.classes_of(plan), plan, stages_s, strict=True)
+        )
 
     def plan_s(self, plan: Sequence[Choice]) -> float:
-        """Seconds between two minibatches, of a plan whose stages are all counted exactly then.
+        """Seconds between two minibatches, at most.
 
         Args:
-            plan: of this lattice.
+            plan: of this lattice, with layers to recompute for each stage that are known to fit.
         """
         problem = self._problem
         stages_s, cuts_s = plan_times(plan, problem.spans, problem.fleet, problem.model)
-        more_s = plan_more_s(plan, self._runs)
-        return max(*(s + more for s, more in zip(stages_s, more_s, strict=True)), *cuts_s, 0.0)
-
-
-def plan_more_s(plan: Sequence[Choice], runs: SecondRuns) -> list[float]:
-    """Seconds that each stage of a plan takes longer, its replicas sharing them."""
-    return [
-        runs.count(own, stage.first, stage.end) / sum(stage.counts)
-        for own, stage in zip(runs.classes_of(plan), plan, strict=True)
-    ]
+        times_s = [
+            alone_s + self._runs.at_most(own, stage.first, stage.end) / sum(stage.counts)
+            for own, stage, alone_s in zip(self._runs.classes_of(plan), plan, stages_s, strict=True)
+        ]
+        return max(*times_s, *cuts_s, 0.0)
 
 
 class PlanSeconds:
@@ -144,7 +138,11 @@ class PlanSeconds:
         most = max(sum(stage.counts) for stage in plan)
         if len(plan) < self._problem.stages_told or not self._runs.has_work_for(most):
             return [float("inf")] * len(plan)
-        return plan_more_s(plan, self._runs)
+        runs = self._runs
+        return [
+            runs.count(own, stage.first, stage.end) / sum(stage.counts)
+            for own, stage in zip(runs.classes_of(plan), plan, strict=True)
+        ]
 
 
 def any_fits(

@@ -12,9 +12,8 @@ from sparsepipe.cluster.places import device_name
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.memory import MIB, MemoryModel, room_bytes
 from sparsepipe.partition.microbatches import Microbatches
-from sparsepipe.partition.recomputation import Cheapest, cheapest_within
+from sparsepipe.partition.recomputation import NONE_FITS, Cheapest, cheapest
 from sparsepipe.partition.recomputed_layers import StageSpans
-from sparsepipe.partition.span_table import ANY_S
 from sparsepipe.partition.stage_cost import StageCost, moved
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
@@ -77,17 +76,18 @@ class HeldStage:
             return float("inf")
         return room_bytes(self.limit_bytes) - self.beside_bytes(memory)
 
-    def cheapest(self, memory: MemoryModel | None, *, most_s: float = ANY_S) -> Cheapest:
+    def cheapest(self, memory: MemoryModel | None, *, enough_s: float | None = None) -> Cheapest:
         """The spans that take least time of those with which it fits.
 
         Args:
             memory: what a device keeps beside activations; None: it does not count.
-            most_s: that they may take.
+            enough_s: any will do that take no more, see
+                :func:`~sparsepipe.partition.recomputation.cheapest`.
         """
         room = self.room_bytes(memory)
         if room < 0:
-            return Cheapest(spans=None, least_s=float("inf"))
-        return cheapest_within(self.cost(), limit_bytes=room, most_s=most_s)
+            return NONE_FITS
+        return cheapest(self.cost(), limit_bytes=room, enough_s=enough_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,6 @@ import numpy as np
 from sparsepipe.partition.layer_tables import LayerTables
 from sparsepipe.partition.memory import MemoryModel, room_bytes
 from sparsepipe.partition.recomputed_plan import HeldStage
-from sparsepipe.partition.span_table import ANY_S
 from sparsepipe.partition.spans import Floats
 from sparsepipe.partition.ties import Choice
 from sparsepipe.partition.work import Work
@@ -72,7 +71,7 @@ class SecondRuns:
         self._what, self._fleet = tables.recomputing, tables.problem.fleet
         self._in_flight = cache(self._what.microbatches.in_flight_of)
         self._seconds: dict[StageClass, Floats] = {}
-        self._counted: set[tuple[StageClass, int, int]] = set()
+        self._found: dict[tuple[StageClass, int, int], float] = {}
         self.work = Work() if work is None else work
         whole = tables.chain(tuple(range(len(self._fleet.kinds))))
         self.most_s = sum(layer.forward_s for layer in whole.layers)
@@ -88,9 +87,10 @@ class SecondRuns:
             counts: its devices of each kind.
             left: devices of it and of all after it.
             stage: its number, or any that says as much (``Recomputing.is_whole``).
-            readers: devices of the first stage, any number where memory does not count.
+            readers: devices of the first stage; where memory does not count they change nothing.
         """
         replicas, what = sum(counts), self._what
+        readers = 1 if self._memory is None else readers
         return StageClass(
             kinds=tuple(kind for kind, count in enumerate(counts) if count),
             in_flight=self._in_flight(replicas, left, readers=readers),
@@ -124,27 +124,56 @@ class SecondRuns:
                 self._seconds[own] = np.where(fits_II, again_II, np.inf)
         return self._seconds[own]
 
-    def count(self, own: StageClass, first: int, end: int, *, most_s: float = ANY_S) -> float:
+    def count(self, own: StageClass, first: int, end: int) -> float:
         """The same of one stage, exactly, which is known from then on.
 
         Args:
             own: which class the stage is of.
             first: its first layer.
             end: the first one behind it.
-            most_s: if it takes longer it suffices to say a time beyond this that it takes at least.
         """
-        least_II, key = self.seconds_II(own), (own, first, end)
-        least_s = float(least_II[first, end])
-        if not self._what.is_automatic or key in self._counted or least_s > most_s:
+        least_s = float(self.seconds_II(own)[first, end])
+        if least_s == float("inf") or self.at_most(own, first, end) <= least_s:
             return least_s
-        stage = self.held(own, first, end)
-        found = stage.cheapest(self._memory, most_s=most_s * own.share)
+        self._look(own, first, end, None)
+        return float(self.seconds_II(own)[first, end])
+
+    def keeps_to(self, own: StageClass, first: int, end: int, *, most_s: float) -> bool:
+        """Whether a stage takes no more than a time longer; what comes of that is known then.
+
+        Args:
+            own: see :meth:`count`.
+            first: see :meth:`count`.
+            end: see :meth:`count`.
+            most_s: the time, for a batch.
+        """
+        if self.seconds_II(own)[first, end] > most_s:
+            return False
+        if self.at_most(own, first, end) <= most_s:
+            return True
+        return self._look(own, first, end, most_s * own.share)
+
+    def at_most(self, own: StageClass, first: int, end: int) -> float:
+        """What a stage takes longer, as far as is known; infinite where it is not.
+
+        Args:
+            own: see :meth:`count`.
+            first: see :meth:`count`.
+            end: see :meth:`count`.
+        """
+        if not self._what.is_automatic:
+            return float(self.seconds_II(own)[first, end])
+        return self._found.get((own, first, end), float("inf"))
+
+    def _look(self, own: StageClass, first: int, end: int, enough_s: float | None) -> bool:
+        """Looks for layers, see :meth:`HeldStage.cheapest`; whether there are some."""
+        found = self.held(own, first, end).cheapest(self._memory, enough_s=enough_s)
         self.work.look(found.looks)
-        if found.spans is not None:
-            self._counted.add(key)
-            least_s = 0.0  # it is known now
-        least_II[first, end] = max(least_s, found.least_s / own.share)
-        return float(least_II[first, end])
+        least_II = self.seconds_II(own)
+        least_II[first, end] = max(least_II[first, end], found.least_s / own.share)
+        known_s = self.at_most(own, first, end)
+        self._found[own, first, end] = min(known_s, found.time_s / own.share)
+        return found.spans is not None
 
     def held(self, own: StageClass, first: int, end: int) -> HeldStage:
         """A stage as the memory of its devices has it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.recomputed_plan import MORE_ROOM
 
-MOST_LOOKS = 5_000_000
+MOST_LOOKS = 8_000_000
 """Looks of a search where the memory chooses layers: about a minute on one core, each being at a
 place or at a choice of layers, or at some pairs of places where stages begin and end."""
 _PAIRS = 1000
