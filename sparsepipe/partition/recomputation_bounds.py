@@ -24,7 +24,7 @@ from sparsepipe.partition.stage_cost import StageCost
 
 _LEVELS = 12
 """Sorts of choices, by what is inside of a span."""
-_PRICES = tuple(4.0**power for power in range(-6, 7))
+_PRICES = tuple(4.0**power for power in range(-3, 4))
 """Of a byte, where all layers' time is the price of all their bytes."""
 BOUNDS = _LEVELS * (1 + len(_PRICES))
 """Figures of each stage, at most."""
