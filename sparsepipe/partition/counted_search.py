@@ -35,7 +35,8 @@ from sparsepipe.partition.work import MOST_LOOKS, Work, no_more_work
 log = logging.getLogger(__name__)
 
 _NEAR = 1.1
-"""Of a plan's time over what all take: whether any is better is asked then, before by how much."""
+"""Where a plan takes no more than so many times what all do, every other question is whether any is
+better at all."""
 
 
 def best_plan(problem: Problem, lattice: Lattice) -> list[Choice] | None:
