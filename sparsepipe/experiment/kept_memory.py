@@ -24,9 +24,9 @@ from sparsepipe.experiment.schedules import Synchronous, synchronous_of
 from sparsepipe.experiment.schema import SearchChoice
 from sparsepipe.experiment.search import memory_model
 from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.microbatches import Microbatches
 from sparsepipe.partition.recomputed_layers import StageSpans, spans_told_by
-from sparsepipe.partition.recomputed_plan import Parts
-from sparsepipe.partition.stage_cost import StageCost
+from sparsepipe.partition.stage_cost import most_kept
 from sparsepipe.profiling import Profile
 from sparsepipe.results.files import read_json
 from sparsepipe.schedule import Plan
@@ -90,13 +90,13 @@ def kept_bytes(
     spans: StageSpans = ((),) * plan.num_stages
     sizes: list[float] | None = None
     if synchronous is not None:
-        parts = synchronous.microbatches
-        schedule = {"schedule": synchronous.schedule, "microbatches": parts}
+        count = synchronous.microbatches
+        schedule = {"schedule": synchronous.schedule, "microbatches": count}
         spans = spans_told_by(plan)
         # Simulated microbatches are each a T-th of a profile's batch. What the devices of the
         # first stage read are several of these, and are cut into T together.
-        even = Parts(schedule=synchronous.schedule, microbatches=parts, batch_size=None)
-        sizes = [parts * size for size in even.sizes(plan.replicas(0))]
+        even = Microbatches(schedule=synchronous.schedule, count=count, batch_size=None)
+        sizes = [count * size for size in even.sizes(plan.replicas(0))]
     workload = Workload.of(plan, profiles)
     stages = tuple(
         _counted(costs, stage, own, profiles)
@@ -121,17 +121,9 @@ def _counted(
         spans: of its layers that are recomputed.
         profiles: by the names of devices.
     """
-    first, last = stage.layers
-    own = [range(span.start - first, span.stop - first) for span in spans]
-    held = [
-        StageCost.of(profiles[name], first=first, last=last, in_flight=1)
-        for name in dict.fromkeys(map(device_name, stage.devices))
-    ]
-    return replace(
-        costs,
-        stored_bytes=max(each.kept_bytes(own) for each in held),
-        recomputed_bytes=max((e.inside_bytes(span) for e in held for span in own), default=0.0),
-    )
+    held = [profiles[name] for name in dict.fromkeys(map(device_name, stage.devices))]
+    stored, inside = most_kept(held, spans, first=stage.layers[0], last=stage.layers[1])
+    return replace(costs, stored_bytes=stored, recomputed_bytes=inside)
 
 
 def _profiles(run: Run) -> dict[str, Profile]:

@@ -17,6 +17,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.schedules import Synchronous, synchronous_of
 from sparsepipe.partition.memory import MIB, MemoryModel
+from sparsepipe.partition.microbatches import Microbatches
 from sparsepipe.partition.recomputed_layers import (
     Setting,
     StageSpans,
@@ -26,7 +27,7 @@ from sparsepipe.partition.recomputed_layers import (
     recomputed_spans,
     spans_told_by,
 )
-from sparsepipe.partition.recomputed_plan import Chosen, Parts, choose_spans
+from sparsepipe.partition.recomputed_plan import Chosen, choose_spans
 from sparsepipe.partition.recomputing import Recomputing
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
@@ -139,15 +140,15 @@ def recomputing_of(
     nothing = setting == "none" or (isinstance(setting, Mapping) and not any(setting.values()))
     if synchronous is None or nothing:
         return None
-    return Recomputing(setting=setting, parts=_parts(synchronous, profiles))
+    return Recomputing(setting=setting, microbatches=_microbatches(synchronous, profiles))
 
 
-def _parts(synchronous: Synchronous, profiles: Mapping[str, Profile]) -> Parts:
+def _microbatches(synchronous: Synchronous, profiles: Mapping[str, Profile]) -> Microbatches:
     told = (profile.meta.get("batch_size") for profile in profiles.values())
     sizes = {int(size) for size in told if size is not None}
-    return Parts(
+    return Microbatches(
         schedule=synchronous.schedule,
-        microbatches=synchronous.microbatches,
+        count=synchronous.microbatches,
         batch_size=max(sizes, default=None),
     )
 
@@ -180,7 +181,7 @@ def choose(
         profiles,
         _limits(inventory),
         memory=replace(memory, stash=False, predicted=False),
-        parts=_parts(synchronous, profiles),
+        microbatches=_microbatches(synchronous, profiles),
     )
 
 

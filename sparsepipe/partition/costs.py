@@ -111,10 +111,10 @@ class Costs:
             for kind in self.lattice.kinds
         ]
         pairs, each = _distinct([self._all("replicas_E"), self._all("left_E")])
-        flying = np.array([memory.in_flight(int(r), int(left)) for r, left in pairs])[each]
+        in_flight = np.array([memory.in_flight(int(r), int(left)) for r, left in pairs])[each]
         replicas = np.minimum(self._all("replicas_E"), 2)  # how many they are changes nothing
         room = np.where(self._all("counts_EK") > 0, limits_K, np.inf).min(axis=1)
-        rooms, numbers = _distinct([flying, replicas, room])
+        rooms, numbers = _distinct([in_flight, replicas, room])
         self.rooms_M = [(int(m), int(r), limit) for m, r, limit in rooms.tolist()]
         self.rooms_E = self._split(numbers)
 
@@ -169,10 +169,10 @@ class Costs:
     def kept(self, number: int) -> tuple[Floats, Floats, float]:
         """For one of the M: bytes by places, and room for the second less the first of them."""
         assert self.memory is not None
-        flying, replicas, room = self.rooms_M[number]
-        each = self.memory.per_parameter_byte(flying, replicas=replicas)
+        in_flight, replicas, room = self.rooms_M[number]
+        each = self.memory.per_parameter_byte(in_flight, replicas=replicas)
         weights_I = each * self.spans.parameter_bytes_I
-        before_I, after_I = (weights_I + flying * part_I for part_I in self._stored)
+        before_I, after_I = (weights_I + in_flight * part_I for part_I in self._stored)
         return before_I, after_I, room_bytes(room + self._more_bytes) - self.memory.reserved_bytes
 
 

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.fleet import Counts, Fleet
+from sparsepipe.partition.layer_tables import LayerTables
 from sparsepipe.partition.problem import Problem, Solution
 from sparsepipe.partition.room import check_room
 from sparsepipe.partition.searches import alike_as
-from sparsepipe.partition.second_runs import Chains
 from sparsepipe.partition.size import check_levels
 from sparsepipe.partition.spans import Floats
 from sparsepipe.partition.ties import EQUAL, Choice
@@ -79,7 +79,7 @@ def two_levels(alike: Problem, fleet: Fleet) -> tuple[list[Choice], float]:
     check_levels(layers, each=each, hosts=hosts)
     compute_s_I = alike.spans.compute_s_KI[0]
     if alike.recomputing is not None:
-        compute_s_I = compute_s_I + Chains(alike).anywhere_I
+        compute_s_I = compute_s_I + LayerTables(alike).anywhere_I
     compute_s_II = compute_s_I[None, :] - compute_s_I[:, None]
     inside = _level(alike, compute_s_II, machines=each, bytes_per_s=min(fleet.inside.values()))
     host_s_II = inside[each].time_s_II

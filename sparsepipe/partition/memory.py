@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.partition.spans import Floats
 
 _ROUNDING = 1e-9
+_Bytes = TypeVar("_Bytes", float, Floats)
 
 MIB = 2**20
 """Bytes: what people are told of memory is in these."""
@@ -84,6 +87,16 @@ class MemoryModel:
         buffers = REPLICA_BUFFERS if replicas > 1 else 0.0
         return versions + self.optimizer + self.gradients + buffers
 
+    def beside_bytes(self, parameter_bytes: _Bytes, *, replicas: int) -> _Bytes:
+        """What a device keeps beside what backwards need, with one version of the weights.
+
+        Args:
+            parameter_bytes: of the stage's layers; of several stages for each of them.
+            replicas: r, devices of the stage.
+        """
+        each = self.per_parameter_byte(1, replicas=replicas)
+        return self.reserved_bytes + each * parameter_bytes
+
     def stage_bytes(
         self, parameter_bytes: float, stored_bytes: float, *, replicas: int, left: int
     ) -> float:
@@ -95,6 +108,6 @@ class MemoryModel:
             replicas: r, devices of the stage.
             left: R, devices of this stage and of those after it.
         """
-        flying = self.in_flight(replicas, left)
-        weights = self.per_parameter_byte(flying, replicas=replicas) * parameter_bytes
-        return self.reserved_bytes + weights + flying * stored_bytes
+        in_flight = self.in_flight(replicas, left)
+        weights = self.per_parameter_byte(in_flight, replicas=replicas) * parameter_bytes
+        return self.reserved_bytes + weights + in_flight * stored_bytes

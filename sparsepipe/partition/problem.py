@@ -26,8 +26,8 @@ class Problem:
         model: what stages and transfers cost.
         memory: what stages keep; None: memory is no limit.
         profiles: of each kind, where the spans are made of some.
-        recomputing: what stages run once more, and in which parts they have a minibatch; the
-            spans are of a chain of profiles then. None: nothing, and memory counts as in an
+        recomputing: what stages run once more, and the microbatches of a minibatch; the spans are
+            of a chain of profiles then. None: nothing, and memory counts as in an
             asynchronous pipeline.
     """
 

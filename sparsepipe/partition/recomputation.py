@@ -8,6 +8,7 @@ that are bound to take longer than the best choice so far are left alone; the ch
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 from sparsepipe.partition.memory import room_bytes
@@ -24,6 +25,27 @@ from sparsepipe.partition.span_table import ANY_S, SpanTable
 from sparsepipe.partition.stage_cost import StageCost
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cheapest:
+    """The cheapest choice, as far as it was looked for.
+
+    Attributes:
+        spans: of the stage's layers, in order; None where none fits, or none in the time.
+        time_s: that they take.
+        least_s: that any takes that fits; infinite where none does.
+        looks: at places and at choices that were carried on.
+    """
+
+    spans: tuple[range, ...] | None
+    time_s: float
+    least_s: float
+    looks: int = 0
+
+
+NONE_FITS = Cheapest(spans=None, time_s=float("inf"), least_s=float("inf"))
+"""Of a stage without any room."""
+
+
 def cheapest_spans(stage: StageCost, *, limit_bytes: float) -> tuple[range, ...] | None:
     """The spans to recompute that cost least time of those with which a stage fits.
 
@@ -38,30 +60,110 @@ def cheapest_spans(stage: StageCost, *, limit_bytes: float) -> tuple[range, ...]
     Returns:
         Spans of the stage's layers, in order; None where even the best choice does not fit.
     """
+    return cheapest(stage, limit_bytes=limit_bytes).spans
+
+
+def cheapest(stage: StageCost, *, limit_bytes: float, enough_s: float | None = None) -> Cheapest:
+    """The same, with what it takes.
+
+    Args:
+        stage: its layers, numbered from 0.
+        limit_bytes: for what it keeps for its backwards.
+        enough_s: any choice will do that takes no more, and none is looked for that does: mostly
+            that is known long before the cheapest one is.
+    """
     limit = room_bytes(limit_bytes)
     if stage.peak_bytes(()) <= limit:
-        return ()
-    table = SpanTable(stage)
-    best: Choice | None = None
-    caps = sorted({inside for spans in table.spans for _, _, inside in spans})
-    # Parts of the caps, those that promise most first.
-    waiting: list[tuple[float, int, int, Price | None]] = [(0.0, 0, len(caps), None)]
-    while waiting:
-        bound_s, low, high, price = heappop(waiting)
-        most_s = ANY_S if best is None else best.time_s * (1 + ROUNDING)
-        if bound_s > most_s:
-            break
-        if price is not None and high - low == 1:
-            room = (limit - caps[low]) / stage.in_flight
-            if with_cap_s(table, price, cap=caps[low], room=room) > most_s:
-                continue  # with less inside of its spans a smaller cap leaves more room
-            found = best_choice(table, price, cap=caps[low], room=room, most_s=most_s)
-            best = min((choice for choice in (best, found) if choice is not None), default=None)
-            continue
+        return Cheapest(spans=(), time_s=0.0, least_s=0.0)
+    caps = _Caps(stage, limit, enough_s)
+    caps.search()
+    if caps.best is None:
+        least_s = caps.beyond_s if caps.beyond_s < ANY_S else float("inf")
+        return replace(NONE_FITS, least_s=least_s, looks=caps.table.looks)
+    return Cheapest(
+        spans=spans_marked(caps.best.marks),
+        time_s=caps.best.time_s,
+        least_s=min(caps.beyond_s, caps.best.time_s),
+        looks=caps.table.looks,
+    )
+
+
+class _Caps:
+    """All caps for the inside of a stage's spans.
+
+    Args:
+        stage: see above.
+        limit: for what it keeps, with what may be kept beyond.
+        enough_s: see above.
+
+    Attributes:
+        table: of the stage.
+        best: of the choices that were found.
+        beyond_s: that all choices take at least that were left alone.
+    """
+
+    def __init__(self, stage: StageCost, limit: float, enough_s: float | None) -> None:
+        self._stage, self._limit, self._any_will_do = stage, limit, enough_s is not None
+        self._most_s = ANY_S if enough_s is None else enough_s
+        self.table, self.beyond_s = SpanTable(stage), float("inf")
+        self.best: Choice | None = None
+        self._caps = sorted({inside for spans in self.table.spans for _, _, inside in spans})
+        # Ranges of them, those that promise most first.
+        self._waiting: list[tuple[float, int, int, Price | None]] = [
+            (0.0, 0, len(self._caps), None)
+        ]
+
+    def search(self) -> None:
+        """Looks at ever smaller ranges, until no other one may have a better choice."""
+        while self._waiting:
+            bound_s, low, high, price = heappop(self._waiting)
+            if bound_s > self._within_s or (self._any_will_do and self.best is not None):
+                self.beyond_s = min(self.beyond_s, bound_s)
+                return
+            if price is not None and high - low == 1:
+                self._choose(low, price, bound_s)
+            else:
+                self._halve(low, high, price)
+
+    @property
+    def _within_s(self) -> float:
+        """What the best choice may take."""
+        known_s = ANY_S if self.best is None else self.best.time_s * (1 + ROUNDING)
+        return min(self._most_s, known_s)
+
+    def _room(self, number: int) -> float:
+        """For what each minibatch in flight keeps, where so much is inside of a span."""
+        return (self._limit - self._caps[number]) / self._stage.in_flight
+
+    def _halve(self, low: int, high: int, price: Price | None) -> None:
         middle, start = (low + high) // 2, None if price is None else price.best
         for first, end in {(low, middle), (middle, high)} - {(low, low)}:
-            room = (limit - caps[first]) / stage.in_flight
-            price = price_of(table, cap=caps[end - 1], room=room, start=start)
-            if price.bound_s <= most_s:
-                heappush(waiting, (price.bound_s, first, end, price))
-    return None if best is None else spans_marked(best.marks)
+            cap, room = self._caps[end - 1], self._room(first)
+            own = price_of(self.table, cap=cap, room=room, start=start)
+            if own.bound_s <= self._within_s:
+                heappush(self._waiting, (own.bound_s, first, end, own))
+            else:
+                self.beyond_s = min(self.beyond_s, own.bound_s)
+
+    def _choose(self, number: int, price: Price, bound_s: float) -> None:
+        """Looks for the best choice with one cap."""
+        cap, room, within_s = self._caps[number], self._room(number), self._within_s
+        # With less inside of its spans a smaller cap leaves more room.
+        bound_s = max(bound_s, with_cap_s(self.table, price, cap=cap, room=room))
+        found = None
+        if bound_s <= within_s:
+            found = best_choice(
+                self.table,
+                price,
+                cap=cap,
+                room=room,
+                most_s=within_s,
+                is_first=self.best is None,
+                any_will_do=self._any_will_do,
+            )
+        if found is None:
+            self.beyond_s = min(self.beyond_s, max(bound_s, within_s))
+            return
+        if self._any_will_do:
+            self.beyond_s = min(self.beyond_s, bound_s)
+        self.best = found if self.best is None else min(self.best, found)

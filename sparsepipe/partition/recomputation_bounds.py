@@ -7,14 +7,15 @@ their spans: that leaves less room for what each microbatch in flight keeps.
 
 Shape suffixes: B whether the layer before a place is recomputed (before the first one: as if it
 were), 0 or 1; I places a model can be cut at: of the last two the first is a stage's begin and the
-second its end.
+second its end; P pairs of these, a stage each.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sparsepipe.partition.memory import room_bytes
 from sparsepipe.partition.span_table import SpanTable
@@ -23,31 +24,18 @@ from sparsepipe.partition.stage_cost import StageCost
 
 _LEVELS = 12
 """Sorts of choices, by what is inside of a span."""
-_PRICES = tuple(4.0**power for power in range(-6, 7))
+_PRICES = tuple(4.0**power for power in range(-3, 4))
 """Of a byte, where all layers' time is the price of all their bytes."""
 BOUNDS = _LEVELS * (1 + len(_PRICES))
-"""Figures that are kept of each stage."""
+"""Figures of each stage, at most."""
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Level:
-    """Choices with a span whose inside is large, and none with a larger one.
-
-    Attributes:
-        floor: less is inside of no such choice's largest span.
-        least_II: the fewest bytes that a stage keeps, a whole batch in flight.
-        prices: of a byte.
-        values_II: seconds and price at each of them.
-    """
-
-    floor: float
-    least_II: Floats
-    prices: tuple[float, ...]
-    values_II: tuple[Floats, ...]
+_Few = NDArray[np.float32]
 
 
 class Bounds:
     """Bounds for the stages of a chain of layers.
+
+    Figures of a sort of choices are made when a stage is asked for that may need it.
 
     Args:
         chain: all layers.
@@ -56,49 +44,62 @@ class Bounds:
     def __init__(self, chain: StageCost) -> None:
         self._chain, self._table = chain, SpanTable(chain)
         seconds = sum(layer.forward_s for layer in chain.layers) or 1.0
-        prices = tuple(p * seconds / (self._plain_bytes() or 1.0) for p in _PRICES)
+        plain = sum(layer.saved_bytes for layer in chain.layers) or 1.0
+        self._prices = tuple(price * seconds / plain for price in _PRICES)
         inside = sorted({each for row in self._table.spans for _, _, each in row})
         count = min(_LEVELS, len(inside))
         tops = [inside[(number + 1) * len(inside) // count - 1] for number in range(count)]
-        self._levels = [
-            _Level(
-                floor=floor,
-                least_II=self._between(price=1.0, weight=0.0, cap=top),
-                prices=prices,
-                values_II=tuple(self._between(price=p, weight=1.0, cap=top) for p in prices),
-            )
-            for floor, top in zip([0.0, *tops[:-1]], tops, strict=True)
-        ]
+        self._levels = list(zip([0.0, *tops[:-1]], tops, strict=True))
+        self._pairs = np.triu_indices(len(chain.layers) + 1, 1)
+        self._figures = cache(self._between)
         saved_I = np.cumsum([0.0, *(layer.saved_bytes for layer in chain.layers)])
         begin_I = np.array([*(layer.begin_bytes for layer in chain.layers), 0.0])
         end_I = np.array([0.0, *(layer.end_bytes for layer in chain.layers)])
-        self._plain_II: Floats = (saved_I + end_I)[None, :] - (saved_I - begin_I)[:, None]
+        plain_II = (saved_I + end_I)[None, :] - (saved_I - begin_I)[:, None]
+        self._plain_P: Floats = plain_II[self._pairs]
 
-    def seconds_II(self, room_II: Floats, *, flying: float) -> Floats:
+    def seconds_II(self, room_II: Floats, *, in_flight: float) -> Floats:
         """That recomputing adds to a batch, at least; infinite where a stage never fits.
 
         Args:
             room_II: bytes that each stage has for what backwards need; in units of such a share
                 of them as a microbatch is of the batch.
-            flying: microbatches in flight.
+            in_flight: microbatches.
         """
-        room_II = room_II * room_bytes(1.0)  # as much more as a choice may keep
-        found_II = np.full(room_II.shape, np.inf)
-        for level in self._levels:
-            left_II = (room_II - level.floor) / flying
-            seconds_II = np.zeros(room_II.shape)
-            for price, value_II in zip(level.prices, level.values_II, strict=True):
-                np.maximum(seconds_II, value_II - price * left_II, out=seconds_II)
-            seconds_II[level.least_II > left_II] = np.inf
-            np.minimum(found_II, seconds_II, out=found_II)
-        found_II[flying * self._plain_II <= room_II] = 0.0
+        room_P = room_II[self._pairs] * room_bytes(1.0)  # as much more as a choice may keep
+        found_P = np.zeros(room_P.shape)
+        lacking = np.flatnonzero(in_flight * self._plain_P > room_P)
+        found_P[lacking] = np.inf
+        for floor, top in self._levels:
+            # Those that have room for such a span, and for what is kept beside it.
+            lacking = lacking[room_P[lacking] >= floor]
+            if not len(lacking):
+                break
+            left_P = (room_P[lacking] - floor) / in_flight
+            fits_P = self._figures(1.0, 0.0, top)[lacking] <= left_P
+            some, left_P = lacking[fits_P], left_P[fits_P]
+            if len(some):
+                found_P[some] = np.minimum(found_P[some], self._level_P(top, some, left_P))
+        found_II = np.zeros(room_II.shape)
+        found_II[self._pairs] = found_P
         return found_II
 
-    def _plain_bytes(self) -> float:
-        return sum(layer.saved_bytes for layer in self._chain.layers)
+    def _level_P(self, top: float, some: NDArray[np.intp], left_P: Floats) -> Floats:
+        """The same of some stages, by choices whose spans keep to a cap for their inside.
 
-    def _between(self, *, price: float, weight: float, cap: float) -> Floats:
-        """The least of seconds and price of bytes of each stage; 0 where there is none.
+        Args:
+            top: the cap.
+            some: numbers of the stages.
+            left_P: bytes that each microbatch may keep.
+        """
+        seconds_P = np.zeros(left_P.shape)
+        for price in self._prices:
+            value_P = self._figures(price, 1.0, top)[some] - price * left_P
+            np.maximum(seconds_P, value_P, out=seconds_P)
+        return seconds_P
+
+    def _between(self, price: float, weight: float, cap: float) -> _Few:
+        """The least of seconds and price of bytes of each stage, or hardly less.
 
         Args:
             price: of a byte.
@@ -121,5 +122,6 @@ class Bounds:
                 on_I = price * table.layer_bytes[place][before] + rest_BII[0, 0]
                 border = price * table.border_bytes[place][before]
                 value_BII[before, place, place + 1 :] = np.minimum(on_I, border + begun_I)
-        found_II: Floats = value_BII[1]
-        return np.where(np.isfinite(found_II), found_II, 0.0)
+        # In half of the memory; what is rounded up is no bound.
+        found_P: _Few = np.nextafter(value_BII[1][self._pairs].astype(np.float32), np.float32(0))
+        return found_P

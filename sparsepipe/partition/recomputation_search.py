@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sparsepipe.partition.span_table import ANY_S, Rest, SpanTable
+from sparsepipe.partition.span_table import Rest, SpanTable
 
 ROUNDING = 1e-9
 """Share by which sums in another order may differ."""
@@ -125,7 +125,14 @@ class Choice:
 
 
 def best_choice(
-    table: SpanTable, price: Price, *, cap: float, room: float, most_s: float
+    table: SpanTable,
+    price: Price,
+    *,
+    cap: float,
+    room: float,
+    most_s: float,
+    is_first: bool,
+    any_will_do: bool = False,
 ) -> Choice | None:
     """The best choice whose spans keep to a cap; None where none has room in the time.
 
@@ -135,10 +142,14 @@ def best_choice(
         cap: for the inside of a span.
         room: for what a minibatch in flight keeps.
         most_s: that the best one may take.
+        is_first: whether no choice is known yet, so that a good one will spare looking at others.
+        any_will_do: whether that one is enough.
     """
-    if most_s == ANY_S:
+    if is_first:
         first = _carried(table, price, cap=cap, room=room, most_s=most_s, few=_FEW)
-        most_s = most_s if first is None else first.time_s * (1 + ROUNDING)
+        if any_will_do and first is not None:
+            return first
+        most_s = most_s if first is None else min(most_s, first.time_s * (1 + ROUNDING))
     return _carried(table, price, cap=cap, room=room, most_s=most_s, few=None)
 
 
@@ -158,6 +169,7 @@ def _carried(
             best = _undominated(waiting[place][before])
             if few is not None:
                 best.sort(key=partial(promise_s, place, before))
+            table.looks += len(best[:few])
             for choice in best[:few]:
                 for after, longer in _longer(table, choice, place, before, cap):
                     end = len(longer.marks)

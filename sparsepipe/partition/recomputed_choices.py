@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sparsepipe.partition.layer_tables import LayerTables
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.recomputed_layers import StageSpans, recomputed_spans
-from sparsepipe.partition.recomputed_plan import Chosen, HeldStage, cheapest_of, counted
+from sparsepipe.partition.recomputed_plan import Chosen, cheapest_of, counted
+from sparsepipe.partition.second_runs import SecondRuns
 from sparsepipe.partition.ties import Choice
 from sparsepipe.schedule import Plan
 
@@ -23,7 +25,9 @@ def chosen_of(plan: Sequence[Choice], problem: Problem) -> Chosen:
             does not fit, whatever is recomputed.
     """
     assert problem.recomputing is not None
-    stages = _held(plan, problem)
+    runs = SecondRuns(LayerTables(problem), problem.memory)
+    each = zip(runs.classes_of(plan), plan, strict=True)
+    stages = [runs.held(own, stage.first, stage.end) for own, stage in each]
     if problem.recomputing.is_automatic:
         return cheapest_of(stages, problem.memory)
     return counted(stages, problem.memory, _named(plan, problem))
@@ -37,28 +41,3 @@ def _named(plan: Sequence[Choice], problem: Problem) -> StageSpans:
         num_layers=plan[-1].end,
     )
     return recomputed_spans(problem.recomputing.setting, made)
-
-
-def _held(plan: Sequence[Choice], problem: Problem) -> list[HeldStage]:
-    assert problem.recomputing is not None
-    parts = problem.recomputing.parts
-    readers = sum(plan[0].counts)
-    share = parts.share_of(parts.pieces(readers)) * problem.recomputing.batch_share
-    left, found = sum(sum(stage.counts) for stage in plan), []
-    for stage in plan:
-        present = [kind for kind, count in enumerate(stage.counts) if count]
-        limits = [problem.fleet.kinds[kind].memory_bytes for kind in present]
-        replicas = sum(stage.counts)
-        found.append(
-            HeldStage(
-                first=stage.first,
-                last=stage.end - 1,
-                profiles=tuple(problem.profiles[kind] for kind in present),
-                replicas=replicas,
-                limit_bytes=min((n for n in limits if n is not None), default=float("inf")),
-                in_flight=parts.flying(replicas, left, readers=readers),
-                share=share,
-            )
-        )
-        left -= replicas
-    return found

@@ -11,83 +11,12 @@ from dataclasses import dataclass
 from sparsepipe.cluster.places import device_name
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.memory import MIB, MemoryModel, room_bytes
-from sparsepipe.partition.recomputation import cheapest_spans
-from sparsepipe.partition.recomputed_layers import OwnSpans, StageSpans
-from sparsepipe.partition.stage_cost import StageCost
+from sparsepipe.partition.microbatches import Microbatches
+from sparsepipe.partition.recomputation import NONE_FITS, Cheapest, cheapest
+from sparsepipe.partition.recomputed_layers import StageSpans
+from sparsepipe.partition.stage_cost import StageCost, moved
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """How a synchronous schedule has a minibatch in parts.
-
-    Args:
-        schedule: ``gpipe`` or ``1f1b``.
-        microbatches: T, into which what all devices of the first stage read is cut.
-        batch_size: samples that each of these reads, and of which the profiles are; None where
-            nobody knows: parts are taken for even then.
-    """
-
-    schedule: str
-    microbatches: int
-    batch_size: int | None
-
-    def in_flight(self, plan: Plan, stage: int) -> float:
-        """Microbatches that a device of a stage has begun and not ended, at most.
-
-        Smaller ones than the largest count less.
-        """
-        left = plan.num_ranks - plan.ranks_of(stage).start
-        return self.flying(plan.replicas(stage), left, readers=plan.replicas(0))
-
-    def flying(self, replicas: int, left: int, *, readers: int) -> float:
-        """The same of a stage of some devices.
-
-        Args:
-            replicas: r, devices of the stage.
-            left: R, devices of this stage and of those after it.
-            readers: devices of the first stage.
-        """
-        most = -(-self.microbatches // replicas)
-        if self.schedule != "gpipe":
-            most = min(most, (left - 1) // replicas + 1)
-        if self.microbatches % readers == 0:
-            return most  # which all are as large
-        sizes = self.sizes(readers)
-        each = [sizes[device::replicas] for device in range(replicas)]
-        held = (sum(own[n : n + most]) for own in each for n in range(max(1, len(own) - most + 1)))
-        return max(held) / max(sizes)
-
-    def sizes(self, readers: int) -> list[float]:
-        """Of the microbatches, each over that of the batch that the profiles are of.
-
-        Devices of the first stage take turns at them, and each cuts its batch into its own.
-
-        Args:
-            readers: devices of the first stage.
-        """
-        total = self.microbatches
-        own = [len(range(number % readers, total, readers)) for number in range(total)]
-        return [self.share_of(pieces) for pieces in own]
-
-    def pieces(self, readers: int) -> int:
-        """Microbatches that each device of the first stage cuts its batch into, at least.
-
-        Args:
-            readers: devices of the first stage.
-        """
-        return max(1, self.microbatches // readers)
-
-    def share(self, plan: Plan) -> float:
-        """Size of the largest microbatch over that of the batch that the profiles are of."""
-        return self.share_of(self.pieces(plan.replicas(0)))
-
-    def share_of(self, pieces: int) -> float:
-        """The same, of a batch that is cut into some pieces."""
-        if self.batch_size is None:
-            return 1 / pieces
-        return -(-self.batch_size // pieces) / self.batch_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +68,7 @@ class HeldStage:
             sum(layer.parameter_bytes for layer in profile.layers[self.first : self.last + 1])
             for profile in self.profiles
         )
-        each = memory.per_parameter_byte(1, replicas=self.replicas)
-        return memory.reserved_bytes + each * weights
+        return memory.beside_bytes(weights, replicas=self.replicas)
 
     def room_bytes(self, memory: MemoryModel | None) -> float:
         """What a device has for what backwards need."""
@@ -148,11 +76,18 @@ class HeldStage:
             return float("inf")
         return room_bytes(self.limit_bytes) - self.beside_bytes(memory)
 
-    def cheapest(self, memory: MemoryModel | None) -> OwnSpans | None:
-        """The spans that take least time of those with which it fits; None where none do."""
+    def cheapest(self, memory: MemoryModel | None, *, enough_s: float | None = None) -> Cheapest:
+        """The spans that take least time of those with which it fits.
+
+        Args:
+            memory: what a device keeps beside activations; None: it does not count.
+            enough_s: any will do that take no more, see
+                :func:`~sparsepipe.partition.recomputation.cheapest`.
+        """
         room = self.room_bytes(memory)
-        found = cheapest_spans(self.cost(), limit_bytes=room) if room >= 0 else None
-        return None if found is None else tuple(_moved(found, self.first))
+        if room < 0:
+            return NONE_FITS
+        return cheapest(self.cost(), limit_bytes=room, enough_s=enough_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +115,7 @@ def choose_spans(
     limits_bytes: Mapping[str, float],
     *,
     memory: MemoryModel,
-    parts: Parts,
+    microbatches: Microbatches,
 ) -> Chosen:
     """The spans that take least time of those with which all stages fit.
 
@@ -189,7 +124,7 @@ def choose_spans(
         profiles: by the devices' models, of the batches that the first stage reads.
         limits_bytes: memory of each device of the plan, by its name.
         memory: what it keeps beside activations; of weights there is one version.
-        parts: of a minibatch.
+        microbatches: of a minibatch.
 
     Raises:
         ConfigError: a stage does not fit, whatever is recomputed of it.
@@ -204,8 +139,8 @@ def choose_spans(
                 profiles=tuple(profiles[name] for name in names),
                 replicas=stage.replicas,
                 limit_bytes=min(limits_bytes[device] for device in stage.devices),
-                in_flight=parts.in_flight(plan, number),
-                share=parts.share(plan),
+                in_flight=microbatches.in_flight(plan, number),
+                share=microbatches.share(plan.replicas(0)),
             )
         )
     return cheapest_of(stages, memory)
@@ -223,10 +158,10 @@ def cheapest_of(stages: Sequence[HeldStage], memory: MemoryModel | None) -> Chos
     """
     spans = []
     for number, stage in enumerate(stages):
-        found = stage.cheapest(memory)
-        if found is None:
+        own = stage.cheapest(memory).spans
+        if own is None:
             raise _no_room(number, stage.cost(), stage.room_bytes(memory))
-        spans.append(found)
+        spans.append(tuple(moved(own, stage.first)))
     return counted(stages, memory, tuple(spans))
 
 
@@ -240,7 +175,7 @@ def counted(stages: Sequence[HeldStage], memory: MemoryModel | None, spans: Stag
     """
     times_s, peaks = [], []
     for stage, every in zip(stages, spans, strict=True):
-        cost, own = stage.cost(), _moved(every, -stage.first)
+        cost, own = stage.cost(), moved(every, -stage.first)
         times_s.append(cost.time_s(own) / stage.share)
         peaks.append(cost.peak_bytes(own))
     return Chosen(
@@ -250,11 +185,6 @@ def counted(stages: Sequence[HeldStage], memory: MemoryModel | None, spans: Stag
         rooms_bytes=tuple(stage.room_bytes(memory) for stage in stages),
         beside_bytes=tuple(stage.beside_bytes(memory) for stage in stages),
     )
-
-
-def _moved(spans: Sequence[range], by: int) -> list[range]:
-    """With layers that are numbered from another one on."""
-    return [range(by + span.start, by + span.stop) for span in spans]
 
 
 def _no_room(number: int, stage: StageCost, room: float) -> ConfigError:
@@ -269,7 +199,7 @@ def _no_room(number: int, stage: StageCost, room: float) -> ConfigError:
 
 
 MORE_ROOM = (
-    "devices with more memory, more devices, more parts of a minibatch "
+    "devices with more memory, more devices, more microbatches "
     "(parallel.strategy.microbatches), parallel=sync_1f1b, a smaller data.batch_size, or an "
     "optimizer with less state"
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from sparsepipe.partition.microbatches import Microbatches
 from sparsepipe.partition.recomputed_layers import OwnSpans, Setting, recomputed_spans
-from sparsepipe.partition.recomputed_plan import Parts
 from sparsepipe.schedule import Plan
 
 
@@ -17,12 +17,12 @@ class Recomputing:
     Args:
         setting: that was checked; ``auto``: of each stage the layers that cost least time of those
             with which it fits its devices.
-        parts: of a minibatch.
+        microbatches: of a minibatch.
         batch_share: size of the batch over that of the profiles'; for asking what would fit.
     """
 
     setting: Setting
-    parts: Parts
+    microbatches: Microbatches
     batch_share: float = 1.0
 
     @property
@@ -38,14 +38,14 @@ class Recomputing:
     def with_batch(self, share: int) -> Recomputing:
         """The same of a batch of so small a share of the size, for asking what would fit.
 
-        Where its samples are known, that is no less than one, of which no part is made.
+        Where its samples are known, one is left at least: none is cut.
         """
-        size = self.parts.batch_size
+        size = self.microbatches.batch_size
         if size is None:
             return replace(self, batch_share=self.batch_share / share)
         fewer = max(1, size // share)
-        parts = replace(self.parts, batch_size=fewer)
-        return replace(self, parts=parts, batch_share=self.batch_share * fewer / size)
+        smaller = replace(self.microbatches, batch_size=fewer)
+        return replace(self, microbatches=smaller, batch_share=self.batch_share * fewer / size)
 
     def is_whole(self, stage: int) -> bool:
         """Whether a stage is one span by the setting.

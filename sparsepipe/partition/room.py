@@ -9,13 +9,13 @@ from itertools import product
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.evaluate import plan_bytes
 from sparsepipe.partition.lattice import Lattice
+from sparsepipe.partition.layer_tables import LayerTables
 from sparsepipe.partition.memory import MIB, REPLICA_BUFFERS, room_bytes
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.recomputed_choices import chosen_of
 from sparsepipe.partition.recomputed_costs import any_fits
 from sparsepipe.partition.recomputed_plan import MORE_ROOM
 from sparsepipe.partition.recomputing import Recomputing
-from sparsepipe.partition.second_runs import Chains
 from sparsepipe.partition.ties import Choice
 
 _SHARES = (2, 4, 8, 16)
@@ -29,17 +29,17 @@ def no_room(problem: Problem, lattice: Lattice) -> PlanError:
         problem: with limits of memory that rule all plans out.
         lattice: of the devices that stages may have used when they end.
     """
-    chains = None if problem.recomputing is None else Chains(problem)
+    tables = None if problem.recomputing is None else LayerTables(problem)
     if problem.recomputing is not None:
-        if not any_fits(problem, lattice, more_bytes=float("inf"), chains=chains):
+        if not any_fits(problem, lattice, more_bytes=float("inf"), tables=tables):
             return _no_such_plan(problem, problem.recomputing, lattice)
         if problem.recomputing.is_automatic:
             return PlanError(
                 "no plan fits the memory, whatever layers its stages recompute",
                 remedy=f"use {MORE_ROOM}",
             )
-    missing_mib = -(-_missing_bytes(problem, lattice, chains) // MIB)
-    would = _what_would(problem, lambda changed: any_fits(changed, lattice, chains=chains))
+    missing_mib = -(-_missing_bytes(problem, lattice, tables) // MIB)
+    would = _what_would(problem, lambda changed: any_fits(changed, lattice, tables=tables))
     return PlanError(
         f"no plan fits the memory: the best one lacks {missing_mib:,.0f} MiB on a device",
         remedy=f"use devices with more memory, more devices, or a smaller data.batch_size{would}"
@@ -49,8 +49,9 @@ def no_room(problem: Problem, lattice: Lattice) -> PlanError:
 
 def _no_such_plan(problem: Problem, again: Recomputing, lattice: Lattice) -> PlanError:
     """Where not even devices without limits would help."""
-    devices, few = problem.fleet.num_devices, again.parts.microbatches
-    more = replace(again, parts=replace(again.parts, microbatches=max(few, devices)))
+    devices, few = problem.fleet.num_devices, again.microbatches.count
+    enough = replace(again.microbatches, count=max(few, devices))
+    more = replace(again, microbatches=enough)
     if few < devices and any_fits(
         replace(problem, recomputing=more), lattice, more_bytes=float("inf")
     ):
@@ -118,7 +119,7 @@ def check_room(plan: Sequence[Choice], problem: Problem) -> None:
             )
 
 
-def _missing_bytes(problem: Problem, lattice: Lattice, chains: Chains | None) -> float:
+def _missing_bytes(problem: Problem, lattice: Lattice, tables: LayerTables | None) -> float:
     """How much more memory each device must have for some plan to fit."""
     memory, spans = problem.memory, problem.spans
     assert memory is not None
@@ -132,7 +133,7 @@ def _missing_bytes(problem: Problem, lattice: Lattice, chains: Chains | None) ->
     low, high = 0.0, whole + REPLICA_BUFFERS * parameter_bytes  # no stage keeps more
 
     def fits(more_bytes: float) -> bool:
-        return any_fits(problem, lattice, more_bytes=more_bytes, chains=chains)
+        return any_fits(problem, lattice, more_bytes=more_bytes, tables=tables)
 
     while problem.recomputing is not None and not fits(high):
         high *= 2  # but for the inputs of spans

@@ -30,6 +30,12 @@ def feasible(costs: Costs) -> bool:
     return _feasible(costs, reaches(costs), costs.bounds_s()[1])
 
 
+def between_s(low_s: float, high_s: float) -> float:
+    """Halves the ratio of two times while that is large, the distance when it is small."""
+    low_s = max(low_s, _TINY_S)
+    return low_s**0.5 * high_s**0.5 if high_s > 2 * low_s else (low_s + high_s) / 2
+
+
 def _least_bottleneck(costs: Costs, windows: Windows | Masks) -> float | None:
     low_s, high_s = costs.bounds_s()
     if not _feasible(costs, windows, high_s):
@@ -38,8 +44,7 @@ def _least_bottleneck(costs: Costs, windows: Windows | Masks) -> float | None:
         return 0.0
     low_s = max(low_s, _TINY_S)
     while high_s > low_s * (1 + EXACT):
-        # Halves the ratio while that is large, the distance when it is small.
-        middle_s = low_s**0.5 * high_s**0.5 if high_s > 2 * low_s else (low_s + high_s) / 2
+        middle_s = between_s(low_s, high_s)
         if _feasible(costs, windows, middle_s):
             high_s = middle_s
         else:

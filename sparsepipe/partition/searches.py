@@ -17,8 +17,8 @@ all subsets of devices; with a bandwidth for each link it is optimal if a stage'
 its slowest link, and a transfer between stages that are not on one and the same host at the link
 between hosts. ``mp`` and ``hete_mp`` are optimal in the same sense among the plans that they look
 at; ``variance`` (``variance.py``) looks for something else. Where stages recompute layers, times
-and memory are counted with that (``recomputed_costs.py``). Where the memory chooses these, all but
-``exhaustive`` stop after so many plans, and say so; what they have then need not be the best.
+and memory are counted with that (``counted_search.py``). Where the memory chooses these, all but
+``exhaustive`` stop after so much work, and say so; what they have then need not be the best.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from itertools import pairwise
 
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.alike import dealt, like_kinds, merged
+from sparsepipe.partition.counted_search import best_plan
 from sparsepipe.partition.exhaustive import exhaustive as all_plans
 from sparsepipe.partition.fleet import Counts, Fleet, Kind
 from sparsepipe.partition.lattice import Lattice, prefixes, subsets
 from sparsepipe.partition.orders import kind_order
 from sparsepipe.partition.problem import Problem, Solution, taken_in_order
-from sparsepipe.partition.recomputed_costs import PlanSeconds, best_plan
+from sparsepipe.partition.recomputed_costs import PlanSeconds
 from sparsepipe.partition.room import check_room, no_room
 from sparsepipe.partition.size import check_states, check_subsets
 from sparsepipe.partition.spans import spans_of

@@ -62,10 +62,11 @@ def check_levels(layers: int, *, each: int, hosts: int) -> None:
 
 
 def check_states(problem: Problem, stages: int) -> None:
-    """Refuses a branching graph that has too many states for so many stages.
+    """Refuses what has too many pairs of a begin and an end of a stage for so many stages.
 
     Args:
-        problem: of which a chain of layers that recomputes none is never refused.
+        problem: a branching graph, or a chain of layers some of which are recomputed; a chain that
+            recomputes none has no pairs that a search looks at, and is never refused.
         stages: that the search has to choose from.
 
     Raises:
@@ -96,10 +97,10 @@ def _figures(problem: Problem, recomputing: Recomputing, stages: int) -> int:
     """Of each pair of a first and a last layer, what a search counts at least.
 
     That is once for each number of devices that the first stage may have, where memory counts; and
-    the bounds of stages on each set of kinds, where it chooses the layers. Searches go on then, as
-    long as these promise more than has been counted, which nobody knows before.
+    the bounds of stages on each set of kinds, where it chooses the layers. How often a search looks
+    again is limited as it does so (``work.py``).
     """
     devices, kinds = problem.fleet.num_devices, len(problem.fleet.kinds)
-    searches = 1 if problem.memory is None else min(recomputing.parts.microbatches, devices)
+    searches = 1 if problem.memory is None else min(recomputing.microbatches.count, devices)
     sets = min(stages, 2**kinds - 1) if recomputing.is_automatic else 0
     return stages * searches + sets * BOUNDS

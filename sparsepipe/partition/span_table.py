@@ -45,10 +45,11 @@ class SpanTable:
         layer_bytes: by layer and B: what it keeps where it is not recomputed.
         border_bytes: by layer and B: what a span keeps that begins with it.
         last_bytes: by B: what is kept behind the last layer.
+        looks: at places and at choices so far, each of which takes about as long.
     """
 
     def __init__(self, stage: StageCost) -> None:
-        length = len(stage.layers)
+        length, self.looks = len(stage.layers), 0
         self.spans: list[list[tuple[int, float, float]]] = []
         for first in range(length):
             seconds, inside = 0.0, stage.inside_bytes(range(first, first))
@@ -82,6 +83,7 @@ class SpanTable:
             allowed: spans for each first layer.
         """
         length = len(self.spans)
+        self.looks += length
         value_BI = np.zeros((2, length + 1))
         bytes_BI = np.zeros((2, length + 1))
         bytes_BI[:, length] = self.last_bytes
@@ -113,6 +115,7 @@ class SpanTable:
             cap: for the inside of a span; what is inside of one or several of them.
         """
         length = len(self.spans)
+        self.looks += 2 * length
         reach_BI = np.full((2, length + 1), np.inf)
         reach_BI[1, 0] = 0.0
         least = float("inf")

@@ -134,3 +134,28 @@ class StageCost:
     def last_bytes(self, recomputed: bool) -> float:
         """The stage's output, which its backward begins with."""
         return self.layers[-1].output_bytes if recomputed else self.layers[-1].end_bytes
+
+
+def most_kept(
+    profiles: Sequence[Profile], spans: Sequence[range], *, first: int, last: int
+) -> tuple[float, float]:
+    """Bytes that a minibatch keeps in a stage, and those inside of its largest span.
+
+    Each is that of the device where it is most. Choices of layers are made by
+    :meth:`StageCost.worst`, which is no less: by that no device has all of it.
+
+    Args:
+        profiles: of the stage's devices.
+        spans: of its layers that are recomputed, numbered as those of the model.
+        first: its first layer.
+        last: its last one, inclusive.
+    """
+    own = moved(spans, -first)
+    held = [StageCost.of(profile, first=first, last=last, in_flight=1) for profile in profiles]
+    kept = max(cost.kept_bytes(own) for cost in held)
+    return kept, max((cost.inside_bytes(span) for cost in held for span in own), default=0.0)
+
+
+def moved(spans: Sequence[range], by: int) -> list[range]:
+    """Spans of layers that are numbered from another one on."""
+    return [range(by + span.start, by + span.stop) for span in spans]

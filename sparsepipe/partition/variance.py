@@ -18,11 +18,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from sparsepipe.partition.layer_tables import LayerTables
 from sparsepipe.partition.memory import MemoryModel, room_bytes
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.second_runs import Chains, SecondRuns
+from sparsepipe.partition.second_runs import SecondRuns
 from sparsepipe.partition.spans import Floats, Spans
 from sparsepipe.partition.ties import EQUAL
+from sparsepipe.partition.work import MOST_LOOKS, Work, no_more_work
 
 
 def ends_for(problem: Problem, *, stages: int) -> list[int] | None:
@@ -34,23 +36,30 @@ def ends_for(problem: Problem, *, stages: int) -> list[int] | None:
 
     Returns:
         As :func:`least_variance`.
+
+    Raises:
+        PlanError: so many stages were counted, none of whose plans fits, that the search stops.
     """
     spans, (kind,) = problem.spans, problem.fleet.kinds
     if problem.recomputing is None:
         room = kind.memory_bytes
         return least_variance(spans, stages=stages, memory=problem.memory, room=room)
-    chains = Chains(problem)
-    runs = SecondRuns(chains, problem.memory, readers=1)
-    spans = replace(spans, compute_s_KI=spans.compute_s_KI + chains.anywhere_I)
-    sorts = [runs.sort((1,), left=stages - s, stage=s) for s in range(stages)]
-    while True:  # stages are ruled out until all of a plan fit
-        fits_SII = [np.isfinite(runs.seconds_II(sort)) for sort in sorts]
+    tables, work = LayerTables(problem), Work(MOST_LOOKS)
+    runs = SecondRuns(tables, problem.memory, work=work)
+    spans = replace(spans, compute_s_KI=spans.compute_s_KI + tables.anywhere_I)
+    classes = [
+        runs.class_of((1,), left=stages - number, stage=number, readers=1)
+        for number in range(stages)
+    ]
+    while not work.is_done:  # stages are ruled out until all of a plan fit
+        fits_SII = [np.isfinite(runs.seconds_II(own)) for own in classes]
         ends = least_variance(spans, stages=stages, fits_SII=fits_SII)
         if ends is None:
             return None
-        bounds = zip(sorts, [0, *ends], ends, strict=False)
-        if np.isfinite([runs.count(sort, first, end) for sort, first, end in bounds]).all():
+        bounds = zip(classes, [0, *ends], ends, strict=False)
+        if np.isfinite([runs.count(own, first, end) for own, first, end in bounds]).all():
             return ends
+    raise no_more_work()
 
 
 def least_variance(
@@ -125,10 +134,10 @@ def _fits(
     """Whether a device holds what a stage keeps, by its begin and its end."""
     if memory is None or room is None:
         return np.ones((spans.num_layers + 1,) * 2, dtype=np.bool_)
-    flying = memory.in_flight(1, left)
-    each = memory.per_parameter_byte(flying, replicas=1)
+    in_flight = memory.in_flight(1, left)
+    each = memory.per_parameter_byte(in_flight, replicas=1)
     weights_I = each * spans.parameter_bytes_I
-    before_I, after_I = (weights_I + flying * part_I for part_I in spans.stored_between())
+    before_I, after_I = (weights_I + in_flight * part_I for part_I in spans.stored_between())
     kept_II = memory.reserved_bytes + after_I[None, :] - before_I[:, None]
     fits_II: NDArray[np.bool_] = kept_II <= room_bytes(room)
     return fits_II

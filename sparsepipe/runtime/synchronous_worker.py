@@ -33,7 +33,7 @@ class Order(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Flying:
+class _InFlight:
     """A microbatch between its forward and its backward here.
 
     Args:
@@ -87,7 +87,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         self._minibatch = 0  # its number in the whole run
         self._leaves: dict[str, Tensor] = {}
         self._read: dict[int, tuple[Part, float]] = {}
-        self._flying: dict[int, _Flying] = {}
+        self._in_flight: dict[int, _InFlight] = {}
         self._returned: list[Microbatch] = []
         self.most_in_flight = 0
 
@@ -116,7 +116,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         with self._norms.gathering():
             for action in self._order(self._plan, self._rank, Intake(1), self._microbatches):
                 self._do(action)
-        assert not self._flying
+        assert not self._in_flight
         self._rounds += 1
 
     def _do(self, action: Action) -> None:
@@ -160,9 +160,9 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
                 rest = self._rest(number)
             del message
         flight = self._computed(number, value, rest) if samples else None
-        self._flying[number] = _Flying(samples=samples, weight=weight, flight=flight)
-        flying = sum(each.flight is not None for each in self._flying.values())
-        self.most_in_flight = max(self.most_in_flight, flying)
+        self._in_flight[number] = _InFlight(samples=samples, weight=weight, flight=flight)
+        in_flight = sum(each.flight is not None for each in self._in_flight.values())
+        self.most_in_flight = max(self.most_in_flight, in_flight)
         if not self._last:
             output = None if flight is None else flight.output
             meta = {"samples": samples, "weight": weight}
@@ -180,8 +180,8 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             )
 
     def _backward(self, number: int) -> None:
-        flying = self._flying.pop(number)
-        loss, logs, upstream = self._computed_back(number, flying)
+        microbatch = self._in_flight.pop(number)
+        loss, logs, upstream = self._computed_back(number, microbatch)
         if not self._first:
             tree = {"gradients": upstream, "loss": loss}
             self._mail.send(Kind.GRADIENT, self._number - 1, number, tree, meta={"logs": logs})
@@ -192,18 +192,18 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
                 Microbatch(
                     minibatch=self._minibatch,
                     number=number,
-                    samples=flying.samples,
-                    weight=flying.weight,
+                    samples=microbatch.samples,
+                    weight=microbatch.weight,
                     loss=loss,
                     logs=logs,
                 )
             )
 
     def _computed_back(
-        self, number: int, flying: _Flying
+        self, number: int, microbatch: _InFlight
     ) -> tuple[Tensor | None, Any, list[Tensor | None] | None]:
         """Loss, logs and gradients of the input of a microbatch; nothing of one without samples."""
-        flight = flying.flight
+        flight = microbatch.flight
         if self._last:
             if flight is None:
                 return None, None, None
@@ -211,7 +211,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             assert loss is not None
             with self._slowed():
                 self._events.before_backward(loss)
-                weight = torch.full_like(loss, flying.weight)
+                weight = torch.full_like(loss, microbatch.weight)
                 return loss, flight.extra, flight.backward([weight], leaves=self._leaves)
         message = self._mail.receive(Kind.GRADIENT, self._number + 1, number)
         if flight is None:

@@ -103,7 +103,8 @@ class Tally:
     def __init__(self, plan: Plan, rank: int) -> None:
         self._plan = plan
         self._replicas = plan.replicas(plan.stage_of(rank))
-        self._flying: dict[tuple[int, int | None], tuple[int, int]] = {}  # versions, by minibatch
+        # Versions, by minibatch and microbatch.
+        self._in_flight: dict[tuple[int, int | None], tuple[int, int]] = {}
         self._updates = 0
         self._kept_from: int | None = 0
         self.stashed = self.vertical = self.predicted = 1
@@ -114,10 +115,10 @@ class Tally:
         if action.kind == "U":
             self._updates += 1
         elif action.kind == "B":
-            del self._flying[key]
+            del self._in_flight[key]
         else:
             asked = included_at(self._plan, action.number) // self._replicas
-            self._flying[key] = self._updates, asked
+            self._in_flight[key] = self._updates, asked
             if self._kept_from is not None:
                 following = action.number + self._replicas
                 self._kept_from = included_at(self._plan, following) // self._replicas
@@ -128,11 +129,12 @@ class Tally:
         self._kept_from = None
 
     def _count(self) -> None:
-        newest, flying = self._updates, self._flying.values()
+        newest, in_flight = self._updates, self._in_flight.values()
         kept = () if self._kept_from is None else range(self._kept_from, newest)
-        self.stashed = max(self.stashed, len({newest, *(version for version, _ in flying)}))
-        self.vertical = max(self.vertical, len({newest, *kept, *(asked for _, asked in flying)}))
-        self.predicted = max(self.predicted, 1 + len(flying))
+        versions, asked = {version for version, _ in in_flight}, {asked for _, asked in in_flight}
+        self.stashed = max(self.stashed, len({newest, *versions}))
+        self.vertical = max(self.vertical, len({newest, *kept, *asked}))
+        self.predicted = max(self.predicted, 1 + len(in_flight))
 
 
 def peak_stashed(schedule: Schedule, rank: int) -> int:

@@ -126,23 +126,23 @@ def _kept_bytes(
     always = 1 + model.optimizer + model.gradients + buffers
     static_bytes = model.reserved_bytes + always * costs.parameter_bytes
     version_bytes = costs.parameter_bytes if model.stash else 0.0
-    flying: dict[tuple[int, int | None], int] = {}  # version of the weights, by part
-    users: dict[int, int] = {}  # parts in flight on each version
+    in_flight: dict[tuple[int, int | None], int] = {}  # versions of the weights, by microbatch
+    users: dict[int, int] = {}  # microbatches in flight on each version
     updates = 0
     yield static_bytes
     for action in actions:
-        part = action.number, action.microbatch
+        key = action.number, action.microbatch
         if action.kind == "F":
-            flying[part] = updates
+            in_flight[key] = updates
             users[updates] = users.get(updates, 0) + 1
         elif action.kind == "B":
-            version = flying.pop(part)
+            version = in_flight.pop(key)
             users[version] -= 1
             if not users[version]:
                 del users[version]
         else:
             updates += 1
-        extra = len(flying) if model.predicted else len(users) - (updates in users)
-        held = [1.0 if sizes is None or j is None else sizes[j] for _, j in flying]
+        extra = len(in_flight) if model.predicted else len(users) - (updates in users)
+        held = [1.0 if sizes is None or j is None else sizes[j] for _, j in in_flight]
         kept_bytes = sum(held) * costs.stored_bytes + extra * version_bytes
         yield static_bytes + kept_bytes + costs.recomputed_bytes * max(held, default=0.0)

@@ -9,7 +9,7 @@ from sparsepipe.cluster.places import device_name
 from sparsepipe.errors import PlanError, ProfileError
 from sparsepipe.partition.recomputed_layers import StageSpans
 from sparsepipe.partition.spans import Spans, chain_spans
-from sparsepipe.partition.stage_cost import StageCost
+from sparsepipe.partition.stage_cost import most_kept
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import Stage
@@ -257,10 +257,7 @@ def _recomputing(
         [own.layers[n].forward_s * (n in again) for n in range(last, first - 1, -1)] for own in held
     ]
     different = {id(profile): profile for profile in held}.values()
-    worst = StageCost.worst(
-        [StageCost.of(profile, first=first, last=last, in_flight=1) for profile in different]
-    )
-    own_spans = [range(span.start - first, span.stop - first) for span in spans]
+    stored, inside = most_kept(tuple(different), spans, first=first, last=last)
     return replace(
         costs,
         backward_s=tuple(s + sum(more) for s, more in zip(costs.backward_s, again_s, strict=True)),
@@ -268,6 +265,6 @@ def _recomputing(
             tuple(s + more for s, more in zip(layers_s, every, strict=True))
             for layers_s, every in zip(costs.layers_backward_s, again_s, strict=True)
         ),
-        stored_bytes=worst.kept_bytes(own_spans),
-        recomputed_bytes=max(worst.inside_bytes(span) for span in own_spans),
+        stored_bytes=stored,
+        recomputed_bytes=inside,
     )

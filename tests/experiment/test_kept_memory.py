@@ -66,9 +66,9 @@ def saved_by(stage: nn.Sequential, parts: Sequence[Tensor]) -> tuple[int, list[T
     return sum(sizes), outputs
 
 
-@pytest.mark.parametrize(("schedule", "flying"), [("gpipe", (PARTS, PARTS)), ("1f1b", (2, 1))])
+@pytest.mark.parametrize(("schedule", "in_flight"), [("gpipe", (PARTS, PARTS)), ("1f1b", (2, 1))])
 def test_it_is_what_torch_saves_of_the_microbatches_in_flight(
-    schedule: str, flying: tuple[int, int]
+    schedule: str, in_flight: tuple[int, int]
 ) -> None:
     layers, x = network(), torch.rand(BATCH, 1, 28, 28)
     plan = Plan.of(config="1-1", cuts=(CUT,), num_layers=len(layers))
@@ -81,7 +81,7 @@ def test_it_is_what_torch_saves_of_the_microbatches_in_flight(
     for stage, (first, end) in enumerate([(0, CUT), (CUT, len(layers))]):
         own = nn.Sequential(*list(layers)[first:end])
         weights = 2 * sum(p.nbytes for p in own.parameters())  # and momentum
-        saved, _ = saved_by(own, parts[: flying[stage]])
+        saved, _ = saved_by(own, parts[: in_flight[stage]])
         _, outputs = saved_by(own, parts)
         parts = [output.detach().requires_grad_() for output in outputs]
         assert told[stage] == pytest.approx(weights + saved, rel=0.1)
@@ -119,9 +119,9 @@ def inside_of(stage: nn.Sequential, span: range, part: Tensor) -> int:
     return saved_by(layers, [begin])[0] - begin.nbytes
 
 
-@pytest.mark.parametrize(("schedule", "flying"), [("gpipe", (PARTS, PARTS)), ("1f1b", (2, 1))])
+@pytest.mark.parametrize(("schedule", "in_flight"), [("gpipe", (PARTS, PARTS)), ("1f1b", (2, 1))])
 def test_recomputed_spans_keep_their_inputs_and_the_inside_of_one(
-    schedule: str, flying: tuple[int, int]
+    schedule: str, in_flight: tuple[int, int]
 ) -> None:
     layers, x = network(), torch.rand(BATCH, 1, 28, 28)
     spans = ([range(CUT)], [range(2), range(2, 8)])
@@ -141,11 +141,11 @@ def test_recomputed_spans_keep_their_inputs_and_the_inside_of_one(
     for stage, (first, end) in enumerate([(0, CUT), (CUT, len(layers))]):
         own = nn.Sequential(*list(layers)[first:end])
         weights = 2 * sum(p.nbytes for p in own.parameters())  # and momentum
-        kept, _ = kept_by(own, parts[: flying[stage]], spans[stage])
+        kept, _ = kept_by(own, parts[: in_flight[stage]], spans[stage])
         _, outputs = kept_by(own, parts, spans[stage])
         parts = [output.detach().clone().requires_grad_() for output in outputs]
         assert told[stage] == pytest.approx(weights + kept, rel=0.1)
-        if flying[stage] > 1:
+        if in_flight[stage] > 1:
             assert told[stage] < 0.8 * plain[stage]
 
 

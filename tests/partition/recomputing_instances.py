@@ -11,8 +11,8 @@ from sparsepipe.partition.cost import PRESETS, cost_model
 from sparsepipe.partition.evaluate import plan_times
 from sparsepipe.partition.fleet import Fleet, Kind
 from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.microbatches import Microbatches
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.recomputed_plan import Parts
 from sparsepipe.partition.recomputing import Recomputing
 from sparsepipe.partition.spans import chain_spans
 from sparsepipe.partition.stage_cost import StageCost
@@ -45,9 +45,9 @@ def random_recomputing(seed: int, setting: Any) -> tuple[Problem, list[int]]:
     rng = random.Random(seed)
     layers, num_kinds = rng.randint(2, 5), rng.randint(1, 2)
     profiles = _profiles(rng, layers, num_kinds)
-    parts = Parts(
+    microbatches = Microbatches(
         schedule=rng.choice(["gpipe", "1f1b"]),
-        microbatches=rng.choice([1, 2, 4, 7]),
+        count=rng.choice([1, 2, 4, 7]),
         batch_size=rng.choice([None, 3, 8]),
     )
     hosts = [rng.choice("ab") for _ in range(num_kinds)]
@@ -68,7 +68,7 @@ def random_recomputing(seed: int, setting: Any) -> tuple[Problem, list[int]]:
         model=cost_model(rng.choice(list(PRESETS))),
         memory=MemoryModel(stash=False, optimizer=rng.choice([0.0, 1.0]), reserved_bytes=0.5),
         profiles=tuple(profiles),
-        recomputing=Recomputing(setting=setting, parts=parts),
+        recomputing=Recomputing(setting=setting, microbatches=microbatches),
     )
     order = list(range(num_kinds))
     rng.shuffle(order)
@@ -79,20 +79,7 @@ def problem_of(
     costs: list[list[dict[str, float]]], *, limits: list[float], setting: Any
 ) -> Problem:
     """Two devices of each kind, of which there are the costs of layers, for four microbatches."""
-    profiles = tuple(
-        Profile(
-            layers=tuple(
-                LayerProfile(
-                    index=index,
-                    name=str(index),
-                    kind="layer",
-                    **{"activation_bytes": 0.0, "parameter_bytes": 0.0, **layer},
-                )
-                for index, layer in enumerate(layers)
-            )
-        )
-        for layers in costs
-    )
+    profiles = tuple(map(_profile, costs))
     kinds = tuple(
         Kind(name=name, host="h", count=2, memory_bytes=limits[number] if limits else None)
         for number, name in enumerate("AB"[: len(costs)])
@@ -104,7 +91,8 @@ def problem_of(
         memory=MemoryModel(stash=False) if limits else None,
         profiles=profiles,
         recomputing=Recomputing(
-            setting=setting, parts=Parts(schedule="gpipe", microbatches=4, batch_size=None)
+            setting=setting,
+            microbatches=Microbatches(schedule="gpipe", count=4, batch_size=None),
         ),
     )
 
@@ -128,22 +116,20 @@ def _more_s(problem: Problem, plan: Sequence[Choice], number: int) -> float:
     """What a stage takes longer, by trying all that the setting leaves open."""
     assert problem.recomputing is not None
     assert problem.memory is not None
-    stage, parts, memory = plan[number], problem.recomputing.parts, problem.memory
+    stage, cut, memory = plan[number], problem.recomputing.microbatches, problem.memory
     replicas, left = sum(stage.counts), sum(sum(later.counts) for later in plan[number:])
-    if max(sum(each.counts) for each in plan) > parts.microbatches:
+    if max(sum(each.counts) for each in plan) > cut.count:
         return float("inf")
-    sizes = _sizes(parts, sum(plan[0].counts))
-    share, most = max(sizes), -(-parts.microbatches // replicas)
-    if parts.schedule == "1f1b":
+    sizes = _sizes(cut, sum(plan[0].counts))
+    share, most = max(sizes), -(-cut.count // replicas)
+    if cut.schedule == "1f1b":
         most = min(most, (left - 1) // replicas + 1)
     rows = [sizes[device::replicas] for device in range(replicas)]
-    flying = max(sum(row[n : n + most]) for row in rows for n in range(len(row))) / share
+    in_flight = max(sum(row[n : n + most]) for row in rows for n in range(len(row))) / share
     held = [problem.profiles[kind] for kind, count in enumerate(stage.counts) if count]
+    span = {"first": stage.first, "last": stage.end - 1}
     cost = StageCost.worst(
-        [
-            StageCost.of(p, first=stage.first, last=stage.end - 1, in_flight=flying, share=share)
-            for p in held
-        ]
+        [StageCost.of(p, **span, in_flight=in_flight, share=share) for p in held]
     )
     weights = max(sum(x.parameter_bytes for x in p.layers[stage.first : stage.end]) for p in held)
     each = 1 + memory.optimizer + memory.gradients + (2 if replicas > 1 else 0)
@@ -161,9 +147,9 @@ def _more_s(problem: Problem, plan: Sequence[Choice], number: int) -> float:
     return min(fitting, default=float("inf")) / replicas
 
 
-def _sizes(parts: Parts, readers: int) -> list[float]:
+def _sizes(cut: Microbatches, readers: int) -> list[float]:
     """Of all microbatches, which the first stage's devices have in turn, over a batch's."""
-    size, found = parts.batch_size, [0.0] * parts.microbatches
+    size, found = cut.batch_size, [0.0] * cut.count
     for reader in range(readers):
         own = found[reader::readers]
         each = 1 / len(own) if size is None else -(-size // len(own)) / size
@@ -190,23 +176,32 @@ def _profiles(rng: random.Random, num_layers: int, num_kinds: int) -> list[Profi
     activations = [float(rng.randint(0, large)) for _ in range(num_layers)]
     parameters = [float(rng.randint(0, 2)) for _ in range(num_layers)]
     return [
-        Profile(
-            layers=tuple(
-                LayerProfile(
-                    index=index,
-                    name=str(index),
-                    kind="layer",
-                    forward_s=float(rng.randint(0, large)),
-                    backward_s=float(rng.randint(0, large)),
-                    activation_bytes=activations[index],
-                    parameter_bytes=parameters[index],
-                    saved_bytes=float(rng.randint(0, 2 * large)),
-                    begin_bytes=float(rng.randint(0, large)),
-                    end_bytes=float(rng.randint(0, int(activations[index]))),
-                )
+        _profile(
+            [
+                {
+                    "forward_s": rng.randint(0, large),
+                    "backward_s": rng.randint(0, large),
+                    "activation_bytes": activations[index],
+                    "parameter_bytes": parameters[index],
+                    "saved_bytes": rng.randint(0, 2 * large),
+                    "begin_bytes": rng.randint(0, large),
+                    "end_bytes": rng.randint(0, int(activations[index])),
+                }
                 for index in range(num_layers)
-            ),
-            meta={"input_bytes": 2.0},
+            ],
+            input_bytes=2.0,
         )
         for _ in range(num_kinds)
     ]
+
+
+def _profile(layers: Sequence[dict[str, float]], **meta: float) -> Profile:
+    """Of layers without activations and parameters, where their costs do not tell some."""
+    none = {"activation_bytes": 0.0, "parameter_bytes": 0.0}
+    return Profile(
+        layers=tuple(
+            LayerProfile(index=index, name=str(index), kind="layer", **{**none, **costs})
+            for index, costs in enumerate(layers)
+        ),
+        meta=meta,
+    )

@@ -30,24 +30,24 @@ def test_minibatches_in_flight_and_versions_are_the_schedules(config: str) -> No
     model = MemoryModel(optimizer=2.0)
     for rank in range(plan.num_ranks):
         stage = plan.stage_of(rank)
-        flying = model.in_flight(replicas[stage], sum(replicas[stage:]))
-        assert flying == most_in_flight(schedule.actions[rank])
+        in_flight = model.in_flight(replicas[stage], sum(replicas[stage:]))
+        assert in_flight == most_in_flight(schedule.actions[rank])
         versions = peak_stashed(schedule, rank)
-        assert versions <= flying
+        assert versions <= in_flight
         # Replicated stages may have fewer versions than minibatches: those of a round share one.
         if replicas[stage] == 1:
-            assert versions == flying
-        assert model.per_parameter_byte(flying, replicas=1) == flying + 3
-        predicted = replace(model, predicted=True).per_parameter_byte(flying, replicas=1)
+            assert versions == in_flight
+        assert model.per_parameter_byte(in_flight, replicas=1) == in_flight + 3
+        predicted = replace(model, predicted=True).per_parameter_byte(in_flight, replicas=1)
         assert predicted == peak_predicted(schedule, rank) + 3
 
 
 def most_in_flight(actions: object) -> int:
     """By counting forwards without their backward."""
-    flying = most = 0
+    in_flight = most = 0
     for action in actions:  # type: ignore[attr-defined]
-        flying += {"F": 1, "B": -1}.get(action.kind, 0)
-        most = max(most, flying)
+        in_flight += {"F": 1, "B": -1}.get(action.kind, 0)
+        most = max(most, in_flight)
     return most
 
 

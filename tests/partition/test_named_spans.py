@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from recomputing_instances import random_recomputing
 
+from sparsepipe.partition.layer_tables import LayerTables
 from sparsepipe.partition.recomputed_layers import recomputed_spans
-from sparsepipe.partition.second_runs import Chains
 from sparsepipe.partition.stage_cost import StageCost
 from sparsepipe.schedule import Plan
 
@@ -27,10 +27,10 @@ def test_each_stage_is_as_it_is_by_itself(setting: Any, whole: bool) -> None:
     clashes = 0
     for seed in range(20):
         problem, _ = random_recomputing(seed, setting)
-        chains, places = Chains(problem), problem.spans.num_layers + 1
+        tables, places = LayerTables(problem), problem.spans.num_layers + 1
         kinds = tuple(range(len(problem.fleet.kinds)))
-        kept_II, inside_II, seconds_II = chains.named(kinds, whole)
-        chain = chains.chain(kinds)
+        kept_II, inside_II, seconds_II = tables.named(kinds, whole)
+        chain = tables.chain(kinds)
         for first in range(places - 1):
             for end in range(first + 1, places):
                 own = StageCost(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
+import pytest
 
 from sparsepipe.partition.recomputation import cheapest_spans
-from sparsepipe.partition.recomputation_bounds import Bounds
+from sparsepipe.partition.recomputation_bounds import BOUNDS, Bounds
 from sparsepipe.partition.stage_cost import LayerCost, StageCost
 
 
@@ -28,20 +30,47 @@ def random_chain(rng: random.Random, length: int) -> StageCost:
     )
 
 
+def test_figures_are_made_where_stages_may_need_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None where all fits, and with little room none of spans that have much inside."""
+    made: list[tuple[float, ...]] = []
+    between = Bounds._between
+
+    def counted(self: Bounds, *figures: float) -> Any:
+        made.append(figures)
+        return between(self, *figures)
+
+    monkeypatch.setattr(Bounds, "_between", counted)
+    chain = random_chain(random.Random(3), 30)
+    bounds, shape = Bounds(chain), (31, 31)
+    plain = chain.peak_bytes(())
+    assert not bounds.seconds_II(np.full(shape, 2 * plain), in_flight=1).any()
+    assert made == []
+    bounds.seconds_II(np.full(shape, -1.0), in_flight=1)
+    assert made == []
+    bounds.seconds_II(np.full(shape, 0.1 * plain), in_flight=1)
+    few = len(made)
+    assert 0 < few < BOUNDS / 2
+    assert max(cap for _, _, cap in made) < 0.5 * plain
+    bounds.seconds_II(np.full(shape, 0.1 * plain), in_flight=1)
+    assert len(made) == few, "which are kept"
+    bounds.seconds_II(np.full(shape, 0.9 * plain), in_flight=1)
+    assert few < len(made) <= BOUNDS
+
+
 def test_bounds_are_below_the_cheapest_choices_and_near() -> None:
     near = []
     for seed in range(30):
         rng = random.Random(seed)
-        length, flying = rng.randint(2, 8), rng.choice([1, 2, 4])
+        length, in_flight = rng.randint(2, 8), rng.choice([1, 2, 4])
         chain = random_chain(rng, length)
-        room_II = np.full((length + 1, length + 1), rng.uniform(20, 100) * flying)
-        bounds_II = Bounds(chain).seconds_II(room_II, flying=flying)
+        room_II = np.full((length + 1, length + 1), rng.uniform(20, 100) * in_flight)
+        bounds_II = Bounds(chain).seconds_II(room_II, in_flight=in_flight)
         for first in range(length):
             for end in range(first + 1, length + 1):
                 stage = StageCost(
                     layers=chain.layers[first:end],
                     input_bytes=chain.border_bytes(first, True),
-                    in_flight=flying,
+                    in_flight=in_flight,
                 )
                 found = cheapest_spans(stage, limit_bytes=float(room_II[0, 0]))
                 bound = float(bounds_II[first, end])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from recomputing_instances import every_choice
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.recomputation import cheapest_spans
+from sparsepipe.partition.recomputation import cheapest, cheapest_spans
 from sparsepipe.partition.recomputed_layers import as_setting, in_words, recomputed_spans
 from sparsepipe.partition.stage_cost import LayerCost, StageCost
 from sparsepipe.profiling import LayerProfile, Profile
@@ -76,6 +77,29 @@ def test_the_best_of_all_choices(seed: int) -> None:
         # Where nothing need be recomputed nothing is, though it might cost no time.
         assert found == (() if () in fitting else best), number
     assert outcomes == {(False, False), (True, False), (True, True)}
+
+
+def test_any_choice_in_a_time_or_none_and_what_all_take_at_least() -> None:
+    outcomes = Counter[str]()
+    for seed in range(200):
+        rng = random.Random(seed)
+        stage = random_stage(rng, rng.randint(2, 7))
+        peaks = {spans: stage.peak_bytes(spans) for spans in every_choice(len(stage.layers))}
+        limit = rng.uniform(min(peaks.values()) - 1, stage.peak_bytes(()))
+        fitting = [stage.time_s(spans) for spans, peak in peaks.items() if peak <= limit]
+        best_s = min(fitting, default=float("inf"))
+        for enough_s in (0.0, rng.uniform(0, 30), best_s, best_s * 0.999):
+            found = cheapest(stage, limit_bytes=limit, enough_s=min(enough_s, 1e9))
+            assert found.least_s <= best_s * (1 + 1e-9), seed
+            outcomes[f"{found.spans is not None}, {best_s <= enough_s}"] += 1
+            if found.spans is None:
+                assert best_s > min(enough_s, 1e9), seed
+                assert found.least_s >= min(enough_s, 1e9), seed
+                continue
+            assert peaks[found.spans] <= limit * (1 + 1e-8)
+            assert found.time_s == pytest.approx(stage.time_s(found.spans))
+            assert best_s <= found.time_s <= enough_s
+    assert outcomes.keys() == {"True, True", "False, False", "False, True"}
 
 
 def test_bytes_and_seconds_by_hand() -> None:

@@ -8,8 +8,9 @@ import pytest
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.microbatches import Microbatches
 from sparsepipe.partition.recomputed_layers import bounds_of, spans_told_by
-from sparsepipe.partition.recomputed_plan import Chosen, Parts, choose_spans
+from sparsepipe.partition.recomputed_plan import Chosen, choose_spans
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import Stage
@@ -48,22 +49,24 @@ def plan_on(*stages: list[str], cuts: list[int], num_layers: int = 4) -> Plan:
 
 
 TWO = plan_on(["gpu/0"], ["gpu/1"], cuts=[2])
-EVEN = Parts(schedule="gpipe", microbatches=4, batch_size=8)
+EVEN = Microbatches(schedule="gpipe", count=4, batch_size=8)
 GPU = {"gpu": profile([1.0, 2.0, 2.0, 1.0])}
-# Stage 0 of four parts in flight, each a quarter: 4 (10 + 10 + 1), if it keeps all.
+# Stage 0 of four microbatches in flight, each a quarter: 4 (10 + 10 + 1), if it keeps all.
 WEIGHTS_BYTES = 50.0 + 3 * 20.0
 
 
-def chosen(room: float, plan: Plan = TWO, *, parts: Parts = EVEN, **profiles: Profile) -> Chosen:
+def chosen(
+    room: float, plan: Plan = TWO, *, cut: Microbatches = EVEN, **profiles: Profile
+) -> Chosen:
     devices = [device for stage in plan.stages for device in stage.devices]
     limits = dict.fromkeys(devices, WEIGHTS_BYTES + room)
-    return choose_spans(plan, profiles or GPU, limits, memory=MEMORY, parts=parts)
+    return choose_spans(plan, profiles or GPU, limits, memory=MEMORY, microbatches=cut)
 
 
 def test_as_little_as_fits_by_hand() -> None:
     assert chosen(84.0).spans == ((), ())
     found = chosen(83.0)
-    # Of layer 0 its input stays, 1 for each part, and one part's 10: 4 (1 + 10 + 1) + 10.
+    # Of layer 0 its input stays, 1 for each, and one microbatch's 10: 4 (1 + 10 + 1) + 10.
     assert bounds_of(found.spans) == [[0, 0], [3, 3]]
     assert found.times_s == (1.0, 1.0)
     assert found.peaks_bytes[0] == 4 * 12 + 10
@@ -84,10 +87,10 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_1f1b_has_less_in_flight() -> None:
-    parts = replace(EVEN, schedule="1f1b")
-    # Two parts in stage 0, one in stage 1.
-    assert chosen(42.0, parts=parts).spans == ((), ())
-    assert bounds_of(chosen(41.0, parts=parts).spans) == [[0, 0]]
+    cut = replace(EVEN, schedule="1f1b")
+    # Two in stage 0, one in stage 1.
+    assert chosen(42.0, cut=cut).spans == ((), ())
+    assert bounds_of(chosen(41.0, cut=cut).spans) == [[0, 0]]
 
 
 @pytest.mark.parametrize(
@@ -102,16 +105,16 @@ def test_1f1b_has_less_in_flight() -> None:
     ],
 )
 def test_microbatches_in_flight(config: str, schedule: str, expected: list[int]) -> None:
-    parts = Parts(schedule=schedule, microbatches=8, batch_size=None)
+    cut = Microbatches(schedule=schedule, count=8, batch_size=None)
     plan = Plan.of(config=config, cuts=range(1, len(expected)), num_layers=4)
-    assert [parts.in_flight(plan, stage) for stage in range(plan.num_stages)] == expected
+    assert [cut.in_flight(plan, stage) for stage in range(plan.num_stages)] == expected
 
 
-def test_the_largest_part_counts() -> None:
-    plan = Plan.of(config="2-1", cuts=[2], num_layers=4)
-    assert Parts(schedule="gpipe", microbatches=5, batch_size=None).share(plan) == 1 / 2
-    assert Parts(schedule="gpipe", microbatches=6, batch_size=None).share(plan) == 1 / 3
-    assert Parts(schedule="gpipe", microbatches=6, batch_size=7).share(plan) == 3 / 7
+def test_the_largest_microbatch_counts() -> None:
+    """Of those that two devices of the first stage cut their batches into."""
+    assert Microbatches(schedule="gpipe", count=5, batch_size=None).share(2) == 1 / 2
+    assert Microbatches(schedule="gpipe", count=6, batch_size=None).share(2) == 1 / 3
+    assert Microbatches(schedule="gpipe", count=6, batch_size=7).share(2) == 3 / 7
 
 
 @pytest.mark.parametrize(("schedule", "expected"), [("gpipe", [1.0, 1.5]), ("1f1b", [1.0, 1.0])])
@@ -119,14 +122,14 @@ def test_no_device_has_the_most_and_the_largest_microbatches(
     schedule: str, expected: list[float]
 ) -> None:
     """Of three that read, one cuts its batch in halves; the others have a whole one each."""
-    parts = Parts(schedule=schedule, microbatches=4, batch_size=None)
-    assert parts.sizes(3) == [1 / 2, 1, 1, 1 / 2]
+    cut = Microbatches(schedule=schedule, count=4, batch_size=None)
+    assert cut.sizes(3) == [1 / 2, 1, 1, 1 / 2]
     plan = Plan.of(config="3-2", cuts=[2], num_layers=4)
-    assert parts.share(plan) == 1
-    assert [parts.in_flight(plan, stage) for stage in (0, 1)] == expected
+    assert cut.share(3) == 1
+    assert [cut.in_flight(plan, stage) for stage in (0, 1)] == expected
     # With 1f1b the stage in the middle has the two whole ones at the same time.
     plan = Plan.of(config="3-1-1", cuts=[2, 3], num_layers=4)
-    in_flight = [parts.in_flight(plan, stage) for stage in range(3)]
+    in_flight = [cut.in_flight(plan, stage) for stage in range(3)]
     assert in_flight == [1, 3, 3] if schedule == "gpipe" else [1, 2, 1]
 
 
@@ -137,7 +140,7 @@ def test_devices_of_a_stage_that_differ_recompute_the_same() -> None:
         "slow": profile([4.0, 2.0, 2.0, 1.0], saved_bytes=0.0),
         "large": profile([1.0, 1.0, 1.0, 1.0]),
     }
-    # Each has two of four parts in flight, which are halves: 2 (20 + 20 + 2) + replicas' buffers.
+    # Each has two of four microbatches in flight, halves: 2 (20 + 20 + 2), + replicas' buffers.
     buffers = 2 * 20.0
     found = chosen(84.0 + buffers, plan, **kinds)
     assert found.spans == ((), ())

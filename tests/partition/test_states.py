@@ -116,14 +116,14 @@ def has_room(problem: Problem, plan: list[Choice]) -> bool:
     for number, stage in enumerate(plan):
         replicas = sum(stage.counts)
         left = sum(sum(later.counts) for later in plan[number:])
-        flying = (left - 1) // replicas + 1
-        sets = (flying if memory.stash else 1) + memory.gradients + memory.optimizer
+        in_flight = (left - 1) // replicas + 1
+        sets = (in_flight if memory.stash else 1) + memory.gradients + memory.optimizer
         sets += 2 if replicas > 1 else 0
         parameters, stored = (
             sums[stage.end] - sums[stage.first]
             for sums in (problem.spans.parameter_bytes_I, problem.spans.stored_bytes_I)
         )
-        kept = sets * parameters + flying * stored
+        kept = sets * parameters + in_flight * stored
         for kind, count in zip(problem.fleet.kinds, stage.counts, strict=True):
             if count and kind.memory_bytes is not None and kept > kind.memory_bytes:
                 return False

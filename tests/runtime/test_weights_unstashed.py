@@ -122,18 +122,18 @@ def test_forwards_see_the_prediction_and_backwards_the_same(name: str) -> None:
     momentum = Momentum(runner.network, **ours)
     oracle = Oracle(runner.network)
     choices = random.Random(3)
-    flying: dict[int, dict] = {}
+    in_flight: dict[int, dict] = {}
     for m in range(12):
         ahead = choices.randrange(4)
         leaves = runner.forward(m, ahead=ahead)
         for n, expected in momentum.predicted(ahead).items():
             torch.testing.assert_close(leaves[n].double(), expected, rtol=1e-5, atol=1e-6)
-        flying[m] = oracle.gradients(
+        in_flight[m] = oracle.gradients(
             {n: t.detach() for n, t in leaves.items()}, runner.case.batch(m)
         )
-        if len(flying) > choices.randrange(1, 4):
-            chosen = choices.choice(list(flying))
-            assert_same(runner.backward(chosen), flying.pop(chosen))
+        if len(in_flight) > choices.randrange(1, 4):
+            chosen = choices.choice(list(in_flight))
+            assert_same(runner.backward(chosen), in_flight.pop(chosen))
             momentum.update(runner.gradients)
             runner.update()
     assert runner.weights.version > 3

@@ -79,11 +79,11 @@ def test_staleness_is_the_warm_up_once_that_is_over(config, minibatches):
 def test_a_prediction_for_each_minibatch_in_flight(config, minibatches):
     schedule = asynchronous(plan_of(config), minibatches)
     for rank, actions in enumerate(schedule.actions):
-        flying, most = set(), 0
+        in_flight, most = set(), 0
         for action in actions:
             if action.kind != "U":
-                flying ^= {action.number}
-            most = max(most, len(flying))
+                in_flight ^= {action.number}
+            most = max(most, len(in_flight))
         assert peak_predicted(schedule, rank) == 1 + most
 
 

@@ -68,15 +68,37 @@ def test_backwards_take_the_forwards_of_recomputed_layers() -> None:
     assert (one.stored_bytes, one.recomputed_bytes) == (40.0 + 8.0 + 8.0, 40.0)
 
 
-@pytest.mark.parametrize(("schedule", "flying"), [("gpipe", (2, 4)), ("1f1b", (2, 1))])
+def test_no_device_keeps_what_only_all_of_its_stage_keep_together() -> None:
+    """One saves most in the first layer, the other in the second: neither has both."""
+    unlike = {
+        name: replace(
+            own,
+            layers=tuple(
+                replace(layer, saved_bytes=saved_bytes)
+                for layer, saved_bytes in zip(own.layers, saved, strict=True)
+            ),
+        )
+        for (name, own), saved in zip(
+            PROFILES.items(), [(90.0, 10.0, 1.0, 1.0), (20.0, 70.0, 1.0, 1.0)], strict=True
+        )
+    }
+    spans: StageSpans = ((range(2),), ())
+    first = Workload.of(PLAN, unlike).recomputing(spans, unlike).stages[0]
+    assert (first.stored_bytes, first.recomputed_bytes) == (16.0 + 8.0, 90.0 + 10.0)
+    spans = ((range(1, 2),), ())
+    first = Workload.of(PLAN, unlike).recomputing(spans, unlike).stages[0]
+    assert (first.stored_bytes, first.recomputed_bytes) == (90.0 + 8.0 + 8.0, 70.0)
+
+
+@pytest.mark.parametrize(("schedule", "in_flight"), [("gpipe", (2, 4)), ("1f1b", (2, 1))])
 def test_a_device_keeps_what_the_choice_of_layers_counts(
-    schedule: str, flying: tuple[int, int]
+    schedule: str, in_flight: tuple[int, int]
 ) -> None:
     setting = Setting(network=Network.flat(3, Link(bytes_per_s=1e9)))
     whole = workload(((range(2),), (range(2, 4),)))
     simulation = Simulation.of(whole, setting, schedule=schedule, microbatches=PARTS)
     first, again, second = long_run_peaks_bytes(simulation, MODEL)
-    assert first == again == pytest.approx((flying[0] * (16.0 + 8.0) + 80.0) / PARTS)
-    assert second == pytest.approx((flying[1] * (8.0 + 8.0) + 80.0) / PARTS)
+    assert first == again == pytest.approx((in_flight[0] * (16.0 + 8.0) + 80.0) / PARTS)
+    assert second == pytest.approx((in_flight[1] * (8.0 + 8.0) + 80.0) / PARTS)
     plain = replace(simulation, workload=Workload.of(PLAN, PROFILES).split(PARTS))
     assert simulation.pace(8).minibatch_s > plain.pace(8).minibatch_s

@@ -184,28 +184,28 @@ def train(rank: int, schedule: Any, recompute: Any) -> tuple[int, int, int]:
         **QUIET, devices=2, max_epochs=1, strategy=strategy, callbacks=[stored, most := Most()]
     )
     trainer.fit(Net(layers()), DataLoader(data, batch_size=BATCH))
-    return stored.kept, stored.again, most.flying
+    return stored.kept, stored.again, most.in_flight
 
 
 class Most(pl.Callback):
-    flying = 0
+    in_flight = 0
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self.flying = trainer.strategy.pipeline.worker.most_in_flight
+        self.in_flight = trainer.strategy.pipeline.worker.most_in_flight
 
 
-@pytest.mark.parametrize(("schedule", "flying"), [("gpipe", [PARTS, PARTS]), ("1f1b", [2, 1])])
-def test_inputs_of_all_in_flight_and_the_inside_of_one(schedule: str, flying: list[int]) -> None:
+@pytest.mark.parametrize(("schedule", "in_flight"), [("gpipe", [PARTS, PARTS]), ("1f1b", [2, 1])])
+def test_inputs_of_all_in_flight_and_the_inside_of_one(schedule: str, in_flight: list[int]) -> None:
     plain = run(train, 2, schedule, "none", limit_s=60)
     whole = run(train, 2, schedule, "all", limit_s=60)
     bounds = [(0, CUT), (CUT, len(layers()))]
     for stage, (first, end) in enumerate(bounds):
         received, inside = sizes(first, end)
         kept, again, most = plain[stage]
-        assert (again, most) == (0, flying[stage])
+        assert (again, most) == (0, in_flight[stage])
         assert kept == pytest.approx(most * (received + inside), rel=0.1), stage
         kept, again, most = whole[stage]
-        assert most == flying[stage]
+        assert most == in_flight[stage]
         if stage:  # the first one's inputs are parts of the batch, all of which is there
             assert kept == pytest.approx(most * received, rel=0.1)
         assert kept + again == pytest.approx(most * received + inside, rel=0.1), stage

@@ -1,0 +1,202 @@
+"""The best plan where stages recompute layers: exact, as long as there is work left for it.
+
+As in ``search.py`` the least bottleneck is found by bisection, of questions whether some plan keeps
+to a bound on all times. Where the memory chooses what a stage recomputes (``auto``), times are
+bounds themselves at first. Where a plan keeps to a bound by these, layers to recompute are looked
+for with which its stages do so, one by one, until there are none for one of them; then the question
+is asked again, and that stage is no answer any more. So each answer is one about what stages really
+take, and layers are looked for of few of them.
+
+Plans are looked for with one number of devices of the first stage after another, each of which has
+but to tell whether it has a better one than those before. How much all of them look at is limited
+(``work.py``): a search that ends before it knows tells how far the best plan may be from its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from sparsepipe.partition.costs import Bools, Costs
+from sparsepipe.partition.lattice import Lattice
+from sparsepipe.partition.layer_tables import LayerTables
+from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.recomputed_costs import PairCosts, costs_by_readers
+from sparsepipe.partition.search import EXACT, between_s, search
+from sparsepipe.partition.second_runs import SecondRuns
+from sparsepipe.partition.ties import EQUAL, Choice, best_tied
+from sparsepipe.partition.windows import reaches
+from sparsepipe.partition.work import MOST_LOOKS, Work, no_more_work
+
+log = logging.getLogger(__name__)
+
+_NEAR = 1.1
+"""Where a plan takes no more than so many times what all do, every other question is whether any is
+better at all."""
+
+
+def best_plan(problem: Problem, lattice: Lattice) -> list[Choice] | None:
+    """Stages of the best plan, the first one first; None where no plan fits the memory.
+
+    Of plans that take as long the one whose first stage has more devices is taken, where layers
+    are recomputed and memory counts.
+
+    Args:
+        problem: what to partition.
+        lattice: of its devices.
+
+    Raises:
+        PlanError: the search has looked at as much as it may, and at no plan that fits.
+    """
+    if problem.recomputing is None:
+        return search(Costs(problem.spans, lattice, problem.model, problem.memory))
+    work = Work(MOST_LOOKS) if problem.recomputing.is_automatic else Work()
+    runs = SecondRuns(LayerTables(problem), problem.memory, work=work)
+    hunts = [_Hunt(costs, work) for costs in costs_by_readers(problem, lattice, runs)]
+    best: _Best | None = None
+    waiting = hunts
+    while waiting and not work.is_all_done:
+        for number, hunt in enumerate(waiting):
+            work.allow(turns=len(waiting) - number)
+            best = hunt.go_on(best)
+        waiting = [hunt for hunt in hunts if hunt.may_beat(best)]
+    if waiting:
+        _tell_of_end(best, min(hunt.least_s for hunt in waiting))
+    return None if best is None else _first_of_equal(best, work)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Best:
+    """The best plan so far.
+
+    Attributes:
+        plan: its stages.
+        time_s: between two minibatches, with layers to recompute that are known to fit.
+        costs: by which it was found.
+    """
+
+    plan: list[Choice]
+    time_s: float
+    costs: PairCosts
+
+
+class _Hunt:
+    """Looks for a better plan among those with some number of devices of the first stage.
+
+    Args:
+        costs: of these.
+        work: that may be done for it.
+
+    Attributes:
+        least_s: that all of them take; infinite where there is none.
+    """
+
+    def __init__(self, costs: PairCosts, work: Work) -> None:
+        self._costs, self._work, self._windows = costs, work, reaches(costs)
+        self.least_s, self._most_s = costs.bounds_s()
+        self._found: _Best | None = None
+
+    def may_beat(self, best: _Best | None) -> bool:
+        """Whether there may be a better plan here than the best one of all."""
+        if best is None:
+            return self.least_s < float("inf")
+        return self._most(best) > self.least_s * (1 + EXACT)
+
+    def go_on(self, best: _Best | None) -> _Best | None:
+        """Asks until there is no better plan here, or no more work may be done.
+
+        Args:
+            best: of all hunts.
+
+        Returns:
+            The same, or a better one.
+        """
+        is_any_better = True  # is what is asked; or by how much
+        while self.may_beat(best):
+            most_s = self._most(best)
+            bound_s = most_s if is_any_better else between_s(self.least_s, most_s)
+            answer = self._keeps_to(bound_s)
+            if answer:
+                best = self._found
+            elif answer is False:
+                self.least_s = bound_s if bound_s < self._most_s else float("inf")
+            if self._work.is_done:
+                break
+            is_any_better = not is_any_better and most_s < _NEAR * self.least_s
+        return best
+
+    def _most(self, best: _Best | None) -> float:
+        """What a plan may take that is better; one of other costs has to be so by more."""
+        if best is None:
+            return self._most_s
+        share = EXACT if best is self._found else EQUAL
+        return min(self._most_s, best.time_s * (1 - share))
+
+    def _keeps_to(self, bound_s: float) -> bool | None:
+        """Whether some plan does, which is found then; None: that takes more work than there is."""
+        costs = self._costs
+        while True:
+            reached_VI = self._windows.reached(bound_s)
+            if not reached_VI[costs.lattice.last, -1].any():
+                return False
+            plan = list(_back(costs, reached_VI, bound_s))[::-1]
+            if costs.keeps_to(plan, bound_s):
+                self._found = _Best(plan, costs.plan_s(plan), costs)
+                return True
+            if self._work.is_done:
+                return None
+
+
+def _back(costs: PairCosts, reached_VI: Bools, bound_s: float) -> Iterator[Choice]:
+    """The stages of a plan that keeps to a bound, the last one first.
+
+    Of those that may end at a place the one is taken that takes least time.
+
+    Args:
+        costs: of plans.
+        reached_VI: places by nodes of the lattice that some stages reach.
+        bound_s: of their times.
+    """
+    node, place = next(n for n in costs.lattice.last if reached_VI[n, -1]), reached_VI.shape[1] - 1
+    while node:
+        ways = costs.lattice.ways[node]
+        sources_E = ways.sources_E
+        ways_P, begins_P = np.nonzero(reached_VI[sources_E, :place])
+        times_P1 = costs.times_s(node, ways_P, begins_P, np.array([place]), bound_s)
+        pair = int(times_P1[:, 0].argmin())
+        assert np.isfinite(times_P1[pair, 0]), "some stage has reached the place"
+        way, first = int(ways_P[pair]), int(begins_P[pair])
+        yield Choice(first=first, end=place, counts=tuple(map(int, ways.counts_EK[way])))
+        node, place = int(sources_E[way]), first
+
+
+def _first_of_equal(best: _Best, work: Work) -> list[Choice]:
+    """Of plans that take as long the one that goes before others (``ties.py``).
+
+    It is the one that was found where that takes more than a small part of the work that is left.
+    """
+    work.allow(turns=10)
+    while not work.is_done:
+        plan = best_tied(best.costs, reaches(best.costs), best.time_s)
+        if best.costs.keeps_to(plan, best.time_s * (1 + EQUAL)):
+            return plan
+    return best.plan
+
+
+def _tell_of_end(best: _Best | None, least_s: float) -> None:
+    """Says that a search was broken off.
+
+    Raises:
+        PlanError: it has no plan; that none fits the memory would be said too much.
+    """
+    if best is None:
+        raise no_more_work()
+    log.warning(
+        "the search has looked at as much as it may and stops: its plan is not proven to be the "
+        "best one; another one may take up to %.1f %% less time",
+        ceil(1000 * (1 - least_s / best.time_s)) / 10,
+    )

@@ -1,0 +1,131 @@
+"""Layers of a problem as tables by where a stage begins and ends, for searches of a plan.
+
+Each is made when it is first asked for, for the kinds of devices that a stage has: its layers are
+as slow, and keep as much, as on the worst of these.
+
+Shape suffixes: I places a model can be cut at: the first is a stage's begin, the second its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from functools import cache
+
+import numpy as np
+
+from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.recomputation_bounds import Bounds
+from sparsepipe.partition.spans import Floats
+from sparsepipe.partition.stage_cost import StageCost
+
+
+class LayerTables:
+    """What all layers of a problem cost and keep, on some kinds of devices at a time.
+
+    Args:
+        problem: of profiles, with what is recomputed.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        assert problem.recomputing is not None
+        assert len(problem.profiles) == len(problem.fleet.kinds)
+        self.problem, self.recomputing = problem, problem.recomputing
+        self.bounds = cache(self._bounds)
+        self.chain = cache(self._chain)
+        self.weights_II = cache(self._weights_II)
+        self.named = cache(self._named)
+
+    def of(self, problem: Problem) -> LayerTables:
+        """Of a problem that differs in memory or in its microbatches, knowing what this knows.
+
+        Args:
+            problem: with the same layers on the same devices.
+        """
+        assert problem.recomputing is not None
+        assert problem.recomputing.setting == self.recomputing.setting
+        other = copy(self)
+        other.problem, other.recomputing = problem, problem.recomputing
+        return other
+
+    @property
+    def anywhere_I(self) -> Floats:
+        """Seconds of second runs that do not depend on the stages, summed over the first layers.
+
+        They are those on the first kind of device.
+        """
+        chain, num_layers = self.chain((0,)), self.problem.spans.num_layers
+        named = {layer for span in self.recomputing.spans(num_layers) for layer in span}
+        every = self.recomputing.setting == "all"
+        seconds = [own.forward_s * (every or n in named) for n, own in enumerate(chain.layers)]
+        sums_I: Floats = np.cumsum([0.0, *seconds])
+        return sums_I
+
+    def _chain(self, kinds: tuple[int, ...]) -> StageCost:
+        """Of a batch, on devices of which each is as bad as the worst."""
+        profiles, last = self.problem.profiles, self.problem.spans.num_layers - 1
+        return StageCost.worst(
+            [StageCost.of(profiles[k], first=0, last=last, in_flight=1) for k in kinds]
+        )
+
+    def _bounds(self, kinds: tuple[int, ...]) -> Bounds:
+        return Bounds(self.chain(kinds))
+
+    def _weights_II(self, kinds: tuple[int, ...]) -> Floats:
+        """Bytes of parameters of each stage."""
+        rows = []
+        for kind in kinds:
+            layers = self.problem.profiles[kind].layers
+            sums_I = np.cumsum([0.0, *(layer.parameter_bytes for layer in layers)])
+            rows.append(sums_I[None, :] - sums_I[:, None])
+        most_II: Floats = np.max(rows, axis=0)
+        return most_II
+
+    def _named(self, kinds: tuple[int, ...], whole: bool) -> tuple[Floats, Floats, Floats]:
+        """Of layers that the setting names: what stays and what is inside, and seconds.
+
+        These are infinite where a stage that is named has a layer that is named as well.
+        """
+        chain, places = self.chain(kinds), self.problem.spans.num_layers + 1
+        every = self.recomputing.spans(places - 1)
+        kept_II, inside_II, seconds_II = (np.zeros((places, places)) for _ in range(3))
+        for first in range(places - 1):
+            rows = _grown(chain, every, first, whole=whole)
+            kept_II[first, first + 1 :], inside_II[first, first + 1 :] = rows[0], rows[1]
+            seconds_II[first, first + 1 :] = rows[2]
+        return kept_II, inside_II, seconds_II
+
+
+def _grown(
+    chain: StageCost, spans: Sequence[range], first: int, *, whole: bool
+) -> tuple[list[float], list[float], list[float]]:
+    """Bytes that stay, most bytes inside of a span, and seconds, of stages that begin at a layer.
+
+    Each stage has a layer more than the one before it (``StageCost.kept_bytes`` and the others).
+
+    Args:
+        chain: all layers.
+        spans: that are named, as far as stages have them.
+        first: the layer.
+        whole: whether each stage is one span itself.
+    """
+    named, starts = {layer for span in spans for layer in span}, {span.start for span in spans}
+    kept, inside, seconds = [], [], []
+    total = own_inside = most_inside = time_s = 0.0
+    before = True  # whether the layer before is recomputed; the first one's is not here
+    for number, layer in enumerate(chain.layers[first:], first):
+        again = whole or number in named
+        if again and (number == first or (number in starts and not whole)):
+            total += chain.border_bytes(number, before)
+            own_inside = max(0.0, layer.begin_bytes - chain.border_bytes(number, True))
+        if again:
+            own_inside += layer.saved_bytes
+            most_inside = max(most_inside, own_inside)
+            time_s += np.inf if whole and number in named else layer.forward_s
+        else:
+            total += layer.saved_bytes + before * layer.begin_bytes
+        before = again
+        kept.append(total + (layer.output_bytes if again else layer.end_bytes))
+        inside.append(most_inside)
+        seconds.append(time_s)
+    return kept, inside, seconds
