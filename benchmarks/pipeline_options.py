@@ -13,6 +13,8 @@ from functools import partial
 import torch
 from pipeline_workloads import Vgg
 
+from sparsepipe.machine import usable_cores
+
 KINDS = ("dense", "sparse")
 """Of networks."""
 LEAST_MINIBATCHES = 4
@@ -115,7 +117,7 @@ def announced(options: argparse.Namespace) -> Iterator[None]:
     os.environ["OMP_NUM_THREADS"] = "1"  # of every process that is started
     started_s = time.perf_counter()
     print(
-        f"{len(os.sched_getaffinity(0))} cores, one thread a process, torch {torch.__version__}, "
+        f"{usable_cores()} cores, one thread a process, torch {torch.__version__}, "
         f"load {os.getloadavg()[0]:.1f}; {options.repeats} repetitions of "
         f"{options.minibatches} minibatches"
     )

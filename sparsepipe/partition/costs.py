@@ -39,6 +39,7 @@ class Costs:
     Attributes:
         sums_RI: W for each kind, number of replicas and bandwidth.
         replicas_R: the numbers of replicas.
+        rows: which of the sums is of a kind, a number of replicas and a bandwidth.
         rows_CK: rows of the sums of a stage's kinds; that of its first kind again for others.
         stages_E: which of the C stages each stage is, for each node.
         rates_E: which of the T rates its transfer has, for each node.
@@ -82,7 +83,7 @@ class Costs:
         figures = [self._all("replicas_E"), self._all("sync_E"), *present_EK.T]
         stages, numbers = _distinct(figures)
         self.stages_E = self._split(numbers)
-        keys: dict[tuple[int, int, float], int] = {}
+        self.rows = keys = dict[tuple[int, int, float], int]()
         rows_CK = []
         for m, speed, *present in stages.tolist():
             row = [

@@ -26,11 +26,13 @@ from sparsepipe.partition.lattice import Lattice
 from sparsepipe.partition.layer_tables import LayerTables
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.recomputed_costs import PairCosts, costs_by_readers
-from sparsepipe.partition.search import EXACT, between_s, search
+from sparsepipe.partition.recomputed_layers import StageSpans
+from sparsepipe.partition.recomputed_plan import no_more_work
+from sparsepipe.partition.search import EXACT, TINY_S, between_s, search
 from sparsepipe.partition.second_runs import SecondRuns
 from sparsepipe.partition.ties import EQUAL, Choice, best_tied
 from sparsepipe.partition.windows import reaches
-from sparsepipe.partition.work import MOST_LOOKS, Work, no_more_work
+from sparsepipe.partition.work import MOST_LOOKS, Work
 
 log = logging.getLogger(__name__)
 
@@ -39,23 +41,33 @@ _NEAR = 1.1
 better at all."""
 
 
-def best_plan(problem: Problem, lattice: Lattice) -> list[Choice] | None:
-    """Stages of the best plan, the first one first; None where no plan fits the memory.
+def best_plan(
+    problem: Problem, lattice: Lattice, work: Work | None = None
+) -> tuple[list[Choice], StageSpans | None] | None:
+    """Stages of the best plan, the first one first, and the layers that it chooses for them.
 
     Of plans that take as long the one whose first stage has more devices is taken, where layers
-    are recomputed and memory counts.
+    are recomputed and memory counts; but for one that is found as the search comes back to such
+    stages, having had no work left for them at first.
 
     Args:
         problem: what to partition.
         lattice: of its devices.
+        work: that may be done; None: ``MOST_LOOKS`` where the memory chooses layers, else any.
+
+    Returns:
+        None where no plan fits the memory, and no layers where that does not choose them. What is
+        left of the work goes into cheaper layers of stages that have some.
 
     Raises:
         PlanError: the search has looked at as much as it may, and at no plan that fits.
     """
     if problem.recomputing is None:
-        return search(Costs(problem.spans, lattice, problem.model, problem.memory))
-    work = Work(MOST_LOOKS) if problem.recomputing.is_automatic else Work()
-    runs = SecondRuns(LayerTables(problem), problem.memory, work=work)
+        stages = search(Costs(problem.spans, lattice, problem.model, problem.memory))
+        return None if stages is None else (stages, None)
+    if work is None:
+        work = Work(MOST_LOOKS) if problem.recomputing.is_automatic else Work()
+    runs = SecondRuns(LayerTables(problem, work), problem.memory)
     hunts = [_Hunt(costs, work) for costs in costs_by_readers(problem, lattice, runs)]
     best: _Best | None = None
     waiting = hunts
@@ -66,7 +78,10 @@ def best_plan(problem: Problem, lattice: Lattice) -> list[Choice] | None:
         waiting = [hunt for hunt in hunts if hunt.may_beat(best)]
     if waiting:
         _tell_of_end(best, min(hunt.least_s for hunt in waiting))
-    return None if best is None else _first_of_equal(best, work)
+    if best is None:
+        return None
+    stages = _first_of_equal(best, work)
+    return stages, runs.spans(stages)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,7 +112,8 @@ class _Hunt:
 
     def __init__(self, costs: PairCosts, work: Work) -> None:
         self._costs, self._work, self._windows = costs, work, reaches(costs)
-        self.least_s, self._most_s = costs.bounds_s()
+        least_s, self._most_s = costs.bounds_s()
+        self.least_s = max(least_s, TINY_S)  # that times are halved to, and none is below
         self._found: _Best | None = None
 
     def may_beat(self, best: _Best | None) -> bool:
@@ -108,6 +124,9 @@ class _Hunt:
 
     def go_on(self, best: _Best | None) -> _Best | None:
         """Asks until there is no better plan here, or no more work may be done.
+
+        Every other question at least halves the ratio of what a better plan may take to what all
+        do, or their distance, whatever the answer.
 
         Args:
             best: of all hunts.
@@ -137,7 +156,10 @@ class _Hunt:
         return min(self._most_s, best.time_s * (1 - share))
 
     def _keeps_to(self, bound_s: float) -> bool | None:
-        """Whether some plan does, which is found then; None: that takes more work than there is."""
+        """Whether some plan does, which is found then; None: that takes more work than there is.
+
+        Each plan that does not, once its stages are counted, rules one of them out for the bound.
+        """
         costs = self._costs
         while True:
             reached_VI = self._windows.reached(bound_s)

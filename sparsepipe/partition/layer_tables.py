@@ -18,6 +18,7 @@ from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.recomputation_bounds import Bounds
 from sparsepipe.partition.spans import Floats
 from sparsepipe.partition.stage_cost import StageCost
+from sparsepipe.partition.work import Work
 
 
 class LayerTables:
@@ -25,12 +26,17 @@ class LayerTables:
 
     Args:
         problem: of profiles, with what is recomputed.
+        work: that looking at layers is taken from; None: there is no end of it.
+
+    Attributes:
+        work: what is left of it.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, work: Work | None = None) -> None:
         assert problem.recomputing is not None
         assert len(problem.profiles) == len(problem.fleet.kinds)
         self.problem, self.recomputing = problem, problem.recomputing
+        self.work = Work() if work is None else work
         self.bounds = cache(self._bounds)
         self.chain = cache(self._chain)
         self.weights_II = cache(self._weights_II)
@@ -69,7 +75,7 @@ class LayerTables:
         )
 
     def _bounds(self, kinds: tuple[int, ...]) -> Bounds:
-        return Bounds(self.chain(kinds))
+        return Bounds(self.chain(kinds), self.work)
 
     def _weights_II(self, kinds: tuple[int, ...]) -> Floats:
         """Bytes of parameters of each stage."""

@@ -55,13 +55,15 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
 
     Raises:
         PlanError: the hosts have different numbers of devices, there are too many layers for so
-            many, or the plan does not fit the memory, which this search does not look at.
-        ConfigError: the inventory has no such device.
+            many, or the plan does not fit the memory, which this search does not look at; or the
+            search for layers that would stops before it knows.
+        ConfigError: the inventory has no such device; or layers are to be chosen, and a stage does
+            not fit, whatever is recomputed.
     """
     fleet, alike = problem.fleet, alike_as(problem, device)
     stages, _ = two_levels(alike, fleet)
-    check_room(stages, problem)
-    return Solution(stages=tuple(stages), strategy="mp", assumed=alike)
+    spans = check_room(stages, problem)
+    return Solution(stages=tuple(stages), strategy="mp", assumed=alike, spans=spans)
 
 
 def two_levels(alike: Problem, fleet: Fleet) -> tuple[list[Choice], float]:

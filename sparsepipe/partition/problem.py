@@ -10,6 +10,7 @@ from sparsepipe.errors import ProfileError
 from sparsepipe.partition.cost import CostModel
 from sparsepipe.partition.fleet import Counts, Fleet, kinds_of
 from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.recomputed_layers import StageSpans
 from sparsepipe.partition.recomputing import Recomputing
 from sparsepipe.partition.spans import Spans, spans_of
 from sparsepipe.partition.ties import Choice
@@ -101,12 +102,14 @@ class Solution:
         strategy: name of the search.
         order: of the kinds, where devices are taken from a sorted list; else None.
         assumed: fleet and spans that the search saw, where it takes unlike devices for alike.
+        spans: layers of each stage that it has chosen to be recomputed; None: it has chosen none.
     """
 
     stages: tuple[Choice, ...]
     strategy: str
     order: tuple[str, ...] | None = None
     assumed: Problem | None = None
+    spans: StageSpans | None = None
 
     @property
     def config(self) -> str:

@@ -23,6 +23,7 @@ from sparsepipe.partition.recomputation_search import (
 )
 from sparsepipe.partition.span_table import ANY_S, SpanTable
 from sparsepipe.partition.stage_cost import StageCost
+from sparsepipe.partition.work import Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,23 +31,28 @@ class Cheapest:
     """The cheapest choice, as far as it was looked for.
 
     Attributes:
-        spans: of the stage's layers, in order; None where none fits, or none in the time.
-        time_s: that they take.
+        spans: of the stage's layers, in order; None where none fits, none in the time, or none was
+            found before the work was done.
+        time_s: that they take; infinite where there are none.
         least_s: that any takes that fits; infinite where none does.
-        looks: at places and at choices that were carried on.
     """
 
     spans: tuple[range, ...] | None
     time_s: float
     least_s: float
-    looks: int = 0
 
 
 NONE_FITS = Cheapest(spans=None, time_s=float("inf"), least_s=float("inf"))
 """Of a stage without any room."""
 
 
-def cheapest_spans(stage: StageCost, *, limit_bytes: float) -> tuple[range, ...] | None:
+def cheapest(
+    stage: StageCost,
+    *,
+    limit_bytes: float,
+    enough_s: float | None = None,
+    work: Work | None = None,
+) -> Cheapest:
     """The spans to recompute that cost least time of those with which a stage fits.
 
     Of choices that take as long the one is taken with which a minibatch in flight keeps least; of
@@ -56,35 +62,22 @@ def cheapest_spans(stage: StageCost, *, limit_bytes: float) -> tuple[range, ...]
     Args:
         stage: its layers, numbered from 0.
         limit_bytes: for what it keeps for its backwards.
-
-    Returns:
-        Spans of the stage's layers, in order; None where even the best choice does not fit.
-    """
-    return cheapest(stage, limit_bytes=limit_bytes).spans
-
-
-def cheapest(stage: StageCost, *, limit_bytes: float, enough_s: float | None = None) -> Cheapest:
-    """The same, with what it takes.
-
-    Args:
-        stage: its layers, numbered from 0.
-        limit_bytes: for what it keeps for its backwards.
         enough_s: any choice will do that takes no more, and none is looked for that does: mostly
             that is known long before the cheapest one is.
+        work: that it is taken from; where that is done, what was found by then counts. None: there
+            is no end of it.
     """
     limit = room_bytes(limit_bytes)
     if stage.peak_bytes(()) <= limit:
         return Cheapest(spans=(), time_s=0.0, least_s=0.0)
-    caps = _Caps(stage, limit, enough_s)
+    caps = _Caps(SpanTable(stage, Work() if work is None else work), stage, limit, enough_s)
     caps.search()
     if caps.best is None:
-        least_s = caps.beyond_s if caps.beyond_s < ANY_S else float("inf")
-        return replace(NONE_FITS, least_s=least_s, looks=caps.table.looks)
+        return replace(NONE_FITS, least_s=caps.beyond_s if caps.beyond_s < ANY_S else float("inf"))
     return Cheapest(
         spans=spans_marked(caps.best.marks),
         time_s=caps.best.time_s,
         least_s=min(caps.beyond_s, caps.best.time_s),
-        looks=caps.table.looks,
     )
 
 
@@ -92,22 +85,25 @@ class _Caps:
     """All caps for the inside of a stage's spans.
 
     Args:
+        table: of the stage.
         stage: see above.
         limit: for what it keeps, with what may be kept beyond.
         enough_s: see above.
 
     Attributes:
-        table: of the stage.
         best: of the choices that were found.
         beyond_s: that all choices take at least that were left alone.
     """
 
-    def __init__(self, stage: StageCost, limit: float, enough_s: float | None) -> None:
+    def __init__(
+        self, table: SpanTable, stage: StageCost, limit: float, enough_s: float | None
+    ) -> None:
+        self._table, self._work = table, table.work
         self._stage, self._limit, self._any_will_do = stage, limit, enough_s is not None
         self._most_s = ANY_S if enough_s is None else enough_s
-        self.table, self.beyond_s = SpanTable(stage), float("inf")
         self.best: Choice | None = None
-        self._caps = sorted({inside for spans in self.table.spans for _, _, inside in spans})
+        self.beyond_s = float("inf")
+        self._caps = sorted({inside for spans in table.spans for _, _, inside in spans})
         # Ranges of them, those that promise most first.
         self._waiting: list[tuple[float, int, int, Price | None]] = [
             (0.0, 0, len(self._caps), None)
@@ -117,7 +113,8 @@ class _Caps:
         """Looks at ever smaller ranges, until no other one may have a better choice."""
         while self._waiting:
             bound_s, low, high, price = heappop(self._waiting)
-            if bound_s > self._within_s or (self._any_will_do and self.best is not None):
+            is_enough = self._any_will_do and self.best is not None
+            if bound_s > self._within_s or is_enough or self._work.is_done:
                 self.beyond_s = min(self.beyond_s, bound_s)
                 return
             if price is not None and high - low == 1:
@@ -139,7 +136,7 @@ class _Caps:
         middle, start = (low + high) // 2, None if price is None else price.best
         for first, end in {(low, middle), (middle, high)} - {(low, low)}:
             cap, room = self._caps[end - 1], self._room(first)
-            own = price_of(self.table, cap=cap, room=room, start=start)
+            own = price_of(self._table, cap=cap, room=room, start=start)
             if own.bound_s <= self._within_s:
                 heappush(self._waiting, (own.bound_s, first, end, own))
             else:
@@ -149,11 +146,11 @@ class _Caps:
         """Looks for the best choice with one cap."""
         cap, room, within_s = self._caps[number], self._room(number), self._within_s
         # With less inside of its spans a smaller cap leaves more room.
-        bound_s = max(bound_s, with_cap_s(self.table, price, cap=cap, room=room))
+        bound_s = max(bound_s, with_cap_s(self._table, price, cap=cap, room=room))
         found = None
         if bound_s <= within_s:
             found = best_choice(
-                self.table,
+                self._table,
                 price,
                 cap=cap,
                 room=room,
@@ -161,9 +158,9 @@ class _Caps:
                 is_first=self.best is None,
                 any_will_do=self._any_will_do,
             )
-        if found is None:
+        if self._work.is_done or (self._any_will_do and found is not None):
+            self.beyond_s = min(self.beyond_s, bound_s)  # not all of them were looked at
+        elif found is None:
             self.beyond_s = min(self.beyond_s, max(bound_s, within_s))
-            return
-        if self._any_will_do:
-            self.beyond_s = min(self.beyond_s, bound_s)
-        self.best = found if self.best is None else min(self.best, found)
+        if found is not None:
+            self.best = found if self.best is None else min(self.best, found)

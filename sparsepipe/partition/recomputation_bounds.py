@@ -12,7 +12,7 @@ second its end; P pairs of these, a stage each.
 
 from __future__ import annotations
 
-from functools import cache
+from collections import defaultdict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from sparsepipe.partition.memory import room_bytes
 from sparsepipe.partition.span_table import SpanTable
 from sparsepipe.partition.spans import Floats
 from sparsepipe.partition.stage_cost import StageCost
+from sparsepipe.partition.work import Work
 
 _LEVELS = 12
 """Sorts of choices, by what is inside of a span."""
@@ -35,14 +36,16 @@ _Few = NDArray[np.float32]
 class Bounds:
     """Bounds for the stages of a chain of layers.
 
-    Figures of a sort of choices are made when a stage is asked for that may need it.
+    Figures of a sort of choices are made when a stage is asked for that may need it, as long as
+    there is work left for them: those with the largest spans first, which bound others as well.
 
     Args:
         chain: all layers.
+        work: that making figures is taken from.
     """
 
-    def __init__(self, chain: StageCost) -> None:
-        self._chain, self._table = chain, SpanTable(chain)
+    def __init__(self, chain: StageCost, work: Work) -> None:
+        self._chain, self._table = chain, SpanTable(chain, work)
         seconds = sum(layer.forward_s for layer in chain.layers) or 1.0
         plain = sum(layer.saved_bytes for layer in chain.layers) or 1.0
         self._prices = tuple(price * seconds / plain for price in _PRICES)
@@ -51,7 +54,11 @@ class Bounds:
         tops = [inside[(number + 1) * len(inside) // count - 1] for number in range(count)]
         self._levels = list(zip([0.0, *tops[:-1]], tops, strict=True))
         self._pairs = np.triu_indices(len(chain.layers) + 1, 1)
-        self._figures = cache(self._between)
+        none_P: _Few = np.zeros(len(self._pairs[0]), dtype=np.float32)
+        # By price and weight: those of each cap.
+        self._made: defaultdict[tuple[float, float], dict[float, _Few]] = defaultdict(
+            lambda: {float("inf"): none_P}
+        )
         saved_I = np.cumsum([0.0, *(layer.saved_bytes for layer in chain.layers)])
         begin_I = np.array([*(layer.begin_bytes for layer in chain.layers), 0.0])
         end_I = np.array([0.0, *(layer.end_bytes for layer in chain.layers)])
@@ -70,14 +77,14 @@ class Bounds:
         found_P = np.zeros(room_P.shape)
         lacking = np.flatnonzero(in_flight * self._plain_P > room_P)
         found_P[lacking] = np.inf
-        for floor, top in self._levels:
+        for floor, top in reversed(self._levels):
             # Those that have room for such a span, and for what is kept beside it.
-            lacking = lacking[room_P[lacking] >= floor]
-            if not len(lacking):
-                break
-            left_P = (room_P[lacking] - floor) / in_flight
-            fits_P = self._figures(1.0, 0.0, top)[lacking] <= left_P
-            some, left_P = lacking[fits_P], left_P[fits_P]
+            some = lacking[room_P[lacking] >= floor]
+            if not len(some):
+                continue
+            left_P = (room_P[some] - floor) / in_flight
+            fits_P = self._figure(1.0, 0.0, top)[some] <= left_P
+            some, left_P = some[fits_P], left_P[fits_P]
             if len(some):
                 found_P[some] = np.minimum(found_P[some], self._level_P(top, some, left_P))
         found_II = np.zeros(room_II.shape)
@@ -94,9 +101,16 @@ class Bounds:
         """
         seconds_P = np.zeros(left_P.shape)
         for price in self._prices:
-            value_P = self._figures(price, 1.0, top)[some] - price * left_P
+            value_P = self._figure(price, 1.0, top)[some] - price * left_P
             np.maximum(seconds_P, value_P, out=seconds_P)
         return seconds_P
+
+    def _figure(self, price: float, weight: float, cap: float) -> _Few:
+        """As :meth:`_between`; less, where no work is left for it: that of a larger cap, or 0."""
+        made = self._made[price, weight]
+        if cap not in made and self._table.work.may_bound:
+            made[cap] = self._between(price, weight, cap)
+        return made[min(own for own in made if own >= cap)]
 
     def _between(self, price: float, weight: float, cap: float) -> _Few:
         """The least of seconds and price of bytes of each stage, or hardly less.
@@ -107,17 +121,19 @@ class Bounds:
             cap: for the inside of a span.
         """
         table, layers = self._table, self._chain.layers
-        length = len(layers)
+        length, allowed = len(layers), table.allowed(cap)
+        pairs = sum(n * (length - place) for place, n in enumerate(allowed))
+        table.work.look_at_bounds(length, pairs)
         value_BII = np.full((2, length + 1, length + 1), np.inf)
         ends = np.arange(1, length + 1)
         value_BII[0, ends, ends] = [price * layer.end_bytes for layer in layers]
         value_BII[1, ends, ends] = [price * layer.output_bytes for layer in layers]
-        for place, number in reversed(list(enumerate(table.allowed(cap)))):
+        for place, number in reversed(list(enumerate(allowed))):
             rest_BII = value_BII[:, place + 1 :, place + 1 :]
             begun_I = np.full(length - place, np.inf)
             if number:
-                seconds = np.array([s for _, s, _ in table.spans[place][:number]])
-                begun_I = (weight * seconds[:, None] + rest_BII[1, :number]).min(axis=0)
+                seconds = weight * table.seconds[place][:number]
+                begun_I = (seconds[:, None] + rest_BII[1, :number]).min(axis=0)
             for before in (0, 1):
                 on_I = price * table.layer_bytes[place][before] + rest_BII[0, 0]
                 border = price * table.border_bytes[place][before]

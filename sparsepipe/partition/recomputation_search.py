@@ -136,6 +136,8 @@ def best_choice(
 ) -> Choice | None:
     """The best choice whose spans keep to a cap; None where none has room in the time.
 
+    Where the table's work is done before that is known, it is one that was found, if any.
+
     Args:
         table: of a stage.
         price: for this cap and room.
@@ -145,18 +147,23 @@ def best_choice(
         is_first: whether no choice is known yet, so that a good one will spare looking at others.
         any_will_do: whether that one is enough.
     """
+    first = None
     if is_first:
         first = _carried(table, price, cap=cap, room=room, most_s=most_s, few=_FEW)
         if any_will_do and first is not None:
             return first
         most_s = most_s if first is None else min(most_s, first.time_s * (1 + ROUNDING))
-    return _carried(table, price, cap=cap, room=room, most_s=most_s, few=None)
+    found = _carried(table, price, cap=cap, room=room, most_s=most_s, few=None)
+    return first if found is None else found
 
 
 def _carried(
     table: SpanTable, price: Price, *, cap: float, room: float, most_s: float, few: int | None
 ) -> Choice | None:
-    """Carries choices on from layer to layer: all that may be the best, or the best few."""
+    """Carries choices on from layer to layer: all that may be the best, or the best few.
+
+    It finds none where the table's work is done before the last layer.
+    """
     length = len(table.spans)
     waiting: list[tuple[list[Choice], list[Choice]]] = [([], []) for _ in range(length + 1)]
     waiting[0][True].append(Choice(0.0, 0.0, b""))
@@ -167,11 +174,15 @@ def _carried(
     for place in range(length):
         for before in (False, True):
             best = _undominated(waiting[place][before])
+            waiting[place][before].clear()  # of many layers there are millions
             if few is not None:
                 best.sort(key=partial(promise_s, place, before))
-            table.looks += len(best[:few])
             for choice in best[:few]:
-                for after, longer in _longer(table, choice, place, before, cap):
+                every = _longer(table, choice, place, before, cap)
+                table.work.look(len(every))
+                if table.work.is_done:
+                    return None
+                for after, longer in every:
                     end = len(longer.marks)
                     if promise_s(end, after, longer) <= most_s:
                         waiting[end][after].append(longer)

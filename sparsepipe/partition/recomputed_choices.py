@@ -13,24 +13,26 @@ from sparsepipe.partition.ties import Choice
 from sparsepipe.schedule import Plan
 
 
-def chosen_of(plan: Sequence[Choice], problem: Problem) -> Chosen:
+def chosen_of(plan: Sequence[Choice], problem: Problem, spans: StageSpans | None = None) -> Chosen:
     """The layers that the setting names, or the cheapest ones that fit; and what comes of it.
 
     Args:
         plan: stages of a chain of layers.
         problem: with what is recomputed.
+        spans: that a search has chosen for these stages already.
 
     Raises:
         ConfigError: the plan has no such layers or stages; or layers are to be chosen, and a stage
             does not fit, whatever is recomputed.
+        PlanError: as much was looked at as may be before it was known whether all stages fit.
     """
     assert problem.recomputing is not None
     runs = SecondRuns(LayerTables(problem), problem.memory)
     each = zip(runs.classes_of(plan), plan, strict=True)
     stages = [runs.held(own, stage.first, stage.end) for own, stage in each]
-    if problem.recomputing.is_automatic:
+    if spans is None and problem.recomputing.is_automatic:
         return cheapest_of(stages, problem.memory)
-    return counted(stages, problem.memory, _named(plan, problem))
+    return counted(stages, problem.memory, _named(plan, problem) if spans is None else spans)
 
 
 def _named(plan: Sequence[Choice], problem: Problem) -> StageSpans:

@@ -90,17 +90,22 @@ class PairCosts(Costs):
     def keeps_to(self, plan: Sequence[Choice], bound_s: float) -> bool:
         """Whether the stages of a plan do so when they are counted; what comes of it is known then.
 
+        Where one does not, :meth:`times_s` is above the bound for it from then on, unless the work
+        is done: what stages take alone is added up as there, and the slack is far above rounding.
+
         Args:
-            plan: of this lattice, whose transfers keep to it.
+            plan: of this lattice, which keeps to the bound by :meth:`times_s`.
             bound_s: of their times.
         """
-        problem, most_s = self._problem, bound_s * (1 + EXACT / 4)  # sums in another order differ
-        stages_s, _ = plan_times(plan, problem.spans, problem.fleet, problem.model)
+        most_s, runs = bound_s * (1 + EXACT / 4), self._runs
         return all(
-            self._runs.keeps_to(
-                own, stage.first, stage.end, most_s=(most_s - alone_s) * sum(stage.counts)
+            runs.keeps_to(
+                own,
+                stage.first,
+                stage.end,
+                most_s=(most_s - self._alone_s(stage)) * sum(stage.counts),
             )
-            for own, stage, alone_s in zip(self._runs.classes_of(plan), plan, stages_s, strict=True)
+            for own, stage in zip(runs.classes_of(plan), plan, strict=True)
         )
 
     def plan_s(self, plan: Sequence[Choice]) -> float:
@@ -109,13 +114,20 @@ class PairCosts(Costs):
         Args:
             plan: of this lattice, with layers to recompute for each stage that are known to fit.
         """
-        problem = self._problem
-        stages_s, cuts_s = plan_times(plan, problem.spans, problem.fleet, problem.model)
+        problem, runs = self._problem, self._runs
+        _, cuts_s = plan_times(plan, problem.spans, problem.fleet, problem.model)
         times_s = [
-            alone_s + self._runs.at_most(own, stage.first, stage.end) / sum(stage.counts)
-            for own, stage, alone_s in zip(self._runs.classes_of(plan), plan, stages_s, strict=True)
+            self._alone_s(stage) + runs.at_most(own, stage.first, stage.end) / sum(stage.counts)
+            for own, stage in zip(runs.classes_of(plan), plan, strict=True)
         ]
         return max(*times_s, *cuts_s, 0.0)
+
+    def _alone_s(self, stage: Choice) -> float:
+        """What a stage takes that recomputes nothing, to the bit as :meth:`times_s` has it."""
+        replicas, speed = sum(stage.counts), self.lattice.fleet.sync_bytes_per_s(stage.counts)
+        rows = [self.rows[kind, replicas, speed] for kind, n in enumerate(stage.counts) if n]
+        sums_R = self.sums_RI[rows, stage.end] - self.sums_RI[rows, stage.first]
+        return float(sums_R.max()) / replicas
 
 
 class PlanSeconds:

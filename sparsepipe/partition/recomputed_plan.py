@@ -5,18 +5,22 @@ For synchronous schedules: weights have one version, and what is in flight are m
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sparsepipe.cluster.places import device_name
-from sparsepipe.errors import ConfigError
+from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.memory import MIB, MemoryModel, room_bytes
 from sparsepipe.partition.microbatches import Microbatches
 from sparsepipe.partition.recomputation import NONE_FITS, Cheapest, cheapest
 from sparsepipe.partition.recomputed_layers import StageSpans
 from sparsepipe.partition.stage_cost import StageCost, moved
+from sparsepipe.partition.work import MOST_LOOKS, Work
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +34,7 @@ class HeldStage:
         first: its first layer.
         last: its last one, inclusive.
         profiles: of its devices, each once.
-        replicas: r, how many devices it has.
+        replicas: r, how many devices it has; 2 may stand for any number above 1.
         limit_bytes: memory of the smallest of them; infinite where nobody knows.
         in_flight: microbatches that a device has begun and not ended, at most; smaller ones than
             the largest count less.
@@ -76,18 +80,21 @@ class HeldStage:
             return float("inf")
         return room_bytes(self.limit_bytes) - self.beside_bytes(memory)
 
-    def cheapest(self, memory: MemoryModel | None, *, enough_s: float | None = None) -> Cheapest:
+    def cheapest(
+        self, memory: MemoryModel | None, *, enough_s: float | None = None, work: Work
+    ) -> Cheapest:
         """The spans that take least time of those with which it fits.
 
         Args:
             memory: what a device keeps beside activations; None: it does not count.
             enough_s: any will do that take no more, see
                 :func:`~sparsepipe.partition.recomputation.cheapest`.
+            work: see there.
         """
         room = self.room_bytes(memory)
         if room < 0:
             return NONE_FITS
-        return cheapest(self.cost(), limit_bytes=room, enough_s=enough_s)
+        return cheapest(self.cost(), limit_bytes=room, enough_s=enough_s, work=work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +124,7 @@ def choose_spans(
     memory: MemoryModel,
     microbatches: Microbatches,
 ) -> Chosen:
-    """The spans that take least time of those with which all stages fit.
+    """The spans that take least time of those with which all stages fit, see :func:`cheapest_of`.
 
     Args:
         plan: whose devices are named ``host/model/number``.
@@ -128,6 +135,7 @@ def choose_spans(
 
     Raises:
         ConfigError: a stage does not fit, whatever is recomputed of it.
+        PlanError: as much was looked at as may be before it was known whether all stages fit.
     """
     stages = []
     for number, stage in enumerate(plan.stages):
@@ -147,7 +155,10 @@ def choose_spans(
 
 
 def cheapest_of(stages: Sequence[HeldStage], memory: MemoryModel | None) -> Chosen:
-    """The same, of stages.
+    """The spans that take least time of those with which stages fit, as far as they are looked for.
+
+    Of a stage of which more spans would have to be looked at than may be, the best that were found
+    are taken, and a line of the log says how much less time others may take.
 
     Args:
         stages: of a plan, in order.
@@ -155,13 +166,24 @@ def cheapest_of(stages: Sequence[HeldStage], memory: MemoryModel | None) -> Chos
 
     Raises:
         ConfigError: a stage does not fit, whatever is recomputed of it.
+        PlanError: as much was looked at as may be before it was known whether all stages fit.
     """
-    spans = []
+    spans, work = [], Work(MOST_LOOKS)
     for number, stage in enumerate(stages):
-        own = stage.cheapest(memory).spans
-        if own is None:
+        work.allow(turns=len(stages) - number)
+        own = stage.cheapest(memory, work=work)
+        if own.spans is None and own.least_s < float("inf"):
+            raise no_more_work()
+        if own.spans is None:
             raise _no_room(number, stage.cost(), stage.room_bytes(memory))
-        spans.append(tuple(moved(own, stage.first)))
+        if own.least_s < own.time_s:
+            log.warning(
+                "the search for the layers of stage %d to recompute has looked at as much as it "
+                "may and stops: others may take up to %.3g ms less for a batch",
+                number,
+                1e3 * (own.time_s - own.least_s) / stage.share,
+            )
+        spans.append(tuple(moved(own.spans, stage.first)))
     return counted(stages, memory, tuple(spans))
 
 
@@ -204,3 +226,12 @@ MORE_ROOM = (
     "optimizer with less state"
 )
 """What lets a plan fit that does not, whatever is recomputed."""
+
+
+def no_more_work() -> PlanError:
+    """The error of a search that has ended before it has found what fits."""
+    return PlanError(
+        "the search has looked at as much as it may, and at no plan and layers to recompute that "
+        "fit the memory; others may fit",
+        remedy=f"say which layers to recompute, as numbers or all; or use {MORE_ROOM}",
+    )

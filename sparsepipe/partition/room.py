@@ -14,6 +14,7 @@ from sparsepipe.partition.memory import MIB, REPLICA_BUFFERS, room_bytes
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.recomputed_choices import chosen_of
 from sparsepipe.partition.recomputed_costs import any_fits
+from sparsepipe.partition.recomputed_layers import StageSpans
 from sparsepipe.partition.recomputed_plan import MORE_ROOM
 from sparsepipe.partition.recomputing import Recomputing
 from sparsepipe.partition.ties import Choice
@@ -88,27 +89,30 @@ def kept_and_room(plan: Sequence[Choice], problem: Problem) -> list[tuple[float,
     return list(zip(kept, rooms, strict=True))
 
 
-def check_room(plan: Sequence[Choice], problem: Problem) -> None:
+def check_room(plan: Sequence[Choice], problem: Problem) -> StageSpans | None:
     """Refuses a plan that does not fit the devices.
 
     Args:
         plan: of a search that does not look at them.
         problem: with the devices that there are.
 
+    Returns:
+        Layers to recompute with which it fits, where memory chooses them; else None.
+
     Raises:
-        PlanError: the message says which stage lacks how much, and what would fit.
+        PlanError: the message says which stage lacks how much, and what would fit; or layers are to
+            be chosen, and as much was looked at as may be before it was known whether all fit.
         ConfigError: layers are to be chosen, and a stage does not fit, whatever is recomputed; or
             the plan has no such layers or stages as are to be recomputed.
     """
     if problem.memory is None:
-        return
+        return None
     if problem.recomputing is not None and problem.recomputing.is_automatic:
         try:
-            chosen_of(plan, problem)
+            return chosen_of(plan, problem).spans
         except ConfigError as error:
             error.remedy += f"; or {_LOOKING}"
             raise
-        return
     for number, (kept, room) in enumerate(kept_and_room(plan, problem)):
         if room is not None and kept > room_bytes(room):
             would = _what_would(problem, lambda changed: _fits(plan, changed))
@@ -117,6 +121,7 @@ def check_room(plan: Sequence[Choice], problem: Problem) -> None:
                 f"holds {room / MIB:,.0f} MiB",
                 remedy=f"use a smaller data.batch_size, or {_LOOKING}{would}",
             )
+    return None
 
 
 def _missing_bytes(problem: Problem, lattice: Lattice, tables: LayerTables | None) -> float:

@@ -14,7 +14,7 @@ from sparsepipe.partition.windows import Masks, Windows, reaches
 EXACT = 1e-11
 """Share by which a bottleneck that was found may be above the least one."""
 
-_TINY_S = 1e-300
+TINY_S = 1e-300
 """What no bottleneck above 0 is below; the ratio to it is halved ten times, whatever the scale."""
 
 
@@ -32,7 +32,7 @@ def feasible(costs: Costs) -> bool:
 
 def between_s(low_s: float, high_s: float) -> float:
     """Halves the ratio of two times while that is large, the distance when it is small."""
-    low_s = max(low_s, _TINY_S)
+    low_s = max(low_s, TINY_S)
     return low_s**0.5 * high_s**0.5 if high_s > 2 * low_s else (low_s + high_s) / 2
 
 
@@ -42,7 +42,7 @@ def _least_bottleneck(costs: Costs, windows: Windows | Masks) -> float | None:
         return None
     if _feasible(costs, windows, 0.0):
         return 0.0
-    low_s = max(low_s, _TINY_S)
+    low_s = max(low_s, TINY_S)
     while high_s > low_s * (1 + EXACT):
         middle_s = between_s(low_s, high_s)
         if _feasible(costs, windows, middle_s):

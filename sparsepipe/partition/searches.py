@@ -18,7 +18,8 @@ its slowest link, and a transfer between stages that are not on one and the same
 between hosts. ``mp`` and ``hete_mp`` are optimal in the same sense among the plans that they look
 at; ``variance`` (``variance.py``) looks for something else. Where stages recompute layers, times
 and memory are counted with that (``counted_search.py``). Where the memory chooses these, all but
-``exhaustive`` stop after so much work, and say so; what they have then need not be the best.
+``exhaustive`` stop after so much work, and say so: by how much the best plan may be better, or, as
+a :class:`~sparsepipe.errors.PlanError`, that they have found none, though there may be some.
 """
 
 from __future__ import annotations
@@ -41,19 +42,23 @@ from sparsepipe.partition.size import check_states, check_subsets
 from sparsepipe.partition.spans import spans_of
 from sparsepipe.partition.ties import Choice
 from sparsepipe.partition.variance import ends_for, least_variance
+from sparsepipe.partition.work import Work
 
 Order = str | Sequence[str]
 
 
-def dp(problem: Problem) -> Solution:
+def dp(problem: Problem, *, work: Work | None = None) -> Solution:
     """One stage on all devices (Algorithm 2's start).
 
+    Args:
+        problem: what to partition.
+        work: that may be done, see :func:`~sparsepipe.partition.counted_search.best_plan`.
+
     Raises:
-        PlanError: it does not fit the memory.
+        PlanError: it does not fit the memory, or the search stops before it knows.
     """
     fleet = problem.fleet
-    stages = _over(problem, [(0,) * len(fleet.kinds), fleet.counts])
-    return Solution(stages=tuple(stages), strategy="dp")
+    return _over(problem, [(0,) * len(fleet.kinds), fleet.counts], strategy="dp", work=work)
 
 
 def mp(problem: Problem, *, device: str) -> Solution:
@@ -67,15 +72,16 @@ def mp(problem: Problem, *, device: str) -> Solution:
         device: name of the one whose profile counts.
 
     Raises:
-        ConfigError: the inventory has no such device.
-        PlanError: no plan fits the memory, or the best one does not fit the real devices, which
-            this search does not see.
+        ConfigError: the inventory has no such device; or layers are to be chosen, and a stage does
+            not fit the real devices, which this search does not see, whatever is recomputed.
+        PlanError: no plan fits the memory, or the best one does not fit the real devices; or the
+            search, or that for layers on these devices, stops before it knows.
     """
     alike = alike_as(problem, device)
-    stages = _over(alike, prefixes(alike.fleet, [0]))
+    stages = _over(alike, prefixes(alike.fleet, [0]), strategy="mp").stages
     taken = taken_in_order(stages, problem.fleet, range(len(problem.fleet.kinds)))
-    check_room(taken, problem)
-    return Solution(stages=tuple(taken), strategy="mp", assumed=alike)
+    spans = check_room(taken, problem)
+    return Solution(stages=tuple(taken), strategy="mp", assumed=alike, spans=spans)
 
 
 def variance(problem: Problem, *, device: str) -> Solution:
@@ -88,9 +94,10 @@ def variance(problem: Problem, *, device: str) -> Solution:
         device: name of the one whose profile counts for all.
 
     Raises:
-        ConfigError: the inventory has no such device.
+        ConfigError: as of :func:`mp`.
         PlanError: there are more devices than layers, no cuts fit the memory, or the best ones do
-            not fit the real devices, which this search does not see.
+            not fit the real devices, which this search does not see; or the search, or that for
+            layers on these devices, stops before it knows.
     """
     alike = alike_as(problem, device)
     (kind,) = alike.fleet.kinds
@@ -108,20 +115,22 @@ def variance(problem: Problem, *, device: str) -> Solution:
         raise no_room(alike, _lattice(alike, used, adjacent=True))
     stages = [Choice(first=first, end=end, counts=(1,)) for first, end in pairwise([0, *ends])]
     taken = taken_in_order(stages, problem.fleet, range(len(problem.fleet.kinds)))
-    check_room(taken, problem)
-    return Solution(stages=tuple(taken), strategy="variance", assumed=alike)
+    again = check_room(taken, problem)
+    return Solution(stages=tuple(taken), strategy="variance", assumed=alike, spans=again)
 
 
-def straight(problem: Problem) -> Solution:
+def straight(problem: Problem, *, work: Work | None = None) -> Solution:
     """The best plan with a stage for each device, in the inventory's order.
 
     PipeDream's optimizer calls it so, as its option ``straight_pipeline``.
 
     Args:
         problem: what to partition.
+        work: that may be done, see :func:`~sparsepipe.partition.counted_search.best_plan`.
 
     Raises:
-        PlanError: there are more devices than layers, or no such plan fits the memory.
+        PlanError: there are more devices than layers, no such plan fits the memory, or the search
+            stops before it has found one.
     """
     kinds = range(len(problem.fleet.kinds))
     each = [kind for kind in kinds for _ in range(problem.fleet.counts[kind])]
@@ -132,37 +141,42 @@ def straight(problem: Problem) -> Solution:
             "devices, as straight has it",
             remedy="use fewer devices, or a search that gives a stage several: hete_mp or exact",
         )
-    return replace(best_cuts(problem, alone), strategy="straight")
+    return replace(best_cuts(problem, alone, work=work), strategy="straight")
 
 
-def hete_mp(problem: Problem, *, order: Order = "by_count") -> Solution:
+def hete_mp(problem: Problem, *, order: Order = "by_count", work: Work | None = None) -> Solution:
     """SparsePipe's HETE-MP: stages take devices from a sorted list (Algorithms 1 and 2).
 
     Args:
         problem: what to partition.
         order: of the list, see :func:`~sparsepipe.partition.orders.kind_order`.
+        work: that may be done, see :func:`~sparsepipe.partition.counted_search.best_plan`.
 
     Raises:
         ConfigError: there is no such order.
-        PlanError: no plan fits the memory.
+        PlanError: no plan fits the memory, or the search stops before it has found one.
     """
     kinds = kind_order(order, problem.fleet, problem.spans)
-    stages = _over(problem, prefixes(problem.fleet, kinds))
-    return Solution(stages=tuple(stages), strategy="hete_mp", order=_names(kinds, problem.fleet))
+    found = _over(problem, prefixes(problem.fleet, kinds), strategy="hete_mp", work=work)
+    return replace(found, order=_names(kinds, problem.fleet))
 
 
-def exact(problem: Problem) -> Solution:
+def exact(problem: Problem, *, work: Work | None = None) -> Solution:
     """The best of all plans, with any devices for each stage.
 
+    Args:
+        problem: what to partition.
+        work: that may be done, see :func:`~sparsepipe.partition.counted_search.best_plan`.
+
     Raises:
-        PlanError: no plan fits the memory, or there are more subsets of the devices than can be
-            looked at.
+        PlanError: no plan fits the memory, there are more subsets of the devices than can be
+            looked at, or the search stops before it has found a plan.
     """
     likes = like_kinds(problem.fleet, problem.spans)
     few = merged(problem, likes)
     check_subsets(few)
-    stages = dealt(_over(few, subsets(few.fleet)), problem.fleet, likes)
-    return Solution(stages=tuple(stages), strategy="exact")
+    found = _over(few, subsets(few.fleet), strategy="exact", work=work)
+    return replace(found, stages=tuple(dealt(found.stages, problem.fleet, likes)))
 
 
 def exhaustive(problem: Problem) -> Solution:
@@ -187,16 +201,17 @@ def exhaustive(problem: Problem) -> Solution:
     return Solution(stages=tuple(stages), strategy="exhaustive")
 
 
-def best_cuts(problem: Problem, groups: Sequence[Counts]) -> Solution:
+def best_cuts(problem: Problem, groups: Sequence[Counts], *, work: Work | None = None) -> Solution:
     """The best plan whose stages have given devices, as a row of Table III gives them.
 
     Args:
         problem: what to partition.
         groups: devices of each kind of each stage; together all of them.
+        work: that may be done, see :func:`~sparsepipe.partition.counted_search.best_plan`.
 
     Raises:
-        PlanError: there are more stages than layers, the stages do not use each device once, or
-            no plan fits the memory.
+        PlanError: there are more stages than layers, the stages do not use each device once, no
+            plan fits the memory, or the search stops before it has found one.
     """
     used = [tuple(map(sum, zip(*groups[:n], strict=True))) for n in range(1, len(groups) + 1)]
     if used[-1] != problem.fleet.counts or len(groups) > problem.spans.num_layers:
@@ -206,8 +221,7 @@ def best_cuts(problem: Problem, groups: Sequence[Counts]) -> Solution:
             remedy="use each device once, and no more stages than there are layers",
         )
     empty = (0,) * len(problem.fleet.kinds)
-    stages = _over(problem, [empty, *used], adjacent=True)
-    return Solution(stages=tuple(stages), strategy="given devices")
+    return _over(problem, [empty, *used], adjacent=True, strategy="given devices", work=work)
 
 
 def alike_as(problem: Problem, device: str) -> Problem:
@@ -246,13 +260,21 @@ def alike_as(problem: Problem, device: str) -> Problem:
     )
 
 
-def _over(problem: Problem, counts: Sequence[Counts], *, adjacent: bool = False) -> list[Choice]:
+def _over(
+    problem: Problem,
+    counts: Sequence[Counts],
+    *,
+    adjacent: bool = False,
+    strategy: str,
+    work: Work | None = None,
+) -> Solution:
     lattice = _lattice(problem, counts, adjacent=adjacent)
     check_states(problem, sum(len(ways.sources_E) for ways in lattice.ways))
-    found = best_plan(problem, lattice)
+    found = best_plan(problem, lattice, work)
     if found is None:
         raise no_room(problem, lattice)
-    return found
+    stages, spans = found
+    return Solution(stages=tuple(stages), strategy=strategy, spans=spans)
 
 
 def _lattice(problem: Problem, counts: Sequence[Counts], *, adjacent: bool = False) -> Lattice:

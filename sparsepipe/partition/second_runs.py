@@ -20,10 +20,12 @@ import numpy as np
 
 from sparsepipe.partition.layer_tables import LayerTables
 from sparsepipe.partition.memory import MemoryModel, room_bytes
+from sparsepipe.partition.recomputation import NONE_FITS, Cheapest
+from sparsepipe.partition.recomputed_layers import StageSpans
 from sparsepipe.partition.recomputed_plan import HeldStage
 from sparsepipe.partition.spans import Floats
+from sparsepipe.partition.stage_cost import moved
 from sparsepipe.partition.ties import Choice
-from sparsepipe.partition.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,9 @@ class SecondRuns:
         tables: of the problem.
         memory: what devices keep beside activations; None: it does not count.
         more_bytes: that each device is taken to hold beyond its limit.
-        work: that counting stages is taken from; None: there is no end of it.
 
     Attributes:
-        work: what is left of it.
+        work: what is left of the tables'.
         most_s: that a stage takes longer for what it recomputes, at most.
     """
 
@@ -65,14 +66,13 @@ class SecondRuns:
         memory: MemoryModel | None,
         *,
         more_bytes: float = 0.0,
-        work: Work | None = None,
     ) -> None:
         self._tables, self._memory, self._more_bytes = tables, memory, more_bytes
         self._what, self._fleet = tables.recomputing, tables.problem.fleet
         self._in_flight = cache(self._what.microbatches.in_flight_of)
         self._seconds: dict[StageClass, Floats] = {}
-        self._found: dict[tuple[StageClass, int, int], float] = {}
-        self.work = Work() if work is None else work
+        self._found: dict[tuple[StageClass, int, int], Cheapest] = {}
+        self.work = tables.work
         whole = tables.chain(tuple(range(len(self._fleet.kinds))))
         self.most_s = sum(layer.forward_s for layer in whole.layers)
 
@@ -127,16 +127,16 @@ class SecondRuns:
     def count(self, own: StageClass, first: int, end: int) -> float:
         """The same of one stage, exactly, which is known from then on.
 
+        Where the work is done before that, it is what is known then; infinite where that is none.
+
         Args:
             own: which class the stage is of.
             first: its first layer.
             end: the first one behind it.
         """
-        least_s = float(self.seconds_II(own)[first, end])
-        if least_s == float("inf") or self.at_most(own, first, end) <= least_s:
-            return least_s
-        self._look(own, first, end, None)
-        return float(self.seconds_II(own)[first, end])
+        if self.seconds_II(own)[first, end] < self.at_most(own, first, end):
+            self._look(own, first, end, None)
+        return self.at_most(own, first, end)
 
     def keeps_to(self, own: StageClass, first: int, end: int, *, most_s: float) -> bool:
         """Whether a stage takes no more than a time longer; what comes of that is known then.
@@ -163,16 +163,35 @@ class SecondRuns:
         """
         if not self._what.is_automatic:
             return float(self.seconds_II(own)[first, end])
-        return self._found.get((own, first, end), float("inf"))
+        return self._found.get((own, first, end), NONE_FITS).time_s / own.share
+
+    def spans(self, plan: Sequence[Choice]) -> StageSpans | None:
+        """The cheapest layers of each stage, or those that are known where work does not suffice.
+
+        None where the memory does not choose them.
+
+        Args:
+            plan: for each of whose stages some are known.
+        """
+        if not self._what.is_automatic:
+            return None
+        found = []
+        for number, (own, stage) in enumerate(zip(self.classes_of(plan), plan, strict=True)):
+            self.work.allow(turns=len(plan) - number)
+            self._look(own, stage.first, stage.end, None)
+            spans = self._found[own, stage.first, stage.end].spans
+            assert spans is not None, "the plan would not have been found"
+            found.append(tuple(moved(spans, stage.first)))
+        return tuple(found)
 
     def _look(self, own: StageClass, first: int, end: int, enough_s: float | None) -> bool:
-        """Looks for layers, see :meth:`HeldStage.cheapest`; whether there are some."""
-        found = self.held(own, first, end).cheapest(self._memory, enough_s=enough_s)
-        self.work.look(found.looks)
+        """Looks for layers, see :meth:`HeldStage.cheapest`; whether it finds some."""
+        stage = self.held(own, first, end)
+        found = stage.cheapest(self._memory, enough_s=enough_s, work=self.work)
         least_II = self.seconds_II(own)
         least_II[first, end] = max(least_II[first, end], found.least_s / own.share)
-        known_s = self.at_most(own, first, end)
-        self._found[own, first, end] = min(known_s, found.time_s / own.share)
+        if found.time_s <= self._found.get((own, first, end), NONE_FITS).time_s:
+            self._found[own, first, end] = found
         return found.spans is not None
 
     def held(self, own: StageClass, first: int, end: int) -> HeldStage:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.partition.stage_cost import StageCost
+from sparsepipe.partition.work import Work
 
 ANY_S = 1e300
 """More than any choice takes."""
@@ -39,17 +40,20 @@ class SpanTable:
 
     Args:
         stage: its layers.
+        work: that looking at them is taken from.
 
     Attributes:
         spans: by first layer: end, seconds and bytes inside of each span, the shortest first.
+        seconds: the same seconds, as arrays.
         layer_bytes: by layer and B: what it keeps where it is not recomputed.
         border_bytes: by layer and B: what a span keeps that begins with it.
         last_bytes: by B: what is kept behind the last layer.
-        looks: at places and at choices so far, each of which takes about as long.
+        work: see above.
     """
 
-    def __init__(self, stage: StageCost) -> None:
-        length, self.looks = len(stage.layers), 0
+    def __init__(self, stage: StageCost, work: Work) -> None:
+        length, self.work = len(stage.layers), work
+        work.look_at_spans(length * (length + 1) // 2)
         self.spans: list[list[tuple[int, float, float]]] = []
         for first in range(length):
             seconds, inside = 0.0, stage.inside_bytes(range(first, first))
@@ -67,7 +71,7 @@ class SpanTable:
             for first in range(length)
         ]
         self.last_bytes = stage.last_bytes(False), stage.last_bytes(True)
-        self._seconds = [np.array([seconds for _, seconds, _ in row]) for row in self.spans]
+        self.seconds = [np.array([seconds for _, seconds, _ in row]) for row in self.spans]
         self._inside = [[inside for _, _, inside in row] for row in self.spans]
 
     def allowed(self, cap: float) -> list[int]:
@@ -83,7 +87,7 @@ class SpanTable:
             allowed: spans for each first layer.
         """
         length = len(self.spans)
-        self.looks += length
+        self.work.look(length)
         value_BI = np.zeros((2, length + 1))
         bytes_BI = np.zeros((2, length + 1))
         bytes_BI[:, length] = self.last_bytes
@@ -92,7 +96,7 @@ class SpanTable:
             number, least, after = allowed[place], ANY_S, 0.0
             if number:
                 beyond = value_BI[1, place + 1 : place + 1 + number].copy()
-                beyond += weight * self._seconds[place][:number]
+                beyond += weight * self.seconds[place][:number]
                 best = int(beyond.argmin())
                 least, after = float(beyond[best]), float(bytes_BI[1, place + 1 + best])
             for before in (0, 1):
@@ -115,7 +119,7 @@ class SpanTable:
             cap: for the inside of a span; what is inside of one or several of them.
         """
         length = len(self.spans)
-        self.looks += 2 * length
+        self.work.look(2 * length)
         reach_BI = np.full((2, length + 1), np.inf)
         reach_BI[1, 0] = 0.0
         least = float("inf")
@@ -124,7 +128,7 @@ class SpanTable:
             reach_BI[0, place + 1] = min(reach_BI[0, place + 1], on.min())
             begun = float((reach_BI[:, place] + rate * np.array(self.border_bytes[place])).min())
             ends = slice(place + 1, place + 1 + number)
-            reached = begun + self._seconds[place][:number]
+            reached = begun + self.seconds[place][:number]
             reach_BI[1, ends] = np.minimum(reach_BI[1, ends], reached)
             for span in reversed(range(number)):
                 if self._inside[place][span] < cap:

@@ -141,8 +141,8 @@ def most_kept(
 ) -> tuple[float, float]:
     """Bytes that a minibatch keeps in a stage, and those inside of its largest span.
 
-    Each is that of the device where it is most. Choices of layers are made by
-    :meth:`StageCost.worst`, which is no less: by that no device has all of it.
+    Each is that of the device where it is most. Choices of layers go by :meth:`StageCost.worst`,
+    which is no less: it adds up layers of which each may be worst on another device.
 
     Args:
         profiles: of the stage's devices.

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from sparsepipe.partition.layer_tables import LayerTables
 from sparsepipe.partition.memory import MemoryModel, room_bytes
 from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.recomputed_plan import no_more_work
 from sparsepipe.partition.second_runs import SecondRuns
 from sparsepipe.partition.spans import Floats, Spans
 from sparsepipe.partition.ties import EQUAL
-from sparsepipe.partition.work import MOST_LOOKS, Work, no_more_work
+from sparsepipe.partition.work import MOST_LOOKS, Work
 
 
 def ends_for(problem: Problem, *, stages: int) -> list[int] | None:
@@ -44,8 +45,8 @@ def ends_for(problem: Problem, *, stages: int) -> list[int] | None:
     if problem.recomputing is None:
         room = kind.memory_bytes
         return least_variance(spans, stages=stages, memory=problem.memory, room=room)
-    tables, work = LayerTables(problem), Work(MOST_LOOKS)
-    runs = SecondRuns(tables, problem.memory, work=work)
+    tables = LayerTables(problem, work := Work(MOST_LOOKS))
+    runs = SecondRuns(tables, problem.memory)
     spans = replace(spans, compute_s_KI=spans.compute_s_KI + tables.anywhere_I)
     classes = [
         runs.class_of((1,), left=stages - number, stage=number, readers=1)

@@ -97,6 +97,31 @@ def problem_of(
     )
 
 
+def network_of(num_layers: int) -> Problem:
+    """As deep a network as is told, like a VGG16: two devices each of two kinds choose layers."""
+    rng = random.Random(1)
+    levels = [n * 52 // num_layers // 10 for n in range(num_layers)]
+    sizes = [64.0 / 2**level * rng.uniform(0.8, 1.2) for level in levels]
+    seconds = [
+        rng.uniform(5, 9) if n % 3 == 0 else rng.uniform(0.1, 0.5) for n in range(num_layers)
+    ]
+    costs = [
+        [
+            {
+                "forward_s": speed * forward_s,
+                "backward_s": 2 * speed * forward_s,
+                "activation_bytes": size,
+                "saved_bytes": size,
+                "begin_bytes": size,
+                "end_bytes": size * (number % 3 != 2),
+            }
+            for number, (forward_s, size) in enumerate(zip(seconds, sizes, strict=True))
+        ]
+        for speed in (1.0, 1.5)
+    ]
+    return problem_of(costs, limits=[0.25 * sum(sizes), 0.3 * sum(sizes)], setting="auto")
+
+
 def least_s(problem: Problem, order: Sequence[int] | None = None) -> float:
     """Time of the best of all plans with the best of all choices; infinite where none fits."""
     plans = brute._plans(problem.spans.num_layers, problem.fleet, order)

@@ -86,7 +86,8 @@ def kept_for_averaging(rank: int) -> int:
         return alive.bytes
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_replicas_keep_what_is_counted(ranks: int) -> None:
     parameter_bytes = 4 * (40 * 30 + 300)
     model = MemoryModel()

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparsepipe.partition.recomputation import cheapest_spans
+from sparsepipe.partition.recomputation import cheapest
 from sparsepipe.partition.recomputation_bounds import BOUNDS, Bounds
 from sparsepipe.partition.stage_cost import LayerCost, StageCost
+from sparsepipe.partition.work import Work
 
 
 def random_chain(rng: random.Random, length: int) -> StageCost:
@@ -41,7 +42,7 @@ def test_figures_are_made_where_stages_may_need_them(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Bounds, "_between", counted)
     chain = random_chain(random.Random(3), 30)
-    bounds, shape = Bounds(chain), (31, 31)
+    bounds, shape = Bounds(chain, Work()), (31, 31)
     plain = chain.peak_bytes(())
     assert not bounds.seconds_II(np.full(shape, 2 * plain), in_flight=1).any()
     assert made == []
@@ -57,6 +58,24 @@ def test_figures_are_made_where_stages_may_need_them(monkeypatch: pytest.MonkeyP
     assert few < len(made) <= BOUNDS
 
 
+def test_bounds_are_lower_where_their_work_is_done() -> None:
+    """And as they are as soon as there is enough of it."""
+    chain, shape = random_chain(random.Random(3), 30), (31, 31)
+    room_II = np.full(shape, 0.6 * chain.peak_bytes(()))
+    every = Work()
+    best_II = Bounds(chain, every).seconds_II(room_II, in_flight=1)
+    assert best_II[0, -1] > 0
+    sums = []
+    for share in (0, 0.2, 0.5, 1, 2, 8):
+        work = Work(share * every.done)
+        found_II = Bounds(chain, work).seconds_II(room_II, in_flight=1)
+        assert (found_II <= best_II).all()
+        assert work.done <= share * every.done / 4 + 300, "a figure more, and all spans"
+        sums.append(found_II[np.isfinite(best_II)].sum())
+    assert sums == sorted(sums)
+    assert sums[0] == 0 < sums[2] < sums[-1] == best_II[np.isfinite(best_II)].sum()
+
+
 def test_bounds_are_below_the_cheapest_choices_and_near() -> None:
     near = []
     for seed in range(30):
@@ -64,7 +83,7 @@ def test_bounds_are_below_the_cheapest_choices_and_near() -> None:
         length, in_flight = rng.randint(2, 8), rng.choice([1, 2, 4])
         chain = random_chain(rng, length)
         room_II = np.full((length + 1, length + 1), rng.uniform(20, 100) * in_flight)
-        bounds_II = Bounds(chain).seconds_II(room_II, in_flight=in_flight)
+        bounds_II = Bounds(chain, Work()).seconds_II(room_II, in_flight=in_flight)
         for first in range(length):
             for end in range(first + 1, length + 1):
                 stage = StageCost(
@@ -72,7 +91,7 @@ def test_bounds_are_below_the_cheapest_choices_and_near() -> None:
                     input_bytes=chain.border_bytes(first, True),
                     in_flight=in_flight,
                 )
-                found = cheapest_spans(stage, limit_bytes=float(room_II[0, 0]))
+                found = cheapest(stage, limit_bytes=float(room_II[0, 0])).spans
                 bound = float(bounds_II[first, end])
                 if found is None:
                     continue

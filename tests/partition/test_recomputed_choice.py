@@ -11,7 +11,7 @@ import pytest
 from recomputing_instances import every_choice
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.recomputation import cheapest, cheapest_spans
+from sparsepipe.partition.recomputation import cheapest
 from sparsepipe.partition.recomputed_layers import as_setting, in_words, recomputed_spans
 from sparsepipe.partition.stage_cost import LayerCost, StageCost
 from sparsepipe.profiling import LayerProfile, Profile
@@ -61,7 +61,7 @@ def test_the_best_of_all_choices(seed: int) -> None:
         peaks = [stage.peak_bytes(spans) for spans in every]
         limit = rng.uniform(min(peaks) - 1, max(stage.peak_bytes(()), min(peaks) + 1))
         fitting = [spans for spans, peak in zip(every, peaks, strict=True) if peak <= limit]
-        found = cheapest_spans(stage, limit_bytes=limit)
+        found = cheapest(stage, limit_bytes=limit).spans
         outcomes.add((bool(fitting), bool(found)))
         if not fitting:
             assert found is None, number
@@ -118,11 +118,11 @@ def test_bytes_and_seconds_by_hand() -> None:
     assert stage.kept_bytes([range(3), range(3, 6)]) == 4 + 8 + 8
     assert stage.inside_bytes(range(3, 6)) == 2 * 8
     assert stage.time_s([range(1, 3), range(4, 6)]) == 4
-    assert cheapest_spans(stage, limit_bytes=3 * 40) == ()
-    assert cheapest_spans(stage, limit_bytes=1) is None
+    assert cheapest(stage, limit_bytes=3 * 40).spans == ()
+    assert cheapest(stage, limit_bytes=1).spans is None
     # The last ReLU keeps what is the output anyway.
     assert stage.peak_bytes([range(5)]) == 3 * 12 + (4 + 3 * 8)
-    assert cheapest_spans(stage, limit_bytes=3 * 12 + 28) == (range(5),)
+    assert cheapest(stage, limit_bytes=3 * 12 + 28).spans == (range(5),)
 
 
 def profile(*, counted: bool) -> Profile:
@@ -176,7 +176,7 @@ def test_as_many_layers_as_a_whole_network_has(in_flight: int) -> None:
     stage = StageCost(layers=tuple(layers), input_bytes=1.0, in_flight=in_flight)
     full, before_s = stage.peak_bytes(()), 0.0
     for share in (0.95, 0.65):
-        spans = cheapest_spans(stage, limit_bytes=share * full)
+        spans = cheapest(stage, limit_bytes=share * full).spans
         assert spans
         assert stage.peak_bytes(spans) <= share * full * (1 + 1e-9)
         assert before_s <= stage.time_s(spans) < stage.time_s([range(52)])

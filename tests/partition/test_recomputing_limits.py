@@ -11,7 +11,6 @@ import pytest
 from recomputing_instances import least_s, problem_of, random_recomputing, seconds_of
 
 from sparsepipe.errors import ConfigError, PlanError
-from sparsepipe.partition import counted_search
 from sparsepipe.partition import variance as variance_module
 from sparsepipe.partition.layer_tables import LayerTables
 from sparsepipe.partition.levels import mp_by_levels
@@ -20,6 +19,7 @@ from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.searches import dp, exact, exhaustive, hete_mp, mp, straight, variance
 from sparsepipe.partition.size import check_states
 from sparsepipe.partition.windows import Masks
+from sparsepipe.partition.work import Work
 
 
 @pytest.mark.parametrize("setting", ["all", {"layers": [[0, 0]]}, "auto"])
@@ -50,18 +50,15 @@ def test_first_stages_that_have_no_better_plan_are_asked_once(
     assert questions[1] <= questions[0] + 3
 
 
-def test_a_search_that_stops_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_search_that_stops_says_so(caplog: pytest.LogCaptureFixture) -> None:
     """And how much better the best plan may be at most."""
-    monkeypatch.setattr(counted_search, "MOST_LOOKS", 1)
     said = Counter[str]()
     for seed in range(40):
         problem, _ = random_recomputing(seed, "auto")
         caplog.clear()
         found_s, told = float("inf"), ""
         try:
-            found_s = seconds_of(problem, exact(problem).stages)
+            found_s = seconds_of(problem, exact(problem, work=Work(1)).stages)
         except PlanError as error:
             told = error.message
         stopped, best_s = "as much as it may" in told + caplog.text, least_s(problem)

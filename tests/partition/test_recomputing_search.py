@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from instances import random_problem
-from recomputing_instances import least_s, problem_of, random_recomputing, seconds_of
+from recomputing_instances import (
+    least_s,
+    network_of,
+    problem_of,
+    random_recomputing,
+    seconds_of,
+)
 
 from sparsepipe.errors import ConfigError, PlanError
-from sparsepipe.partition import counted_search
 from sparsepipe.partition.costs import Costs
 from sparsepipe.partition.evaluate import plan_times
 from sparsepipe.partition.explain import as_plan, explain
@@ -24,6 +28,7 @@ from sparsepipe.partition.recomputed_costs import PlanSeconds
 from sparsepipe.partition.search import search
 from sparsepipe.partition.searches import exact, exhaustive, hete_mp, mp, straight, variance
 from sparsepipe.partition.ties import Choice
+from sparsepipe.partition.work import Work
 
 SETTINGS: dict[str, Any] = {
     "auto": "auto",
@@ -155,28 +160,10 @@ def test_telling_stages_apart_changes_no_plan(told: int) -> None:
 
 
 @pytest.mark.full
-def test_a_whole_network_on_unlike_devices(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_whole_network_on_unlike_devices(caplog: pytest.LogCaptureFixture) -> None:
     """As deep as a VGG16: few plans have to be counted, and no cuts nearby are better."""
-    monkeypatch.setattr(counted_search, "MOST_LOOKS", 1_000_000)
-    rng = random.Random(1)
-    sizes = [64.0 / 2 ** (number // 10) * rng.uniform(0.8, 1.2) for number in range(52)]
-    forward_s = [rng.uniform(5, 9) if n % 3 == 0 else rng.uniform(0.1, 0.5) for n in range(52)]
-    problem = problem_of(
-        [
-            [
-                {"forward_s": speed * seconds, "backward_s": 2 * speed * seconds,
-                 "activation_bytes": size, "saved_bytes": size, "begin_bytes": size,
-                 "end_bytes": size * (number % 3 != 2)}
-                for number, (seconds, size) in enumerate(zip(forward_s, sizes, strict=True))
-            ]
-            for speed in (1.0, 1.5)
-        ],
-        limits=[0.25 * sum(sizes), 0.3 * sum(sizes)],
-        setting="auto",
-    )  # fmt: skip
-    found = straight(problem).stages
+    problem = network_of(52)
+    found = straight(problem, work=Work(1_000_000)).stages
     chosen = chosen_of(found, problem)
     assert any(chosen.spans)
     rooms = zip(chosen.peaks_bytes, chosen.rooms_bytes, strict=True)
@@ -195,7 +182,7 @@ def test_a_whole_network_on_unlike_devices(
             other[number - 1] = replace(other[number - 1], end=cut)
             other[number] = replace(other[number], first=cut)
             assert time_s(other) >= best_s * (1 - 1e-9)
-    assert time_s(list(hete_mp(problem).stages)) <= best_s * (1 + 1e-9)
+    assert time_s(list(hete_mp(problem, work=Work(1_000_000)).stages)) <= best_s * (1 + 1e-9)
     assert "not proven" not in caplog.text
 
 

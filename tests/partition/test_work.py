@@ -30,6 +30,19 @@ def test_without_an_end_there_is_none() -> None:
     assert not work.is_all_done
 
 
+def test_bounds_have_a_part_of_all_work() -> None:
+    """Whatever else was done, and however much of it may be done for now."""
+    work = Work(4000)
+    work.allow(turns=10)
+    work.look(3000)
+    assert work.may_bound
+    work.look_at_bounds(places=100, pairs=700_000)
+    assert work.may_bound
+    work.look_at_bounds(places=100, pairs=0)
+    assert not work.may_bound
+    assert work.done == 3000 + 910 + 210
+
+
 def test_many_pairs_are_more_work_than_few() -> None:
     few, many = Work(1000), Work(1000)
     for _ in range(5):
