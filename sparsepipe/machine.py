@@ -2,17 +2,111 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+_GROUPS = Path("/sys/fs/cgroup")
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Cores that this process may keep busy."""
+    return len(usable_core_numbers())
+
+
+def usable_core_numbers() -> tuple[int, ...]:
+    """Numbers of cores that this process may run on, as many as it may keep busy at a time.
+
+    Those of its affinity (``taskset``, cpusets); where it has a quota of processor time that is
+    worth fewer (``docker --cpus``, a limit of Kubernetes), the first so many of them.
+    """
+    return _affinity()[: _cores_of_quotas()]
+
+
+def quota_limits() -> bool:
+    """Whether a quota says how many: which these are, the kernel chooses at every moment."""
+    worth = _cores_of_quotas()
+    return worth is not None and worth < len(_affinity())
+
+
+def _affinity() -> tuple[int, ...]:
+    """Numbers of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def _cores_of_quotas() -> int | None:
+    """What the least quota of this process's control groups is worth; None without one."""
+    found = []
+    try:
+        own = Path("/proc/self/cgroup").read_text(encoding="utf-8")
+        quotas = quota_files(own)
+    except (OSError, UnicodeDecodeError):
+        return None  # not Linux
+    for files in quotas:
+        try:
+            text = " ".join(file.read_text(encoding="ascii") for file in files)
+        except (OSError, UnicodeDecodeError):
+            continue
+        found.append(cores_of_quota(text))
+    return min((cores for cores in found if cores is not None), default=None)
+
+
+def quota_files(own: str) -> list[tuple[Path, ...]]:
+    """Files with a quota and its period for the control groups of ``/proc/self/cgroup``."""
+    before = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    return group_files(own, "cpu", names=("cpu.max",), names_before=before)
+
+
+def group_files(
+    own: str, controller: str, *, names: tuple[str, ...], names_before: tuple[str, ...]
+) -> list[tuple[Path, ...]]:
+    """Files of the control groups of ``/proc/self/cgroup`` and of all groups above.
+
+    The nearest come first; the least of their limits is what counts. A container mounts its own
+    group as the root, so that the named path need not be there.
+
+    Args:
+        own: what that file says.
+        controller: of what is limited.
+        names: of the files that belong together, in version 2.
+        names_before: in version 1.
+    """
+    found: list[tuple[Path, ...]] = []
+    for line in own.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers:  # version 2
+            groups, files = _groups(_GROUPS, path), names
+        elif controller in controllers.split(","):
+            mounts = dict.fromkeys((_GROUPS / controller, _GROUPS / controllers))
+            groups = [group for mount in mounts for group in _groups(mount, path)]
+            files = names_before
+        else:
+            continue
+        found += [tuple(group / name for name in files) for group in groups]
+    return found
+
+
+def _groups(mount: Path, path: str) -> list[Path]:
+    """A group and those above it, as far as they are to be seen."""
+    inner = PurePosixPath(path.lstrip("/"))
+    if ".." in inner.parts:  # it is outside of what this process sees as the root
+        return [mount]
+    return [mount / each for each in (inner, *inner.parents)]
+
+
+def cores_of_quota(text: str) -> int | None:
+    """Cores that a quota keeps busy, a part of one as a whole; None: there is no quota.
+
+    Args:
+        text: quota and period in microseconds, such as ``150000 100000``; ``max`` or -1 is none.
+    """
+    found = re.fullmatch(r"(\d+)\s+([1-9]\d*)\s*", text)
+    return None if found is None else max(1, math.ceil(int(found[1]) / int(found[2])))
 
 
 def cpu_name() -> str:

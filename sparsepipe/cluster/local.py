@@ -16,8 +16,8 @@ def local(
 ) -> Inventory:
     """The machine this runs on: its CUDA GPUs, or its CPU with one device a core.
 
-    Only the cores this process may run on count (``taskset``, cpusets); a container's share
-    of processor time, such as ``docker --cpus``, is not looked at.
+    Only cores that this process may keep busy count (``taskset``, cpusets), and no more than a
+    container's quota of processor time is worth (``docker --cpus``).
 
     Args:
         accelerator: ``auto`` takes the GPUs where there are any.

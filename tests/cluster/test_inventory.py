@@ -9,6 +9,7 @@ import pytest
 
 from sparsepipe.cluster import Device, Host, Inventory, Link, local
 from sparsepipe.errors import HardwareError
+from sparsepipe.machine import usable_cores
 
 
 def two_hosts(name: str = "a") -> Inventory:
@@ -132,7 +133,7 @@ def test_mixed_kinds_are_refused() -> None:
 
 def test_local_cpu() -> None:
     inventory = local(accelerator="cpu")
-    assert inventory.num_devices == len(os.sched_getaffinity(0))
+    assert inventory.num_devices == usable_cores()
     assert inventory.accelerator == "cpu"
     assert inventory.fingerprint() == local(accelerator="cpu").fingerprint()
 
