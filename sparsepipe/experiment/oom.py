@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-_MOUNT = Path("/sys/fs/cgroup")
+from sparsepipe.machine import group_files
 
 
 def oom_kills() -> int | None:
@@ -37,21 +37,9 @@ def kills_since(before: int | None) -> int | None:
 
 
 def counters(own: str) -> list[Path]:
-    """Files that count them for the control groups of ``/proc/self/cgroup``.
-
-    A container mounts its own group as the root, so that the named path need not be there.
-    """
-    found = []
-    for line in own.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        below = str(PurePosixPath(path)).lstrip("/")
-        if not controllers:
-            found += [_MOUNT / below / "memory.events", _MOUNT / "memory.events"]
-        elif "memory" in controllers.split(","):
-            memory = _MOUNT / "memory"
-            found += [memory / below / "memory.oom_control", memory / "memory.oom_control"]
-    return list(dict.fromkeys(found))
+    """Files that count them for the control groups of ``/proc/self/cgroup``, the nearest first."""
+    names, before = ("memory.events",), ("memory.oom_control",)
+    return [path for (path,) in group_files(own, "memory", names=names, names_before=before)]
 
 
 def kills_in(text: str) -> int | None:

@@ -12,7 +12,7 @@ import pytest
 from experiment_harness import Shell, composed, rows, wait_for
 
 from sparsepipe.errors import ConfigError, DataError, SparsePipeError
-from sparsepipe.experiment import oom, train
+from sparsepipe.experiment import train
 from sparsepipe.experiment.build import build_inventory
 from sparsepipe.experiment.evaluate import inference_rate
 from sparsepipe.experiment.fitting import prober
@@ -245,34 +245,4 @@ def test_an_answer_of_no_known_kind_is_refused(kept, job) -> None:
     (probe,) = read_json(path / "probes.json")
     write_json(path / "probes.json", [{**probe, "outcome": "too_slow"}])
     with pytest.raises(DataError, match="does not hold probes"):
-        job(*overrides)
-
-
-@pytest.mark.parametrize("counted", [(3, 4), (None, None)])
-def test_a_kill_that_the_kernel_counts_or_nobody_does_is_for_memory(
-    counted: tuple[int | None, int | None], kept, job, monkeypatch
-) -> None:
-    found = iter(counted)
-    monkeypatch.setattr(oom, "oom_kills", lambda: next(found))
-    monkeypatch.setattr(prober, "oom_kills", oom.oom_kills)
-    monkeypatch.setattr(prober, "_run", lambda *_, **__: -signal.SIGKILL)
-    overrides = (*FIT, "task.budget_bytes=1e9", "task.most=1")
-    path = kept({}, *overrides)
-    job(*overrides)
-    result = read_json(path / "result.json")
-    assert (result["largest_batch"], result["limited_by"]) == (0, "killed_for_memory")
-
-
-def test_a_kill_that_the_kernel_did_not_count_is_none_of_memory(kept, job, monkeypatch) -> None:
-    monkeypatch.setattr(oom, "oom_kills", lambda: 3)
-    monkeypatch.setattr(prober, "oom_kills", oom.oom_kills)
-
-    def killed(*_: Any, said: Path, **__: Any) -> int:
-        said.write_text("")
-        return -signal.SIGKILL
-
-    monkeypatch.setattr(prober, "_run", killed)
-    overrides = (*FIT, "task.budget_bytes=1e9", "task.most=1")
-    kept({}, *overrides)
-    with pytest.raises(SparsePipeError, match="ended with signal 9, not for memory"):
         job(*overrides)

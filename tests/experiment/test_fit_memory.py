@@ -11,10 +11,34 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sparsepipe.errors import HardwareError
 from sparsepipe.experiment.fitting.memory import ResidentPeak, status_bytes
+from sparsepipe.experiment.fitting.prober import budget_of
 from sparsepipe.experiment.fitting.request import Request
 
 MB = 10**6
+
+
+@pytest.mark.parametrize(
+    ("asked", "accelerator", "known", "expected"),
+    [
+        (3e8, "cpu", 8 * MB, 300 * MB),
+        (3e8, "cuda", 8 * MB, 300 * MB),
+        (None, "cpu", 8 * MB, 8 * MB),
+        (None, "cuda", 8 * MB, None),  # others may hold some of it: no figure would be true
+        (None, "cuda", None, None),
+    ],
+)
+def test_the_budget_is_what_is_asked_for_or_what_a_processor_has(
+    asked: float | None, accelerator: str, known: int | None, expected: int | None
+) -> None:
+    assert budget_of(asked, accelerator=accelerator, known_bytes=known) == expected
+
+
+def test_a_processor_of_unknown_memory_needs_a_budget() -> None:
+    with pytest.raises(HardwareError, match="does not say") as error:
+        budget_of(None, accelerator="cpu", known_bytes=None)
+    assert error.value.remedy == "set task.budget_bytes"
 
 
 def test_the_peak_counts_what_is_gone_again() -> None:

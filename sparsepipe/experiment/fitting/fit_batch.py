@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.build import build_data
-from sparsepipe.experiment.fitting.prober import Prober, budget_of, values_of
+from sparsepipe.experiment.fitting.prober import Prober
 from sparsepipe.experiment.fitting.search import Found, largest_that_fits
-from sparsepipe.experiment.measured_device import memory_of
-from sparsepipe.experiment.report import num_shapes
+from sparsepipe.experiment.log_lines import num_shapes
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.schema import Limits
@@ -35,48 +34,37 @@ def fit_batch(
 
     Each trial is a fresh process that trains on real batches of the training split, forward,
     backward and update. Its answers are kept in ``probes.json``, so that a search that was ended
-    goes on.
+    goes on. Of data that do not tell how many shapes there are it ends where they have no batch of
+    the size; of others no batch is larger than they are.
 
-    Args:
-        run: configuration and directory.
-        budget_bytes: that a step may take: of a GPU's memory, which then really runs out, or of
-            this process's resident memory beyond what it had before the network was made. None:
-            what the device has.
-        start: the first batch size.
-        most: larger ones are not tried, nor are those of more shapes than there are; data that do
-            not tell how many end the search where they have no batch of the size.
-        precision: the search ends where a size that does not fit is larger than one that does by
-            no more than this share; 0 finds the very largest.
-        steps: of training in each trial. The first has no state of the optimizer beside its
-            activations.
-        timeout_s: limit of each trial.
+    What the settings say, :class:`~sparsepipe.experiment.fitting.prober.Prober` tells of trials and
+    :func:`~sparsepipe.experiment.fitting.search.largest_that_fits` of the search.
 
     Raises:
         ConfigError: the run has several processes, or data without a batch size.
         HardwareError: nobody knows what memory there is.
-        SparsePipeError: a trial takes too long, or ends for another reason than memory.
+        SparsePipeError: a trial takes too long, is killed, or ends for another reason than memory.
         Stopped: a signal ended it.
     """
     run.assert_one_rank()
     _check(run.config)
-    budget = budget_of(run, budget_bytes)
+    prober = Prober(run, budget_bytes=budget_bytes, steps=steps, timeout_s=timeout_s, whole=True)
     shapes = _shapes(run)
     top = min(most, shapes or most)
-    prober = Prober(run, budget_bytes=budget, steps=steps, timeout_s=timeout_s, whole=True)
     found = largest_that_fits(
         lambda size: prober.probe(size).fits, most=top, start=start, precision=precision
     )
     limit = _limit(found, prober, limited_by_data=top == shapes)
     log.info("largest batch that fits: %d (next: %s)", found.largest, limit.replace("_", " "))
-    known = budget or memory_of(run.places[0], run.inventory)
-    write_result(run, {**_values(found, prober, limit), **values_of(prober.probes, known)})
+    write_result(run, {**_values(found, prober, limit), **prober.values})
 
 
-# How large batches are trained on in the end, and for how long, does not matter to it; a limit ends
-# a search or leaves it as it is.
+# How large batches are trained on in the end, for how long and by how many threads does not matter
+# to it; a limit ends a search or leaves it as it is.
 fit_batch.not_identity = (  # type: ignore[attr-defined]
     "data.batch_size",
     "task.timeout_s",
+    "threads",
     *(f"trainer.{name}" for name in ("max_epochs", "max_steps", "limit_train_batches")),
     *(f"trainer.{name}" for name in ("limit_val_batches", "limit_test_batches")),
 )

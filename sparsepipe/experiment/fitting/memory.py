@@ -78,14 +78,28 @@ def _keep_no_freed_memory() -> None:
         libc.malloc_trim(0)
 
 
-def watch_resident(most_bytes: int, passed: Callable[[], None]) -> None:
+def watch_resident(
+    most_bytes: float,
+    passed: Callable[[], None],
+    *,
+    grown: Callable[[int], object] = lambda resident_bytes: None,
+) -> None:
     """Calls ``passed``, in a thread of its own, once more than this is resident.
 
     Torch computes without Python's lock, so that the thread runs beside.
+
+    Args:
+        most_bytes: may be infinite.
+        passed: is called once, and ends the watch.
+        grown: is called with what is resident whenever that is more than it ever was.
     """
 
     def watch() -> None:
-        while status_bytes("VmRSS") <= most_bytes:
+        largest = 0
+        while (now := status_bytes("VmRSS")) <= most_bytes:
+            if now > largest:
+                largest = now
+                grown(now)
             ended.wait(_POLL_S)
         passed()
 

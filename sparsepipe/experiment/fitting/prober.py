@@ -21,6 +21,8 @@ from sparsepipe.experiment.fitting.request import (
     TOO_FEW_SHAPES,
     Request,
 )
+from sparsepipe.experiment.fitting.unanswered import broken, endless, killed, too_slow
+from sparsepipe.experiment.fitting.victim import Seen, most_bytes, took_much
 from sparsepipe.experiment.measured_device import memory_of
 from sparsepipe.experiment.oom import kills_since, oom_kills
 from sparsepipe.experiment.run import Run
@@ -30,7 +32,8 @@ from sparsepipe.results.files import read_json, write_json
 log = logging.getLogger(__name__)
 
 Outcome = Literal["fits", "over_budget", "out_of_memory", "killed_for_memory", "too_few_shapes"]
-_SAID_LINES = 20
+_TRIES = 2
+"""Of a batch size whose steps somebody kills."""
 _END_S = 60.0
 """For a process that was killed to be gone: memory is given back, which may be much."""
 _OUTCOMES: Mapping[int, Outcome] = {
@@ -67,30 +70,51 @@ class Prober:
 
     Args:
         run: whose steps; of one process.
-        budget_bytes: that they may take, see :func:`budget_of`; None: all that a GPU has.
-        steps: of training, in each probe.
+        budget_bytes: that they may take: of a GPU's memory, which then really runs out, or of a
+            process's resident memory beyond what it had before the network was made. None: all
+            that is free on a GPU, what the inventory says that a processor has.
+        steps: of training, in each probe. The first has no state of the optimizer beside its
+            activations.
         timeout_s: limit of each probe.
         whole: steps of smaller batches, of data with too few shapes, are no answer.
+
+    Raises:
+        HardwareError: nobody knows what memory there is.
     """
 
     def __init__(
         self,
         run: Run,
         *,
-        budget_bytes: int | None,
+        budget_bytes: float | None,
         steps: int,
         timeout_s: float,
         whole: bool = False,
     ) -> None:
         self._run = run
-        self._budget_bytes = budget_bytes
+        self._budget_bytes = budget_of(
+            budget_bytes,
+            accelerator=run.inventory.accelerator,
+            known_bytes=memory_of(run.places[0], run.inventory),
+        )
         self._steps, self._timeout_s, self._whole = steps, timeout_s, whole
         self._file = run.directory.path / "probes.json"
         self._known = _read(self._file)
 
     @property
-    def probes(self) -> list[Probe]:
-        """All so far, by batch size."""
+    def values(self) -> dict[str, Any]:
+        """Of a ``result.json``: the budget and what was asked so far, by batch size."""
+        probes = self._probes
+        return {
+            "budget_bytes": self._budget_bytes,
+            "probed_batches": [probe.batch_size for probe in probes],
+            "probed_outcomes": [probe.outcome for probe in probes],
+            "probed_memory_bytes": [probe.memory_bytes for probe in probes],
+            "probing_s": sum(probe.wall_s for probe in probes),
+        }
+
+    @property
+    def _probes(self) -> list[Probe]:
         return [self._known[size] for size in sorted(self._known)]
 
     def probe(self, batch_size: int) -> Probe:
@@ -104,7 +128,7 @@ class Prober:
         if batch_size not in self._known:
             found = self._ask(batch_size)
             self._known[batch_size] = found
-            write_json(self._file, [asdict(each) for each in self.probes])
+            write_json(self._file, [asdict(each) for each in self._probes])
             log.info("%s", _told(found))
         return self._known[batch_size]
 
@@ -117,55 +141,81 @@ class Prober:
         )
 
     def _answer(self, batch_size: int) -> tuple[Outcome, int | None]:
-        with scratch() as place:
-            request = Request(
-                config=self._run.config,
-                batch_size=batch_size,
-                budget_bytes=self._budget_bytes,
-                steps=self._steps,
-                whole=self._whole,
-                answer=place / "answer",
-                parent=os.getpid(),
-            )
-            (place / "request").write_bytes(pickle.dumps(request))
-            kills = oom_kills()
-            code = _run(place / "request", said=place / "said", timeout_s=self._timeout_s)
-            if code is None:
-                raise _too_slow(batch_size, self._timeout_s)
-            if code in _OUTCOMES:
-                return _OUTCOMES[code], None
-            if code == -signal.SIGKILL and kills_since(kills) != 0:  # or unknown
-                return "killed_for_memory", None
-            if code != 0:
-                raise _broken(batch_size, code, (place / "said").read_text(errors="replace"))
-            answer: int | SparsePipeError = pickle.loads(request.answer.read_bytes())
+        for_memory = False
+        for _ in range(_TRIES):
+            with scratch() as place:
+                kills = oom_kills()
+                code, request = self._run_in(place, batch_size)
+                if code != -signal.SIGKILL:
+                    return self._understood(code, request)
+                for_memory = kills_since(kills) != 0  # or unknown
+                if for_memory and self._took_much(Seen.read(request.seen)):
+                    return "killed_for_memory", None
+            log.warning("batch size %d: a process that tried it out was killed", batch_size)
+        raise killed(batch_size, times=_TRIES, for_memory=for_memory)
+
+    def _run_in(self, place: Path, batch_size: int) -> tuple[int, Request]:
+        request = Request(
+            config=self._run.config,
+            batch_size=batch_size,
+            budget_bytes=self._budget_bytes,
+            steps=self._steps,
+            whole=self._whole,
+            answer=place / "answer",
+            parent=os.getpid(),
+        )
+        (place / "request").write_bytes(pickle.dumps(request))
+        code = _run(place / "request", said=place / "said", timeout_s=self._timeout_s)
+        if code is None:
+            raise too_slow(batch_size, self._timeout_s)
+        return code, request
+
+    def _understood(self, code: int, request: Request) -> tuple[Outcome, int | None]:
+        """What a process says that nobody has killed."""
+        if code in _OUTCOMES:
+            return _OUTCOMES[code], None
+        if code != 0:
+            said = request.answer.with_name("said").read_text(errors="replace")
+            raise broken(request.batch_size, code, said)
+        answer: int | SparsePipeError = pickle.loads(request.answer.read_bytes())
         if isinstance(answer, SparsePipeError):
             raise answer
         # The watch may have looked away at the very peak.
         over = self._budget_bytes is not None and answer > self._budget_bytes
         return ("over_budget", None) if over else ("fits", answer)
 
+    def _took_much(self, seen: Seen) -> bool:
+        on_host = self._run.inventory.accelerator == "cpu"  # else the budget is of a GPU
+        budget_bytes = self._budget_bytes if on_host else None
+        return took_much(seen, budget_bytes=budget_bytes, most_bytes=most_bytes())
 
-def budget_of(run: Run, asked_bytes: float | None) -> int | None:
-    """Bytes that steps may take: what is asked for, else what the device has.
 
-    Returns:
-        None for a GPU that is to be filled until it runs out.
+def budget_of(
+    asked_bytes: float | None, *, accelerator: str, known_bytes: int | None
+) -> int | None:
+    """What steps may take; None: a GPU is filled until it runs out.
+
+    Not the memory that such a GPU has: other processes may hold some of it, and now more and now
+    less, so that there is no one figure for all steps of a search.
+
+    Args:
+        asked_bytes: as the task has it; None: nothing.
+        accelerator: of the device, ``cpu`` or ``cuda``.
+        known_bytes: that the device has, as the inventory says; None: it does not.
 
     Raises:
-        HardwareError: nothing is asked for, and nobody knows what the processor has.
+        HardwareError: nobody knows what memory there is.
     """
     if asked_bytes is not None:
         return int(asked_bytes)
-    if run.inventory.accelerator == "cuda":
+    if accelerator == "cuda":
         return None
-    known = memory_of(run.places[0], run.inventory)
-    if known is None:
+    if known_bytes is None:
         raise HardwareError(
             "the inventory does not say what memory the device has",
             remedy="set task.budget_bytes",
         )
-    return known
+    return known_bytes
 
 
 def _read(path: Path) -> dict[int, Probe]:
@@ -200,11 +250,11 @@ def _run(request: Path, *, said: Path, timeout_s: float) -> int | None:
             return process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             if not _ended(process):
-                raise _endless(process.pid) from None
+                raise endless(process.pid, limit_s=_END_S) from None
             return None
         except BaseException:
             if not _ended(process):  # nor is that why nobody waits for it any more
-                log.warning("%s", _endless(process.pid))
+                log.warning("%s", endless(process.pid, limit_s=_END_S))
             raise
 
 
@@ -218,46 +268,8 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def _endless(process: int) -> SparsePipeError:
-    return HardwareError(
-        f"process {process}, which tried out a batch size, was killed and is there all the same "
-        f"{_END_S:g} s later",
-        remedy="the kernel holds it, most often for a GPU's driver or a network file system that "
-        "hangs: see dmesg, and restart the machine where nothing else helps; the same command goes "
-        "on with the search",
-    )
-
-
-def _too_slow(batch_size: int, timeout_s: float) -> SparsePipeError:
-    return SparsePipeError(
-        f"training steps of batch size {batch_size} took longer than task.timeout_s={timeout_s:g}: "
-        "whether they fit is not known",
-        remedy="raise task.timeout_s: the same run goes on, with the answers that it has",
-    )
-
-
-def _broken(batch_size: int, code: int, said: str) -> SparsePipeError:
-    lines = "\n".join(said.strip().splitlines()[-_SAID_LINES:])
-    end = f"signal {-code}" if code < 0 else f"exit status {code}"
-    return SparsePipeError(
-        f"training steps of batch size {batch_size} ended with {end}, not for memory:\n{lines}",
-        remedy="mend what it says; the same command goes on with the search",
-    )
-
-
 def _told(found: Probe) -> str:
     took = f"{found.wall_s:.1f} s"
     if found.memory_bytes is None:
         return f"batch size {found.batch_size}: {found.outcome.replace('_', ' ')} ({took})"
     return f"batch size {found.batch_size}: {found.memory_bytes / 1e6:,.0f} MB ({took})"
-
-
-def values_of(probes: list[Probe], budget_bytes: int | None) -> dict[str, Any]:
-    """Of a ``result.json``: the budget and what was asked."""
-    return {
-        "budget_bytes": budget_bytes,
-        "probed_batches": [probe.batch_size for probe in probes],
-        "probed_outcomes": [probe.outcome for probe in probes],
-        "probed_memory_bytes": [probe.memory_bytes for probe in probes],
-        "probing_s": sum(probe.wall_s for probe in probes),
-    }

@@ -33,3 +33,11 @@ class Request:
     whole: bool
     answer: Path
     parent: int
+
+    @property
+    def seen(self) -> Path:
+        """The file that tells the most memory it was seen to have, whatever ends it.
+
+        Two numbers of bytes: then, and when its steps began.
+        """
+        return self.answer.with_name("seen")

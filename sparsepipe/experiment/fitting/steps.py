@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from sparsepipe.experiment.callbacks.throughput import batch_size_of
 from sparsepipe.experiment.fitting.memory import (
     ResidentPeak,
     limit_allocations,
+    status_bytes,
     watch_resident,
 )
 from sparsepipe.experiment.fitting.request import OVER_BUDGET, Request
@@ -93,7 +96,7 @@ def memory_of_steps(request: Request) -> int:
     device = torch.device("cpu")
     if inventory.accelerator == "cuda":
         device = prepare_device(run.places[0], inventory)
-    peak = _limited(device, request.budget_bytes)
+    peak = _limited(device, request)
     module = build_module(run.config, data)
     trainer = run.trainer([], silent=True, max_steps=request.steps, **_INSTEAD)
     trainer.fit(module, train_dataloaders=_Batches(batches))
@@ -119,9 +122,12 @@ def first_batches(loader: Any, *, size: int, count: int, whole: bool) -> list[An
     return list(islice(cycle(full or first), count))
 
 
-def _limited(device: torch.device, budget_bytes: int | None) -> ResidentPeak | None:
+def _limited(device: torch.device, request: Request) -> ResidentPeak | None:
     """Sets the budget from now on; what measures it, unless a GPU does."""
+    budget_bytes = request.budget_bytes
     if device.type == "cuda":
+        # Its host's memory may run out, which nothing limits.
+        watch_resident(math.inf, lambda: None, grown=_noting(request.seen))
         if budget_bytes is not None:
             whole = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / whole), device)
@@ -130,5 +136,21 @@ def _limited(device: torch.device, budget_bytes: int | None) -> ResidentPeak | N
     peak = ResidentPeak()
     assert budget_bytes is not None, "a processor's memory has no end of its own"
     limit_allocations(budget_bytes + budget_bytes // 2 + _SLACK_BYTES)
-    watch_resident(peak.before_bytes + budget_bytes, lambda: os._exit(OVER_BUDGET))
+    watch_resident(
+        peak.before_bytes + budget_bytes,
+        lambda: os._exit(OVER_BUDGET),
+        grown=_noting(request.seen),
+    )
     return peak
+
+
+def _noting(path: Path) -> Callable[[int], object]:
+    """Notes what is resident, and what was at first, where it is left if this process is killed.
+
+    One short write each time, so that the numbers are always whole.
+    """
+    before_bytes = status_bytes("VmRSS")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return lambda resident_bytes: os.pwrite(
+        descriptor, f"{resident_bytes:020d} {before_bytes:020d}".encode(), 0
+    )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from sparsepipe.experiment.fitting.prober import Prober, budget_of, values_of
-from sparsepipe.experiment.measured_device import memory_of
+from sparsepipe.experiment.fitting.prober import Probe, Prober
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.schema import Limits
@@ -33,47 +32,37 @@ def train_if_fits(
     Where they do not fit, the run is finished, and its result says ``fits: false``; nothing is
     trained. Else it is a training that measures also how fast the network infers.
 
-    Args:
-        run: configuration and directory.
-        budget_bytes: that a step may take; None: what the device has.
-        steps: of training that are tried.
-        timeout_s: limit of these.
-        warmup_batches: forwards of the test split before the clock starts.
-        timed_batches: forwards while it runs.
-        test: measure on the test split, and how fast it infers, when training is done.
-        monitor: metric by which the best checkpoint is kept; None: ``val/accuracy``.
-        mode: ``max`` or ``min``.
-        gallery: test shapes in ``predictions.png``.
+    What the settings say, :class:`~sparsepipe.experiment.fitting.prober.Prober` tells of the steps,
+    :func:`~sparsepipe.experiment.evaluate.evaluate` of the forwards and
+    :func:`~sparsepipe.experiment.train.train` of the others.
 
     Raises:
         ConfigError: the run has several processes; and what a training raises.
         HardwareError: nobody knows what memory there is.
-        SparsePipeError: the steps take too long, or end for another reason than memory.
+        SparsePipeError: the steps take too long, are killed, or end for another reason than memory.
         Stopped: a signal ended it.
     """
     run.assert_one_rank()
-    budget = budget_of(run, budget_bytes)
-    prober = Prober(run, budget_bytes=budget, steps=steps, timeout_s=timeout_s)
+    prober = Prober(run, budget_bytes=budget_bytes, steps=steps, timeout_s=timeout_s)
     found = prober.probe(int(run.config["data"]["batch_size"]))
-    told = {
-        "fits": found.fits,
-        "limited_by": None if found.fits else found.outcome,
-        "step_memory_bytes": found.memory_bytes,
-        **values_of(prober.probes, budget or memory_of(run.places[0], run.inventory)),
-    }
+    told = {**_told(found), **prober.values}
     if not found.fits:
         log.info("a training step does not fit (%s): nothing is trained", found.outcome)
         write_result(run, told)
         return
+    forwards = {"warmup": warmup_batches, "timed": timed_batches}
     train_with(
-        run,
-        test=test,
-        monitor=monitor,
-        mode=mode,
-        gallery=gallery,
-        forwards={"warmup": warmup_batches, "timed": timed_batches},
-        told=told,
+        run, test=test, monitor=monitor, mode=mode, gallery=gallery, forwards=forwards, told=told
     )
+
+
+def _told(found: Probe) -> dict[str, Any]:
+    """Of a ``result.json``: whether the steps fit."""
+    return {
+        "fits": found.fits,
+        "limited_by": None if found.fits else found.outcome,
+        "step_memory_bytes": found.memory_bytes,
+    }
 
 
 # A limit ends a run or leaves it as it is.
