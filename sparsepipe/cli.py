@@ -25,6 +25,7 @@ from sparsepipe.experiment.objective import scored
 from sparsepipe.experiment.sweep.directory import announced
 from sparsepipe.experiment.sweep.ending import end_early, exit_code_of_sweep
 from sparsepipe.experiment.sweep.record import SweptJob
+from sparsepipe.experiment.sweep.several import refuse_several
 from sparsepipe.experiment.sweep.torchrun import refuse_within_torchrun
 from sparsepipe.experiment.telling import told_by
 
@@ -48,6 +49,7 @@ def main() -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     outcome = _Outcome()
     try:
+        refuse_several(arguments, compose.config_loader(_directories(arguments)))
         _hydra_main(outcome)
         outcome.exit_code = outcome.exit_code or exit_code_of_sweep()
     except SparsePipeError as error:
@@ -129,7 +131,6 @@ def _job_of_sweep(config: DictConfig, hydra_config: HydraConf) -> str:
     job = SweptJob(
         number=int(hydra_config.job.num),
         overrides=tuple(map(str, overrides)),
-        choices={str(group): str(one) for group, one in hydra_config.runtime.choices.items()},
         sweep=announced(str(hydra_config.sweep.dir)),
     )
     done = run_swept(job, lambda: compose.resolve(config), fresh_processes=True)
@@ -164,7 +165,13 @@ def _is_to_tell(said: str, *, sure: bool) -> bool:
 
 def _explained(error: Exception, arguments: list[str]) -> ConfigError:
     overrides = [item for item in arguments if "=" in item and not item.startswith("-")]
-    directories = [
+    loader = compose.config_loader(_directories(arguments))
+    return compose.explain(error, overrides, loader)
+
+
+def _directories(arguments: list[str]) -> list[str]:
+    """Those that ``--config-dir`` names."""
+    return [
         *(item.partition("=")[2] for item in arguments if item.startswith("--config-dir=")),
         *(
             value
@@ -172,7 +179,6 @@ def _explained(error: Exception, arguments: list[str]) -> ConfigError:
             if option in ("--config-dir", "-cd")
         ),
     ]
-    return compose.explain(error, overrides, compose.config_loader(directories))
 
 
 if __name__ == "__main__":

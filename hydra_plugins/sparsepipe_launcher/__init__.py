@@ -34,8 +34,8 @@ class SparsePipeLauncher(Launcher):
         cores_per_rank: how many cores each process of a job gets; None: without GPUs all cores
             are one job's.
         job_limit_s: a job that takes longer is ended; None: no limit.
-        wait_limit_s: how long a job waits for another process that works on the same run; None:
-            as long as that takes.
+        wait_limit_s: how long a job waits for a process that works on the same run and is none of
+            this sweep's; None: as long as that takes.
     """
 
     def __init__(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sparsepipe.aside import Aside, aside
 from sparsepipe.errors import DataError
 
 _LOG = logging.getLogger(__name__)
@@ -23,6 +24,8 @@ _TELL_AFTER_S = 3.0
 def locked(path: Path, *, wait_s: float) -> Iterator[None]:
     """Hold the lock file ``path`` while the block runs.
 
+    Neither the wait nor the block is this process's own time, for as long as others would wait.
+
     Args:
         path: the lock file; it stays behind and is empty of meaning when nobody holds it.
         wait_s: how long to wait for another process that holds it.
@@ -32,11 +35,14 @@ def locked(path: Path, *, wait_s: float) -> Iterator[None]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    prepares = Aside(what="prepares", limit_s=wait_s)
     try:
-        _acquire(descriptor, path, wait_s)
+        with aside(prepares):
+            _acquire(descriptor, path, wait_s)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        yield
+        with aside(prepares):  # anew: its time is no part of the wait's
+            yield
     finally:
         os.close(descriptor)  # releases the lock
 

@@ -14,6 +14,7 @@ from typing import Any
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -97,7 +98,8 @@ def config_loader(directories: Sequence[str] = ()) -> ConfigLoader:
     """Knows the groups of :func:`config_dir` and of further directories."""
     path = create_config_search_path(str(config_dir()))
     for directory in directories:
-        path.append("command-line", f"file://{Path(directory).absolute()}")
+        where = f"file://{Path(directory).absolute()}"
+        path.prepend("command-line", where, anchor=SearchPathQuery(provider="schema", path=None))
     return ConfigLoaderImpl(path)
 
 

@@ -25,10 +25,10 @@ from sparsepipe.experiment.checkpoints import find_checkpoint, load_weights, rea
 from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.figures import draw_test
 from sparsepipe.experiment.loaders import adapt_loaders
+from sparsepipe.experiment.log_lines import class_accuracies, log_test
 from sparsepipe.experiment.outputs import writing
 from sparsepipe.experiment.placing import are_there
 from sparsepipe.experiment.planned import search_of
-from sparsepipe.experiment.report import class_accuracies, log_test
 from sparsepipe.experiment.result import peak_values, plan_values, write_result
 from sparsepipe.experiment.run import Run, num_ranks
 from sparsepipe.experiment.rundir import RunDir

@@ -6,11 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from lightning_fabric.utilities.exceptions import MisconfigurationException
-
 from sparsepipe.cluster import Inventory
-from sparsepipe.errors import ConfigError, SparsePipeError
-from sparsepipe.experiment import out_of_memory
 from sparsepipe.experiment.emulation import emulation_of
 from sparsepipe.experiment.joining import joined
 from sparsepipe.experiment.loggers import end_tracking
@@ -22,6 +18,8 @@ from sparsepipe.experiment.seeding import seed_model
 from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.experiment.signature import locate
 from sparsepipe.experiment.stopping import kept_from_saving, tell_loss
+from sparsepipe.experiment.threads import limit_threads
+from sparsepipe.experiment.told_errors import told
 from sparsepipe.runtime import group
 
 
@@ -36,6 +34,7 @@ def execute(
         HardwareError: memory ran out.
     """
     quiet()
+    limit_threads()
     run = Run(config=config, directory=directory, inventory=inventory, watch=watch)
     with _group(run):
         group.assert_world_size(run.ranks)
@@ -53,27 +52,11 @@ def execute(
                 tell_loss(error, watch.signum, directory)
                 raise
             watch.stop_if_asked(error)
-            if (told := _told(error, run)) is not None:
-                raise told from error
+            if (mendable := told(error, run)) is not None:
+                raise mendable from error
             raise
         finally:
             end_tracking(failed=not done)
-
-
-def _told(error: Exception, run: Run) -> SparsePipeError | None:
-    """What a user can mend, of errors that others raised; None of what is somebody's own."""
-    if _refused_by_lightning(error):
-        return ConfigError(
-            f"Lightning refuses the settings: {str(error).strip()}",
-            remedy="correct the keys of trainer that it names",
-        )
-    return out_of_memory.told(error, run)
-
-
-def _refused_by_lightning(error: Exception) -> bool:
-    # What it finds out in the middle of fitting is a plain ValueError.
-    late = isinstance(error, ValueError) and "`val_check_interval`" in str(error)
-    return late or isinstance(error, MisconfigurationException)
 
 
 @contextmanager

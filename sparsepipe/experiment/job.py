@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, SparsePipeError
@@ -45,12 +45,9 @@ from sparsepipe.runtime.attempts import attempt
 from sparsepipe.runtime.group import first_to_tell
 from sparsepipe.runtime.launch import Stopped, launch
 
-__all__ = ["Stage", "Stopped", "first_to_tell", "run_job"]
+__all__ = ["Stopped", "first_to_tell", "run_job"]
 
 log = logging.getLogger(__name__)
-
-Stage = Literal["found", "waits", "has waited"]
-"""Of a run's directory: it is known, another process works on it, and does so no more."""
 
 
 def run_job(
@@ -59,7 +56,7 @@ def run_job(
     fresh_processes: bool = False,
     wait_s: float = 0.0,
     anew_since_s: float | None = None,
-    opened: Callable[[RunDir, Stage], object] = lambda directory, stage: None,
+    found: Callable[[RunDir], object] = lambda directory: None,
 ) -> RunDir:
     """Runs a job, or skips it when it is finished, or goes on with it.
 
@@ -69,8 +66,7 @@ def run_job(
         wait_s: how long to wait for another process that does the same job.
         anew_since_s: a run that has finished since then (seconds since 1970) counts as one that
             ``force`` has started anew already.
-        opened: is told the run's directory as soon as that is known; again where another process
-            has to be waited for, and when that is over.
+        found: is told the run's directory as soon as that is known.
 
     Returns:
         The run's directory, finished.
@@ -88,16 +84,8 @@ def run_job(
         processes = fresh_processes or config["parallel"].get("max_restarts", 0) > 0
         alone = ranks == 1 and not processes and emulation_of(config) is None
         directory = _prepare_here(config, inventory)
-        waited: list[Stage] = []
-
-        def waits() -> None:
-            waited.append("waits")
-            opened(directory, "waits")
-
-        opened(directory, "found")
-        with locked(directory, wait_s=wait_s, waits=waits):
-            if waited:
-                opened(directory, "has waited")
+        found(directory)
+        with locked(directory, wait_s=wait_s):
             if not _finished(directory, config, anew_since_s=anew_since_s):
                 _run_here(directory, config, inventory, watch, alone=alone)
         return directory

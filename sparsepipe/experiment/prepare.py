@@ -31,6 +31,7 @@ from sparsepipe.experiment.rundir import RunDir, file_fingerprint, run_dir
 from sparsepipe.experiment.signature import locate
 from sparsepipe.experiment.table1 import table1
 from sparsepipe.experiment.table3 import table3
+from sparsepipe.experiment.threads import chosen_threads
 from sparsepipe.profiling import Profile
 
 _ALONE = (fit_batch, partition, profile, table1, table3, train_if_fits)
@@ -60,6 +61,7 @@ def prepare(config: Mapping[str, Any], inventory: Inventory) -> RunDir:
         data_fingerprint=prepare_task(config, inventory),
         checkpoint_fingerprint=None if checkpoint is None else file_fingerprint(checkpoint),
         profiles_fingerprint=None if profiles is None else fingerprint_of_profiles(profiles),
+        threads=chosen_threads(config, inventory, ranks=ranks),
     )
 
 

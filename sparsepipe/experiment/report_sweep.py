@@ -36,10 +36,9 @@ class SweepReport(Callback):
         from sparsepipe.experiment.outcome import log_report
         from sparsepipe.experiment.report_task import write_chapters
         from sparsepipe.experiment.reported import Reported
-        from sparsepipe.results.report.exhibits import EXHIBITS
 
-        experiment = config.hydra.runtime.choices.get("experiment")
-        if experiment not in EXHIBITS:
+        experiment = exhibit_of(config)
+        if experiment is None:
             return
         sweep = sweep_directory(config)
         given = {"name": str(config.name), "paths": {"outputs": str(config.paths.outputs)}}
@@ -59,6 +58,16 @@ class SweepReport(Callback):
             )
         except SparsePipeError as error:
             log.warning("report of the sweep: %s", error)
+
+
+def exhibit_of(config: DictConfig) -> str | None:
+    """The experiment of a sweep that ends in a report, which is one of the paper's; else None."""
+    experiment = OmegaConf.select(config, "hydra.runtime.choices.experiment")
+    if experiment is None:
+        return None
+    from sparsepipe.results.report.exhibits import EXHIBITS
+
+    return str(experiment) if experiment in EXHIBITS else None
 
 
 def _scales(config: DictConfig) -> list[str]:

@@ -223,6 +223,7 @@ def run_dir(
     checkpoint_fingerprint: str | None,
     profiles_fingerprint: str | None = None,
     order: Sequence[int] = (),
+    threads: str | None = None,
 ) -> RunDir:
     """The directory that belongs to a configuration on some data and hardware."""
     identity = identity_of(config)
@@ -235,6 +236,8 @@ def run_dir(
         identity["plan"] = division.arguments()  # what its file holds, where it is in one
         if not is_automatic(config["parallel"]):
             identity |= settled_recompute(config["parallel"], division.details)
+    if threads is not None:
+        identity["threads"] = threads
     if order:  # of the devices; most runs take them as the inventory lists them
         identity["devices"] = list(order)
     if (search := searched_plan_of(config)) is not None:

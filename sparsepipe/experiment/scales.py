@@ -33,13 +33,18 @@ def in_place_of_scale(arguments: Sequence[str], config_dir: Path) -> list[str]:
     given = {name.lstrip("+"): value for name, _, value in (a.partition("=") for a in arguments)}
     instead = _instead(config_dir / "experiment" / f"{given.get('experiment')}.yaml")
     text = given.get("scale")
-    scales = scales_of(text, is_sweep=bool(_SWEEPS & set(arguments))) if text and instead else []
+    scales = scales_of(text, is_sweep=is_sweep(arguments)) if text and instead else []
     if not scales or not set(scales) <= set(instead):
         return list(arguments)
     first, *others = (instead[scale] for scale in scales)
     shared = [word for word in first if all(word in other for other in others)]
     narrowed = [word for word in shared if word.partition("=")[0] not in given]
     return [*(a for a in arguments if a.lstrip("+") != f"scale={text}"), *narrowed]
+
+
+def is_sweep(arguments: Sequence[str]) -> bool:
+    """Whether a command with these arguments is a sweep."""
+    return bool(_SWEEPS & set(arguments))
 
 
 def scales_of(text: str, *, is_sweep: bool) -> list[str]:

@@ -87,14 +87,16 @@ def find_plan(
             a search that does not look at the memory of each device has a plan that does not fit.
         ProfileError: a profile is missing, or they are of different models.
         HardwareError: a link has no bandwidth.
-        PlanError: no plan fits the memory.
+        PlanError: no plan fits the memory, or the search stops before it has found one.
     """
     problem = _problem(choice, config, inventory, profiles, recomputing)
     device = choice.device
     if choice.search in _ALIKE and device is None:
         device = fastest(problem, choice.search)
     solution = _solve(problem, choice, device=device)
-    chosen = None if problem.recomputing is None else chosen_of(solution.stages, problem)
+    chosen = None
+    if problem.recomputing is not None:
+        chosen = chosen_of(solution.stages, problem, solution.spans)
     told = explain(problem, solution, chosen)
     known = {"model": model_name(config), **_asked(choice, device)}
     known |= _given(problem, inventory, profiles)
@@ -205,7 +207,7 @@ def _solve(problem: Problem, choice: SearchChoice, *, device: str | None) -> Sol
 
     Raises:
         ConfigError: it does not use a setting that is given.
-        PlanError: no plan fits the memory.
+        PlanError: see :func:`find_plan`.
     """
     search = choice.search
     assert search is not None, "nobody searches then"

@@ -12,7 +12,8 @@ from omegaconf import DictConfig
 from sparsepipe.errors import DataError, NoRunsError
 from sparsepipe.experiment.outputs import expanded
 from sparsepipe.experiment.sweep.directory import sweep_directory
-from sparsepipe.experiment.swept import near, records_of
+from sparsepipe.experiment.sweep.record import records_of
+from sparsepipe.experiment.swept import near
 from sparsepipe.results import gather
 from sparsepipe.results.ledger import CSV
 

@@ -10,7 +10,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from sparsepipe.experiment.sweep.directory import sweep_directory
-from sparsepipe.experiment.swept import JobRecord, near, records_of, result_of
+from sparsepipe.experiment.sweep.record import JobRecord, records_of
+from sparsepipe.experiment.swept import near, result_of
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.results.sweep_table import SweepJob, sweep_markdown, sweep_rows
 from sparsepipe.results.tables import write_csv

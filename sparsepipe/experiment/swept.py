@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.errors import DataError
-from sparsepipe.experiment.sweep.record import JobRecord, records_of
 from sparsepipe.results.files import read_json
-
-__all__ = ["JobRecord", "near", "records_of", "result_of"]
 
 log = logging.getLogger(__name__)
 

@@ -37,14 +37,14 @@ from sparsepipe.experiment.evaluate import Clock, inference_rate
 from sparsepipe.experiment.figures import draw_curves, draw_test
 from sparsepipe.experiment.kept_memory import kept_values
 from sparsepipe.experiment.loaders import EpochSeeds, adapt_loaders
-from sparsepipe.experiment.loggers import RunLogger
-from sparsepipe.experiment.report import (
+from sparsepipe.experiment.log_lines import (
     StartLine,
     class_accuracies,
     log_profiling,
     log_test,
     num_shapes,
 )
+from sparsepipe.experiment.loggers import RunLogger
 from sparsepipe.experiment.result import peak_values, plan_values, write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.schedule_picture import draw_schedule

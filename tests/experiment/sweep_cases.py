@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ def leave_record(
     number: int,
     *overrides: str,
     run: Path | None,
-    choices: Mapping[str, str] | None = None,
     **more: Any,
 ) -> JobRecord:
     """Of a job that finished, or of one that failed, which has no run."""
-    job = SweptJob(number=number, overrides=overrides, choices=choices or {}, sweep=sweep)
+    job = SweptJob(number=number, overrides=overrides, sweep=sweep)
     failed = {"status": "failed", "error": "it broke\n  remedy: mend it", "exit_code": 1}
     values = {"began_s": 1.0, "ended_s": 3.0, **(failed if run is None else {"status": "finished"})}
     told = None if run is None else str(run)

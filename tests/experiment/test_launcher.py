@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import inspect
 import json
-import os
 import re
 import signal
 from pathlib import Path
@@ -21,6 +20,7 @@ from sparsepipe.experiment.rundir import RunDir, flatten
 from sparsepipe.experiment.sweep.launch import launch
 from sparsepipe.experiment.sweep.record import JobRecord, records_of
 from sparsepipe.experiment.sweep.settings import Settings
+from sparsepipe.machine import usable_cores
 from sparsepipe.results.files import read_json
 
 OURS = "hydra/launcher=sparsepipe"
@@ -139,14 +139,14 @@ def test_each_job_has_the_processes_it_asks_for(shell: Shell) -> None:
         assert min(victims) >= 500, "where memory runs out, none but the sweep is spared"
         processes |= {process for process, _, _ in told}
         cores = {len(json.loads(cores)) for _, _, cores in told}
-        assert cores == {min(asked, len(os.sched_getaffinity(0)))}, "a core for each rank"
+        assert cores == {min(asked, usable_cores())}, "a core for each rank"
     assert len(processes) == 1 + 2 + 4, "of its own each"
 
 
 def interrupted(shell: Shell, *signums: int) -> Finished:
     """A sweep of two jobs that are stuck beside each other, and hears these signals."""
     sweep = shell.start(OURS, BESIDE, *STUCK, "seed=0,1", "hydra.mode=MULTIRUN")
-    wait_for(lambda: len(shell.runs()) == 1 + (len(os.sched_getaffinity(0)) > 1))
+    wait_for(lambda: len(shell.runs()) == 1 + (usable_cores() > 1))
     wait_for((shell.cwd / "in-step-0").exists)
     for signum in signums:
         sweep.send_signal(signum)

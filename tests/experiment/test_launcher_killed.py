@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from experiment_harness import Shell, orphans, rows, weights
 from pandas.testing import assert_frame_equal
+from same_ledgers import is_of_the_moment
 
 from sparsepipe.errors import DataError
 from sparsepipe.experiment.sweep.record import records_of
@@ -102,13 +103,6 @@ def assert_whole_so_far(shell: Shell) -> None:
     except DataError:  # nothing is finished yet
         told = set()
     assert told == set(done)
-
-
-def is_of_the_moment(column: str) -> bool:
-    """Times, rates, measured memory, and how often a run was begun; settings are none of these."""
-    if "." in column:
-        return False
-    return column.endswith(("_s", "_at", "memory_bytes")) or column in ("starts", "git_commit")
 
 
 def ledger(shell: Shell) -> pd.DataFrame:

@@ -67,8 +67,8 @@ def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(logging.getLogger("sparsepipe"), "propagate", True)
     monkeypatch.setattr(ending, "_exit_codes", [])
     monkeypatch.setattr(ending, "_begun", [])
-    for name in ("SPARSEPIPE_SWEEP_DIR", "SPARSEPIPE_SWEEP_COMMAND", "SPARSEPIPE_SWEEP_BEGAN"):
-        monkeypatch.setenv(name, "")  # which a sweep sets, and is set back
+    for name in ("DIR", "COMMAND", "BEGAN", "THREADS"):
+        monkeypatch.setenv(f"SPARSEPIPE_SWEEP_{name}", "")  # which a sweep sets, and is set back
     caplog.set_level(logging.INFO)
     return caplog
 
@@ -127,8 +127,8 @@ def test_what_breaks_a_sweep_that_searches_nothing_is_no_matter_of_values(
     tmp_path: Path, said
 ) -> None:
     """Its table and its ledger are made; the error comes as it is."""
-    left(tmp_path)
     begun(tmp_path, sweeper=BASIC)
+    left(tmp_path)
     assert not ending.end_early(raised("no space left"))
     texts = [record.getMessage() for record in said.records]
     assert any(text.startswith("1 of 3 jobs failed, 1 stopped:") for text in texts)
@@ -136,8 +136,8 @@ def test_what_breaks_a_sweep_that_searches_nothing_is_no_matter_of_values(
 
 
 def test_a_sweep_whose_sweeper_gives_up_is_told_as_others_are(tmp_path: Path, said) -> None:
-    left(tmp_path)
     begun(tmp_path)
+    left(tmp_path)
     assert ending.end_early(raised("no number"))
     assert ending.exit_code_of_sweep() == 1
     *before, failed, trace, end = (record.getMessage() for record in said.records)
@@ -152,8 +152,8 @@ def test_a_sweep_whose_sweeper_gives_up_is_told_as_others_are(tmp_path: Path, sa
 
 def test_what_no_job_has_to_do_with_is_not_told_as_theirs(tmp_path: Path, said) -> None:
     assert not ending.end_early(ValueError("no sweep at all"))
-    leave_record(tmp_path, 0, "++seed=0", run=tmp_path / "run")
     config = begun(tmp_path)
+    leave_record(tmp_path, 0, "++seed=0", run=tmp_path / "run")
     assert not ending.end_early(ValueError("somebody's own"))
     left(tmp_path)
     SweepEnd().on_multirun_end(config)

@@ -13,7 +13,7 @@ from sparsepipe.experiment.sweep import ending
 from sparsepipe.experiment.sweep.one_job import run_swept
 from sparsepipe.experiment.sweep.record import SweptJob
 
-VARIABLES = ("SPARSEPIPE_SWEEP_DIR", "SPARSEPIPE_SWEEP_COMMAND", "SPARSEPIPE_SWEEP_BEGAN")
+VARIABLES = tuple(f"SPARSEPIPE_SWEEP_{name}" for name in ("DIR", "COMMAND", "BEGAN", "THREADS"))
 
 
 def sweep(directory: Path, count: int, *overrides: str) -> RunDir:
@@ -25,7 +25,7 @@ def sweep(directory: Path, count: int, *overrides: str) -> RunDir:
     given = composed("experiment=tiny", "trainer.max_epochs=1", "task.test=false", *overrides)
     runs = set()
     for number in range(count):
-        job = SweptJob(number=number, overrides=overrides, choices={}, sweep=directory)
+        job = SweptJob(number=number, overrides=overrides, sweep=directory)
         runs.add(run_swept(job, lambda: given, fresh_processes=False).run)
     (run,) = runs
     assert run is not None

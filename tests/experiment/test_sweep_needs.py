@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from plans import plan_on
+from quota_group import quota_group
 
 from sparsepipe.cluster import Device
 from sparsepipe.cluster.gpus import gpu_indices
@@ -30,6 +33,7 @@ from sparsepipe.experiment.sweep.needs import machine, needs, whole_machine
 from sparsepipe.experiment.sweep.settings import Settings
 from sparsepipe.experiment.sweep.slots import Demand, Gpu, Machine, Slots
 from sparsepipe.experiment.told_hardware import tell
+from sparsepipe.machine import quota_limits, usable_cores
 
 CPU = Machine(cores=(0, 1, 2, 3))
 KINDS = ("RTX", "RTX", "RTX", "TITAN")
@@ -211,6 +215,18 @@ def test_a_part_of_the_machine_makes_no_other_run(
     assert build_inventory(config).fingerprint() == whole.fingerprint()
     other = composed("hardware.accelerator=cpu", "hardware.cpu_devices=7", *emulated)
     assert build_inventory(other).num_devices == 7, "of which nothing was told"
+
+
+@pytest.mark.full
+@pytest.mark.skipif(usable_cores() < 2, reason="one core is no less with a quota")
+def test_cores_of_a_quota_only_count() -> None:
+    """Others of this host have a quota, too, and would be bound to the same ones."""
+    asked = "from sparsepipe.experiment.sweep.needs import machine as m; print(m().binds)"
+    command = [sys.executable, "-c", asked]
+    with quota_group(0.5) as within:
+        found = subprocess.run([*within, *command], check=True, capture_output=True, text=True)
+    assert found.stdout == "False\n"
+    assert machine().binds or quota_limits()
 
 
 @pytest.mark.usefixtures("nothing_told")

@@ -15,9 +15,10 @@ from sparsepipe.experiment.sweep.record import SweptJob
 from sparsepipe.experiment.sweep.remaining import left_s
 from sparsepipe.experiment.sweep.runner import Runner
 from sparsepipe.experiment.sweep.running import ReadyJob, RunningJob
+from sparsepipe.experiment.sweep.settings import Settings
 from sparsepipe.experiment.sweep.slots import Demand, Grant, Machine, Slots
+from sparsepipe.experiment.sweep.stages import Telling
 from sparsepipe.experiment.sweep.view import Lines
-from sparsepipe.results.files import write_json
 
 HEAD = "epoch,step,train/loss"
 
@@ -35,7 +36,7 @@ class Sweep:
     """A sweep with a job of four epochs, and what the job has left."""
 
     def __init__(self, place: Path, process: JobProcess, *, force: bool = False) -> None:
-        self.swept = SweptJob(number=0, overrides=("seed=0",), choices={}, sweep=place / "sweep")
+        self.swept = SweptJob(number=0, overrides=("seed=0",), sweep=place / "sweep")
         self.run = place / "run"
         self.swept.path.mkdir(parents=True)
         self.run.mkdir()
@@ -44,12 +45,12 @@ class Sweep:
             ready=ReadyJob(job=self.swept, config=config, demand=Demand(ranks=1, cores=1)),
             grant=Grant(cores=(0,), gpus=(), threads=1),
             process=process,
-            limit_s=None,
+            settings=Settings(),
         )
         self.job._began_s -= 60  # a minute ago
         self.runner = Runner(
             Slots(machine=Machine(cores=(0,)), max_jobs=None),
-            job_limit_s=None,
+            settings=Settings(),
             texts={0: "seed=0"},
             view=Lines(),
             began=lambda job: None,
@@ -57,7 +58,7 @@ class Sweep:
         )
 
     def start(self) -> None:
-        write_json(self.swept.started, {"run": str(self.run)})
+        Telling(self.swept.started).note_run(self.run)
 
     def finish(self, epochs: int) -> None:
         rows = [f"{epoch},8,0.5" for epoch in range(epochs)]

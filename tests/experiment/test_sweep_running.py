@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sparsepipe.experiment.sweep import running
 from sparsepipe.experiment.sweep.process import JobProcess
 from sparsepipe.experiment.sweep.record import JobRecord, SweptJob, record_of, write_record
 from sparsepipe.experiment.sweep.running import ReadyJob, RunningJob
+from sparsepipe.experiment.sweep.settings import Settings
 from sparsepipe.experiment.sweep.slots import Demand, Grant
+from sparsepipe.machine import usable_core_numbers
 
 WRITTEN_DOWN = {"_target_": "sparsepipe.cluster.Inventory.from_dict", "value": {}}
 CONFIG = {"hardware": WRITTEN_DOWN, "parallel": {"grace_s": 0.0}, "force": False}
-GRANT = Grant(cores=(min(os.sched_getaffinity(0)),), gpus=(), threads=1)
+ALL = usable_core_numbers()
+GRANT = Grant(cores=ALL[:1], gpus=(), threads=1)
+SOME, OTHERS = (str(len(ALL) + more) for more in (1, 2))
+"""Threads that nobody has who says nothing."""
 
 
 @pytest.fixture
@@ -28,35 +34,69 @@ def ready(tmp_path: Path) -> Callable[..., ReadyJob]:
     """Makes a job that can be started."""
 
     def make(**env: str) -> ReadyJob:
-        job = SweptJob(number=0, overrides=("seed=0",), choices={}, sweep=tmp_path)
+        job = SweptJob(number=0, overrides=("seed=0",), sweep=tmp_path)
         return ReadyJob(job=job, config=CONFIG, demand=Demand(ranks=1, cores=1, gpus=()), env=env)
 
     return make
 
 
+def environment_of(process: subprocess.Popen[bytes]) -> list[bytes]:
+    """What a process was started with; the kernel tells it a moment after the start."""
+    deadline_s = time.monotonic() + 20
+    while not (said := Path(f"/proc/{process.pid}/environ").read_bytes()):
+        assert time.monotonic() < deadline_s, "it has no environment"
+        time.sleep(0.01)
+    return said.split(b"\0")
+
+
 @pytest.mark.parametrize(
-    ("here", "of_jobs", "threads"), [(None, {}, "1"), (None, {"OMP_NUM_THREADS": "3"}, "3"),
-                                     ("4", {}, "4"), ("4", {"OMP_NUM_THREADS": "3"}, "3")],
+    ("here", "of_jobs", "cores", "threads", "chosen"), [
+        (None, {}, None, "1", ""), (SOME, {}, 1, SOME, SOME),
+        (None, {"OMP_NUM_THREADS": OTHERS}, None, OTHERS, OTHERS),
+        (SOME, {}, None, SOME, SOME), (SOME, {"OMP_NUM_THREADS": OTHERS}, None, OTHERS, OTHERS),
+        # As many as there are cores have those who say nothing.
+        (None, {}, 1, "1", "1" if len(ALL) > 1 else ""), (None, {}, len(ALL), f"{len(ALL)}", ""),
+        (f"{len(ALL)}", {}, None, f"{len(ALL)}", ""), (f"{len(ALL)}", {}, 1, f"{len(ALL)}", ""),
+    ],
 )  # fmt: skip
 def test_what_the_user_says_of_threads_counts(
     ready: Callable[..., ReadyJob],
     here: str | None,
     of_jobs: dict[str, str],
+    cores: int | None,
     threads: str,
+    chosen: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the shell, or by ``hydra.job.env_set``."""
+    """In the shell, by ``hydra.job.env_set``, or as cores of each rank."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if here is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", here)
-    job = RunningJob.start(ready(**of_jobs), GRANT, whole=False, limit_s=None)
+    settings = Settings(cores_per_rank=cores)
+    grant = Grant(cores=ALL[: cores or 1], gpus=(), threads=cores or 1)
+    job = RunningJob.start(ready(**of_jobs), grant, whole=False, settings=settings)
     first = job.process.first
     try:
-        found = Path(f"/proc/{first.pid}/environ").read_bytes().split(b"\0")
+        found = environment_of(first)
     finally:
         job.process.kill()
         first.wait(20)
     assert f"OMP_NUM_THREADS={threads}".encode() in found
+    assert f"SPARSEPIPE_SWEEP_THREADS={chosen}".encode() in found, "for the run's identity"
+
+
+@pytest.mark.parametrize(
+    ("binds", "whole", "cores"), [(True, False, [ALL[0]]), (True, True, None), (False, False, None)]
+)
+def test_the_cores_that_a_job_keeps_to(
+    ready: Callable[..., ReadyJob], binds: bool, whole: bool, cores: list[int] | None
+) -> None:
+    """None where only their number counts; its threads are as many in any case."""
+    asked, grant = ready(OMP_NUM_THREADS=SOME), replace(GRANT, binds=binds)
+    job = RunningJob.start(asked, grant, whole=whole, settings=Settings())
+    job.process.kill()
+    job.process.first.wait(20)
+    assert yaml.safe_load(asked.job.file.read_text())["cores"] == cores
 
 
 MARK = "m" * 32
@@ -76,7 +116,7 @@ def looked_after(ready: ReadyJob, statements: str) -> JobRecord:
         [sys.executable, "-c", f"{statements}; print(flush=True); import time; time.sleep(300)"],
         stdout=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
-    job = RunningJob(ready=ready, grant=GRANT, process=JobProcess(first, MARK), limit_s=None)
+    job = RunningJob(ready=ready, grant=GRANT, process=JobProcess(first, MARK), settings=Settings())
     deadline_s = time.monotonic() + 20
     with first:
         try:

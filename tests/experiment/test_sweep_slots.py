@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sparsepipe.experiment.sweep.slots import (
@@ -109,6 +111,16 @@ def test_jobs_share_no_gpu_and_get_the_kinds_that_they_ask_for() -> None:
     assert [job.gpus for job in slots.taken] == [("0",), ("1", "2"), ("3",)]
 
 
+def test_cores_that_only_count_bind_no_job() -> None:
+    wanted = Demand(ranks=1, cores=2)
+    _, grants = start(Slots(machine=replace(CPU, binds=False)), wanted, wanted, wanted)
+    assert grants == [
+        Grant(cores=(0, 1), gpus=(), threads=2, binds=False),
+        Grant(cores=(2, 3), gpus=(), threads=2, binds=False),
+        None,
+    ]
+
+
 def test_no_more_jobs_than_the_user_says() -> None:
     one = Demand(ranks=1, cores=1)
     slots, grants = start(Slots(machine=CPU, max_jobs=2), one, one, one)
@@ -131,15 +143,30 @@ def test_a_job_that_wants_other_gpus_than_there_are_gets_all_and_finds_out() -> 
 
 
 def test_gpus_of_what_cannot_be_ended_are_nobodys() -> None:
-    """Its cores are free: it computes no more."""
+    """Until it is gone; its cores are free."""
     pair = Demand(ranks=2, cores=8, gpus=("RTX", "TITAN"))
     slots, (grant,) = start(Slots(machine=GPUS), pair)
     assert grant is not None
     slots = slots.losing_job(grant)
     assert (slots.taken, slots.lost) == ((), ("0", "2"))
     slots, grants = start(slots, Demand(ranks=1, cores=16, gpus=("RTX",)))
-    assert grants == [Grant(cores=tuple(range(16)), gpus=("1",), threads=16)]
-    assert not slots.is_whole(grants[0]), "it must not see those that are lost"
+    assert grants == [Grant(cores=tuple(range(16)), gpus=("1",), threads=16, hides=True)]
+    assert slots.regaining(grant).lost == ()
+    assert slots.losing_job(grants[0]).regaining(grant).lost == ("1",)
+
+
+@pytest.mark.parametrize("wanted", [(), ("H100",)])
+def test_nobody_sees_gpus_that_are_lost(wanted: tuple[str, ...]) -> None:
+    """Not even who computes on none of them, and has all cores."""
+    demanded = Demand(ranks=1, cores=16, gpus=wanted)
+    for lost in ((), ("0", "1", "2", "3")):
+        slots = Slots(machine=GPUS, lost=lost)
+        grant = slots.grant(demanded)
+        assert grant is not None
+        whole = slots.is_whole(grant)
+        assert whole == (not lost)
+        found = environment(grant, whole=whole, inherited={})
+        assert found.get("CUDA_VISIBLE_DEVICES") == ("" if lost else None)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ KILLED = -signal.SIGKILL
 def told(status: str, error: str | None = None, exit_code: int = 0) -> JobRecord:
     run = "run" if status == "finished" else None
     return JobRecord(
-        number=0, overrides=(), choices={}, status=status, run=run,
+        number=0, overrides=(), status=status, run=run,
         error=error, exit_code=exit_code, began_s=0.0, ended_s=1.0,
     )  # fmt: skip
 
@@ -61,6 +61,20 @@ RANK = "rank 1 was killed by SIGKILL; the other ranks were ended\n  remedy: see 
             "failed",
             "job_limit_s=60\n",
             1,
+        ),
+        (
+            told("stopped", "stopped by SIGTERM", 143),
+            End(exit_code=143, ended_by="wait", limit_s=60.0),
+            "failed",
+            "longer than hydra.launcher.wait_limit_s=60\n  remedy: wait for that process ",
+            1,
+        ),
+        (
+            told("failed", "no space left\n  remedy: mend it", 3),
+            End(exit_code=3, ended_by="wait", limit_s=60.0),
+            "failed",
+            "no space left; and it had to be ended by hydra.launcher.wait_limit_s=60\n  remedy: m",
+            3,
         ),
         # What it failed by counts, though it was ended while it left.
         (
@@ -134,14 +148,16 @@ def test_verdicts(
 
 
 def test_where_the_kernel_counts() -> None:
-    v1 = "9:name=systemd:/\n4:cpu,memory:/box/a\n1:cpu:/\n"
+    v1 = "9:name=systemd:/\n4:memory:/box/a\n1:cpu:/\n"
     assert counters(v1) == [
         Path("/sys/fs/cgroup/memory/box/a/memory.oom_control"),
+        Path("/sys/fs/cgroup/memory/box/memory.oom_control"),
         Path("/sys/fs/cgroup/memory/memory.oom_control"),
     ]
     v2 = "0::/user.slice/job:1\n"
     assert counters(v2) == [
         Path("/sys/fs/cgroup/user.slice/job:1/memory.events"),
+        Path("/sys/fs/cgroup/user.slice/memory.events"),
         Path("/sys/fs/cgroup/memory.events"),
     ]
     assert counters("0::/\n") == [Path("/sys/fs/cgroup/memory.events")]

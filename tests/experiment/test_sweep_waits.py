@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import subprocess
 import sys
@@ -13,126 +14,201 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiment_harness import Shell, composed, wait_for
+from experiment_harness import composed, wait_for
 
+from sparsepipe.aside import Aside
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.lock import locked
 from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.experiment.sweep import running as running_module
 from sparsepipe.experiment.sweep.one_job import run_swept
 from sparsepipe.experiment.sweep.process import JobProcess
-from sparsepipe.experiment.sweep.progress import Doing, doing, working_s
-from sparsepipe.experiment.sweep.record import SweptJob, read_record, records_of
+from sparsepipe.experiment.sweep.record import SweptJob, read_record
 from sparsepipe.experiment.sweep.running import ReadyJob, RunningJob
+from sparsepipe.experiment.sweep.settings import Settings
 from sparsepipe.experiment.sweep.slots import Demand, Grant
-from sparsepipe.results.files import read_json, write_json
+from sparsepipe.experiment.sweep.stages import Doing, Telling, doing
+from sparsepipe.results.files import write_json
 
 CONFIG = {"hardware": {}, "parallel": {"grace_s": 0.0}, "force": False}
 TINY = ("experiment=tiny", "trainer.max_epochs=1", "task.test=false")
-NOT_ITS_OWN = pytest.mark.parametrize(
-    ("stage", "then"), [("waits", "has waited"), ("prepares", "found")]
-)
+PREPARES = Aside(what="prepares", limit_s=60)
+WAITS = Aside(what="waits")
 
 
 @pytest.mark.parametrize(
-    ("stage", "for_s", "wait_limit_s", "expected"),
+    ("stage", "limit_s", "expected"),
     [
-        ("prepares", 50, None, 0),
-        ("prepares", 50, 60, 0),
-        ("prepares", 80, 60, 20),
-        ("found", 50, 60, 50),
-        ("waits", 50, None, 0),
-        ("waits", 80, 60, 20),
-        ("has waited", 50, 60, 50),
+        ("works", math.inf, 7),
+        ("prepares", 60, 57),
+        ("prepares", 20, 27),
+        ("waits", math.inf, 57),
     ],
 )
-def test_what_of_a_jobs_time_is_work(
-    stage: str, for_s: float, wait_limit_s: float | None, expected: float
-) -> None:
-    now = Doing(stage=stage, for_s=for_s)
-    assert working_s(now, elapsed_s=100, wait_limit_s=wait_limit_s) == expected
-
-
-def test_a_job_that_tells_nothing_works() -> None:
-    assert working_s(None, elapsed_s=100, wait_limit_s=10) == 100
+def test_what_of_a_jobs_time_is_not_its_own(stage: str, limit_s: float, expected: float) -> None:
+    """It has been at something else for 7 s before, and is at this for 50 s."""
+    now = Doing(since_s=1000, stage=stage, limit_s=limit_s, aside_s=7)
+    assert now.aside_at(1050) == expected
+    assert now.aside_at(900) == 7, "the clock was set"
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> SweptJob:
-    return SweptJob(number=0, overrides=("seed=0",), choices={}, sweep=tmp_path / "sweep")
+    return SweptJob(number=0, overrides=("seed=0",), sweep=tmp_path / "sweep")
+
+
+def test_what_a_job_tells_is_what_its_sweep_hears(job: SweptJob) -> None:
+    assert doing(job) is None
+    telling = Telling(job.started)
+    telling.hear(PREPARES)
+    first = doing(job)
+    assert first is not None
+    assert (first.stage, first.limit_s, first.run) == ("prepares", 60, None)
+    telling.note_run(Path("there"))
+    telling.hear(WAITS)
+    second = doing(job)
+    assert second is not None
+    assert (second.stage, second.limit_s, second.run) == ("waits", math.inf, "there")
+    assert second.aside_s == first.aside_at(second.since_s)
+    telling.hear(None)
+    third = doing(job)
+    assert third is not None
+    assert third.works
+    assert third.aside_s == second.aside_at(third.since_s) >= second.aside_s
+
+
+@pytest.fixture(autouse=True)
+def look_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once a second."""
+    monkeypatch.setattr(running_module, "_LOOK_AGAIN_S", 0.0)
 
 
 @contextmanager
-def running(
-    job: SweptJob, *, limit_s: float, wait_limit_s: float | None = None
-) -> Iterator[RunningJob]:
+def running(job: SweptJob, **limits: float | None) -> Iterator[RunningJob]:
     """A job whose process sleeps."""
     job.path.mkdir(parents=True)
     first = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True
     )
-    ready = ReadyJob(
-        job=job, config=CONFIG, demand=Demand(ranks=1, cores=1), wait_limit_s=wait_limit_s
-    )
-    process = JobProcess(first, "m" * 32)
     try:
         yield RunningJob(
-            ready=ready,
+            ready=ReadyJob(job=job, config=CONFIG, demand=Demand(ranks=1, cores=1)),
             grant=Grant(cores=(0,), gpus=(), threads=1),
-            process=process,
-            limit_s=limit_s,
+            process=JobProcess(first, "m" * 32),
+            settings=Settings(**limits),
         )
     finally:
         first.kill()
         first.wait(20)
 
 
-def tell(job: SweptJob, stage: str, *, ago_s: float = 0.0) -> None:
-    write_json(job.started, {"run": "there", "stage": stage, "since_s": time.time() - ago_s})
+def look(job: RunningJob, *, for_strangers: bool = True) -> bool:
+    """As a sweep does all the time; whether the job is gone."""
+    job.note_stage()
+    job.note_wait(for_strangers=for_strangers)
+    return job.look_after(signal.SIGTERM)
+
+
+def look_for(job: RunningJob, seconds: float, *, for_strangers: bool = True) -> None:
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        assert not look(job, for_strangers=for_strangers), "it was ended"
+        time.sleep(0.01)
+    assert job.process.exit_code() is None
 
 
 def look_until_it_is_gone(job: RunningJob) -> None:
-    while not job.look_after(signal.SIGTERM):
-        assert job.elapsed_s < 30, "it has no limit"
+    deadline_s = time.monotonic() + 30
+    while not look(job):
+        assert time.monotonic() < deadline_s, "it has no limit"
         time.sleep(0.01)
 
 
-@NOT_ITS_OWN
-def test_what_others_need_as_well_is_not_the_jobs_own_time(
-    job: SweptJob, stage: str, then: str
+@pytest.mark.parametrize("stage", ["prepares", "waits"])
+def test_what_others_do_as_well_is_not_the_jobs_own_time(job: SweptJob, stage: str) -> None:
+    with running(job, job_limit_s=50) as one:
+        one._began_s -= 100
+        write_json(job.started, Doing(since_s=time.time() - 90, stage=stage))
+        look_for(one, 0.3)
+        write_json(job.started, Doing(since_s=time.time(), aside_s=40))
+        look_until_it_is_gone(one)
+        assert "ended by hydra.launcher.job_limit_s=50\n" in (one.record().error or "")
+
+
+def test_a_cache_is_not_built_without_end(job: SweptJob) -> None:
+    """From its limit on the clock goes on."""
+    with running(job, job_limit_s=50) as one:
+        one._began_s -= 200
+        write_json(job.started, Doing(since_s=time.time() - 200, stage="prepares", limit_s=100))
+        look_until_it_is_gone(one)
+
+
+def test_a_job_that_tells_nothing_is_at_its_own_work(job: SweptJob) -> None:
+    with running(job, job_limit_s=0.1) as one:
+        look_until_it_is_gone(one)
+
+
+def test_another_command_is_not_waited_for_without_end(job: SweptJob) -> None:
+    with running(job, wait_limit_s=0.2) as one:
+        Telling(job.started).hear(WAITS)
+        look_until_it_is_gone(one)
+        record = one.record()
+    assert (record.status, record.exit_code) == ("failed", 1)
+    assert "longer than hydra.launcher.wait_limit_s=0.2\n  remedy: wait" in (record.error or "")
+
+
+def test_a_job_of_the_same_sweep_is(job: SweptJob) -> None:
+    """The limit counts once that one has ended and somebody else is waited for."""
+    with running(job, wait_limit_s=0.2) as one:
+        Telling(job.started).hear(WAITS)
+        look_for(one, 0.5, for_strangers=False)
+        look_until_it_is_gone(one)
+
+
+def test_a_cache_is_waited_for_by_its_own_limit(job: SweptJob) -> None:
+    with running(job, wait_limit_s=0.1) as one:
+        Telling(job.started).hear(PREPARES)
+        look_for(one, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("stage", "run", "works"),
+    [("works", "there", True), ("prepares", "there", True), ("works", "elsewhere", False),
+     ("works", None, False), ("waits", "there", False)],
+)  # fmt: skip
+def test_which_job_is_waited_for(stage: str, run: str | None, works: bool, job: SweptJob) -> None:
+    with running(job) as one:
+        one.now = Doing(since_s=0, stage="waits", run="there")
+        other = RunningJob(
+            ready=one.ready, grant=one.grant, process=one.process, settings=one.settings
+        )
+        assert not other.works_for(one), "nobody knows what it is about"
+        other.now = Doing(since_s=0, stage=stage, run=run)
+        assert other.works_for(one) == works
+        assert not one.works_for(one)
+
+
+def test_that_a_job_waits_is_told_once(job: SweptJob, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="sparsepipe")
+    with running(job) as one:
+        telling, told = Telling(job.started), []
+        for now in (PREPARES, WAITS, WAITS, None, WAITS):
+            telling.hear(now)
+            one.note_stage()
+            told.append(caplog.text.count("job 1 waits for another process"))
+        assert told == [0, 1, 1, 1, 2]
+
+
+def test_a_job_is_not_looked_at_all_the_time(
+    job: SweptJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit counts from the moment when its data are ready and it has its run to itself."""
-    with running(job, limit_s=0.2) as one:
-        tell(job, stage)
-        while one.elapsed_s < 3 * 0.2:
-            assert not one.look_after(signal.SIGTERM)
-            time.sleep(0.01)
-        assert one.process.exit_code() is None
-        tell(job, then)
-        look_until_it_is_gone(one)
-        assert "ended by hydra.launcher.job_limit_s=0.2" in (one.record().error or "")
-
-
-@NOT_ITS_OWN
-def test_nor_does_it_last_without_end(job: SweptJob, stage: str, then: str) -> None:
-    del then
-    with running(job, limit_s=0.2, wait_limit_s=50) as one:
-        tell(job, stage, ago_s=60)
-        look_until_it_is_gone(one)
-
-
-def test_that_a_job_waits_is_told_once(job: SweptJob) -> None:
-    with running(job, limit_s=100) as one:
-        told = []
-        for stage in ("prepares", "waits", "waits", "has waited", "waits"):
-            tell(job, stage)
-            one._looked_s = -100.0  # a while ago
-            told.append(one.begins_to_wait())
-            assert one.now is not None
-            assert one.now.stage == stage
-        assert told == [False, True, False, False, True]
-        tell(job, "has waited")
-        assert not one.begins_to_wait(), "it has just looked"
-        assert one.now.stage == "waits"
+    monkeypatch.setattr(running_module, "_LOOK_AGAIN_S", 3600.0)
+    with running(job) as one:
+        telling = Telling(job.started)
+        for now in (WAITS, None):
+            telling.hear(now)
+            one.note_stage()
+            assert one.waits
 
 
 @pytest.fixture
@@ -146,21 +222,29 @@ def stage(job: SweptJob) -> str | None:
     return None if now is None else now.stage
 
 
-def test_a_job_tells_what_it_is_about(job: SweptJob, tiny: Callable[..., dict[str, Any]]) -> None:
-    config = tiny("data.prepare_s=1")
-    seen: list[bool] = []
+@pytest.mark.parametrize(("lock", "expected"), [(True, "prepares"), (False, None)])
+def test_a_job_tells_that_it_builds_a_cache(
+    lock: bool, expected: str | None, job: SweptJob, tiny: Callable[..., dict[str, Any]]
+) -> None:
+    """Not where no others wait for what it makes ready: that is its own work, and may hang."""
+    config = tiny("data._target_=tinycache.CachedData", f"+data.lock={lock}")
+    seen: list[Doing | None] = []
 
-    def look() -> None:
-        wait_for(lambda: stage(job) == "prepares")
-        seen.append("run" in read_json(job.started))
+    def look_and_let_it_go_on() -> None:
+        wait_for(Path("building").exists)
+        seen.append(doing(job))
+        Path("go on").touch()
 
-    thread = threading.Thread(target=look)
+    thread = threading.Thread(target=look_and_let_it_go_on)
     thread.start()
     done = run_swept(job, lambda: config, fresh_processes=False)
     thread.join(60)
-    assert seen == [False], "while its data are made ready, it is not known"
-    told = read_json(job.started)
-    assert (told["stage"], told["run"]) == ("found", done.run)
+    assert [now and now.stage for now in seen] == [expected]
+    assert [now and now.run for now in seen] == [None]
+    told = doing(job)
+    assert told is not None
+    assert (told.works, told.run) == (True, done.run)
+    assert (told.aside_s > 0) == lock
 
 
 def test_a_job_tells_that_it_waits_and_that_this_is_over(
@@ -179,7 +263,7 @@ def test_a_job_tells_that_it_waits_and_that_this_is_over(
     thread.start()
     assert run_swept(job, lambda: config, fresh_processes=False).before
     thread.join(60)
-    assert stage(job) == "has waited"
+    assert stage(job) == "works"
 
 
 def test_a_job_waits_for_a_while_and_fails(
@@ -195,41 +279,3 @@ def test_a_job_waits_for_a_while_and_fails(
     record = read_record(job.record)
     assert (record.status, record.exit_code) == ("failed", ConfigError.exit_code)
     assert "remedy: wait for it or end it, then run the command again" in (record.error or "")
-
-
-@pytest.mark.full
-@pytest.mark.timeout(900)
-def test_a_sweep_says_that_a_job_waits_and_ends_when_it_waits_too_long(shell: Shell) -> None:
-    asked = ("trainer.max_epochs=1", "hardware.accelerator=cpu")
-    first = shell(*asked)
-    limit = "hydra.launcher.wait_limit_s=6"
-    with locked(RunDir(first.run)):
-        swept = shell.sweep("hydra/launcher=sparsepipe", *asked, limit, timeout_s=280)
-    assert swept.code == ConfigError.exit_code, swept.err
-    assert "job 1 waits for another process, which works on the same run" in swept.err
-    assert f"another process is working on {first.run}, for longer than 6 s" in swept.err
-    (sweep,) = shell.cwd.glob("outputs/tiny/sweeps/*")
-    (record,) = records_of(sweep)
-    assert record.status == "failed"
-
-
-@pytest.mark.full
-@pytest.mark.timeout(900)
-def test_data_that_take_longer_than_a_job_may(shell: Shell) -> None:
-    """Or wait for others to prepare: both are done, and have trained within their limit."""
-    limit_s = 15
-    swept = shell.sweep(
-        "hydra/launcher=sparsepipe",
-        "hydra.launcher.cores_per_rank=1",
-        f"hydra.launcher.job_limit_s={limit_s}",
-        "hardware.accelerator=cpu",
-        "trainer.max_epochs=1",
-        f"data.prepare_s={2 * limit_s}",
-        "seed=0,1",
-        timeout_s=280,
-    )
-    assert swept.code == 0, swept.err
-    (sweep,) = shell.cwd.glob("outputs/tiny/sweeps/*")
-    records = records_of(sweep)
-    assert [record.status for record in records] == ["finished", "finished"]
-    assert records[0].seconds > limit_s

@@ -95,7 +95,7 @@ SMALL = Wanted(
 )
 
 
-@pytest.mark.parametrize("name", ["table2", "fig8"])
+@pytest.mark.parametrize("name", ["table2", pytest.param("fig8", marks=pytest.mark.full)])
 def test_runs_of_the_commands_fill_the_cells_they_stand_at(name: str) -> None:
     (empty,) = blocks(name, SMALL)
     assert empty.title == "scale smoke; data=modelnet40_points; data.batch_size=2"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
+
+from sparsepipe.machine import usable_cores
 
 _DIRECTORY = "SPARSEPIPE_SWEEP_DIR"
 """Environment variable: the sweep's own directory. A job's configuration would say another one
@@ -17,6 +19,9 @@ _COMMAND = "SPARSEPIPE_SWEEP_COMMAND"
 """Environment variable: what :func:`command_of` says, which a job's configuration does not tell."""
 _BEGAN = "SPARSEPIPE_SWEEP_BEGAN"
 """Environment variable: when the sweep began, in seconds since 1970."""
+_THREADS = "SPARSEPIPE_SWEEP_THREADS"
+"""Environment variable: what the user has said of threads, where a launcher of ours has set
+``OMP_NUM_THREADS`` for its job; another launcher's job has what that says, whoever set it."""
 _NOT_COMMAND = ("force", "logger", "paths")
 
 
@@ -24,6 +29,7 @@ def announce(config: DictConfig) -> None:
     """Lets the processes of a sweep that begins now know its directory and its command."""
     os.environ[_BEGAN] = repr(time.time())
     os.environ[_DIRECTORY] = str(sweep_directory(config))
+    os.environ.pop(_THREADS, None)  # of a sweep whose job starts this one
     os.environ[_COMMAND] = command_of([str(each) for each in config.hydra.overrides.task])
 
 
@@ -53,6 +59,27 @@ def announced_start() -> float | None:
     """When the sweep began, in seconds since 1970; None where it has not announced it."""
     told = os.environ.get(_BEGAN)
     return float(told) if told else None
+
+
+def telling_threads(said: Mapping[str, str], *, otherwise: int | None = None) -> dict[str, str]:
+    """The variable by which a job of ours hears how many threads its user has chosen.
+
+    Args:
+        said: variables that the user has set.
+        otherwise: what the user has chosen for each process in another way.
+    """
+    return {_THREADS: _choice(str(said.get("OMP_NUM_THREADS", otherwise or "")))}
+
+
+def announced_threads() -> str | None:
+    """How many threads are chosen: what a job of ours is told, else what counts; None: not any."""
+    told = os.environ.get(_THREADS)  # by a process that may see more cores than this one
+    return (_choice(os.environ.get("OMP_NUM_THREADS", "")) if told is None else told) or None
+
+
+def _choice(said: str) -> str:
+    """What is said of threads; nothing where that is what this process has unsaid."""
+    return "" if said.strip() == str(usable_cores()) else said.strip()
 
 
 def announced_command(otherwise: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,9 @@ from hydra.experimental.callback import Callback
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from sparsepipe.errors import SparsePipeError
+from sparsepipe.experiment.report_sweep import exhibit_of
+from sparsepipe.experiment.sweep.alone import give_back, take
 from sparsepipe.experiment.sweep.directory import announce, sweep_directory
 from sparsepipe.experiment.sweep.progress import tail
 from sparsepipe.experiment.sweep.record import JobRecord, records_of
@@ -29,7 +33,12 @@ class SweepEnd(Callback):
     """Tells at a sweep's end which jobs failed, with the last lines of what they said."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Lets jobs know where to leave their records."""
+        """Has the directory to itself, and lets jobs know where to leave their records."""
+        try:
+            take(sweep_directory(config), reports=exhibit_of(config) is not None)
+        except SparsePipeError as error:
+            log.error("error: %s", error)
+            sys.exit(error.exit_code)  # from a callback Hydra passes nothing else on
         announce(config)
         _begun.append(config)
 
@@ -40,6 +49,7 @@ class SweepEnd(Callback):
         note_exit_code(records)  # of jobs that another launcher than ours has run
         if any(record.status != "finished" for record in records):
             log.warning("%s", "\n".join(failures(records)))
+        give_back()
 
 
 def end_early(error: Exception) -> bool:

@@ -57,14 +57,12 @@ def _run(given: dict[str, Any]) -> int:
     job = SweptJob(
         number=given["number"],
         overrides=tuple(given["overrides"]),
-        choices=given["choices"],
         sweep=Path(given["sweep"]),
     )
-    limit_s = given["wait_limit_s"]
-    wait_s = math.inf if limit_s is None else limit_s
     try:
-        # One rank needs no further process: this one is as fresh as can be.
-        record = run_swept(job, lambda: given["config"], fresh_processes=False, wait_s=wait_s)
+        # One rank needs no further process: this one is as fresh as can be. The sweep sees to how
+        # long it waits, as it knows for whom.
+        record = run_swept(job, lambda: given["config"], fresh_processes=False, wait_s=math.inf)
     except Stopped as stop:
         log.warning("%s", stop.message)
         return stop.exit_code

@@ -115,7 +115,6 @@ def _compose(
     job = SweptJob(
         number=number,
         overrides=tuple(map(str, whole.hydra.overrides.task)),
-        choices={str(group): str(one) for group, one in whole.hydra.runtime.choices.items()},
         sweep=sweep,
     )
     found = _Composed(job=job, whole=whole)
@@ -136,6 +135,7 @@ def _task_config(whole: DictConfig) -> DictConfig:
 
 def _run(composed: Sequence[_Composed], settings: Settings, hooks: _Hooks) -> dict[int, JobRecord]:
     # Torch and Lightning, which --help and the like need not wait for.
+    from sparsepipe.experiment.sweep.gpu_locks import machine_wide
     from sparsepipe.experiment.sweep.needs import machine
     from sparsepipe.experiment.sweep.runner import Runner
     from sparsepipe.runtime.launch import Stopped
@@ -146,11 +146,12 @@ def _run(composed: Sequence[_Composed], settings: Settings, hooks: _Hooks) -> di
     texts = own_texts([one.job.overrides for one in composed])
     runner = Runner(
         Slots(machine=there, max_jobs=settings.max_jobs),
-        job_limit_s=settings.job_limit_s,
+        settings=settings,
         texts={one.job.number: text for one, text in zip(composed, texts, strict=True)},
         view=view(),
         began=hooks.began,
         ended=hooks.ended,
+        gpus=machine_wide(),
     )
     try:
         return runner.run(ready, same=same, known=refused)
@@ -193,14 +194,7 @@ def _ready(
             env = OmegaConf.to_container(one.whole.hydra.job.env_set, resolve=True)
             assert isinstance(env, dict)
             variables = {str(name): str(value) for name, value in env.items()}
-            found = ReadyJob(
-                job=one.job,
-                config=one.config,
-                demand=wanted,
-                env=variables,
-                wait_limit_s=settings.wait_limit_s,
-            )
-            ready.append(found)
+            ready.append(ReadyJob(job=one.job, config=one.config, demand=wanted, env=variables))
     return ready, refused
 
 

@@ -18,15 +18,12 @@ from sparsepipe.experiment.sweep.settings import Settings
 from sparsepipe.experiment.sweep.slots import Demand, Gpu, Machine, demand
 from sparsepipe.experiment.told_hardware import telling
 from sparsepipe.experiment.understanding import understood
+from sparsepipe.machine import quota_limits, usable_core_numbers
 
 
 def machine() -> Machine:
     """The cores and GPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = tuple(sorted(os.sched_getaffinity(0)))
-    else:
-        cores = tuple(range(os.cpu_count() or 1))
-    return Machine(cores=cores, gpus=_gpus())
+    return Machine(cores=usable_core_numbers(), gpus=_gpus(), binds=not quota_limits())
 
 
 def _gpus() -> tuple[Gpu, ...]:
@@ -34,10 +31,14 @@ def _gpus() -> tuple[Gpu, ...]:
 
     if not torch.cuda.is_available():
         return ()
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    count = torch.cuda.device_count()
+    found = [torch.cuda.get_device_properties(index) for index in range(count)]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    tokens = visible.split(",") if visible else [str(index) for index in range(len(names))]
-    return tuple(Gpu(token=token, kind=name) for token, name in zip(tokens, names, strict=False))
+    tokens = visible.split(",") if visible else [str(index) for index in range(count)]
+    return tuple(
+        Gpu(token=token, kind=each.name, uuid=str(each.uuid))
+        for token, each in zip(tokens, found, strict=False)
+    )
 
 
 def needs(config: Mapping[str, Any], there: Machine, settings: Settings) -> Demand:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 import traceback
@@ -10,18 +9,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from sparsepipe.errors import DataError, SparsePipeError
-from sparsepipe.experiment.objective import value_of
+from sparsepipe.aside import heard_by
+from sparsepipe.errors import SparsePipeError
 from sparsepipe.experiment.sweep.directory import announced_start
+from sparsepipe.experiment.sweep.finished import of_run
 from sparsepipe.experiment.sweep.record import (
     JobRecord,
     SweptJob,
+    keep_record,
     record_of,
-    write_record,
 )
 from sparsepipe.experiment.sweep.settings import WAIT_LIMIT_S
+from sparsepipe.experiment.sweep.stages import Telling
 from sparsepipe.experiment.sweep.tree import MARK_VARIABLE
-from sparsepipe.results.files import read_json, write_json
 from sparsepipe.runtime.launch import Stopped
 
 
@@ -42,7 +42,8 @@ def run_swept(
         job: which.
         resolved: makes its checked configuration.
         fresh_processes: start a process even for a single rank.
-        wait_s: how long to wait for another process that works on the run.
+        wait_s: how long to wait for another process that works on the run; where no sweep of ours
+            looks after the job, a day.
 
     Returns:
         The record of a finished job.
@@ -56,27 +57,22 @@ def run_swept(
 
     def leave(**values: Any) -> JobRecord:
         record = record_of(job, began_s=began, ended_s=time.time(), mark=mark, **values)
-        return write_record(job, record)
+        return keep_record(job, record)
 
-    def tell(stage: str, **values: str) -> None:
-        write_json(job.started, {**values, "stage": stage, "since_s": time.time()})
-
-    with _recorded_failures(leave):
+    telling = Telling(job.started, mark=mark)
+    with _recorded_failures(leave), heard_by(telling.hear):
         config = resolved()
         from sparsepipe.experiment.job import run_job
 
-        tell("prepares")
         directory = run_job(
             config,
             fresh_processes=fresh_processes,
             wait_s=wait_s,
             anew_since_s=announced_start(),
-            opened=lambda found, stage: tell(stage, run=str(found.path)),
+            found=lambda run: telling.note_run(run.path),
         )
-        value = value_of(directory.path, config["objective"])
-    run = str(directory.path)
-    before = _ended_s(directory.done) < began
-    return leave(status="finished", run=run, before=before, value=value)
+        values = of_run(directory.path, objective=config["objective"], began_s=began)
+    return leave(**values)
 
 
 @contextmanager
@@ -94,10 +90,3 @@ def _recorded_failures(leave: Callable[..., object]) -> Iterator[None]:
         told = "".join(traceback.format_exception_only(error)).strip()
         leave(status="failed", run=None, error=told, exit_code=1)
         raise
-
-
-def _ended_s(done: Any) -> float:
-    try:
-        return float(read_json(done)["time"])
-    except (DataError, KeyError, TypeError, ValueError):
-        return math.inf

@@ -40,7 +40,6 @@ class JobProcess:
         hardware: Mapping[str, Any] | None,
         cores: tuple[int, ...] | None,
         environment: Mapping[str, str],
-        wait_limit_s: float | None,
     ) -> JobProcess:
         """Starts a job; what it says goes to its log.
 
@@ -50,17 +49,14 @@ class JobProcess:
             hardware: what it is told of that, as it sees less; None: nothing.
             cores: those it is to keep to; None: all that there are.
             environment: variables beside those of this process.
-            wait_limit_s: how long it waits for another process that works on its run.
         """
         given = {
             "number": job.number,
             "overrides": list(job.overrides),
-            "choices": dict(job.choices),
             "sweep": str(job.sweep),
             "parent": os.getpid(),
             "cores": None if cores is None else list(cores),
             "hardware": hardware,
-            "wait_limit_s": wait_limit_s,
             "config": config,
         }
         write_text_atomic(job.file, yaml.safe_dump(given, sort_keys=False))

@@ -3,63 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.errors import DataError
 from sparsepipe.experiment.sweep.record import SweptJob
-from sparsepipe.results.files import read_json
+from sparsepipe.experiment.sweep.stages import doing
 
 _TAIL_BYTES = 16_384
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doing:
-    """What a job is about.
-
-    Args:
-        stage: ``prepares`` (its data are made ready), or of its run's directory
-            (:data:`sparsepipe.experiment.job.Stage`).
-        for_s: since when, in seconds before now.
-    """
-
-    stage: str
-    for_s: float
-
-    @property
-    def works(self) -> bool:
-        """Whether it is at its own run, and not at what others need as well, or waits for."""
-        return self.stage not in ("prepares", "waits")
-
-
-def doing(job: SweptJob) -> Doing | None:
-    """As a job has told last; None where it has told nothing."""
-    try:
-        told = read_json(job.started)
-        return Doing(stage=told["stage"], for_s=max(0.0, time.time() - float(told["since_s"])))
-    except (DataError, KeyError, TypeError, ValueError):
-        return None
-
-
-def working_s(now: Doing | None, *, elapsed_s: float, wait_limit_s: float | None) -> float:
-    """How long a job has worked, for its limit: since its data are ready and its run is its own.
-
-    Until then it does, or waits for, what other jobs and other sweeps need as well: the first one
-    builds a cache, and others wait for that. Nor is this to last without end.
-
-    Args:
-        now: what it is about.
-        elapsed_s: since it began.
-        wait_limit_s: how long such a thing may take before it counts; None: as long as it likes.
-    """
-    if now is None:
-        return elapsed_s
-    if now.works:
-        return now.for_s
-    return 0.0 if wait_limit_s is None else max(0.0, now.for_s - wait_limit_s)
 
 
 def epochs_done(job: SweptJob) -> int | None:
@@ -75,10 +26,8 @@ def epochs_found(job: SweptJob) -> int | None:
 
 
 def _run_of(job: SweptJob) -> Path | None:
-    try:
-        return Path(read_json(job.started)["run"])
-    except (DataError, KeyError):
-        return None
+    now = doing(job)
+    return None if now is None or now.run is None else Path(now.run)
 
 
 def _epochs_of(run: Path) -> int | None:

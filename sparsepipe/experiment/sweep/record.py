@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import time
 import traceback
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,9 @@ from sparsepipe.errors import DataError, SparsePipeError
 from sparsepipe.results.files import read_json, write_json
 
 log = logging.getLogger(__name__)
+
+_unwritten: dict[Path, JobRecord] = {}
+"""Records that this process could not write, by their files."""
 
 Status = Literal["finished", "failed", "stopped"]
 
@@ -31,13 +34,11 @@ class SweptJob:
     Args:
         number: from 0.
         overrides: of the command line, its own ones and those of all jobs.
-        choices: the option of each group.
         sweep: the sweep's directory.
     """
 
     number: int
     overrides: tuple[str, ...]
-    choices: Mapping[str, str]
     sweep: Path
 
     @property
@@ -73,7 +74,6 @@ class JobRecord:
     Args:
         number: from 0.
         overrides: as :class:`SweptJob` has them.
-        choices: as :class:`SweptJob` has them.
         status: what has come of it.
         run: the run's directory; None where it did not finish.
         error: why it did not, with a remedy.
@@ -88,7 +88,6 @@ class JobRecord:
 
     number: int
     overrides: tuple[str, ...]
-    choices: Mapping[str, str]
     status: Status
     run: str | None
     error: str | None = None
@@ -113,15 +112,32 @@ class JobRecord:
 
 def record_of(job: SweptJob, **values: Any) -> JobRecord:
     """A record with what is known of the job."""
-    return JobRecord(
-        number=job.number, overrides=job.overrides, choices=dict(job.choices), **values
-    )
+    return JobRecord(number=job.number, overrides=job.overrides, **values)
 
 
 def write_record(job: SweptJob, record: JobRecord) -> JobRecord:
-    """Leaves a record, whole or not at all, and returns it."""
+    """Leaves a record, whole or not at all, and returns it.
+
+    Raises:
+        DataError: it cannot be written.
+    """
     write_json(job.record, dataclasses.asdict(record))
     return record
+
+
+def keep_record(job: SweptJob, record: JobRecord) -> JobRecord:
+    """Does the same for who has more to do, whatever the disk says.
+
+    What cannot be written is told and counts all the same in this process: :func:`records_of`
+    knows it, and tries to write it again.
+    """
+    _unwritten.pop(job.record, None)
+    try:
+        return write_record(job, record)
+    except DataError as error:
+        log.warning("job %d leaves no record for now: %s", job.number + 1, error)
+        _unwritten[job.record] = record
+        return record
 
 
 def refusal(job: SweptJob, error: Exception) -> JobRecord:
@@ -140,7 +156,7 @@ def refusal(job: SweptJob, error: Exception) -> JobRecord:
         began_s=now_s,
         ended_s=now_s,
     )
-    return write_record(job, record)
+    return keep_record(job, record)
 
 
 def read_record(path: Path) -> JobRecord:
@@ -162,12 +178,17 @@ def read_record(path: Path) -> JobRecord:
 def records_of(sweep: Path) -> list[JobRecord]:
     """What the jobs of a sweep have left so far, in their order.
 
-    What cannot be read is told, and left out: the others count all the same.
+    What cannot be read is told, and left out: the others count all the same. What this
+    process could not write counts too, and is written now where that can be.
     """
-    found = []
+    found = {path: record for path, record in _unwritten.items() if path.parents[2] == sweep}
+    for path, record in found.items():
+        with suppress(DataError):  # which has been told
+            write_json(path, dataclasses.asdict(record))
+            del _unwritten[path]
     for path in sweep.glob("jobs/*/record.json"):
         try:
-            found.append(read_record(path))
+            found[path] = found.get(path) or read_record(path)
         except DataError as error:
             log.warning("%s", error)
-    return sorted(found, key=lambda record: record.number)
+    return sorted(found.values(), key=lambda record: record.number)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
-from sparsepipe.errors import HardwareError
 from sparsepipe.experiment.sweep.board import Board, Row
+from sparsepipe.experiment.sweep.gpu_locks import GpuLocks
 from sparsepipe.experiment.sweep.hearing import heard
+from sparsepipe.experiment.sweep.lost import Lost, refused
 from sparsepipe.experiment.sweep.progress import epochs_done, epochs_in_all, tail
-from sparsepipe.experiment.sweep.record import JobRecord, SweptJob, refusal, write_record
+from sparsepipe.experiment.sweep.record import JobRecord, SweptJob, keep_record, refusal
 from sparsepipe.experiment.sweep.remaining import Going
 from sparsepipe.experiment.sweep.running import ENDING_S, ReadyJob, RunningJob
+from sparsepipe.experiment.sweep.settings import Settings
+from sparsepipe.experiment.sweep.shown import Lasting, say_run
 from sparsepipe.experiment.sweep.slots import Slots
 from sparsepipe.experiment.sweep.verdict import left_text
 from sparsepipe.experiment.sweep.view import View
@@ -30,29 +33,34 @@ class Runner:
 
     Args:
         slots: the machine, with nothing taken.
-        job_limit_s: how long a job may take; None: as long as it likes.
+        settings: of the sweep.
         texts: what each job is to be called, by its number.
         view: shows it.
         began: is told of each job that is about to be started.
         ended: is told what has come of each job.
+        gpus: by which GPUs are kept from other sweeps; None: they are not.
     """
 
     def __init__(
         self,
         slots: Slots,
         *,
-        job_limit_s: float | None,
+        settings: Settings,
         texts: Mapping[int, str],
         view: View,
         began: Callable[[SweptJob], object],
         ended: Callable[[JobRecord], object],
+        gpus: GpuLocks | None = None,
     ) -> None:
         self._tell_began, self._tell_ended = began, ended
-        self._slots, self._limit_s, self._texts, self._view = slots, job_limit_s, texts, view
+        self._slots, self._settings, self._texts = slots, settings, texts
+        self._view = Lasting(view)
+        self._lost = Lost()
         self._waiting: list[ReadyJob] = []
         self._running: list[RunningJob] = []
         self._records: dict[int, JobRecord] = {}
         self._same: dict[int, list[SweptJob]] = {}
+        self._gpus = gpus or GpuLocks()
 
     def run(
         self,
@@ -76,13 +84,13 @@ class Runner:
         """
         self._waiting = list(jobs)
         self._same = {number: list(others) for number, others in same.items()}
-        with self._view, heard() as signals:
+        with self._view, self._gpus, heard() as signals:
             for record in known:
                 self._note(record)
             try:
                 self._loop(signals)
             finally:
-                self._kill_what_is_left()
+                self._end_what_is_left(signals)
         if signals:
             raise Stopped(signals[0])
         return self._records
@@ -101,37 +109,37 @@ class Runner:
 
     def _look_after(self, job: RunningJob) -> None:
         job.note_epochs()
-        if job.begins_to_wait():
-            number = job.ready.job.number + 1
-            log.info("job %d waits for another process, which works on the same run", number)
+        job.note_stage()
+        job.note_wait(for_strangers=not any(other.works_for(job) for other in self._running))
         if job.look_after(signal.SIGTERM):
             self._slots = self._slots.without_job(job.grant)
         elif job.cannot_be_ended():
             self._slots = self._slots.losing_job(job.grant)
-            self._warn_of_what_is_left(job)
+            self._lost.add(job)
         else:
             return
         self._running.remove(job)
         self._note(job.record())
 
-    def _warn_of_what_is_left(self, job: RunningJob) -> None:
-        left, gpus = left_text(job.process.left()), ", ".join(job.grant.gpus)
-        kept = f"; no other job gets its GPUs ({gpus})" if gpus else ""
-        log.warning("job %d: %s%s", job.ready.job.number + 1, left, kept)
-
     def _start_what_fits(self) -> None:
+        for job in self._lost.gone():
+            self._slots = self._slots.regaining(job.grant)
+        self._gpus.keep(self._slots)
         while self._waiting:
             if self._slots.has_lost(self._waiting[0].demand):
-                self._note(refusal(self._waiting.pop(0).job, _lost()))
+                if self._lost.may_return():
+                    return
+                self._note(refusal(self._waiting.pop(0).job, refused()))
                 continue
-            grant = self._slots.grant(self._waiting[0].demand)
+            first = self._waiting[0]
+            grant = self._gpus.grant(self._slots, first.demand, number=first.job.number)
             if grant is None:
                 return
             ready = self._waiting.pop(0)
             whole = self._slots.is_whole(grant)
             self._tell_began(ready.job)
             try:
-                job = RunningJob.start(ready, grant, whole=whole, limit_s=self._limit_s)
+                job = RunningJob.start(ready, grant, whole=whole, settings=self._settings)
             except Exception as error:  # the others may start yet
                 self._note(refusal(ready.job, error))
                 continue
@@ -150,28 +158,44 @@ class Runner:
         for job in self._running:
             job.end(signum, by="stop", grace_s=0.0 if at_once else None)
 
-    def _kill_what_is_left(self) -> None:
-        """Where something has gone wrong here."""
-        until_s = time.monotonic() + ENDING_S
-        while self._running and time.monotonic() < until_s:
+    def _end_what_is_left(self, signals: Sequence[int]) -> None:
+        """Where something has gone wrong here: jobs are asked, and killed after their grace.
+
+        They leave their records themselves. A signal that comes meanwhile ends the grace.
+        """
+        if not self._running:
+            return
+        log.warning(
+            "the sweep breaks: ending %d jobs, which may write checkpoints", len(self._running)
+        )
+        told = len(signals)
+        for job in self._running:
+            if not job.is_asked:
+                with suppress(OSError):
+                    job.end(signal.SIGTERM, by="stop")
+        kill_s = time.monotonic() + max(job.ready.grace_s for job in self._running)
+        while self._running and time.monotonic() < kill_s + ENDING_S:
+            if len(signals) > told:
+                kill_s = min(kill_s, time.monotonic())
             for job in list(self._running):
-                job.process.kill()
-                if job.process.is_gone():
-                    self._running.remove(job)
+                with suppress(OSError):  # which may be what has gone wrong
+                    if time.monotonic() >= kill_s:
+                        job.process.kill()
+                    if job.process.is_gone():
+                        self._running.remove(job)
             time.sleep(_POLL_S)
         for job in self._running:
-            self._warn_of_what_is_left(job)
+            log.warning("job %d: %s", job.ready.job.number + 1, left_text(job.process.left()))
 
     def _note(self, record: JobRecord) -> None:
         self._records[record.number] = record
         self._tell_ended(record)
         if record.run is not None:
-            sys.stdout.write(f"{record.run}\n")  # as a command does that is no sweep
-            sys.stdout.flush()
+            say_run(record.run)
         self._view.ended(self._row_of(record), self._board)
         for job in self._same.pop(record.number, []):
             twin = replace(record, number=job.number, overrides=job.overrides)
-            self._note(write_record(job, replace(twin, choices=dict(job.choices))))
+            self._note(keep_record(job, twin))
 
     def _board(self) -> Board:
         ended = [self._row_of(record) for record in self._records.values()]
@@ -207,11 +231,3 @@ class Runner:
             detail=last[0].removeprefix("[sparsepipe] ") if last else "",
             seconds=job.elapsed_s,
         )
-
-
-def _lost() -> HardwareError:
-    return HardwareError(
-        "the GPUs that it takes are lost to processes of jobs before it, which cannot be ended",
-        remedy="end those or restart the machine, then give the command of the sweep again: "
-        "finished runs are skipped",
-    )

@@ -13,17 +13,21 @@ from typing import Any
 
 from sparsepipe.errors import DataError
 from sparsepipe.experiment.oom import kills_since, oom_kills
+from sparsepipe.experiment.sweep.directory import telling_threads
+from sparsepipe.experiment.sweep.finished import untold
 from sparsepipe.experiment.sweep.needs import whole_machine
 from sparsepipe.experiment.sweep.process import JobProcess
-from sparsepipe.experiment.sweep.progress import Doing, doing, epochs_found, working_s
+from sparsepipe.experiment.sweep.progress import epochs_found
 from sparsepipe.experiment.sweep.record import (
     JobRecord,
     SweptJob,
+    keep_record,
     read_record,
     record_of,
-    write_record,
 )
+from sparsepipe.experiment.sweep.settings import Settings
 from sparsepipe.experiment.sweep.slots import Demand, Grant, environment
+from sparsepipe.experiment.sweep.stages import Doing, doing
 from sparsepipe.experiment.sweep.verdict import End, EndedBy, judged, verdict
 
 log = logging.getLogger(__name__)
@@ -46,14 +50,12 @@ class ReadyJob:
         config: resolved and checked.
         demand: what it takes of the machine.
         env: variables that the user sets for jobs (``hydra.job.env_set``).
-        wait_limit_s: how long it waits for another process; None: as long as that takes.
     """
 
     job: SweptJob
     config: Mapping[str, Any]
     demand: Demand
     env: Mapping[str, str] = field(default_factory=dict)
-    wait_limit_s: float | None = None
 
     @property
     def grace_s(self) -> float:
@@ -69,7 +71,7 @@ class RunningJob:
         ready: what it was.
         grant: what it was given.
         process: its processes.
-        limit_s: how long it may take; None: as long as it likes.
+        settings: of the sweep, with the limits of its time.
         epochs_before: of the run, when the job found it; None until then.
         now: what it was about when that was noted.
     """
@@ -77,7 +79,7 @@ class RunningJob:
     ready: ReadyJob
     grant: Grant
     process: JobProcess
-    limit_s: float | None
+    settings: Settings
     epochs_before: int | None = None
     now: Doing | None = None
     began: float = field(default_factory=time.time)
@@ -87,32 +89,35 @@ class RunningJob:
     _kill_s: float | None = None
     _killed_s: float | None = None
     _looked_s: float = -math.inf
+    _waits_since_s: float | None = None
     _leaving: bool = False
     _told_s: float | None = None
 
     @classmethod
-    def start(
-        cls, ready: ReadyJob, grant: Grant, *, whole: bool, limit_s: float | None
-    ) -> RunningJob:
+    def start(cls, ready: ReadyJob, grant: Grant, *, whole: bool, settings: Settings) -> RunningJob:
         """Starts a job.
 
         Args:
             ready: the job.
             grant: what it gets.
             whole: that is all of the machine.
-            limit_s: how long it may take.
+            settings: of the sweep.
         """
         inherited = {**os.environ, **ready.env}  # what the user says of threads, here or for jobs
         variables = environment(grant, whole=whole, inherited=inherited)
+        chosen = None if settings.cores_per_rank is None else grant.threads
         process = JobProcess.start(
             ready.job,
             ready.config,
             hardware=None if whole else whole_machine(ready.config),
-            cores=None if whole else grant.cores,
-            environment={**ready.env, **variables},
-            wait_limit_s=ready.wait_limit_s,
+            cores=None if whole or not grant.binds else grant.cores,
+            environment={
+                **ready.env,
+                **variables,
+                **telling_threads(inherited, otherwise=chosen),
+            },
         )
-        return cls(ready=ready, grant=grant, process=process, limit_s=limit_s)
+        return cls(ready=ready, grant=grant, process=process, settings=settings)
 
     @property
     def elapsed_s(self) -> float:
@@ -125,14 +130,39 @@ class RunningJob:
             anew = self.ready.config["force"]  # what there was is about to be removed
             self.epochs_before = 0 if anew else epochs_found(self.ready.job)
 
-    def begins_to_wait(self) -> bool:
-        """Notes once a second what it is about; whether it waits for another process by now."""
+    def note_stage(self) -> None:
+        """Notes once a second what it is about, and says where it begins to wait."""
         now_s = time.monotonic()
         if now_s - self._looked_s < _LOOK_AGAIN_S:
+            return
+        waited = self.waits
+        self.now, self._looked_s = doing(self.ready.job), now_s
+        if self.waits and not waited:
+            number = self.ready.job.number + 1
+            log.info("job %d waits for another process, which does the same", number)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for another process that does the same."""
+        return self.now is not None and self.now.stage == "waits"
+
+    def works_for(self, other: RunningJob) -> bool:
+        """Whether it works on the run that the other one waits for."""
+        if self is other or self.now is None or other.now is None or self.waits:
             return False
-        before, self.now, self._looked_s = self.now, doing(self.ready.job), now_s
-        waited = before is not None and before.stage == "waits"
-        return self.now is not None and self.now.stage == "waits" and not waited
+        return self.now.run is not None and self.now.run == other.now.run
+
+    def note_wait(self, *, for_strangers: bool) -> None:
+        """Notes since when it waits for a process that is none of this sweep's."""
+        if not (self.waits and for_strangers):
+            self._waits_since_s = None
+        elif self._waits_since_s is None:
+            self._waits_since_s = time.monotonic()
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether it has been asked to end."""
+        return self._ended_by is not None
 
     def end(self, signum: int, *, by: EndedBy, grace_s: float | None = None) -> None:
         """Asks it to end, and lets :meth:`look_after` kill what has not by then."""
@@ -164,8 +194,10 @@ class RunningJob:
         return self._killed_s is not None and time.monotonic() - self._killed_s > ENDING_S
 
     def _end_what_takes_too_long(self, signum: int, now_s: float) -> None:
-        if self._is_over_limit():
+        if self._works_too_long():
             self.end(signum, by="limit")
+        elif self._waits_too_long(now_s):
+            self.end(signum, by="wait")
         elif self._told_s is None:
             self._told_s = None if self._told() is None else now_s
         elif now_s - self._told_s > _TOLD_S:
@@ -173,13 +205,21 @@ class RunningJob:
             log.warning("job %d is over and does not end by itself: it is ended", number)
             self.end(signum, by="leaving", grace_s=_LEAVING_S)
 
-    def _is_over_limit(self) -> bool:
-        if self.limit_s is None or self.elapsed_s <= self.limit_s:
-            return False
-        worked_s = working_s(
-            doing(self.ready.job), elapsed_s=self.elapsed_s, wait_limit_s=self.ready.wait_limit_s
-        )
-        return worked_s > self.limit_s
+    def _works_too_long(self) -> bool:
+        limit_s = self.settings.job_limit_s
+        aside_s = 0.0 if self.now is None else self.now.aside_at(time.time())
+        return limit_s is not None and self.elapsed_s - aside_s > limit_s
+
+    def _waits_too_long(self, now_s: float) -> bool:
+        limit_s, since_s = self.settings.wait_limit_s, self._waits_since_s
+        return limit_s is not None and since_s is not None and now_s - since_s > limit_s
+
+    @property
+    def _limit_s(self) -> float | None:
+        """By which it was ended, where it was."""
+        settings = self.settings
+        limits = {"limit": settings.job_limit_s, "wait": settings.wait_limit_s}
+        return limits.get(self._ended_by or "")
 
     def record(self) -> JobRecord:
         """What has come of it, which is left in the sweep's directory."""
@@ -190,10 +230,13 @@ class RunningJob:
             exit_code=-signal.SIGKILL if code is None else code,
             left=tuple(self.process.left()),
             ended_by=self._ended_by,
-            limit_s=self.limit_s,
+            limit_s=self._limit_s,
             oom_kills=kills_since(self._oom_before),
         )
         told = self._told()
+        if told is None and code == 0:
+            mark = self.process.mark
+            told = untold(job, self.ready.config, began_s=self.began, mark=mark)
         if told is None:
             found = verdict(None, end)
             told = record_of(
@@ -206,8 +249,8 @@ class RunningJob:
                 ended_s=time.time(),
                 log=str(job.log),
             )
-            return write_record(job, told)
-        return write_record(job, judged(told, end, log=str(job.log)))
+            return keep_record(job, told)
+        return keep_record(job, judged(told, end, log=str(job.log)))
 
     def _told(self) -> JobRecord | None:
         """What it has left itself; what another process has left there says nothing of it."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sparsepipe.errors import ConfigError
 
 WAIT_LIMIT_S = 86_400.0
-"""A day: a job may wait for another one to train what both are."""
+"""A day: a job may wait for another command to train what both are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +18,10 @@ class Settings:
         max_jobs: at most so many at a time; None: as many as find cores and GPUs.
         cores_per_rank: how many cores each process of a job gets; None: a job's share of the
             machine, see :func:`sparsepipe.experiment.sweep.slots.demand`.
-        job_limit_s: a job that takes longer is ended, see
-            :func:`sparsepipe.experiment.sweep.progress.working_s`; None: no limit.
-        wait_limit_s: how long a job waits for another process that works on the same run; None: as
-            long as that takes.
+        job_limit_s: a job that takes longer is ended; time that is not its own
+            (:mod:`sparsepipe.aside`) does not count; None: no limit.
+        wait_limit_s: how long a job waits for a process that works on the same run and is none of
+            this sweep's; None: as long as that takes.
 
     Raises:
         ConfigError: a number is too small.

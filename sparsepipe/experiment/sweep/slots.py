@@ -17,10 +17,12 @@ class Gpu:
     Args:
         token: what ``CUDA_VISIBLE_DEVICES`` calls it.
         kind: its name.
+        uuid: what everybody calls it; empty where that is not known.
     """
 
     token: str
     kind: str
+    uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +32,13 @@ class Machine:
     Args:
         cores: numbers of the cores that may be used.
         gpus: those that may be used.
+        binds: jobs keep to their cores. Not where only the number of cores counts, as others of
+            this host that have a quota, too, would be bound to the same ones.
     """
 
     cores: tuple[int, ...]
     gpus: tuple[Gpu, ...] = ()
+    binds: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +64,15 @@ class Grant:
         cores: their numbers.
         gpus: their tokens.
         threads: for each of its processes.
+        hides: there are GPUs that it must not see, as they are lost.
+        binds: it keeps to its cores.
     """
 
     cores: tuple[int, ...]
     gpus: tuple[str, ...]
     threads: int
+    hides: bool = False
+    binds: bool = True
 
 
 def demand(
@@ -114,20 +123,36 @@ class Slots:
     taken: tuple[Grant, ...] = ()
     lost: tuple[str, ...] = ()
 
-    def grant(self, wanted: Demand) -> Grant | None:
-        """What a job gets now; None where it has to wait."""
+    @property
+    def gpus_used(self) -> frozenset[str]:
+        """GPUs, by their tokens, that jobs have or that are lost."""
+        return frozenset((*self.lost, *(token for job in self.taken for token in job.gpus)))
+
+    def grant(self, wanted: Demand, *, elsewhere: Sequence[str] = ()) -> Grant | None:
+        """What a job gets now; None where it has to wait.
+
+        Args:
+            wanted: what it takes.
+            elsewhere: GPUs, by their tokens, that another sweep has for a while.
+        """
         if self.max_jobs is not None and len(self.taken) >= self.max_jobs:
             return None
         cores = _free(self.machine.cores, [core for job in self.taken for core in job.cores])
-        used = {*self.lost, *(token for job in self.taken for token in job.gpus)}
+        used = self.gpus_used.union(elsewhere)
         free = [gpu for gpu in self.machine.gpus if gpu.token not in used]
         gpus = _of_kinds(free, wanted.gpus)
-        if gpus is None and not self.taken:  # nothing to wait for
+        if gpus is None and not self.taken and not elsewhere:  # nothing to wait for
             gpus = tuple(gpu.token for gpu in free)
         if len(cores) < wanted.cores or gpus is None:
             return None
         threads = max(1, wanted.cores // wanted.ranks)
-        return Grant(cores=cores[: wanted.cores], gpus=gpus, threads=threads)
+        return Grant(
+            cores=cores[: wanted.cores],
+            gpus=gpus,
+            threads=threads,
+            hides=bool(self.lost),
+            binds=self.machine.binds,
+        )
 
     def with_job(self, grant: Grant) -> Slots:
         """As it is once a job runs."""
@@ -142,9 +167,14 @@ class Slots:
     def losing_job(self, grant: Grant) -> Slots:
         """As it is once a job is over whose processes cannot be ended.
 
-        They compute no more, so that its cores are free; its GPUs nobody can use.
+        Its cores are free, though a driver that spins there may disturb others; its GPUs nobody
+        can use.
         """
         return replace(self.without_job(grant), lost=(*self.lost, *grant.gpus))
+
+    def regaining(self, grant: Grant) -> Slots:
+        """As it is once the processes of such a job are gone."""
+        return replace(self, lost=tuple(gpu for gpu in self.lost if gpu not in grant.gpus))
 
     def has_lost(self, wanted: Demand) -> bool:
         """Whether there were the GPUs that a job takes, and are no more."""
@@ -154,10 +184,8 @@ class Slots:
 
     def is_whole(self, grant: Grant) -> bool:
         """Whether a job has the machine to itself, and may see it as it is."""
-        return len(grant.cores) == len(self.machine.cores) and len(grant.gpus) in (
-            0,
-            len(self.machine.gpus),
-        )
+        every_gpu = len(grant.gpus) in (0, len(self.machine.gpus)) and not grant.hides
+        return every_gpu and len(grant.cores) == len(self.machine.cores)
 
 
 def _free(cores: Sequence[int], taken: Sequence[int]) -> tuple[int, ...]:
@@ -188,6 +216,6 @@ def environment(grant: Grant, *, whole: bool, inherited: Mapping[str, str]) -> d
     found = {}
     if "OMP_NUM_THREADS" not in inherited:
         found["OMP_NUM_THREADS"] = str(grant.threads)
-    if grant.gpus:
+    if grant.gpus or grant.hides:
         found["CUDA_VISIBLE_DEVICES"] = ",".join(grant.gpus)
     return found

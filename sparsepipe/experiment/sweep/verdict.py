@@ -10,7 +10,7 @@ from typing import Literal
 
 from sparsepipe.experiment.sweep.record import JobRecord, Status
 
-EndedBy = Literal["limit", "stop", "leaving"]
+EndedBy = Literal["limit", "wait", "stop", "leaving"]
 _LESS_MEMORY = "let jobs need less memory (data.batch_size), or run fewer at a time "
 _LESS_MEMORY += "(hydra.launcher.max_jobs)"
 _REMEDY = "\n  remedy: "
@@ -26,7 +26,7 @@ class End:
     Args:
         exit_code: its exit status; negative for a signal.
         ended_by: why the sweep ended it; None where it did not.
-        limit_s: the limit of a job, where there is one.
+        limit_s: the limit by which it did.
         oom_kills: processes that the kernel ended for want of memory meanwhile; None: unknown.
         left: processes that were killed and are there all the same.
     """
@@ -78,13 +78,8 @@ def _verdict(told: JobRecord | None, end: End) -> Verdict:
     if end.ended_by == "stop":
         code = told.exit_code if told is not None and told.status == "stopped" else 1
         return Verdict(status="stopped", error="ended with the sweep", exit_code=code)
-    if end.ended_by == "limit":
-        return Verdict(
-            status="failed",
-            error=f"it hung or was too slow: ended by hydra.launcher.job_limit_s={end.limit_s:g}"
-            f"\n  remedy: see its log, or raise that limit; {_GO_ON}",
-            exit_code=1,
-        )
+    if end.ended_by in ("limit", "wait"):
+        return Verdict(status="failed", error=_over_limit(end), exit_code=1)
     if told is None:
         return Verdict(status="failed", error=_silent(end), exit_code=_code(end.exit_code))
     return Verdict(status=told.status, error=told.error, exit_code=told.exit_code or 1)
@@ -100,6 +95,19 @@ def judged(told: JobRecord, end: End, *, log: str) -> JobRecord:
 
 def _code(exit_code: int) -> int:
     return 128 - exit_code if exit_code < 0 else exit_code or 1
+
+
+def _over_limit(end: End) -> str:
+    if end.ended_by == "limit":
+        return (
+            f"it hung or was too slow: ended by hydra.launcher.job_limit_s={end.limit_s:g}"
+            f"\n  remedy: see its log, or raise that limit; {_GO_ON}"
+        )
+    return (
+        "it waited for another process, which does the same, for longer than "
+        f"hydra.launcher.wait_limit_s={end.limit_s:g}\n  remedy: wait for that process or end it "
+        "(the job's log names the run) and give the command again, or raise that limit"
+    )
 
 
 def _silent(end: End) -> str:
@@ -131,8 +139,10 @@ def _and_ended(error: str | None, end: End) -> str | None:
     """Of a job that has told its error, and did not end by itself."""
     if end.ended_by is None:
         return error
+    limit_s = end.limit_s or 0
     by = {
-        "limit": f"by hydra.launcher.job_limit_s={end.limit_s or 0:g}",
+        "limit": f"by hydra.launcher.job_limit_s={limit_s:g}",
+        "wait": f"by hydra.launcher.wait_limit_s={limit_s:g}",
         "stop": "with the sweep",
         "leaving": "by force, a while after that",
     }[end.ended_by]
