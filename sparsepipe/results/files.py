@@ -28,7 +28,7 @@ def atomic_writer(path: PathLike) -> Iterator[BinaryIO]:
         DataError: the file cannot be written (permissions, disk full).
     """
     target = Path(path)
-    with _explained(target), atomic.replacing(target) as temporary, temporary.open("wb") as stream:
+    with explained(target), atomic.replacing(target) as temporary, temporary.open("wb") as stream:
         yield stream
 
 
@@ -56,7 +56,7 @@ def write_json(path: PathLike, value: Any) -> Path:
         DataError: the file cannot be written.
     """
     plain, target = _plain(value), Path(path)
-    with _explained(target):
+    with explained(target):
         atomic.write_json(target, plain)
     return target
 
@@ -83,7 +83,7 @@ def read_json(path: PathLike) -> Any:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def explained(path: Path) -> Iterator[None]:
     """Turns what the disk refuses into an error that says what to do."""
     try:
         yield

@@ -8,6 +8,7 @@ none of ``task=report``, which has no figures of its own.
 from __future__ import annotations
 
 import io
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -17,13 +18,20 @@ from typing import TYPE_CHECKING, Any, Literal
 from sparsepipe.errors import DataError, NoRunsError
 from sparsepipe.results.cells import Row, cell_text, cell_value, frame_of, rows_of
 from sparsepipe.results.files import PathLike, write_bytes_atomic
-from sparsepipe.results.run_tree import Tree, identity_text, read_tree
+from sparsepipe.results.ledger_lock import ledger_locked
+from sparsepipe.results.run_tree import (
+    Tree,
+    directories_without_runs,
+    identity_text,
+    read_tree,
+)
 from sparsepipe.results.tables import write_csv
 
 if TYPE_CHECKING:  # takes a second to import, and most who import this room read no ledger
     import pandas as pd
 
 Kind = Literal["measured", "emulated", "simulated"]
+log = logging.getLogger(__name__)
 PARQUET, CSV = "ledger.parquet", "ledger.csv"
 _NEEDED = {"run_id", "kind"}
 
@@ -38,9 +46,11 @@ def load_results(
 
     Args:
         where: a directory of runs, of an experiment or of several; or a ledger's file (Parquet or
-            CSV), or a directory that has one and no runs. ``~`` and environment variables count.
-        experiment: only its runs: those below the directory of this name, else those whose
-            ``name`` it is.
+            CSV). Ledgers in directories at or below that have no runs count as well, a run that is
+            in several of them once; of one further below that is none it is said why, and the
+            others count. ``~`` and environment variables count.
+        experiment: only its runs: those below the directory of this name and those that ledgers
+            elsewhere have of it; without such a directory all whose ``name`` it is.
         kind: only runs of this kind.
 
     Raises:
@@ -49,18 +59,18 @@ def load_results(
         DataError: runs that are there cannot be read, a file is no ledger, or a run is there twice.
     """
     source = _meant(where)
-    below = source if experiment is None else source / experiment
-    if experiment is not None and below.is_dir():
-        rows = _rows(below)
+    if source.is_file():
+        rows = _chosen(_rows_of_file(source), "name", experiment, source)
     else:
-        rows = _chosen(_rows(source), "name", experiment, source)
+        rows = _rows_below(source, experiment)
     return _table(_chosen(rows, "kind", kind, source))
 
 
 def gather(experiment_dir: PathLike, *, to: PathLike | None = None) -> pd.DataFrame:
     """Writes ``ledger.parquet`` and ``ledger.csv`` of all finished runs of an experiment.
 
-    Each appears whole or not at all, and in the same rows and columns whenever it is written.
+    Each appears whole or not at all, and in the same rows and columns whenever it is written. Of
+    processes that do so at a time each waits for the one before, so that the last one has all rows.
 
     Args:
         experiment_dir: the directory of the runs.
@@ -70,11 +80,21 @@ def gather(experiment_dir: PathLike, *, to: PathLike | None = None) -> pd.DataFr
         The table, as :func:`load_results` reads it from either file.
 
     Raises:
-        DataError: there is no finished run, one is there twice, or a file cannot be written.
+        DataError: there is no finished run, one is there twice, a file cannot be written, or
+            another process has been writing them for long.
     """
     source = _meant(experiment_dir)
-    frame = _table(_rows_of_runs(source))
+    if not source.is_dir():
+        raise DataError(
+            f"there is no directory {source}",
+            remedy="give the directory of an experiment's runs, such as outputs/demo",
+        )
     directory = source if to is None else _meant(to)
+    with ledger_locked(directory):  # what others finish meanwhile, they write after this
+        return _write(_table(_finished(read_tree(source), source)), directory)
+
+
+def _write(frame: pd.DataFrame, directory: Path) -> pd.DataFrame:
     stream = io.BytesIO()
     frame.to_parquet(stream, engine="pyarrow", index=False)
     write_bytes_atomic(directory / PARQUET, stream.getvalue())
@@ -96,31 +116,58 @@ def _table(rows: Iterable[Row]) -> pd.DataFrame:
     return frame_of(sorted(rows, key=lambda row: (str(row.get("name")), str(row["run_id"]))))
 
 
-def _rows(source: Path) -> list[dict[str, Any]]:
-    """Of a ledger's file, of a tree of runs, or of the ledger in a directory without runs."""
-    if source.is_file():
-        return _rows_of_file(source)
+def _rows_below(source: Path, experiment: str | None) -> list[dict[str, Any]]:
+    """Of a tree of runs, and of ledgers in directories without runs."""
     if not source.is_dir():
         raise NoRunsError(
             f"there is no {source}",
             remedy="give the directory that runs are written to (paths.outputs, outputs by "
             "default), one of its experiments, or a ledger's file",
         )
-    tree = read_tree(source)
-    if not tree.rows and not tree.broken:
-        for name in (PARQUET, CSV):
-            if (source / name).is_file():
-                return _rows_of_file(source / name)
-    return _finished(tree, source)
+    own = source if experiment is None else source / experiment
+    runs = own if own.is_dir() else source
+    tree = read_tree(runs)
+    placed = [
+        (file, row)
+        for file in _ledgers(source)
+        for row in _rows_found(file, asked_for=file.parent in (source, own))
+    ]
+    if not tree.rows and (tree.broken or not placed):
+        return _finished(tree, runs)
+    placed += tree.rows.items()
+    found = {
+        (str(row.get("name")), str(row["run_id"])): row
+        for path, row in placed
+        if path.is_relative_to(own) or row.get("name") == experiment
+    }
+    if not found and tree.unfinished and runs == own:
+        return _finished(tree, own)  # what is begun says more than what else there is
+    everything = [row for _, row in placed]
+    return list(found.values()) or _chosen(everything, "name", experiment, source)
 
 
-def _rows_of_runs(source: Path) -> list[dict[str, Any]]:
-    if not source.is_dir():
-        raise DataError(
-            f"there is no directory {source}",
-            remedy="give the directory of an experiment's runs, such as outputs/demo",
+def _ledgers(root: Path) -> list[Path]:
+    """Files of ledgers at or below a directory, one of each directory that has no runs."""
+    files = [
+        [path / name for name in (PARQUET, CSV) if (path / name).is_file()]
+        for path in directories_without_runs(root, (PARQUET, CSV))
+    ]
+    return [there[0] for there in files if there]
+
+
+def _rows_found(file: Path, *, asked_for: bool) -> list[dict[str, Any]]:
+    """Of a file with a ledger's name, which may be anybody's where it was not asked for."""
+    try:
+        return _rows_of_file(file)
+    except DataError as error:
+        if asked_for:
+            raise
+        log.warning(
+            "%s; it is left out. remedy: write it anew (sparsepipe.results.gather), or move it "
+            "elsewhere",
+            error.message,
         )
-    return _finished(read_tree(source), source)
+        return []
 
 
 def _finished(tree: Tree, source: Path) -> list[dict[str, Any]]:
@@ -144,7 +191,7 @@ def _rows_of_file(source: Path) -> list[dict[str, Any]]:
             raise ValueError("its name ends in neither .parquet nor .csv")
         rows = reader(source)
     except (OSError, ValueError) as error:  # pyarrow's and pandas' own are of these
-        raise _no_ledger(source, str(error).partition("\n")[0]) from error
+        raise _no_ledger(source, str(error).partition("\n")[0].rstrip(".")) from error
     if lacking := _NEEDED - set(rows[0] if rows else ()):
         raise _no_ledger(source, f"it has no {' and no '.join(sorted(lacking))}")
     counts = Counter(identity_text(row) for row in rows)
@@ -165,9 +212,12 @@ def _no_ledger(source: Path, why: str) -> DataError:
 
 
 def _read_parquet(source: Path) -> list[dict[str, Any]]:
-    from pyarrow import parquet
+    from pyarrow import ArrowException, parquet
 
-    rows: list[dict[str, Any]] = parquet.read_table(source).to_pylist()
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(source).to_pylist()
+    except ArrowException as error:  # some are no ValueError
+        raise ValueError(error) from error
     return rows
 
 

@@ -7,7 +7,7 @@ A run's directory has ``config.yaml`` from its beginning and ``result.json`` tow
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -75,6 +75,31 @@ def run_directories(root: Path) -> Iterator[Path]:
     Raises:
         DataError: a directory cannot be read.
     """
+    return (path for path, is_run in _walk(root) if is_run)
+
+
+def directories_without_runs(root: Path, names: Collection[str]) -> list[Path]:
+    """Directories with a file of one of these names and no finished run at or below them.
+
+    Reports do not count, which are no rows. A finished run whose result cannot be read does: it may
+    be one, and :func:`read_tree` tells of it.
+
+    Raises:
+        DataError: a directory cannot be read.
+    """
+    places = list(_walk(root))
+    done = [path for path, is_run in places if is_run and _is_done(path)]
+    return [
+        path
+        for path, is_run in places
+        if not is_run
+        and any((path / name).is_file() for name in names)
+        and not any(path in run.parents and _may_be_row(run) for run in done)
+    ]
+
+
+def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
+    """Directories in order of their names, and whether each is a run's, into which none leads."""
     ahead, seen = [root], set()
     while ahead:
         path = ahead.pop()
@@ -82,9 +107,9 @@ def run_directories(root: Path) -> Iterator[Path]:
         if place in seen:
             continue
         seen.add(place)
-        if (path / _BEGUN).is_file() or (path / _RESULT).is_file():
-            yield path
-        else:
+        is_run = (path / _BEGUN).is_file() or (path / _RESULT).is_file()
+        yield path, is_run
+        if not is_run:
             ahead.extend(sorted(_directories(path), reverse=True))
 
 
@@ -112,6 +137,13 @@ def _directories(path: Path) -> list[Path]:
 
 def _is_done(path: Path) -> bool:
     return (path / _DONE).exists()
+
+
+def _may_be_row(path: Path) -> bool:
+    try:
+        return _read_run(path).get("task_name") != _REPORT
+    except DataError:
+        return True
 
 
 def _read_run(path: Path) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class Chart:
 
 
 def speedups_figure(chart: Chart) -> Figure:
-    """The figure that :func:`speedups` writes."""
+    """The chart's panels, two beside each other, over one legend."""
     assert len(chart.strategies) <= len(_LOOKS), f"{len(chart.strategies)}, {len(_LOOKS)} looks"
     across = min(_PANELS_ACROSS, len(chart.panels))
     down = -(-len(chart.panels) // across)

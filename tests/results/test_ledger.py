@@ -17,6 +17,7 @@ from pandas.testing import assert_frame_equal
 
 from sparsepipe.errors import DataError
 from sparsepipe.results import gather, load_results
+from sparsepipe.results.ledger_lock import LOCK
 from sparsepipe.results.tables import write_csv
 
 ROOT = Path(__file__).parents[2]
@@ -186,7 +187,7 @@ def test_nothing_is_gathered_of_nothing(tmp_path: Path, where: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError):
         gather(tmp_path / where)
-    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
+    assert {path.name for path in tmp_path.rglob("*")} <= {"empty", LOCK}
 
 
 def test_a_directory_with_a_ledger_and_no_runs(make: Make, tmp_path: Path) -> None:
@@ -204,6 +205,29 @@ def test_a_directory_with_a_ledger_and_no_runs(make: Make, tmp_path: Path) -> No
     assert ids(tmp_path / "outputs" / "a" / "ledger.csv") == ["1"]
 
 
+def test_ledgers_of_several_directories_are_read_together(make: Make, tmp_path: Path) -> None:
+    """Those of an experiment, whatever their directories are called; a run that is in two once."""
+    outputs, recorded = tmp_path / "outputs", tmp_path / "experiments"
+    first = make("a", "1", seed=1)
+    make("a", "2", seed=2)
+    gather(outputs / "a", to=recorded / "a")
+    shutil.rmtree(first)
+    make("a", "4", seed=4)
+    gather(outputs / "a", to=recorded / "a_on_other_data")
+    gather(make("b", "3").parent, to=recorded / "c" / "b")
+    assert ids(recorded, experiment="a") == ["1", "2", "4"]
+    assert ids(recorded, experiment="b") == ["3"]
+    assert ids(recorded) == ["1", "2", "4", "3"]
+    with pytest.raises(DataError, match="no finished run of experiment 'd'") as error:
+        load_results(recorded, experiment="d")
+    assert "a, b" in error.value.remedy
+    (outputs / "a").rename(recorded / "a" / "runs")  # which are newer than the ledger beside them
+    assert ids(recorded, experiment="a") == ["2", "4"]
+    make("a", "5")
+    (outputs / "a").rename(recorded / "a on a third machine")
+    assert ids(recorded) == ["2", "4", "5", "3"], "runs and ledgers"
+
+
 def test_a_ledger_is_the_same_whenever_it_is_written(make: Make, tmp_path: Path) -> None:
     for run_id in ("c", "a", "b"):
         make("x", run_id, epochs=3, **{f"test/{run_id}": 0.5})
@@ -215,7 +239,7 @@ def test_a_ledger_is_the_same_whenever_it_is_written(make: Make, tmp_path: Path)
     gather(root)
     assert first == [(root / name).read_bytes() for name in ("ledger.parquet", "ledger.csv")]
     names = {path.name for path in root.iterdir()}
-    assert names == {"a", "b", "c", "ledger.parquet", "ledger.csv"}
+    assert names == {"a", "b", "c", "ledger.parquet", "ledger.csv", LOCK}
 
 
 def test_a_ledger_that_cannot_be_written_leaves_the_old_one(make: Make, tmp_path: Path) -> None:
@@ -231,7 +255,8 @@ def test_a_ledger_that_cannot_be_written_leaves_the_old_one(make: Make, tmp_path
     with pytest.raises(DataError, match=r"ledger\.csv cannot be written"):
         gather(root)
     assert (root / "ledger.parquet").read_bytes() != old
-    assert {path.name for path in root.iterdir()} == {"a", "b", "ledger.parquet", "ledger.csv"}
+    names = {path.name for path in root.iterdir()}
+    assert names == {"a", "b", "ledger.parquet", "ledger.csv", LOCK}
 
 
 def test_runs_of_older_versions(make: Make, tmp_path: Path) -> None:

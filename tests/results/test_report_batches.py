@@ -178,3 +178,13 @@ def test_files_say_it_too(tmp_path: Path) -> None:
     assert (found["ours"], found["compared"], found["status"]) == ("≥ 0.27", "", "there")
     for name in ("report.md", "report.html"):
         assert "≥ 16" in (tmp_path / name).read_text(encoding="utf-8")
+
+
+def test_a_budget_is_told_where_there_is_one() -> None:
+    row = fitting("dense", 32, batch=200)
+    (block,) = TABLE2.blocks([row])
+    assert "A batch fits where a training step takes at most 2,750 MB." in block.notes
+    filled = lacking({**row, "budget_bytes": None, "limited_by": "out_of_memory"})
+    (of_gpu,) = TABLE2.blocks([filled])
+    assert not [note for note in of_gpu.notes if note.startswith("A batch fits")]
+    assert ours("batch", D1, filled).value == 200

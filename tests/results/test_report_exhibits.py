@@ -191,6 +191,14 @@ def test_what_does_not_fit_is_no_missing_cell() -> None:
     assert FIG8.draw(block) is not None
 
 
+def test_an_accuracy_of_nothing_is_a_point_of_the_curve() -> None:
+    tested = {32: 0.0, 50: 0.25, 100: 0.0}
+    (block,) = FIG8.blocks([fitting8("sparse", size, test=told) for size, told in tested.items()])
+    assert FIG8.draw is not None
+    (axes,) = [axes for axes in FIG8.draw(block).axes if "test" in axes.get_ylabel()]
+    assert [0, 25, 0] in [list(line.get_ydata()) for line in axes.get_lines()]
+
+
 def test_a_mean_says_which_seeds_did_not_fit() -> None:
     there = [fitting8("dense", 100, seed=seed, test=0.8) for seed in (0, 1)]
     (block,) = FIG8.blocks([*there, {**refused("dense", 100), "seed": 2, "run_id": "large"}])

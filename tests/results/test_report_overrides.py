@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,9 +72,21 @@ def test_what_nobody_knows_is_left_out() -> None:
 def test_other_data_have_a_directory_that_the_shell_fills_in() -> None:
     source = {"data.source._target_": "sparsepipe.data.sources.NpzBundle"}
     found = block(training("dense", 32, **source))
-    root = "scale=desk data=modelnet40_points data.root=$MODELNET40_POINTS"
+    root = 'scale=desk data=modelnet40_points "data.root=$MODELNET40_POINTS"'
     assert all(root in command for command in commands(found))
-    assert "In commands $MODELNET40_POINTS stands for the directory of the data." in found.notes
+    for command in commands(found):
+        printed = f"sparsepipe() {{ printf '%s\\n' \"$@\"; }}; {command}"
+        said = subprocess.run(
+            ["sh", "-c", printed],
+            env={"MODELNET40_POINTS": "/data/CAD shapes"},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=20,
+        )
+        assert "data.root=/data/CAD shapes" in said.stdout.splitlines()
+    (note,) = [note for note in found.notes if note.startswith("In commands $MODELNET40_POINTS ")]
+    assert note.endswith(": first export MODELNET40_POINTS=DIRECTORY.")
 
 
 def test_fewer_threads_than_cores_are_in_the_command() -> None:

@@ -95,3 +95,14 @@ def test_every_profile_of_fig7_has_a_title_of_its_own(key: str, other: Any) -> N
     told = {"data.num_points": "1,024 points", "threads_per_rank": "; 1 thread a device"}
     assert told.get(key, "") in two.title
     assert "2 threads a device" in one.title
+
+
+def test_settings_that_several_profiles_share_do_not_name_one() -> None:
+    measured = {"a": 5, "b": 5, "c": 7}
+    blocks = FIG7.blocks(
+        [profiled(**{"run_id": run_id, "task.num_measured": n}) for run_id, n in measured.items()]
+    )
+    ends = [block.title.split("; ")[-2:] for block in blocks]
+    assert ends[0] == ["task.num_measured=5", "run a"]
+    assert ends[1] == ["task.num_measured=5", "run b"]
+    assert ends[2][-1] == "task.num_measured=7"

@@ -85,7 +85,7 @@ def test_colours_of_the_kinds_are_there_and_an_update_that_takes_time_has_a_bar(
 
 
 @pytest.mark.parametrize("ranks", [1, 6])
-@pytest.mark.parametrize("minibatches", [1, 12, 400])
+@pytest.mark.parametrize("minibatches", [1, 12, pytest.param(400, marks=pytest.mark.full)])
 def test_nothing_is_cut_off_and_names_stay_within_their_bars(ranks, minibatches):
     lanes = [
         (f"stage {r}, replica 10", [("F", m, 3, m + r, m + r + 1) for m in range(minibatches)])

@@ -92,7 +92,7 @@ def word(key: str, value: Any) -> str:
 
 def _quoted(argument: str) -> str:
     """As a shell takes it, which is to fill in variables."""
-    return argument if _FROM_ENVIRONMENT.fullmatch(argument) else shlex.quote(argument)
+    return f'"{argument}"' if _FROM_ENVIRONMENT.fullmatch(argument) else shlex.quote(argument)
 
 
 def _text(value: Any) -> str:

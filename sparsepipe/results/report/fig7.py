@@ -86,21 +86,23 @@ def _block(run: Row | None, made_by: str, *, title: str) -> Block:
 
 
 def _titles(runs: Sequence[Row], others: Sequence[Sequence[str]]) -> list[str]:
-    """Of each run; of runs that it does not tell from each other with what differs."""
+    """Of each run; of runs that it does not tell from each other with what does."""
     plain = ["; ".join((_title(run), *more)) for run, more in zip(runs, others, strict=True)]
     alike = [
         [run for run, other in zip(runs, plain, strict=True) if other == title] for title in plain
     ]
     return [
-        title if len(group) == 1 else f"{title}; {_difference(run, group)}"
+        "; ".join((title, *_difference(run, group)))
         for run, title, group in zip(runs, plain, alike, strict=True)
     ]
 
 
-def _difference(run: Row, others: Sequence[Row]) -> str:
-    """What tells a run from others: settings, or its name where those are none or too many."""
-    words = [word(key, run.get(key)) for key in differing(others) if key.startswith("task.")]
-    return ", ".join(words) or f"run {run.get('run_id')}"
+def _difference(run: Row, alike: Sequence[Row]) -> list[str]:
+    """What tells a run from others: settings of its task, and its name where others share these."""
+    keys = [key for key in differing(alike) if key.startswith("task.")]
+    words = [word(key, run.get(key)) for key in keys]
+    same = [each for each in alike if all(each.get(key) == run.get(key) for key in keys)]
+    return [*words, f"run {run.get('run_id')}"] if len(same) > 1 else words
 
 
 def _title(run: Row) -> str:

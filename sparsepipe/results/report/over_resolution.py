@@ -65,7 +65,8 @@ def _draw(axes: Axes, column: Column, block: Block, grids: Sequence[str]) -> Non
     words: list[str] = []
     for network, look in _LOOKS.items():
         cells = [block.rows.get((grid, network), {}).get(column) for grid in grids]
-        ours = [(place, value) for place, cell in enumerate(cells) if (value := our_number(cell))]
+        found = [(place, our_number(cell)) for place, cell in enumerate(cells)]
+        ours = [(place, value) for place, value in found if value is not None]
         axes.plot([place for place, _ in ours], [value for _, value in ours], zorder=3, **look)
         for place, cell in enumerate(cells):
             if cell is not None and cell.paper is not None and cell.paper.value is not None:

@@ -28,11 +28,12 @@ def commands_of(setting: Setting, rows: Sequence[Row], commands: Commands) -> Co
 
 
 def data_notes(commands: Commands) -> list[str]:
-    """What a reader is to put into commands."""
+    """What a reader is to do before commands."""
     roots = [word for word in commands.given if word.startswith("data.root=$")]
+    names = [word.removeprefix("data.root=$") for word in roots]
     return [
-        f"In commands {word.partition('=')[2]} stands for the directory of the data."
-        for word in roots
+        f"In commands ${name} stands for the directory of the data: first export {name}=DIRECTORY."
+        for name in names
     ]
 
 
