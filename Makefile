@@ -4,7 +4,7 @@
 #   make test       the quick suite
 #   make test-full  the quick suite and what takes longer
 #   make notebooks  executes the notebooks, on recorded ledgers
-#   make smoke      the whole of the paper's Table II as small as can be, to its report
+#   make smoke      the paper's Table II, killed on its way, and others, as small as can be
 #   make lint       ruff, mypy, import contracts
 #
 # On a machine without an NVIDIA GPU the much smaller CPU build of PyTorch will do:
@@ -50,7 +50,8 @@ notebooks: $(READY)
 	$(BIN)/python -m pytest tests/test_notebooks.py $(PYTEST_ARGS)
 
 smoke: $(READY)
-	$(BIN)/python -m pytest tests/experiment/test_smoke_sweep.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/experiment/test_smoke_sweep.py \
+		tests/experiment/test_smoke_exhibits.py $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,56 +1,67 @@
 """The whole of Table II as small as can be: from one command to report, ledger and notebook.
 
-``make smoke`` runs this. It takes minutes: every cell has processes of its own, and so has every
-size of a batch that is tried.
+The command is killed at five moments on its way, and given again each time. ``make smoke`` runs
+this. It takes minutes: every cell has processes of its own, also where it is finished and skipped,
+and so has every size of a batch that is tried.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import random
 from collections import Counter
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import pytest
+from killed_sweep import Sweep, assert_none_twice, finish, kill_at, moments
 from nbclient import NotebookClient
+from pandas.testing import assert_frame_equal
 from reported_cells import cells, there
+from same_ledgers import assert_as_recorded, is_of_the_moment
 
+from sparsepipe.experiment.sweep.record import records_of
 from sparsepipe.results import load_results
 from sparsepipe.results.report.exhibits import EXHIBITS
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "sparsepipe -m experiment=table2 scale=smoke"
+RECORDED = ROOT / "experiments" / "table2_smoke" / "ledger.csv"
+"""What the command leaves undisturbed; record it anew where the settings of such runs change."""
+RUNS, KILLS = 24, 5
+SEED = 2026
 LIMIT_S = 3600
 HEADS = ("grid", "devices", "network", "p")
 
 
-@pytest.mark.full
-@pytest.mark.timeout(LIMIT_S + 300)
-def test_the_smallest_table_2_has_all_that_the_paper_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
     for name in [name for name in os.environ if name.startswith("SPARSEPIPE")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    return Sweep(command=COMMAND, place=tmp_path, outputs=tmp_path / "outputs" / "table2")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(2 * LIMIT_S)
+def test_the_smallest_table_2_is_whole_though_it_was_killed_five_times(sweep: Sweep) -> None:
     assert COMMAND in (ROOT / "README.md").read_text()
-    _sweep(tmp_path)
-    outputs = tmp_path / "outputs" / "table2"
-    (report,) = outputs.glob("sweeps/*/report/table2.csv")
-    _check_report(report)
-    _check_ledger(outputs)
-    _check_notebook(tmp_path)
+    asked = moments(random.Random(SEED), kills=KILLS, runs=RUNS)
+    done = [kill_at(sweep, moment) for moment in asked]
+    finish(sweep, limit_s=LIMIT_S)
+    assert len(sweep.runs()) == len(sweep.marks()) == RUNS
+    assert_none_twice(sweep, done)
+    _check_report(_ended(sweep) / "report" / "table2.csv")
+    ledger = _ledger(sweep)
+    assert_as_recorded(ledger, load_results(RECORDED))
+    _check_interrupted(sweep, ledger)
+    _check_notebook(sweep.place)
 
 
-def _sweep(place: Path) -> None:
-    with (place / "log.txt").open("w+") as log:
-        done = subprocess.run(
-            [sys.executable, "-m", *COMMAND.split()],
-            cwd=place, stdout=log, stderr=subprocess.STDOUT, check=False, timeout=LIMIT_S,
-        )  # fmt: skip
-        log.seek(0)
-        assert done.returncode == 0, log.read()[-10_000:]
+def _ended(sweep: Sweep) -> Path:
+    """The directory of the last one, which came to its end."""
+    return max(sweep.outputs.glob("sweeps/*"))
 
 
 def _check_report(file: Path) -> None:
@@ -65,12 +76,33 @@ def _check_report(file: Path) -> None:
     assert file.with_suffix(".png").exists()
 
 
-def _check_ledger(outputs: Path) -> None:
-    ledger = load_results(outputs / "ledger.csv")
+def _ledger(sweep: Sweep) -> pd.DataFrame:
+    ledger = load_results(sweep.outputs / "ledger.csv")
     assert Counter(ledger["task_name"]) == {"train": 16, "fit_batch": 8}
     assert Counter(ledger["ranks"]) == {1: 16, 4: 8}
     assert set(ledger["scale"]) == {"smoke"}
-    assert list(ledger["run_id"]) == list(load_results(outputs)["run_id"])
+    assert list(ledger["run_id"]) == list(load_results(sweep.outputs)["run_id"])
+    assert dict(zip(ledger["run_id"], ledger["starts"], strict=True)) == sweep.starts()
+    return ledger
+
+
+def _check_interrupted(sweep: Sweep, ledger: pd.DataFrame) -> None:
+    """Some runs were gone on with; a training of these is as one that nothing has disturbed."""
+    assert (ledger["starts"] > 1).any()
+    trained = ledger[(ledger["starts"] > 1) & (ledger["task_name"] == "train")]
+    run = str(trained["run_id"].iloc[0])
+    (record,) = [one for one in records_of(_ended(sweep)) if Path(str(one.run)).name == run]
+    undisturbed = Sweep(
+        command=f"sparsepipe -m {record.text} paths.outputs=undisturbed",
+        place=sweep.place,
+        outputs=sweep.place / "undisturbed" / "table2",
+    )
+    finish(undisturbed, limit_s=LIMIT_S / 6)
+    theirs = load_results(undisturbed.outputs / "ledger.csv")
+    assert list(theirs["run_id"]) == [run]
+    same = [name for name in theirs.columns if not is_of_the_moment(name)]
+    ours = ledger[ledger["run_id"] == run].reset_index(drop=True)
+    assert_frame_equal(ours[same], theirs[same], check_exact=True, check_dtype=False)
 
 
 def _check_notebook(place: Path) -> None:
