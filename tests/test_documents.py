@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,24 @@ def test_files_named_in_text_exist(document: Path) -> None:
         r"`((?:docs|conf|benchmarks|sparsepipe|tests)/[\w/.]+\.\w+)`", document.read_text()
     )
     assert not [name for name in named if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_directories_that_a_command_takes_from_variables_may_have_spaces(document: Path) -> None:
+    assert not re.findall(r'(?<!")\b[\w.]+\.root=\$\w+', document.read_text())
+
+
+def test_extras_are_installed_from_the_checkout() -> None:
+    """No index has the package. Versions are those of the other packages there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    told = [
+        command
+        for document in DOCUMENTS
+        for command in re.findall(r"pip install [^`\n]*", document.read_text())
+    ]
+    found = [re.fullmatch(r"pip install -c constraints\.txt -e '\.\[(\w+)\]'", c) for c in told]
+    assert None not in found, told
+    assert {each[1] for each in found if each} == set(project["optional-dependencies"]) - {"dev"}
 
 
 def test_code_of_the_readme_runs() -> None:

@@ -129,7 +129,7 @@ class Recorder(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [pytest.param(0, marks=pytest.mark.full), 1])
 def test_lightning_fits_tests_and_predicts(
     make_tree: Callable[..., Path], make_data: Callable[..., Any], tmp_path: Path, num_workers: int
 ) -> None:

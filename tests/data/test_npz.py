@@ -38,6 +38,7 @@ def test_npz_points_are_mapped_and_unpacked_once(bundle: Path, settings: CacheSe
     assert isinstance(points.points.array.base, np.memmap)
 
 
+@pytest.mark.full
 def test_real_bundle_fills_the_known_number_of_voxels(
     check_data: Path, settings: CacheSettings
 ) -> None:

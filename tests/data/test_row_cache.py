@@ -28,9 +28,8 @@ from sparsepipe.errors import DataError
 pytestmark = pytest.mark.usefixtures("eager_workers")
 
 
-@pytest.mark.parametrize(
-    "kill", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.full)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGINT])
 def test_an_interrupted_build_goes_on_where_it_was(
     make_tree: Callable[..., Path], tmp_path: Path, kill: signal.Signals
 ) -> None:

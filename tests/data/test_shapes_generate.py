@@ -141,6 +141,7 @@ def test_a_full_disk_is_explained_and_what_is_written_kept(
     assert contents(small_disk / "shapes") == contents(tmp_path / "whole")
 
 
+@pytest.mark.full
 def test_the_number_of_processes_does_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,7 @@ def graphs(directory: Path, text: str = GRAPH) -> str:
     return f"++task.profiles={{{', '.join(f'{name}: {path}' for name, path in files.items())}}}"
 
 
-@pytest.mark.parametrize("search", ["hete_mp", "exact", "mp"])
+@pytest.mark.parametrize("search", ["hete_mp", "exact", pytest.param("mp", marks=pytest.mark.full)])
 def test_a_branching_graph(tmp_path: Path, search: str) -> None:
     done = run(tmp_path, *PAPER, f"task.search={search}", graphs(tmp_path))
     plan = Plan.from_json(done.plan.read_text())

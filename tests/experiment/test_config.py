@@ -174,7 +174,7 @@ def test_several_mistakes_are_told_at_once() -> None:
         pytest.param(
             ["model=mpl"],
             2,
-            "'model' has no option 'mpl' (nearest: 'mlp'); there are: dense_vgg11",
+            "'model' has no option 'mpl' (nearest: 'mlp'); there are: cnn_5x5, dense_vgg11",
             marks=pytest.mark.full,
         ),
         pytest.param(

@@ -27,6 +27,7 @@ def asked(*overrides: str) -> dict[str, Any]:
     return dict(as_emulated(composed(*overrides)))
 
 
+@pytest.mark.full
 def test_both_spellings_are_the_same_run(tmp_path: Path) -> None:
     *here, by_hardware = hosts(tmp_path)
     by_task = (*here, "parallel=dp", EMULATE)

@@ -46,7 +46,7 @@ def _installed(module: str) -> bool:
 
 def needs(extra: str) -> pytest.MarkDecorator:
     missing = not _installed(PLUGINS[extra])
-    return pytest.mark.skipif(missing, reason=f"pip install 'sparsepipe[{extra}]'")
+    return pytest.mark.skipif(missing, reason=f"pip install -e '.[{extra}]'")
 
 
 LAUNCHERS = pytest.mark.parametrize(

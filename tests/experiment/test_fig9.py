@@ -100,6 +100,7 @@ def test_without_a_sweep_it_is_one_bar() -> None:
     assert sum(d["count"] for h in config["hardware"]["value"]["hosts"] for d in h["devices"]) == 5
 
 
+@pytest.mark.full
 def test_a_sweep_in_part_ends_with_its_figure(tmp_path: Path) -> None:
     """Real simulations, given to the callback as Hydra gives them."""
     told = {}

@@ -57,11 +57,11 @@ def test_commands_compose(
     here: Path, monkeypatch: pytest.MonkeyPatch, guide: str, command: Command
 ) -> None:
     if any("submitit" in word or "lab_slurm" in word for word in command.words):
-        pytest.importorskip("submitit", reason="pip install 'sparsepipe[slurm]'")
+        pytest.importorskip("submitit", reason="pip install -e '.[slurm]'")
     if "hydra/launcher=joblib" in command.words:
-        pytest.importorskip("joblib", reason="pip install 'sparsepipe[joblib]'")
+        pytest.importorskip("joblib", reason="pip install -e '.[joblib]'")
     if "hydra/sweeper=optuna" in command.words:
-        pytest.importorskip("optuna", reason="pip install 'sparsepipe[optuna]'")
+        pytest.importorskip("optuna", reason="pip install -e '.[optuna]'")
     monkeypatch.setenv("PARTS", str(here))
     monkeypatch.setenv("MODELNET40", str(here))
     assert command.own or guide != "own_model"

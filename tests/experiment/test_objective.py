@@ -61,7 +61,7 @@ def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., JobR
     monkeypatch.syspath_prepend(str(SUPPORT))
 
     def swept(*overrides: str) -> JobRecord:
-        job = SweptJob(number=0, overrides=overrides, choices={}, sweep=tmp_path / "sweep")
+        job = SweptJob(number=0, overrides=overrides, sweep=tmp_path / "sweep")
 
         def resolved() -> Mapping[str, Any]:
             return composed("experiment=tiny", *overrides)

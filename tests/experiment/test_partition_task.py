@@ -99,6 +99,7 @@ def test_variance_makes_a_stage_of_each_device(tmp_path: Path) -> None:
     assert (found.path / "plan.txt").read_text().startswith("variance: 1-1-1-1-1")
 
 
+@pytest.mark.full
 def test_the_same_is_done_once_and_another_profile_is_another_run(tmp_path: Path) -> None:
     first = run(tmp_path, *PAPER)
     time_ns = first.result.stat().st_mtime_ns

@@ -60,7 +60,8 @@ def words_of(command: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("workplace")
-@pytest.mark.parametrize("profiles", [pytest.param(None, marks=pytest.mark.full), ALIKE])
+@pytest.mark.full
+@pytest.mark.parametrize("profiles", [None, ALIKE])
 def test_every_command_is_one_of_a_run_that_its_cell_is_for(profiles: str | None) -> None:
     """As far as can be told before data are read, and an emulation reads none."""
     asked = [f"trial=pipeline_depth/{name}" for name in ("serial_emulated", "gpipe_8")]
@@ -88,6 +89,7 @@ def test_every_command_is_one_of_a_run_that_its_cell_is_for(profiles: str | None
         assert set(swept[0].removeprefix("trial=").split(",")) == trials
 
 
+@pytest.mark.full
 def test_commands_of_other_microbatches_are_those_of_synchronous_runs_alone() -> None:
     parts = "parallel.strategy.microbatches=8"
     ran = {"strategy": "gpipe straight", "ranks": 2, "schedule": "gpipe"}
@@ -248,6 +250,7 @@ def small_study(tmp_path: Path) -> dict[str, dict]:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("workplace")
 def test_a_small_study_ends_in_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -31,6 +31,7 @@ def profiles() -> list[Path]:
     return sorted(Path("outputs/profiles").glob("*/profile.json"))
 
 
+@pytest.mark.full
 def test_it_is_all_it_takes(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     """On one device, where a process trains by itself; on two: the next test."""
     settings = (*MODEL, *TWO[:1], "hardware.cpu_devices=1", *QUICKLY, "trainer.max_epochs=1")

@@ -16,6 +16,7 @@ from sparsepipe.results.files import read_json
 from sparsepipe.schedule import Plan
 
 
+@pytest.mark.full
 def test_a_simulation_counts_the_longer_backwards(tmp_path: Path) -> None:
     own = [word.replace("parallel=pipeline", "parallel=gpipe") for word in BY_HAND]
     plain = result(run(tmp_path, *own))

@@ -115,6 +115,7 @@ def test_jobs_that_did_not_finish_are_named(tmp_path: Path) -> None:
         assert "network=sparse)" not in text
 
 
+@pytest.mark.full
 def test_a_tracker_has_the_report_of_a_sweep(tmp_path: Path) -> None:
     made = at_the_end_of_a_sweep(tmp_path, "table3", "name=mine", "logger=wandb", "tags=[swept]")
     found = recorded(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.experiment import report_task, reported
 from sparsepipe.experiment.job import run_job
 from sparsepipe.experiment.rundir import RunDir, flatten
+from sparsepipe.results import gather, load_results
 from sparsepipe.results.files import read_json
 from sparsepipe.results.report.exhibits import EXHIBITS
 
@@ -54,6 +56,27 @@ def test_the_same_runs_are_not_reported_on_twice(report: Report, tmp_path: Path)
     second = report("name=table2")
     assert second.path != first.path
     assert "80.00 to 80.00, 2 runs" in (second.path / "report.md").read_text()
+
+
+def test_a_report_beside_a_ledger_is_the_same_the_second_time(
+    report: Report, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is no run that is newer than the ledger, of whose rows it tells."""
+    place = tmp_path / "outputs" / "table2"
+    leave_training(tmp_path / "elsewhere", "a", test=0.80)
+    gather(tmp_path / "elsewhere", to=place)
+    first = report("name=table2")
+    assert first.path.parent == place
+    page = (first.path / "report.md").read_text()
+    assert "80.00" in page
+    with caplog.at_level(logging.INFO):
+        assert report("name=table2").path == first.path
+    assert "finished before, nothing to do" in caplog.text
+    assert report("name=table2", "force=true").path == first.path
+    assert (first.path / "report.md").read_text() == page
+    assert list(load_results(tmp_path / "outputs", experiment="table2")["run_id"]) == ["a"]
+    leave_training(tmp_path / "outputs", "b", seed=1)
+    assert list(load_results(place)["run_id"]) == ["b"], "runs are newer than a ledger beside them"
 
 
 def test_another_version_makes_another_report(

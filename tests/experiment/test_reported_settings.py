@@ -31,8 +31,11 @@ def words(command: str) -> list[str]:
     return shlex.split(command)[1:]
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.full), 9])
-@pytest.mark.parametrize("scale", ["smoke", "desk", "paper"])
+@pytest.mark.parametrize(
+    ("every", "scale"),
+    [(9, "desk"), *(pytest.param(1, scale, marks=pytest.mark.full)
+                    for scale in ("smoke", "desk", "paper"))],
+)  # fmt: skip
 @pytest.mark.parametrize("name", ["table2", "fig8"])
 def test_what_commands_of_cells_give_is_in_one_table(name: str, scale: str, every: int) -> None:
     (empty,) = EXHIBITS[name].blocks([], commands(name, scale))
@@ -51,7 +54,10 @@ def simulated(task: str, strategy: str, gpus: int, *overrides: str) -> dict[str,
 
 
 @pytest.mark.parametrize("strategy", ["dp", "mp", "paper_mp", "hete_mp", "exact"])
-@pytest.mark.parametrize(("task", "gpus"), [("simulated_50", 8), ("simulated_125", 5)])
+@pytest.mark.parametrize(
+    ("task", "gpus"),
+    [pytest.param("simulated_50", 8, marks=pytest.mark.full), ("simulated_125", 5)],
+)
 def test_bars_of_fig9_have_no_overrides(task: str, gpus: int, strategy: str) -> None:
     found = EXHIBITS["fig9"].blocks([simulated(task, strategy, gpus)], commands("fig9"))
     assert len(found) == 4
@@ -65,6 +71,7 @@ def test_emulated_bars_of_fig9_have_no_overrides() -> None:
     assert [len(block.runs) for block in found] == [0, 0, 0, 1]
 
 
+@pytest.mark.full
 def test_overrides_of_fig9_make_blocks_of_their_own() -> None:
     """Of data parallelism a search is none."""
     searched = ("parallel.search.cost_model=eq4", "parallel.search.bandwidth_bytes_per_s=null")
@@ -115,10 +122,15 @@ def test_other_hosts_are_no_bars_of_fig9(key: str) -> None:
     "overrides",
     [
         ("data.batch_size=8",),
-        ("optim.optimizer.lr=0.1",),
         ("optim=adamw", "optim.optimizer.lr=0.1"),
-        ("model.dropout=0.25", "data.augment.enabled=true"),
-        ("trainer.precision=bf16-mixed",),
+        *(
+            pytest.param(overrides, marks=pytest.mark.full)
+            for overrides in (
+                ("optim.optimizer.lr=0.1",),
+                ("model.dropout=0.25", "data.augment.enabled=true"),
+                ("trainer.precision=bf16-mixed",),
+            )
+        ),
         ("data.source.classes=[chair,table]",),
         ("model._target_=sparsepipe.models.sparse_vgg11_bn",),
     ],

@@ -34,6 +34,7 @@ def partition(job: Job) -> Callable[..., Path]:
     return lambda *more: job(*RESNET, "task=partition", "hardware.cpu_devices=4", given, *more)
 
 
+@pytest.mark.full
 def test_the_partitioner_says_when_data_parallelism_is_best(
     partition: Callable[..., Path],
 ) -> None:

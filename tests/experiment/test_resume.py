@@ -48,6 +48,7 @@ def test_killed(shell: Shell, job: Job, tmp_path: Path) -> None:
     assert_whole(shell, run, job(*SINGLE, "name=undisturbed"))
 
 
+@pytest.mark.full
 def test_interrupted_within_an_epoch(shell: Shell, job: Job) -> None:
     faulty = (*SINGLE, fault([(13, signal.SIGINT)]))
     assert_stopped(shell, faulty)
@@ -123,14 +124,19 @@ def test_interrupted_while_it_tests(shell: Shell) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        (),
-        pytest.param(("trainer.max_steps=25",), marks=pytest.mark.full),
-        ("trainer.val_check_interval=0.5",),
-        pytest.param(("trainer.check_val_every_n_epoch=2",), marks=pytest.mark.full),
-        pytest.param(("trainer.accumulate_grad_batches=2",), marks=pytest.mark.full),
         ("optim=sgd_onecycle", "optim.optimizer.lr=0.1", "trainer.gradient_clip_val=1.0"),
-        ("optim=adamw", "data.val_size=0", "trainer.limit_train_batches=7"),
-        ("trainer.precision=bf16-mixed", "model.norm=true", "data.train_size=38"),
+        *(
+            pytest.param(settings, marks=pytest.mark.full)
+            for settings in (
+                (),
+                ("trainer.max_steps=25",),
+                ("trainer.val_check_interval=0.5",),
+                ("trainer.check_val_every_n_epoch=2",),
+                ("trainer.accumulate_grad_batches=2",),
+                ("optim=adamw", "data.val_size=0", "trainer.limit_train_batches=7"),
+                ("trainer.precision=bf16-mixed", "model.norm=true", "data.train_size=38"),
+            )
+        ),
     ],
     ids=lambda settings: settings[0] if settings else "plain",
 )

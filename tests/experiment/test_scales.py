@@ -134,7 +134,9 @@ def test_four_devices_share_the_batch_of_one(scale: str) -> None:
     assert "batch_shared_by" not in four
 
 
-@pytest.mark.parametrize(("scale", "batch"), [("smoke", 4), ("desk", 16)])
+@pytest.mark.parametrize(
+    ("scale", "batch"), [("smoke", 4), pytest.param("desk", 16, marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("parallel", ["single", "dp", "pipeline", "hete_mp"])
 def test_elsewhere_each_device_takes_the_batch_of_one_however_many_are_asked_for(
     parallel: str, scale: str, batch: int

@@ -40,8 +40,10 @@ TINY = (
     "network",
     [
         ("model=sparse_vgg11_bn",),
-        ("model=dense_vgg11_bn", "trainer.precision=bf16-mixed"),
-        ("model=sparse_resnet18",),
+        pytest.param(
+            ("model=dense_vgg11_bn", "trainer.precision=bf16-mixed"), marks=pytest.mark.full
+        ),
+        pytest.param(("model=sparse_resnet18",), marks=pytest.mark.full),
     ],
     ids=["sparse", "dense", "residual"],
 )
@@ -89,6 +91,7 @@ def test_more_ranks_than_shapes_are_refused_before_training(
     assert not list(Path("outputs").rglob("metrics.csv"))
 
 
+@pytest.mark.full
 def test_same_seed_same_weights(job: Callable[..., Path]) -> None:
     first, second = (rows(job(*TINY, f"name={name}")) for name in ("one", "two"))
     assert [row["train/loss"] for row in first] == [row["train/loss"] for row in second]

@@ -97,6 +97,7 @@ def test_data_parallelism_waits_for_the_slowest_and_for_its_sums(tmp_path: Path)
     assert faster["minibatch_s"] < at_once["minibatch_s"]
 
 
+@pytest.mark.full
 def test_schedules_that_flush_leave_devices_idle(tmp_path: Path) -> None:
     times_s = {}
     for schedule in ("asynchronous", "1f1b", "gpipe", "naive"):
@@ -109,6 +110,7 @@ def test_schedules_that_flush_leave_devices_idle(tmp_path: Path) -> None:
     assert result(more)["minibatch_s"] < times_s["gpipe"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b"])
 def test_a_synchronous_pipeline_is_simulated_as_it_trains(tmp_path: Path, parallel: str) -> None:
     schedule = parallel.removeprefix("sync_")
@@ -164,6 +166,7 @@ def test_a_plan_file_runs_on_the_devices_that_it_names(tmp_path: Path) -> None:
     assert "choose the hardware" in caught.value.remedy
 
 
+@pytest.mark.full
 def test_the_same_is_done_once_and_what_differs_is_another_run(tmp_path: Path) -> None:
     first = run(tmp_path, *SEARCHED)
     time_ns = first.result.stat().st_mtime_ns

@@ -81,6 +81,7 @@ def rows_of_report(recorded: Path, *more: str) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("asked", [(), ("scale=desk",)])
 def test_a_ledger_of_both_has_a_table_of_each(recorded: Path, asked: tuple[str, ...]) -> None:
     rows = rows_of_report(recorded, *asked)
@@ -110,6 +111,6 @@ def test_commands_of_each_table_fill_it(recorded: Path) -> None:
         assert program == "sparsepipe"
         data: dict[str, Any] = composed(*words)["data"]
         assert data["source"]["_target_"].endswith(f".{source}")
-    root = " data=modelnet40_points data.root=$MODELNET40_POINTS "
+    root = ' data=modelnet40_points "data.root=$MODELNET40_POINTS" '
     assert all(root in command for command in of_points)
     assert not any("data=" in command or "data.root" in command for command in of_shapes)

@@ -49,7 +49,9 @@ def wait_until(condition) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    "late", [pytest.param(False, marks=pytest.mark.full), True], ids=["before", "after"]
+)
 def test_a_rank_ends_whenever_its_launcher_does(tmp_path: Path, late: bool) -> None:
     """Before or after the rank has come to watch it."""
     (tmp_path / "rank.py").write_text(f"LATE = {late}\n" + RANK)

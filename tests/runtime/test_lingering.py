@@ -33,14 +33,14 @@ Path("ending").touch()
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("end", "message"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "rank 0 was killed by SIGKILL"),
-        pytest.param(
+        (
             "report_failure(ValueError('mine'), exit_code=1, trace=''); sys.exit(1)",
             "rank 0 raised ValueError: mine",
-            marks=pytest.mark.full,
         ),
     ],
     ids=["killed", "raises"],

@@ -144,7 +144,9 @@ def test_a_pipeline_is_delayed_sgd(config: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("config", ["1-1-1", "2-1", "1-3-1"])
+@pytest.mark.parametrize(
+    "config", ["1-3-1", *(pytest.param(each, marks=pytest.mark.full) for each in ("1-1-1", "2-1"))]
+)
 def test_a_pipeline_of_a_sparse_network_is_delayed_sgd(config: str, mode: str) -> None:
     compare("sparse", config, mode, 9)
 

@@ -179,7 +179,9 @@ def test_half_precision_is_close(dtype, channels):
     assert relative_error(grad_kernel, expected_kernel) < 0.02
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("spec", [KernelSpec.of(3), KernelSpec.of(2, stride=2)])
 def test_the_kernels_gradient_is_as_exact_in_many_blocks_as_in_one(dtype, spec, monkeypatch):
     case = Case((16, 16, 16), 4, 0.5, 8, 8, spec, seed=10)

@@ -78,7 +78,7 @@ def wait_for_end(pids: list[int], *, limit_s: float) -> bool:
     return not any(map(runs, pids))
 
 
-@pytest.mark.parametrize("how", ["exits", "killed"])
+@pytest.mark.parametrize("how", [pytest.param("exits", marks=pytest.mark.full), "killed"])
 def test_those_that_do_not_end_are_killed_others_have_their_time(tmp_path: Path, how: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FIRST, how],

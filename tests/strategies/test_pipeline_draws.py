@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import pytorch_lightning as pl
 import torch
 from pipeline_cases import (
@@ -159,6 +160,7 @@ def masked(rank: int, config: str, *fits: tuple[int, str, str]) -> list[float]:
     return losses
 
 
+@pytest.mark.full
 def test_keyed_draws_do_not_depend_on_the_readers(tmp_path: Path) -> None:
     """Five minibatches, so that with two readers every epoch ends with a partial round."""
     saved = str(tmp_path / "one.ckpt")

@@ -45,6 +45,7 @@ for case in CASES:
 """
 
 
+@pytest.mark.full
 def test_the_status_is_the_errors_and_others_clean_up_first(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],

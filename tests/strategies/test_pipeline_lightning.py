@@ -77,7 +77,11 @@ def evaluate(rank: int, kind: str, configs: list[str | None]) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("kind", "configs"),
-    [("dense", ["1-1"]), ("dense", ["1-1-1", "1-2", "2-1"]), ("sparse", ["1-1-1", "2-1"])],
+    [
+        ("dense", ["1-1"]),
+        pytest.param("dense", ["1-1-1", "1-2", "2-1"], marks=pytest.mark.full),
+        pytest.param("sparse", ["1-1-1", "2-1"], marks=pytest.mark.full),
+    ],
 )
 def test_evaluation_is_that_of_one_process(kind: str, configs: list[str]) -> None:
     (plain,) = run(evaluate, 1, kind, [None])[0]
@@ -143,6 +147,7 @@ def features(rank: int, config: str | None, directory: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full
 def test_what_trainers_are_asked_for(tmp_path: Path) -> None:
     (plain,) = run(features, 1, None, tmp_path / "plain")
     first, second = run(features, 2, "1-1", tmp_path / "pipeline", limit_s=120)

@@ -91,7 +91,7 @@ BETWEEN = {
 }
 
 
-@pytest.mark.parametrize("asks", [0, 1])
+@pytest.mark.parametrize("asks", [pytest.param(0, marks=pytest.mark.full), 1])
 def test_a_stop_wished_for_between_steps_is_one_devices(asks: int) -> None:
     (alone,) = run(stopping, 1, None, *((place, 0) for place in BETWEEN))
     assert [counts[0] for counts, _ in alone] == [*BETWEEN.values()]

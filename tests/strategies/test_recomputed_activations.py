@@ -194,7 +194,10 @@ class Most(pl.Callback):
         self.in_flight = trainer.strategy.pipeline.worker.most_in_flight
 
 
-@pytest.mark.parametrize(("schedule", "in_flight"), [("gpipe", [PARTS, PARTS]), ("1f1b", [2, 1])])
+@pytest.mark.parametrize(
+    ("schedule", "in_flight"),
+    [pytest.param("gpipe", [PARTS, PARTS], marks=pytest.mark.full), ("1f1b", [2, 1])],
+)
 def test_inputs_of_all_in_flight_and_the_inside_of_one(schedule: str, in_flight: list[int]) -> None:
     plain = run(train, 2, schedule, "none", limit_s=60)
     whole = run(train, 2, schedule, "all", limit_s=60)

@@ -131,6 +131,7 @@ def test_nothing_changes_in_two_processes() -> None:
     check_all([Case("1-1", 4, "1f1b", net="norm_drop", unkeyed=True, samples=34)])
 
 
+@pytest.mark.full
 def test_nothing_changes_in_a_sparse_net_in_two_processes() -> None:
     check_all([Case("1-1", 3, net="sparse_drop", samples=22, epochs=1)])
 
