@@ -22,10 +22,13 @@ from pipeline_cases import (
     Sparse,
     collate_sparse,
     dealt,
+    dense_layers,
+    sparse_layers,
     weights,
 )
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, DistributedSampler, default_collate
 
 from sparsepipe.runtime.randomness import KeyedRandomness
@@ -35,18 +38,33 @@ BATCH = 17
 SEED = 5
 
 
+def without_norms(layers: nn.Sequential, *, gain: float = 1.0) -> nn.Sequential:
+    """The same places, batch norms being nothing; kernels larger by a gain, lest all vanishes."""
+    for name, module in list(layers.named_modules()):
+        if isinstance(module, _BatchNorm):
+            layers.set_submodule(name, nn.Identity())
+    for name, parameter in layers.named_parameters():
+        if name.endswith("kernel"):
+            parameter.data *= gain
+    return layers
+
+
 NETS = {
     **LAYERS,
+    "bare": lambda: without_norms(dense_layers()),
+    "sparse_bare": lambda: without_norms(sparse_layers(), gain=3.0),
     "drop": drop_layers,
     "norm_drop": norm_drop_layers,
     "sparse_drop": sparse_drop_layers,
 }
-SPARSE = ("sparse", "sparse_drop", "residual")
+SPARSE = ("sparse", "sparse_bare", "sparse_drop", "residual")
 CUTS = {
+    "bare": {1: [], 2: [3], 3: [2, 5], 4: [1, 3, 5]},
     "dense": {1: [], 2: [3], 3: [2, 5], 4: [1, 3, 5]},
     "drop": {1: [], 2: [5], 3: [2, 6], 4: [1, 4, 7]},
     "norm_drop": {1: [], 2: [4], 3: [3, 6], 4: [1, 4, 7]},
     "sparse": {1: [], 2: [17], 3: [10, 24], 4: [7, 14, 25]},
+    "sparse_bare": {1: [], 2: [17], 3: [10, 24], 4: [7, 14, 25]},
     "sparse_drop": {1: [], 2: [17], 3: [10, 24], 4: [7, 14, 25]},
     "residual": {1: [], 2: [7], 3: [5, 8], 4: [3, 6, 9]},
 }

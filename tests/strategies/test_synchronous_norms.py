@@ -103,11 +103,10 @@ def test_norms_are_those_of_one_process(ranks: int) -> None:
 def test_every_depth_and_number_of_microbatches(net: str, mode: str) -> None:
     """Against one process, and to the last bit against each other where only the plan differs."""
     found: dict[int, list[Any]] = {}
-    parts = (1, 2, 3, 4, 8)
     for config in ("1", "1-1", "1-1-1", "1-1-1-1"):
         cases = [
             of(mode, config, T, ("gpipe", "1f1b")[T % 2], net=net, optimizer=optimizer)
-            for T, optimizer in zip(parts, itertools.cycle(("momentum", "decay")), strict=False)
+            for T, optimizer in zip(range(1, 9), itertools.cycle(("momentum", "decay")))
         ]
         everyone = run(train, sum(cases[0].replicas), cases, limit_s=60 + 20 * len(cases))
         for number, case in enumerate(cases):

@@ -1,0 +1,62 @@
+"""Without batch norms weights are those of one process that takes each minibatch in one piece."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from norm_cases import distance
+from pipeline_cases import weights
+from processes import run
+from synchronous_cases import Accumulation, Case, make_net, train, train_one
+from torch import Tensor
+
+FP32 = 1e-6
+"""Share of the largest element by which two orders of summing differ after two epochs, at most."""
+
+
+def check(case: Case, found: Sequence[Any]) -> None:
+    whole = dataclasses.replace(case, config="1", microbatches=1)
+    oracle = Accumulation(whole)
+    oracle.train()
+    expected = oracle.state()
+    first = weights(make_net(case).layers)
+    assert moved(expected, first) > 100 * FP32, "or nothing is learnt that could differ"
+    for state, told, _ in found:
+        assert state.keys() == expected.keys()
+        for name, value in state.items():
+            assert distance(value, expected[name]) < FP32, f"{case} {case.recompute}: {name}"
+        assert told["step"] == pytest.approx(oracle.step_loss, rel=FP32), str(case)
+
+
+def moved(state: dict[str, Tensor], first: dict[str, Tensor]) -> float:
+    """How far the parameter went that went least."""
+    return min(distance(value, first[name]) for name, value in state.items())
+
+
+def bare(config: str, parts: int, net: str, recompute: str = "none") -> Case:
+    schedule = ("gpipe", "1f1b")[parts % 2]
+    return Case(config, parts, schedule, net=net, samples=34, recompute=recompute)
+
+
+@pytest.mark.parametrize("net", ["bare", "sparse_bare"])
+@pytest.mark.parametrize("parts", [2, 7])
+def test_one_device_has_the_weights_of_the_whole_minibatch(parts: int, net: str) -> None:
+    case = bare("1", parts, net)
+    check(case, [train_one(case)])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("net", ["bare", "sparse_bare"])
+@pytest.mark.parametrize("config", ["1", "1-1", "1-1-1", "1-1-1-1"])
+def test_every_depth_and_number_of_microbatches(config: str, net: str) -> None:
+    cases = [
+        bare(config, parts, net, recompute)
+        for parts in range(1, 9)
+        for recompute in ("none", "all")
+    ]
+    everyone = run(train, len(cases[0].replicas), cases, limit_s=60 + 20 * len(cases))
+    for number, case in enumerate(cases):
+        check(case, [found[number] for found in everyone])
