@@ -27,10 +27,18 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pipeline_bound import layer_seconds, least_bytes, parameter_bytes, stage_seconds
-from pipeline_options import KINDS, above_zero, announced, at_least, networks, parsed, parser_of
+from pipeline_options import (
+    KINDS,
+    above_zero,
+    announced,
+    at_least,
+    images,
+    networks,
+    parsed,
+    parser_of,
+)
 from pipeline_ranks import on_ranks
 from pipeline_torch import SCHEDULES, train_by_torch
 from pipeline_training import Trained, Way, train
@@ -45,8 +53,6 @@ BOUND_GOAL = 0.93
 DDP_GOAL = 1.15
 SLEEP_GOAL = 0.97
 TORCH_GOAL = 1.0
-_STUDIED: Mapping[str, Any] = {"convolutions": 22, "width": 1.0}
-"""The network of experiment=pipeline_depth."""
 EPOCHS = 2
 """The first one warms up."""
 
@@ -256,8 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             sleep(workload, options)
         if "torch" in options.only:
-            few = {"convolutions": 4, "width": 0.125} if options.quick else _STUDIED
-            beside_torch(Images(batch_size=options.images, **few), options)
+            beside_torch(images(options), options)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
-from pipeline_workloads import Vgg
+from pipeline_workloads import Images, Vgg
 
 from sparsepipe.machine import usable_cores
 
@@ -138,3 +138,10 @@ def networks(options: argparse.Namespace) -> list[Vgg]:
         for kind in KINDS
         if kind in options.only
     ]
+
+
+def images(options: argparse.Namespace) -> Images:
+    """The CNN of experiment=pipeline_depth, or a small one, on as many images as are asked for."""
+    if options.quick:
+        return Images(convolutions=4, width=0.125, batch_size=options.images)
+    return Images(convolutions=22, width=1.0, batch_size=options.images)

@@ -34,6 +34,7 @@ class Way:
         plan: of a pipeline; None for one process or data parallelism.
         schedule: of a synchronous pipeline, gpipe or 1f1b; None: an asynchronous one.
         microbatches: T, of a synchronous one.
+        recompute: layers of it that run once more before their backward: none or all.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Way:
     plan: Plan | None = None
     schedule: Literal["gpipe", "1f1b"] | None = None
     microbatches: int = 1
+    recompute: Literal["none", "all"] = "none"
 
     @property
     def readers(self) -> int:
@@ -177,13 +179,15 @@ def train(
 
 
 def _strategy(way: Way) -> Any:
-    if way.ranks == 1:
-        return "auto"
     if way.plan is None:
-        return DataParallelStrategy(timeout_s=TIMEOUT_S)
+        return "auto" if way.ranks == 1 else DataParallelStrategy(timeout_s=TIMEOUT_S)
     split: dict[str, Any] = {"config": way.plan.config, "cuts": list(way.plan.cuts)}
     if way.schedule is None:
         return PipelineStrategy(**split, timeout_s=TIMEOUT_S)
     return SynchronousPipelineStrategy(
-        schedule=way.schedule, microbatches=way.microbatches, **split, timeout_s=TIMEOUT_S
+        schedule=way.schedule,
+        microbatches=way.microbatches,
+        recompute=way.recompute,
+        **split,
+        timeout_s=TIMEOUT_S,
     )

@@ -61,6 +61,18 @@ def test_rows_beside_torchs_own_pipelines() -> None:
     assert number(r"1f1b, times torch's: ([\d.]+) \(goal 1.00\)", ran.stdout) > 0
 
 
+@pytest.mark.full
+def test_times_of_recomputation() -> None:
+    ran = run("recomputation.py", "--quick")
+    assert ran.returncode == 0, ran.stderr
+    parts = ran.stdout.split("\n\n")[1:5]
+    stages = [re.search(r"stages (1|1-1), T = \d", part) for part in parts]
+    assert [each and each[1] for each in stages] == ["1", "1-1", "1", "1-1"]
+    for part in parts:
+        kept, again = (number(rf"recompute={how} +([\d.]+)", part) for how in ("none", "all"))
+        assert number(r"([\d.]+) times as long", part) == pytest.approx(again / kept, rel=0.1)
+
+
 def number(pattern: str, part: str) -> float:
     found = re.search(pattern, part)
     assert found is not None, pattern
