@@ -13,8 +13,8 @@ from sparsepipe.experiment.recomputing import (
     is_automatic,
     log_chosen,
     memory_settings,
-    recomputing_of,
     spans_told,
+    synchronous_stages_of,
     with_spans,
 )
 from sparsepipe.experiment.schema import SearchChoice
@@ -50,8 +50,8 @@ def find_recomputing_plan(
         ConfigError: a setting does not suit the search or the plan, or a stage does not fit.
         SparsePipeError: as there.
     """
-    recomputing = recomputing_of(config["parallel"], profiles)
-    automatic = recomputing is not None and recomputing.is_automatic
+    stages = synchronous_stages_of(config["parallel"], profiles)
+    automatic = stages is not None and stages.is_automatic
     if automatic and not choice.memory:
         log.warning(
             "recompute=auto goes by the memory of the devices: the search counts it, though its "
@@ -59,7 +59,7 @@ def find_recomputing_plan(
         )
     if automatic:
         choice = replace(choice, memory=True)  # which is what the layers are chosen by
-    found = find_plan(choice, config, inventory, profiles, recomputing, **origin)
+    found = find_plan(choice, config, inventory, profiles, stages, **origin)
     if automatic and found.chosen is not None:
         log_chosen(found.chosen)
     return found
