@@ -35,7 +35,8 @@ def find_recomputing_plan(
 ) -> Found:
     """As :func:`~sparsepipe.experiment.search.find_plan`, for what a strategy recomputes.
 
-    Second runs of layers count in the stages' times, and in what they keep. Where layers are to be
+    Of a synchronous pipeline what its microbatches keep counts, and second runs of layers do so in
+    that and in the stages' times. Where layers are to be
     chosen (``recompute=auto``), the search has for each stage the cheapest ones with which it fits.
     The plan tells what is recomputed.
 

@@ -176,8 +176,12 @@ def any_fits(
     if problem.synchronous is not None:
         own = LayerTables(problem) if tables is None else tables.of(problem)
         runs = SecondRuns(own, problem.memory, more_bytes=more_bytes)
-        costs_of = costs_by_readers if problem.synchronous.recomputes else plain_costs
-        return any(map(feasible, costs_of(problem, lattice, runs)))
+        every: Iterator[Costs] = (
+            costs_by_readers(problem, lattice, runs)
+            if problem.synchronous.recomputes
+            else plain_costs(problem, lattice, runs)
+        )
+        return any(map(feasible, every))
     memory, model = problem.memory, problem.model
     return feasible(Costs(problem.spans, lattice, model, memory, more_bytes=more_bytes))
 
