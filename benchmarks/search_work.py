@@ -29,9 +29,9 @@ from sparsepipe.partition.fleet import Fleet, Kind
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.microbatches import Microbatches
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.recomputing import Recomputing
 from sparsepipe.partition.searches import dp, exact, hete_mp, straight
 from sparsepipe.partition.spans import chain_spans
+from sparsepipe.partition.synchronous import SynchronousStages
 from sparsepipe.partition.work import MOST_LOOKS, Work
 from sparsepipe.profiling import LayerProfile, Profile
 
@@ -103,7 +103,7 @@ def problem_of(case: Case, *, seed: int = 0) -> Problem:
         model=cost_model("eq4"),
         memory=MemoryModel(stash=False),
         profiles=tuple(profiles),
-        recomputing=Recomputing(setting="auto", microbatches=cut),
+        synchronous=SynchronousStages(setting="auto", microbatches=cut),
     )
 
 

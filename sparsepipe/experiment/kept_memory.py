@@ -24,7 +24,6 @@ from sparsepipe.experiment.schedules import Synchronous, synchronous_of
 from sparsepipe.experiment.schema import SearchChoice
 from sparsepipe.experiment.search import memory_model
 from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.partition.microbatches import Microbatches
 from sparsepipe.partition.recomputed_layers import StageSpans, spans_told_by
 from sparsepipe.partition.stage_cost import most_kept
 from sparsepipe.profiling import Profile
@@ -88,15 +87,12 @@ def kept_bytes(
     """
     schedule: dict[str, Any] = {}
     spans: StageSpans = ((),) * plan.num_stages
-    sizes: list[float] | None = None
     if synchronous is not None:
-        count = synchronous.microbatches
-        schedule = {"schedule": synchronous.schedule, "microbatches": count}
+        schedule = {
+            "schedule": synchronous.schedule,
+            "microbatches": synchronous.microbatches,
+        }
         spans = spans_told_by(plan)
-        # Simulated microbatches are each a T-th of a profile's batch. What the devices of the
-        # first stage read are several of these, and are cut into T together.
-        even = Microbatches(schedule=synchronous.schedule, count=count, batch_size=None)
-        sizes = [count * size for size in even.sizes(plan.replicas(0))]
     workload = Workload.of(plan, profiles)
     stages = tuple(
         _counted(costs, stage, own, profiles)
@@ -105,7 +101,7 @@ def kept_bytes(
     simulation = Simulation.of(
         replace(workload, stages=stages), Setting(network=Network.flat(plan.num_ranks)), **schedule
     )
-    return long_run_peaks_bytes(simulation, model, sizes=sizes)
+    return long_run_peaks_bytes(simulation, model)
 
 
 def _counted(

@@ -13,8 +13,8 @@ from sparsepipe.experiment.recomputing import (
     is_automatic,
     log_chosen,
     memory_settings,
-    recomputing_of,
     spans_told,
+    synchronous_stages_of,
     with_spans,
 )
 from sparsepipe.experiment.schema import SearchChoice
@@ -35,7 +35,8 @@ def find_recomputing_plan(
 ) -> Found:
     """As :func:`~sparsepipe.experiment.search.find_plan`, for what a strategy recomputes.
 
-    Second runs of layers count in the stages' times, and in what they keep. Where layers are to be
+    Of a synchronous pipeline what its microbatches keep counts, and second runs of layers do so in
+    that and in the stages' times. Where layers are to be
     chosen (``recompute=auto``), the search has for each stage the cheapest ones with which it fits.
     The plan tells what is recomputed.
 
@@ -50,8 +51,8 @@ def find_recomputing_plan(
         ConfigError: a setting does not suit the search or the plan, or a stage does not fit.
         SparsePipeError: as there.
     """
-    recomputing = recomputing_of(config["parallel"], profiles)
-    automatic = recomputing is not None and recomputing.is_automatic
+    stages = synchronous_stages_of(config["parallel"], profiles)
+    automatic = stages is not None and stages.is_automatic
     if automatic and not choice.memory:
         log.warning(
             "recompute=auto goes by the memory of the devices: the search counts it, though its "
@@ -59,7 +60,7 @@ def find_recomputing_plan(
         )
     if automatic:
         choice = replace(choice, memory=True)  # which is what the layers are chosen by
-    found = find_plan(choice, config, inventory, profiles, recomputing, **origin)
+    found = find_plan(choice, config, inventory, profiles, stages, **origin)
     if automatic and found.chosen is not None:
         log_chosen(found.chosen)
     return found

@@ -28,7 +28,7 @@ from sparsepipe.partition.recomputed_layers import (
     spans_told_by,
 )
 from sparsepipe.partition.recomputed_plan import Chosen, choose_spans
-from sparsepipe.partition.recomputing import Recomputing
+from sparsepipe.partition.synchronous import SynchronousStages
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 
@@ -127,20 +127,20 @@ def _refuse_file(config: Mapping[str, Any]) -> None:
         spans_told(replace(plan, details=division.details), parallel)
 
 
-def recomputing_of(
+def synchronous_stages_of(
     parallel: Mapping[str, Any], profiles: Mapping[str, Profile]
-) -> Recomputing | None:
-    """What a search for the plan has to count; None where nothing is recomputed.
+) -> SynchronousStages | None:
+    """What a search for the plan has to count; None where the pipeline is no synchronous one.
 
     Args:
         parallel: resolved and checked.
         profiles: of the devices, by their names.
     """
-    synchronous, setting = synchronous_of(parallel), recompute_of(parallel)
-    nothing = setting == "none" or (isinstance(setting, Mapping) and not any(setting.values()))
-    if synchronous is None or nothing:
+    if (synchronous := synchronous_of(parallel)) is None:
         return None
-    return Recomputing(setting=setting, microbatches=_microbatches(synchronous, profiles))
+    return SynchronousStages(
+        setting=recompute_of(parallel), microbatches=_microbatches(synchronous, profiles)
+    )
 
 
 def _microbatches(synchronous: Synchronous, profiles: Mapping[str, Profile]) -> Microbatches:

@@ -26,7 +26,7 @@ from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.problem import Problem, Solution
 from sparsepipe.partition.recomputed_choices import chosen_of
 from sparsepipe.partition.recomputed_plan import Chosen
-from sparsepipe.partition.recomputing import Recomputing
+from sparsepipe.partition.synchronous import SynchronousStages
 from sparsepipe.profiling import Profile
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.results.tables import markdown_table, write_csv
@@ -69,7 +69,7 @@ def find_plan(
     config: Mapping[str, Any],
     inventory: Inventory,
     profiles: Mapping[str, Profile],
-    recomputing: Recomputing | None = None,
+    synchronous: SynchronousStages | None = None,
     **origin: object,
 ) -> Found:
     """The best plan for the model on the hardware.
@@ -79,7 +79,8 @@ def find_plan(
         config: resolved and checked.
         inventory: the hardware.
         profiles: of its devices, by their names.
-        recomputing: what stages run once more, which counts and which the plan file tells.
+        synchronous: how stages of a synchronous pipeline work: their memory counts as in that, and
+            what they run once more, which the plan file tells.
         **origin: what else the plan file should tell of what it was computed from.
 
     Raises:
@@ -89,13 +90,13 @@ def find_plan(
         HardwareError: a link has no bandwidth.
         PlanError: no plan fits the memory, or the search stops before it has found one.
     """
-    problem = _problem(choice, config, inventory, profiles, recomputing)
+    problem = _problem(choice, config, inventory, profiles, synchronous)
     device = choice.device
     if choice.search in _ALIKE and device is None:
         device = fastest(problem, choice.search)
     solution = _solve(problem, choice, device=device)
     chosen = None
-    if problem.recomputing is not None:
+    if problem.synchronous is not None:
         chosen = chosen_of(solution.stages, problem, solution.spans)
     told = explain(problem, solution, chosen)
     known = {"model": model_name(config), **_asked(choice, device)}
@@ -135,11 +136,11 @@ def _problem(
     config: Mapping[str, Any],
     inventory: Inventory,
     profiles: Mapping[str, Profile],
-    recomputing: Recomputing | None,
+    synchronous: SynchronousStages | None,
 ) -> Problem:
     _warn_of_updates(profiles)
     room = memory_model(choice, config)
-    if recomputing is not None and room is not None:
+    if synchronous is not None and room is not None:
         room = replace(room, stash=False, predicted=False)
     return Problem.of(
         inventory,
@@ -147,7 +148,7 @@ def _problem(
         model=cost_model(choice.cost_model),
         memory=room,
         bandwidth_bytes_per_s=choice.bandwidth_bytes_per_s,
-        recomputing=recomputing,
+        synchronous=synchronous,
     )
 
 

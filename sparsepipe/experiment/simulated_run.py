@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any, Self
 
 from sparsepipe.experiment.rundir import RunDir
@@ -17,6 +18,7 @@ from sparsepipe.schedule import Plan
 from sparsepipe.simulate.lanes import lanes, some_ranks
 from sparsepipe.simulate.memory import Level, long_run_peaks_bytes, memory_over_time
 from sparsepipe.simulate.record import Record
+from sparsepipe.simulate.schedules import Simulation
 from sparsepipe.simulate.steady import Pace
 from sparsepipe.simulate.trace import trace_text
 
@@ -84,8 +86,8 @@ class Outcome:
             ScheduleError: ranks would wait for one another for ever.
         """
         simulation = contest.plan
-        record = simulation.record(shown)
-        pace = simulation.pace(minibatches)
+        record = simulation.record(ceil(shown / simulation.batches))
+        pace = _pace_by_batches(simulation, minibatches)
         dp = apart = None
         if contest.dp is not None and contest.dp_apart is not None:
             dp = pace if contest.dp == simulation else contest.dp.pace(minibatches)
@@ -99,7 +101,7 @@ class Outcome:
             without_dp=contest.without_dp,
             batch_size=batch_size,
             record=record,
-            memory=memory_over_time(record, simulation.workload, memory),
+            memory=memory_over_time(record, simulation.workload, memory, sizes=simulation.sizes),
             peaks_bytes=long_run_peaks_bytes(simulation, memory),
             rooms=rooms,
         )
@@ -195,6 +197,16 @@ class Outcome:
                 "whose sums follow the backward"
             )
         return found
+
+
+def _pace_by_batches(simulation: Simulation, minibatches: int) -> Pace:
+    """Of an epoch, told of the batches that devices of the first stage read, as profiles are.
+
+    Several of these may be a minibatch together; a last one that has fewer takes as long.
+    """
+    each = simulation.batches
+    found = simulation.pace(ceil(minibatches / each))
+    return replace(found, minibatches=minibatches, minibatch_s=found.minibatch_s / each)
 
 
 def in_short(plan: Plan) -> str:

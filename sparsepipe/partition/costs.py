@@ -44,7 +44,7 @@ class Costs:
         stages_E: which of the C stages each stage is, for each node.
         rates_E: which of the T rates its transfer has, for each node.
         rooms_E: which of the M rooms it has, for each node; empty without limits.
-        rooms_M: minibatches in flight, replicas (2 for any number above 1), what devices hold.
+        num_rooms: M.
         by_windows: in a chain of layers the begins that suit an end follow one another.
     """
 
@@ -64,7 +64,7 @@ class Costs:
         self._ends = np.cumsum([len(ways.sources_E) for ways in lattice.ways])[:-1]
         self._set_stages()
         self._set_rates()
-        self.rooms_M: list[tuple[int, int, float]] = []
+        self.num_rooms = 0
         self.rooms_E: list[Ints] = []
         if memory is not None:
             self._stored = spans.stored_between()
@@ -81,7 +81,7 @@ class Costs:
     def _set_stages(self) -> None:
         present_EK = self._all("counts_EK") > 0
         figures = [self._all("replicas_E"), self._all("sync_E"), *present_EK.T]
-        stages, numbers = _distinct(figures)
+        stages, numbers = distinct(figures)
         self.stages_E = self._split(numbers)
         self.rows = keys = dict[tuple[int, int, float], int]()
         rows_CK = []
@@ -101,7 +101,7 @@ class Costs:
         self.replicas_R = np.array([m for _, m, _ in keys])
 
     def _set_rates(self) -> None:
-        pairs, numbers = _distinct([self._all("replicas_E"), self._all("cut_E")])
+        pairs, numbers = distinct([self._all("replicas_E"), self._all("cut_E")])
         each = [self.model.cut_s_per_byte(int(m), bytes_per_s=s) for m, s in pairs.tolist()]
         self._cut_s_per_byte_T, same = np.unique(each, return_inverse=True)
         self.rates_E = self._split(same[numbers])
@@ -111,12 +111,13 @@ class Costs:
             float("inf") if kind.memory_bytes is None else kind.memory_bytes
             for kind in self.lattice.kinds
         ]
-        pairs, each = _distinct([self._all("replicas_E"), self._all("left_E")])
+        pairs, each = distinct([self._all("replicas_E"), self._all("left_E")])
         in_flight = np.array([memory.in_flight(int(r), int(left)) for r, left in pairs])[each]
         replicas = np.minimum(self._all("replicas_E"), 2)  # how many they are changes nothing
         room = np.where(self._all("counts_EK") > 0, limits_K, np.inf).min(axis=1)
-        rooms, numbers = _distinct([in_flight, replicas, room])
-        self.rooms_M = [(int(m), int(r), limit) for m, r, limit in rooms.tolist()]
+        rooms, numbers = distinct([in_flight, replicas, room])
+        self._rooms_M = [(int(m), int(r), limit) for m, r, limit in rooms.tolist()]
+        self.num_rooms = len(rooms)
         self.rooms_E = self._split(numbers)
 
     def cuts_fit_TI(self, bound_s: float) -> Bools:
@@ -159,7 +160,7 @@ class Costs:
         each_s_P = self._cut_s_per_byte_T[self.rates_E[node][ways_P]]
         cuts_fit_P = each_s_P * self.spans.cut_bytes_I[begins_P] <= bound_s
         allowed_PJ = allowed_PJ & (times_PJ <= bound_s) & cuts_fit_P[:, None]
-        if self.rooms_M:
+        if self.num_rooms:
             rooms_P = self.rooms_E[node][ways_P]
             for number in set(rooms_P.tolist()):
                 before_I, after_I, room = self.kept(number)
@@ -170,14 +171,14 @@ class Costs:
     def kept(self, number: int) -> tuple[Floats, Floats, float]:
         """For one of the M: bytes by places, and room for the second less the first of them."""
         assert self.memory is not None
-        in_flight, replicas, room = self.rooms_M[number]
+        in_flight, replicas, room = self._rooms_M[number]
         each = self.memory.per_parameter_byte(in_flight, replicas=replicas)
         weights_I = each * self.spans.parameter_bytes_I
         before_I, after_I = (weights_I + in_flight * part_I for part_I in self._stored)
         return before_I, after_I, room_bytes(room + self._more_bytes) - self.memory.reserved_bytes
 
 
-def _distinct(columns: Sequence[NDArray[np.generic]]) -> tuple[NDArray[np.float64], Ints]:
+def distinct(columns: Sequence[NDArray[np.generic]]) -> tuple[NDArray[np.float64], Ints]:
     """The rows that there are of some columns, each once, and which of them each row is."""
     rows = np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
     found, numbers = np.unique(rows, axis=0, return_inverse=True)

@@ -1,4 +1,4 @@
-"""The best plan where stages recompute layers: exact, as long as there is work left for it.
+"""The best plan of a synchronous pipeline: exact, as long as there is work left for it.
 
 As in ``search.py`` the least bottleneck is found by bisection, of questions whether some plan keeps
 to a bound on all times. Where the memory chooses what a stage recomputes (``auto``), times are
@@ -24,6 +24,7 @@ import numpy as np
 from sparsepipe.partition.costs import Bools, Costs
 from sparsepipe.partition.lattice import Lattice
 from sparsepipe.partition.layer_tables import LayerTables
+from sparsepipe.partition.plain_costs import PlainCosts, plain_costs
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.recomputed_costs import PairCosts, costs_by_readers
 from sparsepipe.partition.recomputed_layers import StageSpans
@@ -35,6 +36,8 @@ from sparsepipe.partition.windows import reaches
 from sparsepipe.partition.work import MOST_LOOKS, Work
 
 log = logging.getLogger(__name__)
+
+_Counted = PairCosts | PlainCosts
 
 _NEAR = 1.1
 """Where a plan takes no more than so many times what all do, every other question is whether any is
@@ -62,11 +65,13 @@ def best_plan(
     Raises:
         PlanError: the search has looked at as much as it may, and at no plan that fits.
     """
-    if problem.recomputing is None:
+    if problem.synchronous is None:
         stages = search(Costs(problem.spans, lattice, problem.model, problem.memory))
         return None if stages is None else (stages, None)
+    if not problem.synchronous.recomputes:
+        return _best_plain(problem, lattice)
     if work is None:
-        work = Work(MOST_LOOKS) if problem.recomputing.is_automatic else Work()
+        work = Work(MOST_LOOKS) if problem.synchronous.is_automatic else Work()
     runs = SecondRuns(LayerTables(problem, work), problem.memory)
     hunts = [_Hunt(costs, work) for costs in costs_by_readers(problem, lattice, runs)]
     best: _Best | None = None
@@ -84,6 +89,14 @@ def best_plan(
     return stages, runs.spans(stages)
 
 
+def _best_plain(problem: Problem, lattice: Lattice) -> tuple[list[Choice], None] | None:
+    """The same where no layer is recomputed: each hunt ends with the answer, one after another."""
+    best: _Best | None = None
+    for costs in plain_costs(problem, lattice, SecondRuns(LayerTables(problem), problem.memory)):
+        best = _Hunt(costs, Work()).go_on(best)
+    return None if best is None else (_first_of_equal(best, Work()), None)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Best:
     """The best plan so far.
@@ -96,7 +109,7 @@ class _Best:
 
     plan: list[Choice]
     time_s: float
-    costs: PairCosts
+    costs: _Counted
 
 
 class _Hunt:
@@ -110,7 +123,7 @@ class _Hunt:
         least_s: that all of them take; infinite where there is none.
     """
 
-    def __init__(self, costs: PairCosts, work: Work) -> None:
+    def __init__(self, costs: _Counted, work: Work) -> None:
         self._costs, self._work, self._windows = costs, work, reaches(costs)
         least_s, self._most_s = costs.bounds_s()
         self.least_s = max(least_s, TINY_S)  # that times are halved to, and none is below
@@ -173,7 +186,7 @@ class _Hunt:
                 return None
 
 
-def _back(costs: PairCosts, reached_VI: Bools, bound_s: float) -> Iterator[Choice]:
+def _back(costs: _Counted, reached_VI: Bools, bound_s: float) -> Iterator[Choice]:
     """The stages of a plan that keeps to a bound, the last one first.
 
     Of those that may end at a place the one is taken that takes least time.

@@ -148,7 +148,7 @@ def explain(problem: Problem, solution: Solution, chosen: Chosen | None = None) 
         rows=tuple(rows),
         bottleneck_s=bottleneck_s,
         limit=_limit(stages_s, cuts_s),
-        dp_s=_dp_s(replace(problem, recomputing=None)),  # which runs no layer twice
+        dp_s=_dp_s(replace(problem, synchronous=None)),  # which runs no layer twice
         spans=None if chosen is None else chosen.spans,
         nodes=stage_nodes(problem, plan),
     )

@@ -33,14 +33,15 @@ class LayerTables:
     """
 
     def __init__(self, problem: Problem, work: Work | None = None) -> None:
-        assert problem.recomputing is not None
+        assert problem.synchronous is not None
         assert len(problem.profiles) == len(problem.fleet.kinds)
-        self.problem, self.recomputing = problem, problem.recomputing
+        self.problem, self.synchronous = problem, problem.synchronous
         self.work = Work() if work is None else work
         self.bounds = cache(self._bounds)
         self.chain = cache(self._chain)
         self.weights_II = cache(self._weights_II)
         self.named = cache(self._named)
+        self.sums = cache(self._sums)
 
     def of(self, problem: Problem) -> LayerTables:
         """Of a problem that differs in memory or in its microbatches, knowing what this knows.
@@ -48,10 +49,10 @@ class LayerTables:
         Args:
             problem: with the same layers on the same devices.
         """
-        assert problem.recomputing is not None
-        assert problem.recomputing.setting == self.recomputing.setting
+        assert problem.synchronous is not None
+        assert problem.synchronous.setting == self.synchronous.setting
         other = copy(self)
-        other.problem, other.recomputing = problem, problem.recomputing
+        other.problem, other.synchronous = problem, problem.synchronous
         return other
 
     @property
@@ -61,8 +62,8 @@ class LayerTables:
         They are those on the first kind of device.
         """
         chain, num_layers = self.chain((0,)), self.problem.spans.num_layers
-        named = {layer for span in self.recomputing.spans(num_layers) for layer in span}
-        every = self.recomputing.setting == "all"
+        named = {layer for span in self.synchronous.spans(num_layers) for layer in span}
+        every = self.synchronous.setting == "all"
         seconds = [own.forward_s * (every or n in named) for n, own in enumerate(chain.layers)]
         sums_I: Floats = np.cumsum([0.0, *seconds])
         return sums_I
@@ -87,13 +88,27 @@ class LayerTables:
         most_II: Floats = np.max(rows, axis=0)
         return most_II
 
+    def _sums(self, kinds: tuple[int, ...]) -> tuple[Floats, Floats, Floats]:
+        """Of a batch, by places: bytes of what backwards need, and of parameters.
+
+        A stage that recomputes nothing keeps for its backward the second of its end less the first
+        of its begin. The third is of parameters, a stage's being those of its end less those of its
+        begin.
+        """
+        layers = self.chain(kinds).layers
+        saved_I = np.cumsum([0.0, *(layer.saved_bytes for layer in layers)])
+        begin_I = np.array([*(layer.begin_bytes for layer in layers), 0.0])
+        end_I = np.array([0.0, *(layer.end_bytes for layer in layers)])
+        each = [[x.parameter_bytes for x in self.problem.profiles[k].layers] for k in kinds]
+        return saved_I - begin_I, saved_I + end_I, np.cumsum([0.0, *np.max(each, axis=0)])
+
     def _named(self, kinds: tuple[int, ...], whole: bool) -> tuple[Floats, Floats, Floats]:
         """Of layers that the setting names: what stays and what is inside, and seconds.
 
         These are infinite where a stage that is named has a layer that is named as well.
         """
         chain, places = self.chain(kinds), self.problem.spans.num_layers + 1
-        every = self.recomputing.spans(places - 1)
+        every = self.synchronous.spans(places - 1)
         kept_II, inside_II, seconds_II = (np.zeros((places, places)) for _ in range(3))
         for first in range(places - 1):
             rows = _grown(chain, every, first, whole=whole)

@@ -80,7 +80,7 @@ def two_levels(alike: Problem, fleet: Fleet) -> tuple[list[Choice], float]:
     each, hosts, layers = _devices_a_host(fleet), len(fleet.inside), alike.spans.num_layers
     check_levels(layers, each=each, hosts=hosts)
     compute_s_I = alike.spans.compute_s_KI[0]
-    if alike.recomputing is not None:
+    if alike.synchronous is not None:
         compute_s_I = compute_s_I + LayerTables(alike).anywhere_I
     compute_s_II = compute_s_I[None, :] - compute_s_I[:, None]
     inside = _level(alike, compute_s_II, machines=each, bytes_per_s=min(fleet.inside.values()))

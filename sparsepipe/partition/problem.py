@@ -11,8 +11,8 @@ from sparsepipe.partition.cost import CostModel
 from sparsepipe.partition.fleet import Counts, Fleet, kinds_of
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.recomputed_layers import StageSpans
-from sparsepipe.partition.recomputing import Recomputing
 from sparsepipe.partition.spans import Spans, spans_of
+from sparsepipe.partition.synchronous import SynchronousStages
 from sparsepipe.partition.ties import Choice
 from sparsepipe.profiling import Profile, check_agreement
 
@@ -27,9 +27,9 @@ class Problem:
         model: what stages and transfers cost.
         memory: what stages keep; None: memory is no limit.
         profiles: of each kind, where the spans are made of some.
-        recomputing: what stages run once more, and the microbatches of a minibatch; the spans are
-            of a chain of profiles then. None: nothing, and memory counts as in an
-            asynchronous pipeline.
+        synchronous: the microbatches of a synchronous pipeline, and what its stages run once more;
+            the spans are of a chain of profiles then. None: memory counts as in an asynchronous
+            pipeline.
     """
 
     fleet: Fleet
@@ -37,12 +37,23 @@ class Problem:
     model: CostModel
     memory: MemoryModel | None = None
     profiles: tuple[Profile, ...] = ()
-    recomputing: Recomputing | None = None
+    synchronous: SynchronousStages | None = None
+
+    @property
+    def numbers_of_readers(self) -> Sequence[int | None]:
+        """Of devices of the first stage, by which plans keep unlike much, the largest first.
+
+        None: any number, as where no device has a limit.
+        """
+        limits = [kind.memory_bytes for kind in self.fleet.kinds]
+        if self.synchronous is None or self.memory is None or limits == [None] * len(limits):
+            return [None]
+        return range(min(self.synchronous.microbatches.count, self.fleet.num_devices), 0, -1)
 
     @property
     def stages_told(self) -> int:
         """How many of the first stages have to be told apart."""
-        return 0 if self.recomputing is None else self.recomputing.stages_told
+        return 0 if self.synchronous is None else self.synchronous.stages_told
 
     @classmethod
     def of(
@@ -53,7 +64,7 @@ class Problem:
         model: CostModel,
         memory: MemoryModel | None = None,
         bandwidth_bytes_per_s: float | None = None,
-        recomputing: Recomputing | None = None,
+        synchronous: SynchronousStages | None = None,
     ) -> Problem:
         """From an inventory and a profile for each device in it.
 
@@ -63,8 +74,8 @@ class Problem:
             model: what stages and transfers cost.
             memory: what stages keep; None: memory is no limit.
             bandwidth_bytes_per_s: one bandwidth for all links, whatever the inventory says.
-            recomputing: what stages run once more. Plans of a branching graph recompute nothing:
-                nobody trains by them.
+            synchronous: how the stages of a synchronous pipeline work. With plans of a branching
+                graph, by which nobody trains, it does not count.
 
         Raises:
             ProfileError: a device has no profile, or they are of different models.
@@ -89,7 +100,7 @@ class Problem:
             model=model,
             memory=memory,
             profiles=found,
-            recomputing=recomputing if spans.nested_II is None else None,
+            synchronous=synchronous if spans.nested_II is None else None,
         )
 
 

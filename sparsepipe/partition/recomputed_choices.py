@@ -26,20 +26,20 @@ def chosen_of(plan: Sequence[Choice], problem: Problem, spans: StageSpans | None
             does not fit, whatever is recomputed.
         PlanError: as much was looked at as may be before it was known whether all stages fit.
     """
-    assert problem.recomputing is not None
+    assert problem.synchronous is not None
     runs = SecondRuns(LayerTables(problem), problem.memory)
     each = zip(runs.classes_of(plan), plan, strict=True)
     stages = [runs.held(own, stage.first, stage.end) for own, stage in each]
-    if spans is None and problem.recomputing.is_automatic:
+    if spans is None and problem.synchronous.is_automatic:
         return cheapest_of(stages, problem.memory)
     return counted(stages, problem.memory, _named(plan, problem) if spans is None else spans)
 
 
 def _named(plan: Sequence[Choice], problem: Problem) -> StageSpans:
-    assert problem.recomputing is not None
+    assert problem.synchronous is not None
     made = Plan.of(
         config="-".join(str(sum(stage.counts)) for stage in plan),
         cuts=[stage.first for stage in plan[1:]],
         num_layers=plan[-1].end,
     )
-    return recomputed_spans(problem.recomputing.setting, made)
+    return recomputed_spans(problem.synchronous.setting, made)

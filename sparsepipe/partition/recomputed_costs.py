@@ -15,6 +15,7 @@ from sparsepipe.partition.costs import Costs, Ints
 from sparsepipe.partition.evaluate import plan_times
 from sparsepipe.partition.lattice import Lattice, Ways
 from sparsepipe.partition.layer_tables import LayerTables
+from sparsepipe.partition.plain_costs import plain_costs
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.search import EXACT, feasible
 from sparsepipe.partition.second_runs import SecondRuns, StageClass
@@ -172,10 +173,15 @@ def any_fits(
         more_bytes: that each device is taken to hold beyond its limit.
         tables: of a problem with the same layers, for what they know already.
     """
-    if problem.recomputing is not None:
+    if problem.synchronous is not None:
         own = LayerTables(problem) if tables is None else tables.of(problem)
         runs = SecondRuns(own, problem.memory, more_bytes=more_bytes)
-        return any(map(feasible, costs_by_readers(problem, lattice, runs)))
+        every: Iterator[Costs] = (
+            costs_by_readers(problem, lattice, runs)
+            if problem.synchronous.recomputes
+            else plain_costs(problem, lattice, runs)
+        )
+        return any(map(feasible, every))
     memory, model = problem.memory, problem.model
     return feasible(Costs(problem.spans, lattice, model, memory, more_bytes=more_bytes))
 
@@ -185,13 +191,5 @@ def costs_by_readers(problem: Problem, lattice: Lattice, runs: SecondRuns) -> It
 
     Where memory does not count these change nothing: the costs of all plans.
     """
-    for readers in _numbers_of_readers(problem):
+    for readers in problem.numbers_of_readers:
         yield PairCosts(problem, lattice, runs, readers=readers)
-
-
-def _numbers_of_readers(problem: Problem) -> Sequence[int | None]:
-    assert problem.recomputing is not None
-    if problem.memory is None:
-        return [None]
-    most = min(problem.recomputing.microbatches.count, problem.fleet.num_devices)
-    return range(most, 0, -1)

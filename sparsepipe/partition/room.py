@@ -16,7 +16,7 @@ from sparsepipe.partition.recomputed_choices import chosen_of
 from sparsepipe.partition.recomputed_costs import any_fits
 from sparsepipe.partition.recomputed_layers import StageSpans
 from sparsepipe.partition.recomputed_plan import MORE_ROOM
-from sparsepipe.partition.recomputing import Recomputing
+from sparsepipe.partition.synchronous import SynchronousStages
 from sparsepipe.partition.ties import Choice
 
 _SHARES = (2, 4, 8, 16)
@@ -30,11 +30,11 @@ def no_room(problem: Problem, lattice: Lattice) -> PlanError:
         problem: with limits of memory that rule all plans out.
         lattice: of the devices that stages may have used when they end.
     """
-    tables = None if problem.recomputing is None else LayerTables(problem)
-    if problem.recomputing is not None:
+    tables = None if problem.synchronous is None else LayerTables(problem)
+    if problem.synchronous is not None:
         if not any_fits(problem, lattice, more_bytes=float("inf"), tables=tables):
-            return _no_such_plan(problem, problem.recomputing, lattice)
-        if problem.recomputing.is_automatic:
+            return _no_such_plan(problem, problem.synchronous, lattice)
+        if problem.synchronous.is_automatic:
             return PlanError(
                 "no plan fits the memory, whatever layers its stages recompute",
                 remedy=f"use {MORE_ROOM}",
@@ -44,17 +44,17 @@ def no_room(problem: Problem, lattice: Lattice) -> PlanError:
     return PlanError(
         f"no plan fits the memory: the best one lacks {missing_mib:,.0f} MiB on a device",
         remedy=f"use devices with more memory, more devices, or a smaller data.batch_size{would}"
-        + ("" if problem.recomputing is None else "; or parallel.strategy.recompute=auto"),
+        + ("" if problem.synchronous is None else "; or parallel.strategy.recompute=auto"),
     )
 
 
-def _no_such_plan(problem: Problem, again: Recomputing, lattice: Lattice) -> PlanError:
+def _no_such_plan(problem: Problem, again: SynchronousStages, lattice: Lattice) -> PlanError:
     """Where not even devices without limits would help."""
     devices, few = problem.fleet.num_devices, again.microbatches.count
     enough = replace(again.microbatches, count=max(few, devices))
     more = replace(again, microbatches=enough)
     if few < devices and any_fits(
-        replace(problem, recomputing=more), lattice, more_bytes=float("inf")
+        replace(problem, synchronous=more), lattice, more_bytes=float("inf")
     ):
         return PlanError(
             f"all plans that are looked at have a stage of more devices than there are "
@@ -81,7 +81,7 @@ def kept_and_room(plan: Sequence[Choice], problem: Problem) -> list[tuple[float,
         ConfigError: the plan has no such layers or stages as are to be recomputed.
     """
     assert problem.memory is not None
-    if problem.recomputing is None:
+    if problem.synchronous is None:
         return plan_bytes(plan, problem.spans, problem.fleet, problem.memory)
     chosen = chosen_of(plan, problem)
     rooms = (room for _, room in plan_bytes(plan, problem.spans, problem.fleet, problem.memory))
@@ -107,7 +107,7 @@ def check_room(plan: Sequence[Choice], problem: Problem) -> StageSpans | None:
     """
     if problem.memory is None:
         return None
-    if problem.recomputing is not None and problem.recomputing.is_automatic:
+    if problem.synchronous is not None and problem.synchronous.is_automatic:
         try:
             return chosen_of(plan, problem).spans
         except ConfigError as error:
@@ -140,7 +140,7 @@ def _missing_bytes(problem: Problem, lattice: Lattice, tables: LayerTables | Non
     def fits(more_bytes: float) -> bool:
         return any_fits(problem, lattice, more_bytes=more_bytes, tables=tables)
 
-    while problem.recomputing is not None and not fits(high):
+    while problem.synchronous is not None and not fits(high):
         high *= 2  # but for the inputs of spans
     while high - low > MIB / 2:
         middle = (low + high) / 2
@@ -191,9 +191,9 @@ def _with_batch(problem: Problem, share: int) -> Problem:
         begin_bytes_I=None if spans.begin_bytes_I is None else spans.begin_bytes_I / share,
         end_bytes_I=None if spans.end_bytes_I is None else spans.end_bytes_I / share,
     )
-    again = problem.recomputing
+    again = problem.synchronous
     fewer = None if again is None else again.with_batch(share)
-    return replace(problem, spans=smaller, recomputing=fewer)
+    return replace(problem, spans=smaller, synchronous=fewer)
 
 
 def _fits(plan: Sequence[Choice], problem: Problem) -> bool:

@@ -190,7 +190,7 @@ def exhaustive(problem: Problem) -> Solution:
             "exhaustive looks at chains of layers, and the graph branches",
             remedy="use task.search=exact, which finds the best plan as well",
         )
-    if problem.recomputing is None:
+    if problem.synchronous is None:
         stages = all_plans(problem.spans, problem.fleet, problem.model, problem.memory)
     else:
         more_s = PlanSeconds(problem)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sparsepipe.partition.layer_tables import LayerTables
 from sparsepipe.partition.memory import MemoryModel, room_bytes
@@ -56,6 +57,7 @@ class SecondRuns:
         more_bytes: that each device is taken to hold beyond its limit.
 
     Attributes:
+        tables: of the problem.
         work: what is left of the tables'.
         most_s: that a stage takes longer for what it recomputes, at most.
     """
@@ -67,8 +69,8 @@ class SecondRuns:
         *,
         more_bytes: float = 0.0,
     ) -> None:
-        self._tables, self._memory, self._more_bytes = tables, memory, more_bytes
-        self._what, self._fleet = tables.recomputing, tables.problem.fleet
+        self.tables, self._memory, self._more_bytes = tables, memory, more_bytes
+        self._what, self._fleet = tables.synchronous, tables.problem.fleet
         self._in_flight = cache(self._what.microbatches.in_flight_of)
         self._seconds: dict[StageClass, Floats] = {}
         self._found: dict[tuple[StageClass, int, int], Cheapest] = {}
@@ -80,19 +82,38 @@ class SecondRuns:
         """Whether each device of a stage has a microbatch: the strategy refuses others."""
         return replicas <= self._what.microbatches.count
 
+    def may_have_work(self, replicas_E: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """The same of many stages."""
+        return np.asarray(replicas_E <= self._what.microbatches.count, dtype=np.bool_)
+
     def class_of(self, counts: Sequence[int], *, left: int, stage: int, readers: int) -> StageClass:
         """Which a stage is of.
 
         Args:
             counts: its devices of each kind.
             left: devices of it and of all after it.
-            stage: its number, or any that says as much (``Recomputing.is_whole``).
+            stage: its number, or any that says as much (``SynchronousStages.is_whole``).
             readers: devices of the first stage; where memory does not count they change nothing.
         """
-        replicas, what = sum(counts), self._what
+        kinds = [kind for kind, count in enumerate(counts) if count]
+        return self.class_with(kinds, replicas=sum(counts), left=left, stage=stage, readers=readers)
+
+    def class_with(
+        self, kinds: Sequence[int], *, replicas: int, left: int, stage: int, readers: int
+    ) -> StageClass:
+        """The same of a stage with so many devices of some kinds.
+
+        Args:
+            kinds: in order.
+            replicas: r, its devices.
+            left: see :meth:`class_of`.
+            stage: see :meth:`class_of`.
+            readers: see :meth:`class_of`.
+        """
+        what = self._what
         readers = 1 if self._memory is None else readers
         return StageClass(
-            kinds=tuple(kind for kind, count in enumerate(counts) if count),
+            kinds=tuple(kinds),
             in_flight=self._in_flight(replicas, left, readers=readers),
             share=what.microbatches.share(readers) * what.batch_share,
             replicas=min(replicas, 2),
@@ -116,10 +137,10 @@ class SecondRuns:
         if own not in self._seconds:
             room_II = self._room_II(own) / own.share
             if self._what.is_automatic:
-                bounds = self._tables.bounds(own.kinds)
+                bounds = self.tables.bounds(own.kinds)
                 self._seconds[own] = bounds.seconds_II(room_II, in_flight=own.in_flight)
             else:
-                kept_II, inside_II, again_II = self._tables.named(own.kinds, own.whole)
+                kept_II, inside_II, again_II = self.tables.named(own.kinds, own.whole)
                 fits_II = own.in_flight * kept_II + inside_II <= room_II * room_bytes(1.0)
                 self._seconds[own] = np.where(fits_II, again_II, np.inf)
         return self._seconds[own]
@@ -202,27 +223,28 @@ class SecondRuns:
             first: see :meth:`count`.
             end: see :meth:`count`.
         """
-        profiles = self._tables.problem.profiles
+        profiles = self.tables.problem.profiles
         return HeldStage(
             first=first,
             last=end - 1,
             profiles=tuple(profiles[kind] for kind in own.kinds),
             replicas=own.replicas,
-            limit_bytes=self._limit_bytes(own),
+            limit_bytes=self.limit_bytes(own),
             in_flight=own.in_flight,
             share=own.share,
         )
 
-    def _limit_bytes(self, own: StageClass) -> float:
+    def limit_bytes(self, own: StageClass) -> float:
+        """What the smallest device of such stages holds; infinite where nobody knows."""
         limits = [self._fleet.kinds[kind].memory_bytes for kind in own.kinds]
         least = min((limit for limit in limits if limit is not None), default=float("inf"))
         return least + self._more_bytes
 
     def _room_II(self, own: StageClass) -> Floats:
         """What a device of each stage has for what backwards need."""
-        weights_II = self._tables.weights_II(own.kinds)
+        weights_II = self.tables.weights_II(own.kinds)
         if self._memory is None:
             return np.full(weights_II.shape, np.inf)
         beside_II = self._memory.beside_bytes(weights_II, replicas=own.replicas)
-        room_II: Floats = room_bytes(self._limit_bytes(own)) - beside_II
+        room_II: Floats = room_bytes(self.limit_bytes(own)) - beside_II
         return room_II

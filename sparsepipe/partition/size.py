@@ -6,7 +6,7 @@ from sparsepipe.errors import PlanError
 from sparsepipe.partition.lattice import stages_between_subsets
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.recomputation_bounds import BOUNDS
-from sparsepipe.partition.recomputing import Recomputing
+from sparsepipe.partition.synchronous import SynchronousStages
 
 MOST_WINDOWS = 100_000_000
 """Stages times places that ``exact`` looks at, or any search times pairs of a graph's states, or of
@@ -72,11 +72,13 @@ def check_states(problem: Problem, stages: int) -> None:
     Raises:
         PlanError: a search would take much more than a minute.
     """
+    if problem.synchronous is not None and not problem.synchronous.recomputes:
+        return
     states = problem.spans.num_layers
-    each = stages if problem.recomputing is None else _figures(problem, problem.recomputing, stages)
+    each = stages if problem.synchronous is None else _figures(problem, problem.synchronous, stages)
     if each * states**2 <= MOST_WINDOWS:
         return
-    if problem.recomputing is not None:
+    if problem.synchronous is not None:
         raise PlanError(
             f"{states:,} layers have too many pairs of a first and a last one for "
             f"{problem.fleet.num_devices} devices: where layers are recomputed, {each:,} stages "
@@ -93,14 +95,14 @@ def check_states(problem: Problem, stages: int) -> None:
         )
 
 
-def _figures(problem: Problem, recomputing: Recomputing, stages: int) -> int:
+def _figures(problem: Problem, what: SynchronousStages, stages: int) -> int:
     """Of each pair of a first and a last layer, what a search counts at least.
 
     That is once for each number of devices that the first stage may have, where memory counts; and
     the bounds of stages on each set of kinds, where it chooses the layers. How often a search looks
     again is limited as it does so (``work.py``).
     """
-    devices, kinds = problem.fleet.num_devices, len(problem.fleet.kinds)
-    searches = 1 if problem.memory is None else min(recomputing.microbatches.count, devices)
-    sets = min(stages, 2**kinds - 1) if recomputing.is_automatic else 0
+    kinds = len(problem.fleet.kinds)
+    searches = len(problem.numbers_of_readers)
+    sets = min(stages, 2**kinds - 1) if what.is_automatic else 0
     return stages * searches + sets * BOUNDS

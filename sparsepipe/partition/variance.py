@@ -42,7 +42,7 @@ def ends_for(problem: Problem, *, stages: int) -> list[int] | None:
         PlanError: so many stages were counted, none of whose plans fits, that the search stops.
     """
     spans, (kind,) = problem.spans, problem.fleet.kinds
-    if problem.recomputing is None:
+    if problem.synchronous is None:
         room = kind.memory_bytes
         return least_variance(spans, stages=stages, memory=problem.memory, room=room)
     tables = LayerTables(problem, work := Work(MOST_LOOKS))

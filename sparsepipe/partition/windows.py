@@ -38,7 +38,7 @@ class Windows:
         """First begins for which a stage's devices hold what it keeps."""
         rows = [
             np.searchsorted(before_I, after_I - room)
-            for before_I, after_I, room in map(self._costs.kept, range(len(self._costs.rooms_M)))
+            for before_I, after_I, room in map(self._costs.kept, range(self._costs.num_rooms))
         ]
         return np.array(rows, dtype=np.int32).reshape(len(rows), len(self._places_I))
 

@@ -26,7 +26,11 @@ class Level:
 
 
 def memory_over_time(
-    record: Record, workload: Workload, model: MemoryModel
+    record: Record,
+    workload: Workload,
+    model: MemoryModel,
+    *,
+    sizes: Sequence[float] | None = None,
 ) -> list[tuple[Level, ...]]:
     """What each rank keeps, from the beginning on, whenever that changes.
 
@@ -40,6 +44,7 @@ def memory_over_time(
         record: with its spans.
         workload: that was run.
         model: what counts.
+        sizes: of the microbatches of each minibatch, 1 being that of the workload's; None: all are.
 
     Returns:
         Of each rank, in the order of time.
@@ -47,12 +52,10 @@ def memory_over_time(
     by_rank: list[list[Span]] = [[] for _ in range(record.plan.num_ranks)]
     for span in record.spans:
         by_rank[span.rank].append(span)
-    return [_levels(spans, record, workload, model) for spans in by_rank]
+    return [_levels(spans, record, workload, model, sizes) for spans in by_rank]
 
 
-def long_run_peaks_bytes(
-    simulation: Simulation, model: MemoryModel, *, sizes: Sequence[float] | None = None
-) -> list[float]:
+def long_run_peaks_bytes(simulation: Simulation, model: MemoryModel) -> list[float]:
     """The most that each rank keeps at a time in a run that is long enough.
 
     What a rank keeps follows from the order of its actions, whenever it comes to them.
@@ -60,9 +63,9 @@ def long_run_peaks_bytes(
     Args:
         simulation: the schedule and the workload.
         model: what counts.
-        sizes: of the microbatches of each minibatch, 1 being that of the workload's; None: all are.
     """
     plan, splits = simulation.workload.plan, simulation.recipe.splits
+    sizes = simulation.sizes
     stages = list(enumerate(simulation.workload.stages))
     if simulation.recipe is SCHEDULES["asynchronous"]:  # which the partitioners' model is of
         return [
@@ -90,7 +93,11 @@ def long_run_peaks_bytes(
 
 
 def _levels(
-    spans: list[Span], record: Record, workload: Workload, model: MemoryModel
+    spans: list[Span],
+    record: Record,
+    workload: Workload,
+    model: MemoryModel,
+    sizes: Sequence[float] | None,
 ) -> tuple[Level, ...]:
     if not spans:
         return ()
@@ -100,6 +107,7 @@ def _levels(
         workload.stages[stage],
         model,
         replicas=record.plan.replicas(stage),
+        sizes=sizes,
     )
     times_s = (span.end if span.action.kind == "B" else span.start for span in spans)
     return tuple(map(Level, (0.0, *times_s), kept))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.partition.microbatches import Microbatches
 from sparsepipe.schedule import (
     Action,
     Intake,
@@ -57,12 +58,15 @@ class Simulation:
         setting: how ranks talk.
         recipe: of the schedule.
         microbatches: T, into which each minibatch is split; 1 where none is.
+        batches: that are a minibatch together: where minibatches are split, those that the devices
+            of the first stage read, each one.
     """
 
     workload: Workload
     setting: Setting
     recipe: Recipe
     microbatches: int
+    batches: int = 1
 
     @classmethod
     def of(
@@ -76,10 +80,13 @@ class Simulation:
         """A simulation of a schedule by its name.
 
         A microbatch is taken to need its share of a minibatch's time and bytes. Real ones need
-        more: what a layer costs beside its arithmetic does not shrink.
+        more: what a layer costs beside its arithmetic does not shrink. Each of the first stage's
+        devices reads a batch, and all of these are one minibatch, as in training. Where the number
+        of microbatches is no multiple of theirs, all take the same time nevertheless.
 
         Args:
-            workload: the plan and what it costs, for each minibatch.
+            workload: the plan and what it costs, for each batch that a device of the first stage
+                reads.
             setting: how ranks talk.
             schedule: one of :data:`SCHEDULES`.
             microbatches: T; None: :data:`MICROBATCHES` where the schedule has some.
@@ -112,9 +119,27 @@ class Simulation:
                 "gradients are complete with the last microbatch",
                 remedy="set overlap to null or false, or choose the schedule asynchronous",
             )
+        batches = min(workload.plan.replicas(0), parts)  # the others would read for nobody
         return cls(
-            workload=workload.split(parts), setting=setting, recipe=recipe, microbatches=parts
+            workload=workload.split(parts, batches=batches),
+            setting=setting,
+            recipe=recipe,
+            microbatches=parts,
+            batches=batches,
         )
+
+    @property
+    def sizes(self) -> list[float] | None:
+        """Of the microbatches of a minibatch, 1 being their mean; None where all are as large.
+
+        Where their number is no multiple of the first stage's devices, some of these cut their
+        batch into fewer.
+        """
+        if self.microbatches % self.batches == 0:
+            return None
+        cut = Microbatches(schedule="", count=self.microbatches, batch_size=None)
+        share = self.batches / self.microbatches
+        return [size / share for size in cut.sizes(self.batches)]
 
     def record(self, minibatches: int) -> Record:
         """Runs a number of minibatches, and records everything.

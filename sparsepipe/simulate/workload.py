@@ -168,25 +168,27 @@ class Workload:
         ]
         return replace(self, stages=tuple(stages))
 
-    def split(self, microbatches: int) -> Workload:
+    def split(self, microbatches: int, *, batches: int = 1) -> Workload:
         """The same for microbatches: each takes and sends its share of the minibatch.
 
         Args:
             microbatches: T, into which a minibatch is split evenly.
+            batches: of which there are costs, that are one minibatch together.
         """
+        share = batches / microbatches
 
-        def share(stage: StageCosts) -> StageCosts:
+        def shared(stage: StageCosts) -> StageCosts:
             return replace(
                 stage,
-                forward_s=tuple(seconds / microbatches for seconds in stage.forward_s),
-                backward_s=tuple(seconds / microbatches for seconds in stage.backward_s),
-                output_bytes=stage.output_bytes / microbatches,
-                gradient_bytes=stage.gradient_bytes / microbatches,
-                stored_bytes=stage.stored_bytes / microbatches,
-                recomputed_bytes=stage.recomputed_bytes / microbatches,
+                forward_s=tuple(seconds * share for seconds in stage.forward_s),
+                backward_s=tuple(seconds * share for seconds in stage.backward_s),
+                output_bytes=stage.output_bytes * share,
+                gradient_bytes=stage.gradient_bytes * share,
+                stored_bytes=stage.stored_bytes * share,
+                recomputed_bytes=stage.recomputed_bytes * share,
             )
 
-        return replace(self, stages=tuple(map(share, self.stages)))
+        return replace(self, stages=tuple(map(shared, self.stages)))
 
 
 def _profile(device: str, profiles: Mapping[str, Profile]) -> Profile:

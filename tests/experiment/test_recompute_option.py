@@ -98,6 +98,17 @@ def test_the_memory_of_what_is_recomputed_counts(tmp_path: Path, setting: str) -
     assert "parallel.strategy.recompute=auto" in refused.value.remedy
 
 
+def test_without_recomputation_the_parts_of_a_batch_count(tmp_path: Path) -> None:
+    """Two layers' activations of all four parts are 2e6; of two whole batches they would be 4e6."""
+    plan, argument = settled(tmp_path, 2.1e6, *SEARCHED, given(tmp_path))
+    assert (plan.config, plan.cuts, argument) == ("1-1", (2,), {})
+    assert "recomputed" not in plan.details
+    assert all(2e6 < kept < 2.1e6 for kept in plan.details["memory_bytes"])
+    with pytest.raises(PlanError, match="no plan fits the memory") as refused:
+        settled(tmp_path / "no", 1.9e6, *SEARCHED, given(tmp_path))
+    assert "parallel.strategy.recompute=auto" in refused.value.remedy
+
+
 def test_second_runs_move_the_cuts_of_a_search(tmp_path: Path) -> None:
     path = saved(tmp_path / "slow.json", forward_s=(3.0, 3.0, 1.0, 5.0))
     own = (*SEARCHED[:2], "parallel.search.bandwidth_bytes_per_s=100",

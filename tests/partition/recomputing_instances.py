@@ -13,9 +13,9 @@ from sparsepipe.partition.fleet import Fleet, Kind
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.microbatches import Microbatches
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.recomputing import Recomputing
 from sparsepipe.partition.spans import chain_spans
 from sparsepipe.partition.stage_cost import StageCost
+from sparsepipe.partition.synchronous import SynchronousStages
 from sparsepipe.partition.ties import Choice
 from sparsepipe.profiling import LayerProfile, Profile
 
@@ -68,7 +68,7 @@ def random_recomputing(seed: int, setting: Any) -> tuple[Problem, list[int]]:
         model=cost_model(rng.choice(list(PRESETS))),
         memory=MemoryModel(stash=False, optimizer=rng.choice([0.0, 1.0]), reserved_bytes=0.5),
         profiles=tuple(profiles),
-        recomputing=Recomputing(setting=setting, microbatches=microbatches),
+        synchronous=SynchronousStages(setting=setting, microbatches=microbatches),
     )
     order = list(range(num_kinds))
     rng.shuffle(order)
@@ -90,7 +90,7 @@ def problem_of(
         model=cost_model("eq4"),
         memory=MemoryModel(stash=False) if limits else None,
         profiles=profiles,
-        recomputing=Recomputing(
+        synchronous=SynchronousStages(
             setting=setting,
             microbatches=Microbatches(schedule="gpipe", count=4, batch_size=None),
         ),
@@ -125,7 +125,7 @@ def network_of(num_layers: int) -> Problem:
 def least_s(problem: Problem, order: Sequence[int] | None = None) -> float:
     """Time of the best of all plans with the best of all choices; infinite where none fits."""
     plans = brute._plans(problem.spans.num_layers, problem.fleet, order)
-    named = problem.recomputing.stages_told if problem.recomputing else 0
+    named = problem.synchronous.stages_told if problem.synchronous else 0
     times_s = (seconds_of(problem, plan) for plan in plans if len(plan) >= named)
     return min(times_s, default=float("inf"))
 
@@ -139,9 +139,9 @@ def seconds_of(problem: Problem, plan: Sequence[Choice]) -> float:
 
 def _more_s(problem: Problem, plan: Sequence[Choice], number: int) -> float:
     """What a stage takes longer, by trying all that the setting leaves open."""
-    assert problem.recomputing is not None
+    assert problem.synchronous is not None
     assert problem.memory is not None
-    stage, cut, memory = plan[number], problem.recomputing.microbatches, problem.memory
+    stage, cut, memory = plan[number], problem.synchronous.microbatches, problem.memory
     replicas, left = sum(stage.counts), sum(sum(later.counts) for later in plan[number:])
     if max(sum(each.counts) for each in plan) > cut.count:
         return float("inf")
@@ -166,7 +166,7 @@ def _more_s(problem: Problem, plan: Sequence[Choice], number: int) -> float:
     room = (limit * SLACK - memory.reserved_bytes - each * weights) * SLACK
     fitting = [
         cost.time_s(spans) / share
-        for spans in _open(problem.recomputing.setting, stage, number)
+        for spans in _open(problem.synchronous.setting, stage, number)
         if cost.peak_bytes(spans) <= room
     ]
     return min(fitting, default=float("inf")) / replicas
@@ -189,6 +189,8 @@ def _open(setting: Any, stage: Choice, number: int) -> list[tuple[range, ...]]:
         return list(every_choice(length))
     if setting == "all":
         return [(range(length),)]
+    if setting == "none":
+        return [()]
     named = [layer - stage.first for layer, _ in setting.get("layers", [])]
     own = tuple(range(layer, layer + 1) for layer in named if 0 <= layer < length)
     if number in setting.get("stages", []):  # which may name no layer twice

@@ -129,9 +129,9 @@ def test_a_sample_is_not_cut_in_two(batch_size: int | None, would: str | None) -
     layer = {"forward_s": 2.0, "backward_s": 1.0, "saved_bytes": 8.0}
     # Of each of two stages four microbatches keep no input, and one the inside of two layers: 4.
     problem = problem_of([[layer] * 4], limits=[3.0], setting="all")
-    assert problem.recomputing is not None
-    sized = replace(problem.recomputing.microbatches, batch_size=batch_size)
-    problem = replace(problem, recomputing=replace(problem.recomputing, microbatches=sized))
+    assert problem.synchronous is not None
+    sized = replace(problem.synchronous.microbatches, batch_size=batch_size)
+    problem = replace(problem, synchronous=replace(problem.synchronous, microbatches=sized))
     with pytest.raises(PlanError, match="no plan fits the memory") as refused:
         straight(problem)
     offered = f"what would fit: {would} of the batch size" if would else "smaller data.batch_size"
@@ -139,16 +139,16 @@ def test_a_sample_is_not_cut_in_two(batch_size: int | None, would: str | None) -
     assert bool(would) == ("what would fit" in refused.value.remedy)
 
 
-@pytest.mark.parametrize("setting", ["auto", "all", {"layers": [0]}])
+@pytest.mark.parametrize("setting", ["none", "auto", "all", {"layers": [0]}])
 def test_no_stage_has_more_devices_than_there_are_microbatches(setting: Any) -> None:
     """A single stage would be fastest here, and the strategy refuses it."""
     problem = problem_of([[{"forward_s": 2.0, "backward_s": 1.0}] * 3], limits=[], setting=setting)
-    assert problem.recomputing is not None
+    assert problem.synchronous is not None
     assert [sum(stage.counts) for stage in exact(problem).stages] == [2]
-    alone = replace(problem.recomputing.microbatches, count=1)
-    one = replace(problem.recomputing, microbatches=alone)
+    alone = replace(problem.synchronous.microbatches, count=1)
+    one = replace(problem.synchronous, microbatches=alone)
     for memory in (None, MemoryModel(stash=False)):
-        few = replace(problem, recomputing=one, memory=memory)
+        few = replace(problem, synchronous=one, memory=memory)
         for search_by in (exact, exhaustive, hete_mp):
             assert [sum(stage.counts) for stage in search_by(few).stages] == [1, 1]
         with pytest.raises(PlanError, match=r"than there are microbatches \(1\)") as refused:
@@ -174,10 +174,10 @@ def test_all_that_a_search_builds_counts_beforehand(
     def check(num_layers: int) -> None:
         limits = [] if limit is None else [limit]
         problem = problem_of([[layers] * num_layers], limits=limits, setting=setting)
-        assert problem.recomputing is not None
-        cut = replace(problem.recomputing.microbatches, count=microbatches)
-        again = replace(problem.recomputing, microbatches=cut)
-        check_states(replace(problem, recomputing=again), stages)
+        assert problem.synchronous is not None
+        cut = replace(problem.synchronous.microbatches, count=microbatches)
+        again = replace(problem.synchronous, microbatches=cut)
+        check_states(replace(problem, synchronous=again), stages)
 
     check(most)
     with pytest.raises(PlanError, match="layers have too many pairs") as refused:

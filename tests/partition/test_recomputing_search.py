@@ -31,6 +31,7 @@ from sparsepipe.partition.ties import Choice
 from sparsepipe.partition.work import Work
 
 SETTINGS: dict[str, Any] = {
+    "none": "none",
     "auto": "auto",
     "all": "all",
     "layers": {"layers": [[0, 0], [2, 2]]},
@@ -110,7 +111,7 @@ def test_layers_that_are_chosen_need_no_more_than_those_that_are_named() -> None
         assert time_of(exact, free) <= time_of(exact, fixed) * (1 + 1e-9), seed
 
 
-@pytest.mark.parametrize("name", ["auto", "all", "layers"])
+@pytest.mark.parametrize("name", ["none", "auto", "all", "layers"])
 def test_heuristics_keep_to_the_memory(name: str) -> None:
     """A plan of any search fits; one for each device is never beaten by another such search."""
     setting, fitting, refused = SETTINGS[name], 0, 0
@@ -189,6 +190,7 @@ def test_a_whole_network_on_unlike_devices(caplog: pytest.LogCaptureFixture) -> 
 @pytest.mark.parametrize(
     ("setting", "cuts", "bottleneck_s"),
     [
+        ("none", [2], 6.0),
         ({"layers": []}, [2], 6.0),
         ("all", [2], 10.0),
         ({"stages": [0]}, [1], 9.0),

@@ -116,5 +116,7 @@ def test_the_peaks_of_a_long_run_are_those_of_its_simulation(schedule: str, conf
         schedule=schedule,
     )
     model = MemoryModel(reserved_bytes=3.0)
-    levels = memory_over_time(simulation.record(40), simulation.workload, model)
+    levels = memory_over_time(
+        simulation.record(40), simulation.workload, model, sizes=simulation.sizes
+    )
     assert long_run_peaks_bytes(simulation, model) == [peak_bytes(each) for each in levels]

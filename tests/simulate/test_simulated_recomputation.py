@@ -97,8 +97,9 @@ def test_a_device_keeps_what_the_choice_of_layers_counts(
     setting = Setting(network=Network.flat(3, Link(bytes_per_s=1e9)))
     whole = workload(((range(2),), (range(2, 4),)))
     simulation = Simulation.of(whole, setting, schedule=schedule, microbatches=PARTS)
+    share = 2 / PARTS  # of two batches, a part
     first, again, second = long_run_peaks_bytes(simulation, MODEL)
-    assert first == again == pytest.approx((in_flight[0] * (16.0 + 8.0) + 80.0) / PARTS)
-    assert second == pytest.approx((in_flight[1] * (8.0 + 8.0) + 80.0) / PARTS)
-    plain = replace(simulation, workload=Workload.of(PLAN, PROFILES).split(PARTS))
+    assert first == again == pytest.approx((in_flight[0] * (16.0 + 8.0) + 80.0) * share)
+    assert second == pytest.approx((in_flight[1] * (8.0 + 8.0) + 80.0) * share)
+    plain = replace(simulation, workload=Workload.of(PLAN, PROFILES).split(PARTS, batches=2))
     assert simulation.pace(8).minibatch_s > plain.pace(8).minibatch_s

@@ -106,7 +106,7 @@ def test_every_receive_follows_its_send(config: str, schedule: str, sends: Sends
         assert made["ts"] + made["dur"] <= message["ts"] + ROUNDING_US
         step = 1 if kind == "F" else -1
         assert plan.stage_of(end["pid"]) == plan.stage_of(begin["pid"]) + step
-        shares = 4 if schedule in ("gpipe", "1f1b") else 1
+        shares = 4 / plan.replicas(0) if schedule in ("gpipe", "1f1b") else 1
         assert message["args"] == {"bytes": 30.0 / shares, "target": end["pid"]}
 
 

@@ -1,4 +1,4 @@
-"""What a synchronous pipeline recomputes, where the stages are still to be found."""
+"""How the stages of a synchronous pipeline work, where they are still to be found."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sparsepipe.schedule import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recomputing:
-    """Which layers a stage runs once more, wherever it begins and ends.
+class SynchronousStages:
+    """Microbatches, and which layers a stage runs once more, wherever it begins and ends.
 
     Args:
         setting: that was checked; ``auto``: of each stage the layers that cost least time of those
@@ -26,6 +26,13 @@ class Recomputing:
     batch_share: float = 1.0
 
     @property
+    def recomputes(self) -> bool:
+        """Whether some layers may run once more."""
+        if isinstance(self.setting, Mapping):
+            return any(self.setting.values())
+        return self.setting != "none"
+
+    @property
     def is_automatic(self) -> bool:
         """Whether the memory of the devices decides."""
         return self.setting == "auto"
@@ -35,7 +42,7 @@ class Recomputing:
         """How many of the first stages have to be told apart, since some are named."""
         return max(self._stages, default=-1) + 1
 
-    def with_batch(self, share: int) -> Recomputing:
+    def with_batch(self, share: int) -> SynchronousStages:
         """The same of a batch of so small a share of the size, for asking what would fit.
 
         Where its samples are known, one is left at least: none is cut.

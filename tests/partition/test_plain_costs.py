@@ -1,0 +1,162 @@
+"""Searches for plans of synchronous pipelines that recompute nothing, beside trying all plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from recomputing_instances import least_s, problem_of, random_recomputing, seconds_of
+
+from sparsepipe.errors import PlanError
+from sparsepipe.partition import plain_costs
+from sparsepipe.partition.explain import explain
+from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.microbatches import Microbatches
+from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.recomputed_choices import chosen_of
+from sparsepipe.partition.searches import exact, hete_mp, mp, straight, variance
+from sparsepipe.partition.size import check_states
+from sparsepipe.partition.spans import chain_spans
+from sparsepipe.partition.synchronous import SynchronousStages
+from sparsepipe.partition.windows import Masks
+
+
+def without_borders(problem: Problem) -> Problem:
+    """In which a stage that begins sooner never keeps less."""
+    profiles = tuple(
+        replace(own, layers=tuple(replace(layer, begin_bytes=0.0) for layer in own.layers))
+        for own in problem.profiles
+    )
+    return replace(problem, profiles=profiles, spans=chain_spans(profiles))
+
+
+def in_parts(problem: Problem, schedule: str, count: int, *, setting: Any = "none") -> Problem:
+    cut = Microbatches(schedule=schedule, count=count, batch_size=None)
+    return replace(problem, synchronous=SynchronousStages(setting=setting, microbatches=cut))
+
+
+def on(devices: int, layers: int, *, limit: float | None, **costs: float) -> Problem:
+    """Layers that are all alike on devices that are, too, each saving a byte for a batch."""
+    each = {"forward_s": 1.0, "backward_s": 2.0, "saved_bytes": 1.0, **costs}
+    limits = [] if limit is None else [limit]
+    problem = problem_of([[each] * layers], limits=limits, setting="none")
+    kinds = (replace(problem.fleet.kinds[0], count=devices),)
+    return replace(problem, fleet=replace(problem.fleet, kinds=kinds))
+
+
+def no_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Masks, bound_s: float) -> Any:
+        raise AssertionError("pairs of a begin and an end were looked at")
+
+    monkeypatch.setattr(Masks, "reached", refuse)
+
+
+def time_s(found: Any, problem: Problem, **options: Any) -> float:
+    try:
+        return seconds_of(problem, found(problem, **options).stages)
+    except PlanError:
+        return float("inf")
+
+
+def test_begins_that_fit_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that they are found as windows, which find what trying all plans does."""
+    no_masks(monkeypatch)
+    outcomes = {True: 0, False: 0}
+    for seed in range(60):
+        problem, order = random_recomputing(seed, "none")
+        problem = without_borders(problem)
+        kinds = problem.fleet.kinds
+        names = [f"{kinds[kind].host}/{kinds[kind].name}" for kind in order]
+        best_s = least_s(problem)
+        assert time_s(exact, problem) == pytest.approx(best_s), seed
+        assert time_s(hete_mp, problem, order=names) == pytest.approx(least_s(problem, order)), seed
+        outcomes[best_s < float("inf")] += 1
+    assert min(outcomes.values()) > 0, outcomes
+
+
+def test_where_there_are_too_many_pairs_a_plan_fits_nevertheless(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Stages are then taken to keep more than they may, and some plans are not found."""
+    monkeypatch.setattr(plain_costs, "MOST_WINDOWS", 0)
+    no_masks(monkeypatch)
+    fitting = 0
+    for seed in range(40):
+        problem, _ = random_recomputing(seed, "none")
+        found_s = time_s(exact, problem)
+        assert found_s >= least_s(problem) * (1 - 1e-9), seed
+        fitting += found_s < float("inf")
+    assert fitting > 5
+
+
+@pytest.mark.parametrize("setting", ["none", {}, "auto"])
+def test_a_batch_in_parts_is_no_more_than_a_batch(setting: Any) -> None:
+    """A stage of gpipe keeps what its layers save for all parts, 1 byte each; so first stages do.
+
+    Counted as in an asynchronous pipeline the first of four would keep four batches. Sums make
+    stages of several devices a little slower.
+    """
+    few = on(4, 4, limit=1.6, parameter_bytes=0.01)
+    problem = in_parts(few, "gpipe", 4, setting=setting)
+    for found in (straight, hete_mp, exact):
+        assert found(problem).config == "1-1-1-1"
+    assert all(found(problem, device="A").config == "1-1-1-1" for found in (mp, variance))
+    solution = straight(problem)
+    chosen = chosen_of(solution.stages, problem, solution.spans)
+    assert not any(chosen.spans)
+    told = explain(problem, solution, chosen)
+    assert [row.memory_bytes for row in told.rows] == pytest.approx([1.03] * 4)
+    with pytest.raises(PlanError, match="no plan fits the memory"):
+        straight(replace(problem, synchronous=None))
+
+
+def test_what_later_stages_keep_of_several_readers_counts() -> None:
+    """Of three batches that three devices read the fourth would have all parts: 3 bytes."""
+    layers = [
+        {"forward_s": 3.0, "backward_s": 6.0, "saved_bytes": 0.0},
+        {"forward_s": 1.0, "backward_s": 2.0, "saved_bytes": 1.0, "parameter_bytes": 0.01},
+    ]
+    problem = problem_of([layers], limits=[2.0], setting="none")
+    four = (replace(problem.fleet.kinds[0], count=4),)
+    problem = in_parts(replace(problem, fleet=replace(problem.fleet, kinds=four)), "gpipe", 6)
+    solution = exact(problem)
+    assert solution.config != "3-1"
+    assert seconds_of(problem, solution.stages) == pytest.approx(least_s(problem))
+    asynchronous = exact(replace(problem, synchronous=None))
+    assert asynchronous.config == "3-1"
+    assert seconds_of(problem, asynchronous.stages) == float("inf"), "which would not fit"
+
+
+def test_a_refusal_names_what_would_fit() -> None:
+    problem = in_parts(on(2, 4, limit=1.5e6, saved_bytes=1e6), "gpipe", 4)
+    with pytest.raises(PlanError, match="lacks 1 MiB on a device") as refused:
+        straight(problem)
+    assert "what would fit: 1/2 of the batch size" in refused.value.remedy
+    assert "parallel.strategy.recompute=auto" in refused.value.remedy
+
+
+@pytest.mark.parametrize("found", [hete_mp, straight, exact])
+def test_without_limits_the_plan_is_that_of_the_times(found: Any) -> None:
+    for seed in range(20):
+        problem, _ = random_recomputing(seed, "none")
+        if found is straight and problem.fleet.num_devices > problem.spans.num_layers:
+            continue
+        free = tuple(replace(kind, memory_bytes=None) for kind in problem.fleet.kinds)
+        problem = replace(problem, fleet=replace(problem.fleet, kinds=free))
+        problem = in_parts(problem, "1f1b", problem.fleet.num_devices)
+        assert found(problem) == found(replace(problem, synchronous=None, memory=None)), seed
+
+
+@pytest.mark.parametrize("limit", [None, 6.0])
+def test_many_devices_are_looked_at_by_windows(
+    monkeypatch: pytest.MonkeyPatch, limit: float | None
+) -> None:
+    """And however many there are, a chain that recomputes nothing is never refused."""
+    no_masks(monkeypatch)
+    problem = in_parts(on(60, 80, limit=limit), "1f1b", 4)
+    check_states(problem, 10**6)
+    stages = hete_mp(problem).stages
+    assert max(sum(stage.counts) for stage in stages) <= 4
+    counting = replace(problem, memory=MemoryModel(stash=False))
+    assert seconds_of(counting, stages) == pytest.approx(4.0)
