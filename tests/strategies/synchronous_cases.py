@@ -22,6 +22,9 @@ from pipeline_cases import (
     Sparse,
     collate_sparse,
     dealt,
+    dense_layers,
+    frozen_layers,
+    grouped,
     weights,
 )
 from torch import Tensor, nn
@@ -37,6 +40,8 @@ SEED = 5
 
 NETS = {
     **LAYERS,
+    "bare": dense_layers,
+    "frozen": frozen_layers,
     "drop": drop_layers,
     "norm_drop": norm_drop_layers,
     "sparse_drop": sparse_drop_layers,
@@ -44,6 +49,8 @@ NETS = {
 SPARSE = ("sparse", "sparse_drop", "residual")
 CUTS = {
     "dense": {1: [], 2: [3], 3: [2, 5], 4: [1, 3, 5]},
+    "bare": {3: [2, 3]},
+    "frozen": {1: [], 2: [2], 3: [2, 5]},
     "drop": {1: [], 2: [5], 3: [2, 6], 4: [1, 4, 7]},
     "norm_drop": {1: [], 2: [4], 3: [3, 6], 4: [1, 4, 7]},
     "sparse": {1: [], 2: [17], 3: [10, 24], 4: [7, 14, 25]},
@@ -65,6 +72,8 @@ class Case:
     dealt: int = 0  # batches of an epoch, whole ones of 4 samples, dealt out in turn
     recompute: Any = "none"
     unkeyed: bool = False  # draws as they come, of nets that draw
+    clip: float | None = None  # the norm that gradients are clipped to
+    precision: Any = "32-true"
 
     @property
     def replicas(self) -> list[int]:
@@ -110,6 +119,8 @@ def train_one(case: Case, rank: int = 0, *, callbacks: Sequence[pl.Callback] = (
         **QUIET,
         devices=sum(case.replicas),
         max_epochs=case.epochs,
+        gradient_clip_val=case.clip,
+        precision=case.precision,
         strategy=SynchronousPipelineStrategy(
             schedule=case.schedule,
             microbatches=case.microbatches,
@@ -170,10 +181,12 @@ class Accumulation:
             [nn.Parameter(p.detach().clone()) for p in copies[0].parameters()]
             for copies in self._copies
         ]
-        self._optimizer = OPTIMIZERS[case.optimizer]([p for own in self._newest for p in own])
+        made = OPTIMIZERS.get(case.optimizer, grouped)
+        self._optimizer = made([p for own in self._newest for p in own])
         self._random = KeyedRandomness(seed=SEED)
         self._step = 0
         self.losses: list[tuple[float, int]] = []  # of the microbatches of the last epoch
+        self.norms: list[float] = []  # of gradients that were to be clipped
         self.step_loss = 0.0
 
     def train(self) -> None:
@@ -242,11 +255,16 @@ class Accumulation:
         for newest, copies in zip(self._newest, self._copies, strict=True):
             for parameter, *every in zip(newest, *(c.parameters() for c in copies), strict=True):
                 gradients = [p.grad for p in every if p.grad is not None]
-                assert gradients
+                if not gradients:
+                    assert not any(p.requires_grad for p in every)
+                    continue
                 total = gradients[0]
                 for other in gradients[1:]:
                     total = total + other
                 parameter.grad = total
+        if self._case.clip is not None:
+            own = [p for group in self._optimizer.param_groups for p in group["params"]]
+            self.norms.append(float(nn.utils.clip_grad_norm_(own, self._case.clip)))
         self._optimizer.step()
         for newest, copies in zip(self._newest, self._copies, strict=True):
             for parameter, *every in zip(newest, *(c.parameters() for c in copies), strict=True):
