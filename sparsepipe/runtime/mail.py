@@ -33,10 +33,13 @@ class Mail:
 
         Args:
             first: the attribute.
-            parts: of a minibatch, where messages are of its parts; errors then name these.
+            parts: of a minibatch, where messages are of its parts; errors then name these,
+                and channels hold as many as they were made for. Whole batches take more memory:
+                of these they hold no more than stages run ahead.
         """
         self.first = first
         self._network.called = partial(name_of_message, parts=parts)
+        self._network.held_back = parts is None
 
     def send(
         self,

@@ -115,6 +115,17 @@ def test_a_full_mailbox_makes_the_producer_wait() -> None:
     assert [box.get(), box.get()] == [1, 2]
 
 
+def test_a_mailbox_with_less_room_for_a_producer() -> None:
+    box: Mailbox[int] = Mailbox(2)
+    box.put(0, room=1)
+    with pytest.raises(TimeoutError):
+        box.put(1, room=1, limit_s=0.01)
+    box.put(1, limit_s=0.01)
+    with pytest.raises(TimeoutError):  # room for more than it holds is none
+        box.put(2, room=3, limit_s=0.01)
+    assert [box.get(), box.get()] == [0, 1]
+
+
 def test_an_empty_mailbox_makes_the_consumer_wait() -> None:
     box: Mailbox[int] = Mailbox(1)
     with pytest.raises(TimeoutError):

@@ -80,6 +80,13 @@ def dense_layers() -> nn.Sequential:
     )
 
 
+def frozen_layers() -> nn.Sequential:
+    """The first ones do not learn."""
+    layers = dense_layers()
+    layers[:2].requires_grad_(False)
+    return layers
+
+
 def wide_layers() -> nn.Sequential:
     """With 5.8 MiB of parameters amid it: as many as a sum takes another way for."""
     return nn.Sequential(

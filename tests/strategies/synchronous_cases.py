@@ -23,6 +23,8 @@ from pipeline_cases import (
     collate_sparse,
     dealt,
     dense_layers,
+    frozen_layers,
+    grouped,
     sparse_layers,
     weights,
 )
@@ -51,20 +53,24 @@ def without_norms(layers: nn.Sequential, *, gain: float = 1.0) -> nn.Sequential:
 
 NETS = {
     **LAYERS,
-    "bare": lambda: without_norms(dense_layers()),
-    "sparse_bare": lambda: without_norms(sparse_layers(), gain=3.0),
+    "normless": lambda: without_norms(dense_layers()),
+    "sparse_normless": lambda: without_norms(sparse_layers(), gain=3.0),
+    "bare": dense_layers,
+    "frozen": frozen_layers,
     "drop": drop_layers,
     "norm_drop": norm_drop_layers,
     "sparse_drop": sparse_drop_layers,
 }
-SPARSE = ("sparse", "sparse_bare", "sparse_drop", "residual")
+SPARSE = ("sparse", "sparse_normless", "sparse_drop", "residual")
 CUTS = {
-    "bare": {1: [], 2: [3], 3: [2, 5], 4: [1, 3, 5]},
+    "normless": {1: [], 2: [3], 3: [2, 5], 4: [1, 3, 5]},
     "dense": {1: [], 2: [3], 3: [2, 5], 4: [1, 3, 5]},
+    "bare": {3: [2, 3]},
+    "frozen": {1: [], 2: [2], 3: [2, 5]},
     "drop": {1: [], 2: [5], 3: [2, 6], 4: [1, 4, 7]},
     "norm_drop": {1: [], 2: [4], 3: [3, 6], 4: [1, 4, 7]},
     "sparse": {1: [], 2: [17], 3: [10, 24], 4: [7, 14, 25]},
-    "sparse_bare": {1: [], 2: [17], 3: [10, 24], 4: [7, 14, 25]},
+    "sparse_normless": {1: [], 2: [17], 3: [10, 24], 4: [7, 14, 25]},
     "sparse_drop": {1: [], 2: [17], 3: [10, 24], 4: [7, 14, 25]},
     "residual": {1: [], 2: [7], 3: [5, 8], 4: [3, 6, 9]},
 }
@@ -83,6 +89,8 @@ class Case:
     dealt: int = 0  # batches of an epoch, whole ones of 4 samples, dealt out in turn
     recompute: Any = "none"
     unkeyed: bool = False  # draws as they come, of nets that draw
+    clip: float | None = None  # the norm that gradients are clipped to
+    precision: Any = "32-true"
 
     @property
     def replicas(self) -> list[int]:
@@ -128,6 +136,8 @@ def train_one(case: Case, rank: int = 0, *, callbacks: Sequence[pl.Callback] = (
         **QUIET,
         devices=sum(case.replicas),
         max_epochs=case.epochs,
+        gradient_clip_val=case.clip,
+        precision=case.precision,
         strategy=SynchronousPipelineStrategy(
             schedule=case.schedule,
             microbatches=case.microbatches,
@@ -188,10 +198,12 @@ class Accumulation:
             [nn.Parameter(p.detach().clone()) for p in copies[0].parameters()]
             for copies in self._copies
         ]
-        self._optimizer = OPTIMIZERS[case.optimizer]([p for own in self._newest for p in own])
+        made = OPTIMIZERS.get(case.optimizer, grouped)
+        self._optimizer = made([p for own in self._newest for p in own])
         self._random = KeyedRandomness(seed=SEED)
         self._step = 0
         self.losses: list[tuple[float, int]] = []  # of the microbatches of the last epoch
+        self.norms: list[float] = []  # of gradients that were to be clipped
         self.step_loss = 0.0
 
     def train(self) -> None:
@@ -260,11 +272,16 @@ class Accumulation:
         for newest, copies in zip(self._newest, self._copies, strict=True):
             for parameter, *every in zip(newest, *(c.parameters() for c in copies), strict=True):
                 gradients = [p.grad for p in every if p.grad is not None]
-                assert gradients
+                if not gradients:
+                    assert not any(p.requires_grad for p in every)
+                    continue
                 total = gradients[0]
                 for other in gradients[1:]:
                     total = total + other
                 parameter.grad = total
+        if self._case.clip is not None:
+            own = [p for group in self._optimizer.param_groups for p in group["params"]]
+            self.norms.append(float(nn.utils.clip_grad_norm_(own, self._case.clip)))
         self._optimizer.step()
         for newest, copies in zip(self._newest, self._copies, strict=True):
             for parameter, *every in zip(newest, *(c.parameters() for c in copies), strict=True):

@@ -36,24 +36,24 @@ def moved(state: dict[str, Tensor], first: dict[str, Tensor]) -> float:
     return min(distance(value, first[name]) for name, value in state.items())
 
 
-def bare(config: str, parts: int, net: str, recompute: str = "none") -> Case:
+def normless(config: str, parts: int, net: str, recompute: str = "none") -> Case:
     schedule = ("gpipe", "1f1b")[parts % 2]
     return Case(config, parts, schedule, net=net, samples=34, recompute=recompute)
 
 
-@pytest.mark.parametrize("net", ["bare", "sparse_bare"])
+@pytest.mark.parametrize("net", ["normless", "sparse_normless"])
 @pytest.mark.parametrize("parts", [2, 7])
 def test_one_device_has_the_weights_of_the_whole_minibatch(parts: int, net: str) -> None:
-    case = bare("1", parts, net)
+    case = normless("1", parts, net)
     check(case, [train_one(case)])
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("net", ["bare", "sparse_bare"])
+@pytest.mark.parametrize("net", ["normless", "sparse_normless"])
 @pytest.mark.parametrize("config", ["1", "1-1", "1-1-1", "1-1-1-1"])
 def test_every_depth_and_number_of_microbatches(config: str, net: str) -> None:
     cases = [
-        bare(config, parts, net, recompute)
+        normless(config, parts, net, recompute)
         for parts in range(1, 9)
         for recompute in ("none", "all")
     ]

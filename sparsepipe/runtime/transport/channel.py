@@ -50,16 +50,24 @@ class Outgoing:
     Args:
         route: what it is for.
         wire: how it sends.
-        depth: packets it takes before ``put`` waits, beside the one in transfer.
+        depth: packets it takes before :meth:`put` waits, beside the one in transfer.
+        usual: as many as it takes where senders are held back.
         report: called from the thread with what ended it.
     """
 
-    def __init__(self, route: Route, wire: Wire, *, depth: int, report: _Report) -> None:
+    def __init__(
+        self, route: Route, wire: Wire, *, depth: int, usual: int, report: _Report
+    ) -> None:
         self.route = route
+        self._usual = usual
         self.box: Mailbox[tuple[Packet, Any]] = Mailbox(depth)
         self._wire = wire
         self._report = report
         self.thread = _start(self._run, route, "out")
+
+    def put(self, packet: tuple[Packet, Any], held_back: bool, limit_s: float) -> None:
+        """Takes a packet; its limit is :class:`Mailbox`'s."""
+        self.box.put(packet, limit_s=limit_s, room=self._usual if held_back else None)
 
     def _run(self) -> None:
         minibatch = None

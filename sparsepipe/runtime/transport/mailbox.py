@@ -37,13 +37,18 @@ class Mailbox(Generic[_Item]):
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, item: _Item, *, limit_s: float | None = None) -> None:
+    def put(self, item: _Item, *, limit_s: float | None = None, room: int | None = None) -> None:
         """Adds an item.
+
+        Args:
+            item: the newest.
+            limit_s: of the wait for room; None: as long as it takes.
+            room: items that it holds for this producer, at most as many as it holds at all.
 
         Raises:
             TimeoutError: there was no room within ``limit_s``.
         """
-        self.wait_for_room(limit_s=limit_s)
+        self.wait_for_room(limit_s=limit_s, room=room)
         with self._changed:
             if self._unwanted:
                 self.discarded += 1
@@ -51,14 +56,15 @@ class Mailbox(Generic[_Item]):
                 self._items.append(item)
             self._changed.notify_all()
 
-    def wait_for_room(self, *, limit_s: float | None = None) -> None:
-        """Returns when the producer can put an item without waiting.
+    def wait_for_room(self, *, limit_s: float | None = None, room: int | None = None) -> None:
+        """Returns when the producer can put an item without waiting; see :meth:`put`.
 
         Raises:
             TimeoutError: there was no room within ``limit_s``.
         """
+        depth = self._depth if room is None else min(room, self._depth)
         with self._changed:
-            self._wait(lambda: self._unwanted or len(self._items) < self._depth, limit_s)
+            self._wait(lambda: self._unwanted or len(self._items) < depth, limit_s)
             assert not self._ended, "the producer has ended this mailbox"
 
     def get(self, *, limit_s: float | None = None) -> _Item:

@@ -7,7 +7,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,9 +17,9 @@ from sparsepipe.runtime.meeting import cut_off, name_of, new_group
 from sparsepipe.runtime.transport import cuda
 from sparsepipe.runtime.transport.buffers import BufferPool
 from sparsepipe.runtime.transport.channel import Changed, Fault, FaultMet, Incoming, Outgoing
-from sparsepipe.runtime.transport.codec import Packet, encode
+from sparsepipe.runtime.transport.codec import encode
 from sparsepipe.runtime.transport.faults import Teller, stage_name
-from sparsepipe.runtime.transport.mailbox import Ended, Mailbox
+from sparsepipe.runtime.transport.mailbox import Ended
 from sparsepipe.runtime.transport.message import Kind, Message, Traffic, name_of_message
 from sparsepipe.runtime.transport.routes import (
     Route,
@@ -72,6 +71,7 @@ class Network:
     Attributes:
         sent: traffic by kind. (What is received is what the peers have sent.)
         called: what errors call the minibatch of a message, by its number.
+        held_back: a sender waits as with the default of ``queue_depth``, if that holds less.
         pool: where receive buffers come from.
 
     Raises:
@@ -97,6 +97,7 @@ class Network:
         self._timeout_s = timeout_s
         self.called: Callable[[int], str] = name_of_message
         name = partial(stage_name, plan=plan) if ranks is None else name_of
+        self.held_back = False
         self._tell = Teller(rank, name=name, called=lambda n: self.called(n))  # noqa: PLW0108
         self._rank = rank
         self._joint = shares_messages(plan)
@@ -116,10 +117,10 @@ class Network:
         self._board = WaitBoard(group.store() if channels else None)
         placed = [route if ranks is None else route.among(ranks) for route in channels]
         wires = [self._wire(route) for route in placed]
-        depths = [queue_depth or default_depth(plan, route) for route in channels]
-        for route, wire, depth in zip(placed, wires, depths, strict=True):
+        depths = [default_depth(plan, route) for route in channels]
+        for route, wire, usual in zip(placed, wires, depths, strict=True):
             if wire is not None:  # all groups are made: from here on it cannot fail halfway
-                self._open(route, wire, depth)
+                self._open(route, wire, depth=queue_depth or usual, usual=usual)
 
     def send(self, kind: Kind, to_rank: int, message: Message) -> None:
         """Hands a message over; waits only while the channel's queue is full.
@@ -142,7 +143,7 @@ class Network:
         packet = encode(mail)
         made = cuda.mark(self._device) if packet.device else None
         with self._waiting(kind, to_rank, message.minibatch, sending=True) as wait:
-            put = partial(_put, channel.box, (packet, made))
+            put = partial(channel.put, (packet, made), self.held_back)
             self._board.wait(wait, put, limit_s=self._timeout_s)
         for i, (part, _) in enumerate(mail):
             traffic = self.sent[part]
@@ -251,11 +252,11 @@ class Network:
             carrier = cuda.HostStaged(self._device, pool=self._pinned)
         return Wire(Line(gloo, other), pool=self.pool, carrier=carrier, device=self._device)
 
-    def _open(self, route: Route, wire: Wire, depth: int) -> None:
+    def _open(self, route: Route, wire: Wire, **depths: int) -> None:
         """Starts this rank's end of a channel."""
         if route.source == self._rank:
             key = route.kind, route.target
-            self._out[key] = Outgoing(route, wire, depth=depth, report=self._report)
+            self._out[key] = Outgoing(route, wire, **depths, report=self._report)
         else:
             self._in[route.kind, route.source] = Incoming(route, wire, report=self._report)
 
@@ -293,7 +294,3 @@ class Network:
             if not isinstance(met.fault.error, Changed) and cut_off(self._board):
                 raise self._tell.cut_off(doing=doing) from met.fault.error
             raise self._tell.lost(met.fault, doing=doing) from met.fault.error
-
-
-def _put(box: Mailbox[tuple[Packet, Any]], item: tuple[Packet, Any], limit_s: float) -> None:
-    box.put(item, limit_s=limit_s)

@@ -55,6 +55,11 @@ class PrunedOptimizer:
         # Early stages update for the first time after the learning rate's first step.
         optimizer._opt_called = True  # type: ignore[attr-defined]
 
+    @property
+    def whole(self) -> list[Tensor]:
+        """Parameters of the whole optimizer in its order, those of other ranks without values."""
+        return [parameter for group in self._groups for parameter in group]
+
     def local_state(self) -> dict[int, Any]:
         """States of the parameters of this rank, by their number in the whole, on the host."""
         local = self.optimizer.state_dict()
@@ -95,7 +100,7 @@ class PrunedOptimizer:
         """
         for group, parameters in zip(self.optimizer.param_groups, self._groups, strict=True):
             group["params"] = list(parameters)
-        for number, parameter in enumerate(p for group in self._groups for p in group):
+        for number, parameter in enumerate(self.whole):
             if number in state and parameter not in self.optimizer.state:
                 self.optimizer.state[parameter] = state[number]
 

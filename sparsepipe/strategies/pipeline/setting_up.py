@@ -16,10 +16,11 @@ from sparsepipe.runtime.stage import Stage
 from sparsepipe.runtime.transport import Network
 from sparsepipe.runtime.whole import dissolve, stage_group
 from sparsepipe.schedule import Plan
-from sparsepipe.strategies.pipeline.layers import Placement, Share
+from sparsepipe.strategies.pipeline.layers import Placement
 from sparsepipe.strategies.pipeline.metrics import Metrics
 from sparsepipe.strategies.pipeline.pipeline import Pipeline
 from sparsepipe.strategies.pipeline.settings import Settings
+from sparsepipe.strategies.pipeline.spreading import SpreadModule
 from sparsepipe.strategies.pipeline.steps import ModuleSteps
 from sparsepipe.strategies.pipeline.updates import Updates
 
@@ -28,7 +29,7 @@ def make_pipeline(
     settings: Settings,
     *,
     placement: Placement,
-    share: Share,
+    spread: SpreadModule,
     module: pl.LightningModule,
     device: torch.device,
     rank: int,
@@ -40,8 +41,8 @@ def make_pipeline(
     Args:
         settings: options.
         placement: of the module's layers.
-        share: what this rank keeps of them.
-        module: with that share.
+        spread: the module, over the ranks.
+        module: with this rank's share of it.
         device: of this rank.
         rank: this one.
         precision: Lightning's, for autocast and updates.
@@ -51,12 +52,15 @@ def make_pipeline(
         ConfigError: the optimizer does not suit the mode, or there is no seed to key draws by.
     """
     # First what may be refused, then what other ranks must take part in.
-    plan = placement.plan
+    plan, share = placement.plan, spread.share
     keyed = settings.keyed_randomness and optimizer is not None  # evaluation draws as it is
     randomness = _randomness(device) if keyed else None
     parameters = dict(share.parameters()) if optimizer is not None else {}
     make_worker = settings.worker(plan, rank, share, optimizer)
-    updates = None if optimizer is None else Updates(module, parameters, optimizer, precision)
+    updates = None
+    if optimizer is not None:
+        norm = spread.whole_norm() if settings.clips_whole and plan.num_stages > 1 else None
+        updates = Updates(module, parameters, optimizer, precision, norm=norm)
     together = _Connections(settings, plan=plan, rank=rank, device=device)
     metrics = Metrics(module)
     metrics.detach()
@@ -68,19 +72,21 @@ def make_pipeline(
         send_input=settings.send_input,
     )
     events = settings.events(module, updates=updates, precision=precision, keeps=share.is_last)
-    first, last = plan.stages[plan.stage_of(rank)].layers
+    number = plan.stage_of(rank)
+    first, last = plan.stages[number].layers
+    stage = Stage(
+        module,
+        placement.layers,
+        first=first,
+        last=last,
+        autocast=precision.forward_context,
+        randomness=randomness,
+        recomputed=settings.recomputed(plan)[number],
+    )
     worker = make_worker(
         plan=plan,
         rank=rank,
-        stage=Stage(
-            module,
-            placement.layers,
-            first=first,
-            last=last,
-            autocast=precision.forward_context,
-            randomness=randomness,
-            recomputed=settings.recomputed(plan)[plan.stage_of(rank)],
-        ),
+        stage=stage,
         replicas=Replicas(together.replicas, parameters),
         network=together.network,
         steps=steps,

@@ -53,8 +53,13 @@ class Settings(ABC):
 
     @property
     def queue_depth(self) -> int | None:
-        """Messages that a channel holds; None: as many as stages run ahead."""
+        """Messages of training that a channel holds; None: as many as stages run ahead."""
         return None
+
+    @property
+    def clips_whole(self) -> bool:
+        """Whether the gradients of all stages are there at once, to be clipped by one norm."""
+        return False
 
     @abstractmethod
     def check_module(self, module: nn.Module) -> None:
@@ -180,6 +185,10 @@ class SynchronousSettings(Settings):
     def queue_depth(self) -> int | None:
         """GPipe's forwards do not wait for backwards: room for all of a minibatch."""
         return self.microbatches if self.schedule == "gpipe" else None
+
+    @property
+    def clips_whole(self) -> bool:
+        return True
 
     def check_module(self, module: nn.Module) -> None:
         check_norms(module, NormMode(self.batch_norm))

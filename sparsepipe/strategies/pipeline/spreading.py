@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from sparsepipe.runtime import group
 from sparsepipe.runtime.whole import collect, spread_
+from sparsepipe.strategies.pipeline.clipping import WholeNorm
 from sparsepipe.strategies.pipeline.layers import Placement, Share
 from sparsepipe.strategies.pipeline.optimizers import PrunedOptimizer
 
@@ -57,6 +58,11 @@ class SpreadModule:
     def has_optimizer(self) -> bool:
         """Whether something is trained, so that the optimizer is spread as well."""
         return self._pruned is not None
+
+    def whole_norm(self) -> WholeNorm:
+        """Clips by the norm of what all stages train."""
+        assert self._pruned is not None
+        return WholeNorm(self._pruned.whole, speaks=self._speaks)
 
     def state_dict(self) -> dict[str, Any]:
         """The module's, under the names of one process: whole on rank 0, else this share."""

@@ -126,7 +126,7 @@ class StagedStrategy(WholeCheckpoints):
             self._pipeline = make_pipeline(
                 self._settings,
                 placement=placement,
-                share=self._spread.share,
+                spread=self._spread,
                 module=module,
                 device=self.root_device,
                 rank=self.global_rank,

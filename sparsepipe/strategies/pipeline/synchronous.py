@@ -19,9 +19,9 @@ class SynchronousPipelineStrategy(StagedStrategy):
 
     The module's steps are written as for one device and call the Sequential once. A minibatch is
     cut into microbatches, on which stages work at the same time; their gradients add up, and each
-    stage updates once when all are in. Training is that of one device on the same microbatches.
-    One Lightning step is one minibatch for each replica of stage 0, all in one update. Learning
-    rates count Lightning steps.
+    stage updates once when all are in. Training is that of one device on the same microbatches;
+    clipping by norm takes the norm of all stages' gradients. One Lightning step is one minibatch
+    for each replica of stage 0, all in one update. Learning rates count Lightning steps.
 
     With one device and one microbatch a run is that of a plain Trainer, bit for bit.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import pytorch_lightning as pl
 from pytorch_lightning.plugins.precision import Precision
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.strategies.pipeline.clipping import WholeNorm
 from sparsepipe.strategies.pipeline.options import PastOptions
 
 _REMEDY = "use an optimizer that takes one gradient for an update, such as SGD or AdamW"
@@ -26,6 +28,7 @@ class Updates:
         parameters: of this stage, by name.
         optimizer: over these.
         precision: Lightning's.
+        norm: what clips by norm in place of ``precision``; None: that itself.
     """
 
     def __init__(
@@ -34,11 +37,14 @@ class Updates:
         parameters: Mapping[str, nn.Parameter],
         optimizer: Optimizer,
         precision: Precision,
+        *,
+        norm: WholeNorm | None = None,
     ) -> None:
         self._module = module
         self._parameters = parameters
         self._optimizer = optimizer
         self._precision = precision
+        self._norm = norm
         self._options = PastOptions(optimizer)
 
     def note(self, step: int) -> None:
@@ -60,7 +66,8 @@ class Updates:
             parameter.grad = gradients.get(name)
         self._precision.post_backward(loss, self._module)
         evaluation = _Evaluation(self._optimizer, self._parameters, loss)
-        with self._options.as_of(step):
+        clipping = nullcontext() if self._norm is None else self._norm.clipping(self._precision)
+        with self._options.as_of(step), clipping:
             self._precision.optimizer_step(self._optimizer, model=self._module, closure=evaluation)
         evaluation.check()
 
