@@ -91,10 +91,14 @@ def _dataclass_in(hint: Any) -> type | None:
     return next((kind for kind in kinds if is_dataclass(kind)), None)
 
 
-def _unknown(value: Mapping[str, Any], known: Iterable[str], path: str) -> Iterator[str]:
-    names = list(known)
+def _unknown(
+    value: Mapping[str, Any], known: Iterable[str], path: str, node: Node | None = None
+) -> Iterator[str]:
+    names, elsewhere = list(known), {} if node is None else node.elsewhere
     for key in value:
-        if key not in names:
+        if key in elsewhere and key not in names:
+            yield f"unknown key '{_join(path, key)}' ({elsewhere[key]})"
+        elif key not in names:
             yield f"unknown key '{_join(path, key)}'{suggest(str(key), names, path=path)}"
 
 
@@ -108,7 +112,9 @@ def _check_node_shape(value: Any, kind: Node | NodeMap, path: str) -> Iterator[s
     elif value is None and kind.optional:
         return
     elif not isinstance(value, Mapping) or not isinstance(value.get("_target_"), str):
-        yield f"'{path}' must be a mapping with a _target_, not {value!r}"
+        keys = value if isinstance(value, Mapping) else ()
+        told = [f" ('{key}' is {kind.elsewhere[key]})" for key in keys if key in kind.elsewhere]
+        yield f"'{path}' must be a mapping with a _target_, not {value!r}{''.join(told[:1])}"
 
 
 def _nodes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Node]]:
@@ -139,7 +145,7 @@ def _check_node(value: Mapping[str, Any], node: Node, path: str) -> Iterator[str
     arguments = {key: item for key, item in value.items() if key not in _INSTRUCTIONS}
     own = _types_of(node.own)
     if not target.open:
-        yield from _unknown(arguments, [*target.types, *own], path)
+        yield from _unknown(arguments, [*target.types, *own], path, node)
     if not value.get("_partial_") and "_args_" not in value:
         for name in target.required:
             if name not in arguments and name not in node.given:

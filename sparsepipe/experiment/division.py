@@ -47,19 +47,28 @@ class Division:
         return "strategy" in self.details
 
     @property
+    def replicas(self) -> tuple[int, ...] | None:
+        """Devices of each stage; None where it suits any number of stages.
+
+        Raises:
+            PlanError: ``config`` does not tell.
+        """
+        if self.config is None:
+            return None if self.cuts is None else (1,) * (len(self.cuts) + 1)
+        parts = self.config.split("-")
+        # As many layers as stages fit any config; its form is what is checked here.
+        plan = Plan.of(config=self.config, cuts=range(1, len(parts)), num_layers=len(parts))
+        return tuple(map(plan.replicas, range(plan.num_stages)))
+
+    @property
     def num_ranks(self) -> int | None:
         """Devices that it takes; None where it suits any number.
 
         Raises:
             PlanError: ``config`` does not tell.
         """
-        if self.config is None:
-            return None if self.cuts is None else len(self.cuts) + 1
-        parts = self.config.split("-")
-        # As many layers as stages fit any config; its form is what is checked here.
-        return Plan.of(
-            config=self.config, cuts=range(1, len(parts)), num_layers=len(parts)
-        ).num_ranks
+        replicas = self.replicas
+        return None if replicas is None else sum(replicas)
 
     def check(self, *, num_layers: int) -> None:
         """Refuses what does not fit a model.

@@ -6,6 +6,7 @@ what it names, so that classes from elsewhere are as good as ours.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -20,11 +21,13 @@ class Node:
         given: parameters of the target that the house passes itself.
         optional: the node may be null.
         own: keys beside the target's parameters that the house takes itself, as a dataclass.
+        elsewhere: parameters that other targets have, each with what to choose for it.
     """
 
     given: tuple[str, ...] = ()
     optional: bool = False
     own: type | None = None
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,8 @@ class Limits:
         return f"from {self.least} to {self.most}"
 
 
-def _node(*given: str, optional: bool = False) -> dict[str, Node]:
-    return {"node": Node(given, optional)}
+def _node(*given: str, optional: bool = False, **elsewhere: str) -> dict[str, Node]:
+    return {"node": Node(given, optional, elsewhere=elsewhere)}
 
 
 def _node_map(*given: str) -> dict[str, NodeMap]:
@@ -121,6 +124,9 @@ class SearchChoice:
     measure: Measuring = field(default_factory=Measuring)
 
 
+_SYNCHRONOUS = "of synchronous pipelines: choose parallel=gpipe or sync_1f1b"
+
+
 @dataclass
 class Parallel:
     """How many devices, what makes them one, and what becomes of them when one fails."""
@@ -129,7 +135,13 @@ class Parallel:
     num_nodes: int
     grace_s: float
     strategy: Any = field(
-        metadata=_node("cluster_environment", "config", "cuts", "balance", optional=True)
+        metadata=_node(
+            *("cluster_environment", "config", "cuts", "balance"),
+            optional=True,
+            batch_norm=_SYNCHRONOUS,
+            microbatches=_SYNCHRONOUS,
+            recompute=_SYNCHRONOUS,
+        )
     )
     plan: PlanChoice | None = None
     search: SearchChoice | None = None

@@ -63,11 +63,15 @@ def recomputed_spans(setting: Setting, plan: Plan) -> StageSpans:
     whole, spans = _stages(setting), _layers(setting)
     for number in whole:
         if number >= plan.num_stages:
-            raise _refusal(f"stage {number} is not among the stages 0 to {plan.num_stages - 1}")
+            raise _refusal(
+                f"stage {number} is not among the stages 0 to {plan.num_stages - 1}",
+                f"name stages of the plan ({plan.config}), {_numbers(plan.num_stages)}",
+            )
     for span in spans:
         if span.stop > plan.num_layers:
             raise _refusal(
-                f"layer {span.stop - 1} is not among the layers 0 to {plan.num_layers - 1}"
+                f"layer {span.stop - 1} is not among the layers 0 to {plan.num_layers - 1}",
+                f"name layers of the network, {_numbers(plan.num_layers)}",
             )
     found = []
     for number, stage in enumerate(stages):
@@ -166,9 +170,15 @@ def _joined(entries: Sequence[tuple[range, bool]]) -> list[range]:
     return [span for span, _ in found]
 
 
-def _refusal(what: str) -> ConfigError:
+def _numbers(count: int) -> str:
+    """In words, of what is numbered from 0."""
+    return f"which are numbered from 0 to {count - 1}" if count > 1 else "of which there is 0 only"
+
+
+def _refusal(what: str, remedy: str | None = None) -> ConfigError:
     return ConfigError(
         f"recompute: {what}",
-        remedy="give none, all, auto, or numbers of stages, of layers and of [first, last], such "
-        "as {stages: [0], layers: [14, [17, 22]]}",
+        remedy=remedy
+        or "give none, all, auto, or numbers of stages, of layers and of [first, last], such as "
+        "{stages: [0], layers: [14, [17, 22]]}",
     )

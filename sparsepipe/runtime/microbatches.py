@@ -27,6 +27,11 @@ _REMEDY = (
     "sample, or set microbatches to the number of devices of the first stage (1 of a single one), "
     "which cuts nothing"
 )
+_OF_SITES = (
+    "; what belongs to single voxels, such as their labels, can travel as the feats of a "
+    "SparseTensor with coords of its own, which is cut by samples as the input is: as floating "
+    "point, of which .long() in the step makes labels again"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,7 @@ def num_samples(batch: Any) -> int:
             raise ConfigError(
                 f"a minibatch is to be cut into microbatches, and it holds the {first[1]} of "
                 f"{first[0]} samples and the {name} of {count}",
-                remedy=_REMEDY,
+                remedy=_REMEDY + (_OF_SITES if {count, first[0]} & _sites_of(batch) else ""),
             )
     if first is None or not first[0]:
         raise ConfigError(
@@ -199,6 +204,11 @@ def _samples_of(leaf: Any) -> int | None:
     if isinstance(leaf, Tensor | np.ndarray) and leaf.ndim:
         return leaf.shape[0]
     return None
+
+
+def _sites_of(batch: Any) -> set[int]:
+    """As how many rows the sparse tensors have, which tell nothing of samples."""
+    return {len(leaf) for _, leaf in _leaves(batch) if isinstance(leaf, SparseTensor)}
 
 
 def _kind(value: Any) -> str:

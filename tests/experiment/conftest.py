@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from experiment_harness import Shell, composed, orphans, python_path
+from fault_cases import Point
 
 from sparsepipe.experiment.job import run_job
 
@@ -15,6 +16,20 @@ from sparsepipe.experiment.job import run_job
 def shell(tmp_path: Path) -> Iterator[Shell]:
     yield Shell(tmp_path)
     assert not orphans(tmp_path), "processes were left behind"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Point], Path]:
+    """The run of a plan that nothing happens to."""
+    found: dict[tuple[str, ...], Path] = {}
+
+    def run(point: Point) -> Path:
+        if point.undisturbed not in found:
+            shell = Shell(tmp_path_factory.mktemp("undisturbed"))
+            found[point.undisturbed] = shell(*point.undisturbed).run
+        return found[point.undisturbed]
+
+    return run
 
 
 @pytest.fixture

@@ -4,86 +4,29 @@ from __future__ import annotations
 
 import random
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
-from experiment_harness import Finished, Shell, checkpoint, orphans, rows
+from experiment_harness import Shell, orphans, rows
+from fault_cases import (
+    BLAMED,
+    EPOCHS,
+    KINDS,
+    LEAVING_S,
+    PIPELINE,
+    STEPS,
+    TIMEOUT_S,
+    Point,
+    assert_same,
+    ended_s,
+    fails_in_time,
+    named,
+)
 
 pytestmark = pytest.mark.full  # waits for limits, a minute and more each
-TIMEOUT_S = 20  # of the ranks' waits: shorter, and a busy machine's slow start would be a fault
-PATIENCE_S = 5  # with ranks that do not end after another one has failed
-LEAVING_S = 20  # for processes to end and to be seen ended, on a busy machine
-EPOCHS, STEPS = 3, 8
-
-PIPELINE = (
-    "parallel=pipeline",
-    "hardware=cores",
-    f"parallel.strategy.timeout_s={TIMEOUT_S}",
-    f"trainer.max_epochs={EPOCHS}",
-    "model.norm=true",
-    "model.dropout=0.5",
-)
-KINDS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "raises": 0}
-SIGNALS = {**KINDS, "cut off": -1}
-BLAMED = "(is gone|did not|took nothing|ended|was killed by|is cut off from)"
-MEETINGS = {  # what else may be under way where minibatches are not
-    "drain": "averaging statistics at a drain|exchanging what was logged",
-    "validation": "exchanging what was logged",
-    "checkpoint": "putting the stages' states together|the barrier Trainer.save_checkpoint",
-}
-
-
-@dataclass(frozen=True)
-class Point:
-    """Where a fault is put, and what it is."""
-
-    config: str
-    kind: str
-    phase: str
-    rank: int
-    place: str
-    epoch: int
-    count: int
-
-    @property
-    def id(self) -> str:
-        return f"{self.config} {self.kind} {self.phase} rank {self.rank} {self.place} {self.count}"
-
-    @property
-    def stage(self) -> int:
-        replicas = [int(part) for part in self.config.split("-")]
-        return [s for s, count in enumerate(replicas) for _ in range(count)][self.rank]
-
-    @property
-    def under_way(self) -> range:
-        """Minibatches, numbered through the run, that ranks may be at when it happens."""
-        replicas = [int(part) for part in self.config.split("-")]
-        if self.place == "validation":
-            return range(self.count * replicas[0] + 2 * replicas[0])
-        round_of = replicas[self.stage] if self.place == "update" else replicas[0]
-        first = self.epoch * STEPS + self.count * round_of
-        apart = sum(replicas) + max(replicas)
-        end = min(first + apart, (self.epoch + 1) * STEPS)
-        return range(max(first - apart, self.epoch * STEPS), end)
-
-    @property
-    def settings(self) -> tuple[str, ...]:
-        node = (
-            f"_target_: tinyfaults.Injection, rank: {self.rank}, place: {self.place}, "
-            f"signum: {int(SIGNALS[self.kind])}, epoch: {self.epoch}, count: {self.count}"
-        )
-        return (
-            *PIPELINE,
-            f"parallel.plan.config={self.config}",
-            f"callbacks={{fault: {{{node}}}}}",
-        )
 
 
 def drawn(number: int, draw: random.Random) -> Point:
@@ -122,74 +65,6 @@ CUTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The run of a plan that nothing happens to."""
-    found: dict[str, Path] = {}
-
-    def run(config: str) -> Path:
-        if config not in found:
-            shell = Shell(tmp_path_factory.mktemp("undisturbed"))
-            found[config] = shell(*PIPELINE, f"parallel.plan.config={config}").run
-        return found[config]
-
-    return run
-
-
-def ended_s(directory: Path) -> float:
-    """Seconds since the fault."""
-    return time.time() - (directory / "injected").stat().st_mtime
-
-
-def assert_told(failed: Finished, point: Point) -> None:
-    """One message, which blames the right rank and stage for what was under way there."""
-    assert failed.code > 0
-    assert failed.err.count("error: ") == 1, failed.err
-    assert failed.err.count("remedy:") == 1, failed.err
-    told = failed.err[failed.err.index("error: ") :]
-    culprit = f"rank {point.rank} (stage {point.stage})"
-    if point.kind == "raises":
-        assert f"{culprit} raised ValueError: somebody's own mistake" in told, told
-        if point.place == "update":
-            assert named(told), told
-            assert named(told) <= set(point.under_way), told
-        return
-    assert re.match(f"error: {re.escape(culprit)} {BLAMED}", told), told
-    assert "somebody's own mistake" not in told
-    if point.phase != "start":
-        assert_placed(told, point)
-
-
-def assert_placed(told: str, point: Point) -> None:
-    """A message names minibatches that were under way, or what else was."""
-    numbers = named(told)
-    assert numbers or re.search(MEETINGS.get(point.phase, "no other"), told), told
-    assert numbers <= set(point.under_way), told
-
-
-def named(told: str) -> set[int]:
-    """The minibatches of a message."""
-    return {int(number) for number in re.findall(r"minibatch(?:es)? (\d+)", told)}
-
-
-def assert_same(run: Path, expected: Path) -> None:
-    """The weights and statistics of an undisturbed run, and each epoch once."""
-    ours, theirs = checkpoint(run)["state_dict"], checkpoint(expected)["state_dict"]
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
-    assert [row["epoch"] for row in rows(run)] == [str(epoch) for epoch in range(EPOCHS)]
-    losses = [[row["val/loss"] for row in rows(path)] for path in (run, expected)]
-    assert losses[0] == losses[1]
-
-
-def fails_in_time(shell: Shell, point: Point) -> None:
-    failed = shell(*point.settings, timeout_s=180)
-    assert (shell.cwd / "injected").exists(), "the fault did not come about"
-    assert ended_s(shell.cwd) < TIMEOUT_S + PATIENCE_S + LEAVING_S
-    assert not orphans(shell.cwd)
-    assert_told(failed, point)
-
-
 QUICK = [
     Point(config="1-1", kind="killed", phase="drain", rank=1, place="update", epoch=1, count=7),
     Point(config="1-1", kind="stopped", phase="steady", rank=0, place="batch", epoch=1, count=4),
@@ -199,9 +74,9 @@ QUICK = [
 
 @pytest.mark.parametrize("point", QUICK, ids=lambda point: point.id)
 def test_ranks_begin_again_by_themselves(
-    shell: Shell, undisturbed: Callable[[str], Path], point: Point
+    shell: Shell, undisturbed: Callable[[Point], Path], point: Point
 ) -> None:
-    expected = undisturbed(point.config)
+    expected = undisturbed(point)
     again = shell(*point.settings, "parallel.max_restarts=1", timeout_s=180)
     assert f"rank {point.rank} (stage {point.stage})" in again.err
     assert "restart 1 of 1" in again.err
@@ -234,15 +109,15 @@ def test_mistakes_are_not_made_again(shell: Shell) -> None:
 
 @pytest.mark.parametrize("point", [*POINTS, *CUTS], ids=lambda point: point.id)
 def test_every_fault_ends_all_ranks_and_the_run_goes_on(
-    shell: Shell, undisturbed: Callable[[str], Path], point: Point
+    shell: Shell, undisturbed: Callable[[Point], Path], point: Point
 ) -> None:
     fails_in_time(shell, point)
     run = shell(*point.settings, timeout_s=180).run
-    assert_same(run, undisturbed(point.config))
+    assert_same(run, undisturbed(point))
 
 
 def test_torchrun_begins_again_where_the_first_ranks_met(
-    shell: Shell, undisturbed: Callable[[str], Path]
+    shell: Shell, undisturbed: Callable[[Point], Path]
 ) -> None:
     """Its store outlives the ranks, and with it the addresses of the dead."""
     point = Point(
@@ -261,7 +136,7 @@ def test_torchrun_begins_again_where_the_first_ranks_met(
     assert done.returncode == 0, done.stderr
     assert (shell.cwd / "injected").exists()
     (run,) = shell.runs()
-    assert_same(run, undisturbed(point.config))
+    assert_same(run, undisturbed(point))
 
 
 @pytest.mark.parametrize(

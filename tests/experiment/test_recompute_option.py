@@ -30,8 +30,18 @@ def test_forms_that_it_may_have() -> None:
     assert both == {"stages": [0], "layers": [2, [3, 4]]}
     with pytest.raises(ConfigError, match=r"one of 'none', 'all', 'auto' or a mapping, not 'some'"):
         said("parallel.strategy.recompute=some")
-    with pytest.raises(ConfigError, match=r"unknown key 'parallel\.strategy\.recompute'"):
-        composed(*MODEL, "parallel=pipeline", "+parallel.strategy.recompute=all")
+
+
+@pytest.mark.parametrize("setting", ["recompute=all", "microbatches=2", "batch_norm=running"])
+@pytest.mark.parametrize("parallel", ["pipeline", "hete_mp", "dp", "single"])
+def test_who_has_options_of_synchronous_pipelines_is_told(parallel: str, setting: str) -> None:
+    key = setting.partition("=")[0]
+    told = rf"'(parallel\.strategy\.)?{key}' .*choose parallel=gpipe or sync_1f1b"
+    for plus in ("", "+"):
+        with pytest.raises(ConfigError, match=told):
+            composed(*MODEL, f"parallel={parallel}", f"{plus}parallel.strategy.{setting}")
+    with pytest.raises(ConfigError, match=r"strategy\.recompte' \(nearest: '.*recompute'"):
+        composed(*MODEL, "parallel=gpipe", "parallel.strategy.recompte=all")
 
 
 @pytest.mark.parametrize("stages", [SEARCHED, BY_HAND], ids=["searched", "by hand"])
@@ -183,7 +193,7 @@ REFUSED: dict[str, tuple[float | None, tuple[str, ...], str]] = {
         1e3, (*BY_HAND, AUTO, "GIVEN"), "devices with more memory"
     ),
     "layer 9 is not among the layers 0 to 3": (
-        1e9, (*SEARCHED, "parallel.strategy.recompute={layers: [9]}", "GIVEN"), "[first, last]"
+        1e9, (*SEARCHED, "parallel.strategy.recompute={layers: [9]}", "GIVEN"), "from 0 to 3"
     ),
     "layer 2 is named more than once": (
         1e9, (*BY_HAND, "parallel.strategy.recompute={layers: [2, [1, 3]]}"), "[first, last]"

@@ -152,6 +152,24 @@ def test_what_cannot_be_cut_is_refused(batch: Any, named: list[str]) -> None:
     assert "collate" in refused.value.remedy
 
 
+def test_labels_of_sites_can_be_cut_as_a_sparse_tensor() -> None:
+    """As the refusal of a batch with a tensor of them says."""
+    x = sparse_collate(sites(7), spatial_shape=(6, 6, 6))
+    labels = torch.arange(len(x))
+    for batch in ((x, labels), (labels, {"input": x})):
+        with pytest.raises(ConfigError) as refused:
+            split(batch, 3)
+        assert "feats of a SparseTensor" in refused.value.remedy
+    found = [part.batch for part in split((x, x.replace_feats(labels[:, None].float())), 3)]
+    assert torch.equal(torch.cat([y.feats for _, y in found]).long()[:, 0], labels)
+    for own, y in found:
+        assert torch.equal(own.feats, x.feats[y.feats[:, 0].long()])
+        assert own.coords is y.coords
+    with pytest.raises(ConfigError) as refused:
+        split((x, torch.zeros(8)), 3)
+    assert "SparseTensor" not in refused.value.remedy, "of something else"
+
+
 def test_the_number_of_samples_is_what_all_agree_on() -> None:
     x = sparse_collate(sites(5), spatial_shape=None)
     assert num_samples({"x": x, "y": torch.zeros(5, 1), "z": [np.zeros((5, 2)), 3]}) == 5

@@ -35,6 +35,7 @@ class Injection(pl.Callback):
     Args:
         rank: whom it happens to.
         place: ``start`` (before the network is split), ``batch`` (as a training step begins),
+            ``forward`` (in a step, when this rank's first weights are used for the second time),
             ``update`` (within a step or a drain, before the optimizer's), ``validation`` (as
             a batch begins), ``checkpoint`` (while one is put together).
         signum: what the process sends to itself; 0 raises an exception instead, and
@@ -47,6 +48,7 @@ class Injection(pl.Callback):
         self.rank, self.place, self.signum = rank, place, signum
         self.epoch, self.count = epoch, count
         self.updates = 0
+        self.batch, self.forwards = 0, 0
 
     def act(self, trainer, place: str, count: int) -> None:
         here = (trainer.global_rank, place, trainer.current_epoch, count)
@@ -63,10 +65,20 @@ class Injection(pl.Callback):
         if stage == "fit":
             self.act(trainer, "start", self.count)
 
+    def on_train_start(self, trainer, pl_module):
+        held = (layer for layer in pl_module.layers if any(True for _ in layer.parameters()))
+        next(held).register_forward_pre_hook(lambda *_: self.on_forward(trainer))
+
+    def on_forward(self, trainer):
+        self.forwards += 1
+        if self.forwards == 2:
+            self.act(trainer, "forward", self.batch)
+
     def on_train_epoch_start(self, trainer, pl_module):
         self.updates = 0
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.batch, self.forwards = batch_idx, 0
         self.act(trainer, "batch", batch_idx)
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):

@@ -1,0 +1,56 @@
+"""Fewer microbatches than a stage has devices: refused before ranks, or data, are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from experiment_harness import composed
+from plans import plan_on
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.experiment.understanding import understood
+
+pytestmark = pytest.mark.usefixtures("workplace")
+ON = ("experiment=tiny", "hardware=cores")
+
+
+@pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b"])
+@pytest.mark.parametrize(
+    ("plan", "most", "stage"),
+    [
+        (("parallel.plan.config=1-3-2",), 3, 1),
+        (("parallel.plan.config=3-1", "parallel.plan.cuts=[2]"), 3, 0),
+        (("parallel.plan.config=4",), 4, 0),
+    ],
+)
+def test_a_plan_by_hand(parallel: str, plan: tuple[str, ...], most: int, stage: int) -> None:
+    def asked(count: int) -> int:
+        parts = f"parallel.strategy.microbatches={count}"
+        return understood(composed(*ON, f"parallel={parallel}", *plan, parts))[2]
+
+    with pytest.raises(ConfigError) as refused:
+        asked(most - 1)
+    told = f"microbatches={most - 1} are fewer than the {most} devices of stage {stage}"
+    assert refused.value.message.startswith(told)
+    assert f"set microbatches to {most} or more" in refused.value.remedy
+    assert asked(most) >= most
+
+
+def test_a_plan_file(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(plan_on(["test/core/0", "test/core/1"]).to_json())
+    given = (*ON, "parallel=gpipe", f"parallel.plan.file={tmp_path / 'plan.json'}")
+    with pytest.raises(ConfigError, match="fewer than the 2 devices of stage 0"):
+        understood(composed(*given, "parallel.strategy.microbatches=1"))
+    assert understood(composed(*given, "parallel.strategy.microbatches=2"))[2] == 2
+
+
+def test_no_number_of_parts() -> None:
+    with pytest.raises(ConfigError, match="microbatches=0 is no number of parts"):
+        understood(composed(*ON, "parallel=gpipe", "parallel.strategy.microbatches=0"))
+
+
+def test_who_has_none_is_not_asked() -> None:
+    for parallel in ("pipeline", "hete_mp"):
+        plan = (f"parallel={parallel}", "parallel.plan.config=5-1")
+        assert understood(composed(*ON, *plan))[2] == 6
