@@ -18,14 +18,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.strategies.pipeline.generators import (
-    Replaced,
-    drawn_from,
-    generators_of,
-    put_back,
-    put_states,
-    states_of,
-)
+from sparsepipe.runtime.generators import Replaced, put_back, states_of
+from sparsepipe.strategies.pipeline.generators import drawn_from, generators_of, put_states
 
 _ONCE = "call it exactly once in each step, with one argument"
 
