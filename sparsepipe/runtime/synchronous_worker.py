@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -176,7 +175,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
                 value,
                 minibatch=self._minibatch * self._microbatches + number,
                 leaves=self._leaves,
-                close=partial(self._steps.close, rest) if self._last else None,
+                close=self._closing(rest),
             )
 
     def _backward(self, number: int) -> None:
