@@ -6,7 +6,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ def attributes_of(owner: Any) -> Iterator[tuple[str, Generator]]:
         if type(value) in _BARE:
             continue
         if is_generator(value):
-            yield name, cast("Generator", value)
+            yield name, value
         elif not isinstance(value, torch.nn.Module):  # which has its own turn
             for inner, found in among(getattr(value, "__dict__", {})):
                 yield f"{name}.{inner}", found
