@@ -28,6 +28,7 @@ from sparsepipe.experiment.profile import profile
 from sparsepipe.experiment.recomputing import is_automatic
 from sparsepipe.experiment.run import num_ranks
 from sparsepipe.experiment.rundir import RunDir, file_fingerprint, run_dir
+from sparsepipe.experiment.samples_to_cut import refuse_empty_microbatches
 from sparsepipe.experiment.signature import locate
 from sparsepipe.experiment.table1 import table1
 from sparsepipe.experiment.table3 import table3
@@ -49,6 +50,7 @@ def prepare(config: Mapping[str, Any], inventory: Inventory) -> RunDir:
             cannot be used.
     """
     ranks = num_ranks(config, inventory)
+    refuse_empty_microbatches(config, ranks=ranks)
     places = places_of_ranks(config, inventory, ranks=ranks)
     checkpoint = _checkpoint(config)
     profiles = _given_profiles(config, inventory)

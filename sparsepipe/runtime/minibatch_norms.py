@@ -7,6 +7,7 @@ a batch is is a question where minibatches are cut: :class:`NormMode` has the an
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
@@ -77,24 +78,35 @@ class MinibatchNorms:
     Args:
         norms: in the same order on all replicas of the stage; :func:`check_norms` knows them.
         mode: what they do.
+        of_others: those by name that this rank has and another stage owns, outside of the layers.
+            Steps that call them here are refused.
     """
 
-    def __init__(self, norms: Mapping[str, _BatchNorm], mode: NormMode) -> None:
-        self._norms = [
-            _Gathering(norm, mode)
-            for norm in norms.values()
-            if mode is not NormMode.MICROBATCH and norm.running_mean is not None
+    def __init__(
+        self,
+        norms: Mapping[str, _BatchNorm],
+        mode: NormMode,
+        *,
+        of_others: Mapping[str, _BatchNorm] | None = None,
+    ) -> None:
+        if mode is NormMode.MICROBATCH:
+            norms = of_others = {}
+        self._norms = [_Gathering(n, mode) for n in norms.values() if n.running_mean is not None]
+        others = (of_others or {}).items()
+        self._refused = [
+            _Refused(name, n, mode) for name, n in others if n.running_mean is not None
         ]
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
         """Around a minibatch: norms that train note what they see."""
-        for norm in self._norms:
+        every: list[_InPlace] = [*self._norms, *self._refused]
+        for norm in every:
             norm.begin()
         try:
             yield
         finally:
-            for norm in self._norms:
+            for norm in every:
                 norm.end()
 
     @torch.no_grad()
@@ -127,7 +139,7 @@ def _over(replicas: Replicas, found: Sequence[Moments]) -> list[Moments]:
     ]
 
 
-class _Gathering:
+class _InPlace(ABC):
     """Stands for the forward of a batch norm.
 
     Args:
@@ -138,20 +150,64 @@ class _Gathering:
     def __init__(self, norm: _BatchNorm, mode: NormMode) -> None:
         self._norm = norm
         self._mode = mode
-        self._seen: list[Moments] = []
 
     def begin(self) -> None:
         """Takes the place of the module's forward."""
-        self._seen.clear()
         vars(self._norm)["forward"] = self
 
     def end(self) -> None:
         """Gives it back."""
         vars(self._norm).pop("forward", None)
 
+    @property
+    def _moves(self) -> bool:
+        """Whether the module's running statistics are to follow what it sees."""
+        return self._norm.training and self._norm.track_running_stats
+
+    @abstractmethod
+    def __call__(self, input: Any) -> Any:
+        """The forward."""
+
+
+class _Refused(_InPlace):
+    """Of a norm whose statistics another rank has.
+
+    Args:
+        name: of the norm.
+        norm: the module.
+        mode: see :class:`_InPlace`.
+    """
+
+    def __init__(self, name: str, norm: _BatchNorm, mode: NormMode) -> None:
+        super().__init__(norm, mode)
+        self._name = name
+
+    def __call__(self, input: Any) -> Any:
+        if self._moves:
+            raise ConfigError(
+                f"{self._name} ({type(self._norm).__name__}) runs before the layers, on the first "
+                "stage and once more on the last, which has its running statistics: "
+                f"batch_norm={self._mode.value} could not move them once a minibatch",
+                remedy="make it the first entry of the Sequential, or use batch_norm=microbatch",
+            )
+        return type(self._norm).forward(self._norm, input)
+
+
+class _Gathering(_InPlace):
+    """Of a norm that notes what it sees, for its statistics to move later."""
+
+    def __init__(self, norm: _BatchNorm, mode: NormMode) -> None:
+        super().__init__(norm, mode)
+        self._seen: list[Moments] = []
+
+    def begin(self) -> None:
+        """Takes the place of the module's forward."""
+        self._seen.clear()
+        super().begin()
+
     def __call__(self, input: Any) -> Any:
         norm = self._norm
-        if not (norm.training and norm.track_running_stats):
+        if not self._moves:
             return type(norm).forward(norm, input)
         statistics = self._constant if self._mode is NormMode.RUNNING else self._untouched
         with statistics():

@@ -21,6 +21,12 @@ class Steps(Protocol):
     def close_evaluation(self, rest: Any, run: Callable[[], Any]) -> tuple[Any, Any]:
         """Result and logs of a step that does not train."""
 
+    def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Tensor, Any]:
+        """Loss and logs where both ends are here, given what takes the layers' input."""
+
+    def whole_evaluation(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """The same of a step that does not train."""
+
 
 class Events(Protocol):
     """What the worker tells while it works."""

@@ -3,8 +3,9 @@
 Of a span only its input stays (``torch.utils.checkpoint``, not reentrant, so that the graph, and
 with it the order of every sum, is that without recomputation). The second run differs from the
 first in nothing that counts and leaves nothing behind: generators are as they were at the first
-and afterwards as before the second; norm layers get copies of their statistics, so that these are
-updated once; kernel maps are built anew where nobody has them any more.
+(torch's by ``checkpoint`` or by keys, others by :class:`RepeatedDraws`) and afterwards as before
+the second; norm layers get copies of their statistics, so that these are updated once; kernel maps
+are built anew where nobody has them any more.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.randomness import KeyedRandomness
+from sparsepipe.runtime.repeated_draws import Drawn, RepeatedDraws
 from sparsepipe.sparse import CoordinateCache, SparseTensor
 from sparsepipe.sparse.saving import letting_derived_go
 
@@ -55,6 +57,7 @@ class RecomputedSpan:
         self._layers = layers
         self._randomness = randomness
         modules = [(number, inner) for number in span for inner in layers[number].modules()]
+        self._draws = RepeatedDraws(modules)
         self._norms = [module for _, module in modules if isinstance(module, _NormBase)]
         self._others = [
             (number, module) for number, module in modules if not isinstance(module, _NormBase)
@@ -69,7 +72,7 @@ class RecomputedSpan:
 
         Raises:
             ConfigError: a layer works in place on the span's input, which is kept, or changes a
-                buffer that a second run would change again.
+                buffer that a second run would change again, or makes a random generator.
         """
         boundary = _Boundary(value)
         statistics = [
@@ -79,15 +82,16 @@ class RecomputedSpan:
             for name, tensor in module._buffers.items()
             if tensor is not None
         ]
+        drawn: Drawn = {}
         waiting = [value]  # for the first run, which has the sparse tensors' caches
         del value
 
         def run(*tensors: Tensor) -> Any:
             with letting_derived_go():
                 if waiting:
-                    with self._watching(tensors) as watch:
+                    with self._watching(tensors) as watch, self._draws.noting(drawn):
                         return through(waiting.pop(), watch)
-                with self._second(statistics):
+                with self._second(statistics), self._draws.repeating(drawn):
                     return through(boundary.put_together(tensors), lambda layer: None)
 
         keyed = self._randomness is not None  # each layer sets the generators itself

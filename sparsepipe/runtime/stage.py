@@ -17,9 +17,10 @@ from sparsepipe.runtime.randomness import KeyedRandomness
 from sparsepipe.runtime.recomputation import RecomputedSpan
 from sparsepipe.runtime.transport.codec import differentiable
 
-Close = Callable[[Callable[[], Any]], tuple[Tensor, Any]]
+Close = Callable[[Callable[..., Any]], tuple[Tensor, Any]]
 """What the last stage does: calls its argument once for the output of the layers, and returns
-the loss and whatever else the worker is to have."""
+the loss and whatever else the worker is to have. Where it is also the first stage, and finds the
+input of the layers on its way, it hands this over in that call."""
 
 
 class Flight:
@@ -133,15 +134,15 @@ class Stage:
 
         Args:
             value: input of the span, a pytree. Gradients come back for its tensors that
-                require one; they may be leaves or not.
+                require one; they may be leaves or not. None where ``close`` has it.
             minibatch: its number in the whole run, for ``randomness``.
             leaves: parameters by name; those that are missing are the module's own.
             close: what the last stage does around its layers; None in other stages.
         """
         inputs, entered = _enter(value)
 
-        def run() -> Any:
-            return self._run(entered, minibatch)
+        def run(given: Any = entered) -> Any:
+            return self._run(given, minibatch)
 
         with self._autocast():
             if close is None:
@@ -160,7 +161,7 @@ class Stage:
         )
 
     def evaluate(
-        self, value: Any, *, close: Callable[[Callable[[], Any]], Any] | None = None
+        self, value: Any, *, close: Callable[[Callable[..., Any]], Any] | None = None
     ) -> Any:
         """Runs the layers on the module's own parameters; without graph if the caller says so.
 
@@ -169,8 +170,8 @@ class Stage:
             close: as for :meth:`forward`, but what it returns is returned as it is.
         """
 
-        def run() -> Any:
-            return self._run(value, None)
+        def run(given: Any = value) -> Any:
+            return self._run(given, None)
 
         with self._autocast():
             return run() if close is None else close(run)

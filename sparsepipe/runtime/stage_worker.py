@@ -17,7 +17,7 @@ from torch import Tensor
 from sparsepipe.runtime.mail import Mail
 from sparsepipe.runtime.protocols import Steps
 from sparsepipe.runtime.replicas import Replicas
-from sparsepipe.runtime.stage import Stage
+from sparsepipe.runtime.stage import Close, Stage
 from sparsepipe.runtime.transport import Kind, Network
 from sparsepipe.schedule import Plan
 
@@ -130,10 +130,10 @@ class StageWorker(ABC, Generic[_Told]):
             rest = self._rest(minibatch)
         found: list[tuple[int, Any]] = []
         if self._last:
+            whole = partial(self._steps.whole_evaluation, rest)
+            half = partial(self._steps.close_evaluation, rest)
             with self._slowed():
-                result, logs = self._stage.evaluate(
-                    value, close=lambda run: self._steps.close_evaluation(rest, run)
-                )
+                result, logs = self._stage.evaluate(value, close=whole if self._first else half)
             if answered and not self._first:
                 self._mail.send(Kind.REPLY, 0, minibatch, result)
             found.append((minibatch, result if answered else logs))
@@ -147,12 +147,23 @@ class StageWorker(ABC, Generic[_Told]):
         return found
 
     def _open(self, minibatch: int, batch: Any) -> tuple[Any, Any]:
-        """The input of a minibatch; the rest is sent ahead where it does not stay here."""
+        """The input of a minibatch; the rest is sent ahead.
+
+        Where both ends are here the step is not cut in two: it finds its input on its way.
+        """
+        if self._last:
+            return None, batch
         with self._slowed():
             value, rest = self._steps.open(batch)
-        if not self._last:
-            self._mail.send(Kind.BATCH, self._plan.num_stages - 1, minibatch, rest)
+        self._mail.send(Kind.BATCH, self._plan.num_stages - 1, minibatch, rest)
         return value, rest
+
+    def _closing(self, rest: Any) -> Close | None:
+        """What the last stage does around its layers, given the batch or what is left of it."""
+        if not self._last:
+            return None
+        whole, half = partial(self._steps.whole, rest), partial(self._steps.close, rest)
+        return whole if self._first else half
 
     def _rest(self, minibatch: int) -> Any:
         return self._mail.receive(Kind.BATCH, 0, minibatch).tree if self._last else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from sparsepipe.runtime.microbatches import Part, split
 from sparsepipe.runtime.minibatch_norms import MinibatchNorms
 from sparsepipe.runtime.protocols import Microbatch, MinibatchEvents
+from sparsepipe.runtime.single_values import naming_single_values
 from sparsepipe.runtime.stage import Flight
 from sparsepipe.runtime.stage_worker import StageWorker
 from sparsepipe.runtime.transport import Kind
@@ -63,6 +63,8 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         **common: see :class:`StageWorker`.
 
     Attributes:
+        sizes_read: samples of each microbatch that this rank has cut of its last batch; empty where
+            it has read none.
         most_in_flight: most microbatches with samples at a time that had gone forward here and not
             backward yet.
     """
@@ -89,6 +91,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         self._read: dict[int, tuple[Part, float]] = {}
         self._in_flight: dict[int, _InFlight] = {}
         self._returned: list[Microbatch] = []
+        self.sizes_read: list[int] = []
         self.most_in_flight = 0
 
     @property
@@ -136,9 +139,11 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
     def _cut(self, batch: Any, count: int) -> dict[int, tuple[Part, float]]:
         """This rank's microbatches with what their losses count, by number."""
         if batch is None:
+            self.sizes_read = []
             return {number: (Part(0, None), 0.0) for number in self._own}
         parts = split(batch, len(self._own))
-        samples = sum(part.samples for part in parts)
+        self.sizes_read = [part.samples for part in parts]
+        samples = sum(self.sizes_read)
         shares = (part.samples / samples / count for part in parts)
         return dict(zip(self._own, zip(parts, shares, strict=True), strict=True))
 
@@ -159,7 +164,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             if samples:
                 rest = self._rest(number)
             del message
-        flight = self._computed(number, value, rest) if samples else None
+        flight = self._computed(number, value, rest, samples=samples) if samples else None
         self._in_flight[number] = _InFlight(samples=samples, weight=weight, flight=flight)
         in_flight = sum(each.flight is not None for each in self._in_flight.values())
         self.most_in_flight = max(self.most_in_flight, in_flight)
@@ -170,13 +175,13 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             if flight is not None:
                 flight.output = None
 
-    def _computed(self, number: int, value: Any, rest: Any) -> Flight:
-        with self._slowed():
+    def _computed(self, number: int, value: Any, rest: Any, *, samples: int) -> Flight:
+        with self._slowed(), naming_single_values(samples, parts=self._microbatches):
             return self._stage.forward(
                 value,
                 minibatch=self._minibatch * self._microbatches + number,
                 leaves=self._leaves,
-                close=partial(self._steps.close, rest) if self._last else None,
+                close=self._closing(rest),
             )
 
     def _backward(self, number: int) -> None:

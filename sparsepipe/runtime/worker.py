@@ -147,7 +147,7 @@ class Worker(StageWorker[Events]):
                 value,
                 minibatch=self._begin + minibatch,
                 leaves=leaves,
-                close=(lambda run: self._steps.close(rest, run)) if self._last else None,
+                close=self._closing(rest),
             )
         self._flights[minibatch] = flight
         if not self._last:

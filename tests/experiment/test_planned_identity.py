@@ -171,7 +171,7 @@ def test_a_synchronous_pipeline_has_a_search_that_is_asked_for(parallel: str) ->
 
 def test_synchronous_schedules_and_their_microbatches_make_another_run() -> None:
     def identity(*settings: str) -> str:
-        config = composed(*MODEL, *TWO, "parallel.plan.config=1-1", *settings)
+        config = composed(*MODEL, *TWO, "data.batch_size=4", "parallel.plan.config=1-1", *settings)
         return prepare(config, build_inventory(config)).run_id
 
     every = [

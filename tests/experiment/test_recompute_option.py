@@ -169,7 +169,8 @@ def test_the_profiles_of_a_choice_are_part_of_the_run(
     monkeypatch.chdir(tmp_path)
 
     def identity(*settings: str) -> str:
-        return prepare(composed(*MODEL, *BY_HAND, *settings), inventory(1e9)).run_id
+        config = composed(*MODEL, *BY_HAND, "data.batch_size=4", *settings)
+        return prepare(config, inventory(1e9)).run_id
 
     large, small = given(tmp_path), given(tmp_path, saved_bytes=1.0)
     assert identity(AUTO, large) != identity(AUTO, small)

@@ -148,6 +148,9 @@ class Rank:
     def close(self, rest: Any, run: Callable[[], Any]) -> tuple[Tensor, Any]:
         return loss_of(run()), None
 
+    def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Tensor, Any]:
+        return loss_of(run(batch)), None
+
     def before_backward(self, loss: Tensor) -> None:
         pass
 

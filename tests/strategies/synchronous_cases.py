@@ -12,6 +12,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from drop_nets import drop_layers, norm_drop_layers, sparse_drop_layers
+from normless_nets import normless_layers, sparse_normless_layers
 from pipeline_cases import BATCH as DEALT
 from pipeline_cases import (
     LAYERS,
@@ -25,12 +26,10 @@ from pipeline_cases import (
     dense_layers,
     frozen_layers,
     grouped,
-    sparse_layers,
     weights,
 )
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, DistributedSampler, default_collate
 
 from sparsepipe.runtime.randomness import KeyedRandomness
@@ -40,21 +39,10 @@ BATCH = 17
 SEED = 5
 
 
-def without_norms(layers: nn.Sequential, *, gain: float = 1.0) -> nn.Sequential:
-    """The same places, batch norms being nothing; kernels larger by a gain, lest all vanishes."""
-    for name, module in list(layers.named_modules()):
-        if isinstance(module, _BatchNorm):
-            layers.set_submodule(name, nn.Identity())
-    for name, parameter in layers.named_parameters():
-        if name.endswith("kernel"):
-            parameter.data *= gain
-    return layers
-
-
 NETS = {
     **LAYERS,
-    "normless": lambda: without_norms(dense_layers()),
-    "sparse_normless": lambda: without_norms(sparse_layers(), gain=3.0),
+    "normless": normless_layers,
+    "sparse_normless": sparse_normless_layers,
     "bare": dense_layers,
     "frozen": frozen_layers,
     "drop": drop_layers,

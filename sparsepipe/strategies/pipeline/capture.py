@@ -1,5 +1,7 @@
 """A module's step in two halves: before its call of ``layers``, and from that call on.
 
+On one device it runs in one piece.
+
 The first half runs where the batch is read, the second where the last layers are. The
 second half runs the code before the call again, for what it needs of the batch later;
 what it draws at random there it draws as the first did, from the global generators and from
@@ -18,14 +20,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.strategies.pipeline.generators import (
-    Replaced,
-    drawn_from,
-    generators_of,
-    put_back,
-    put_states,
-    states_of,
-)
+from sparsepipe.runtime.generators import Replaced, put_back, states_of
+from sparsepipe.strategies.pipeline.generators import drawn_from, generators_of, put_states
 
 _ONCE = "call it exactly once in each step, with one argument"
 
@@ -129,6 +125,37 @@ def run_from_layers(
     leaves = pytree.tree_leaves(result)
     if not input_sent and any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in leaves):
         raise _needs_input()
+    return result
+
+
+def run_through(
+    layers: nn.Sequential, step: Callable[[], Any], *, run: Callable[[Any], Any]
+) -> Any:
+    """Runs a step in one piece, with ``run`` in place of ``layers``; what the step returns.
+
+    Args:
+        layers: the Sequential.
+        step: the whole step.
+        run: gives the output of ``layers`` for their input.
+
+    Raises:
+        ConfigError: ``layers`` is called twice or not at all, or its input needs a gradient.
+    """
+    called = False
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        nonlocal called
+        if called:
+            raise ConfigError("the step calls layers twice", remedy=_ONCE)
+        called = True
+        value = _only(args, kwargs)
+        _check_input(value)
+        return run(value)
+
+    with _in_place_of(layers, forward):
+        result = step()
+    if not called:
+        raise ConfigError("the step does not call layers", remedy=_ONCE)
     return result
 
 

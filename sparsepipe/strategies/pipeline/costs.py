@@ -19,13 +19,9 @@ from torch.utils.data import DataLoader
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime import group
+from sparsepipe.runtime.generators import Generator, is_generator, undrawn
 from sparsepipe.strategies.pipeline.capture import run_until_layers
-from sparsepipe.strategies.pipeline.generators import (
-    Generator,
-    generators_of,
-    is_generator,
-    undrawn,
-)
+from sparsepipe.strategies.pipeline.generators import generators_of
 from sparsepipe.strategies.pipeline.loaders import Padded
 from sparsepipe.strategies.pipeline.logs import Recorder
 from sparsepipe.strategies.pipeline.plan_by_hand import flop_costs, parameter_costs

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import random
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sparsepipe.errors import ConfigError
-
-Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
-Replaced = list[tuple[Generator, Any]]
-"""Generators and the states that they had."""
+from sparsepipe.runtime.generators import (
+    NUMPY,
+    PYTHON,
+    Generator,
+    Replaced,
+    among,
+    attributes_of,
+    changed,
+    put,
+)
 
 _CUDA = "torch.cuda"  # on ranks with such a device only
 
@@ -35,8 +38,8 @@ def generators_of(module: nn.Module | None, layers: nn.Sequential) -> dict[str, 
     """
     found: dict[str, Generator] = {
         "torch": torch.default_generator,
-        "numpy": np.random.get_state.__self__,  # type: ignore[attr-defined]
-        "python": random.getstate.__self__,  # type: ignore[attr-defined]
+        "numpy": NUMPY,
+        "python": PYTHON,
     }
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found[_CUDA] = torch.cuda.default_generators[torch.cuda.current_device()]
@@ -44,23 +47,12 @@ def generators_of(module: nn.Module | None, layers: nn.Sequential) -> dict[str, 
         return found
     for kind in type(module).__mro__:
         if kind not in pl.LightningModule.__mro__ and kind.__module__ in sys.modules:
-            shared = _among(vars(sys.modules[kind.__module__]))
+            shared = among(vars(sys.modules[kind.__module__]))
             found |= {f"{name} of {kind.__name__}'s file": value for name, value in shared}
     for path, child in module.named_modules(memo={layers}):  # all but the layers
         prefix = f"self.{path}." if path else "self."
-        found |= {prefix + name: value for name, value in _attributes(child)}
+        found |= {prefix + name: value for name, value in attributes_of(child)}
     return found
-
-
-def is_generator(value: Any) -> bool:
-    """Whether a value is a generator whose state can be known."""
-    # SystemRandom has no state.
-    return isinstance(value, Generator) and not isinstance(value, random.SystemRandom)
-
-
-def states_of(generators: Mapping[str, Generator]) -> dict[str, Any]:
-    """States of generators; later draws leave them as they are."""
-    return {name: _state(generator) for name, generator in generators.items()}
 
 
 def drawn_from(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,11 +66,7 @@ def drawn_from(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str,
             f"the step makes a random generator, {name}, and the last stage would make another",
             remedy="make it in __init__, so that every rank has it before its first step",
         )
-    return {
-        name: state
-        for name, state in before.items()
-        if name not in after or not _same(state, after[name])
-    }
+    return changed(before, after)
 
 
 def put_states(generators: Mapping[str, Generator], states: Mapping[str, Any]) -> Replaced:
@@ -94,66 +82,4 @@ def put_states(generators: Mapping[str, Generator], states: Mapping[str, Any]) -
             "and none on the last",
             remedy="make it in __init__, on every rank",
         )
-    chosen = [(generators[name], state) for name, state in states.items() if name in generators]
-    replaced = [(generator, _state(generator)) for generator, _ in chosen]
-    put_back(chosen)
-    return replaced
-
-
-def put_back(states: Iterable[tuple[Generator, Any]]) -> None:
-    """Sets the states of generators."""
-    for generator, state in states:
-        _set(generator, state)
-
-
-@contextmanager
-def undrawn(generators: Iterable[Generator]) -> Iterator[None]:
-    """Takes back what is drawn within."""
-    states = [(generator, _state(generator)) for generator in generators]
-    try:
-        yield
-    finally:
-        put_back(states)
-
-
-def _attributes(owner: nn.Module) -> Iterator[tuple[str, Generator]]:
-    yield from _among(vars(owner))
-    for name, value in vars(owner).items():
-        if not isinstance(value, nn.Module) and not is_generator(value):
-            for inner, found in _among(getattr(value, "__dict__", {})):
-                yield f"{name}.{inner}", found
-
-
-def _among(values: Mapping[str, Any]) -> list[tuple[str, Generator]]:
-    return [(name, value) for name, value in values.items() if is_generator(value)]
-
-
-def _state(generator: Generator) -> Any:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    if isinstance(generator, np.random.RandomState):
-        return generator.get_state(legacy=False)
-    return generator.getstate()
-
-
-def _set(generator: Generator, state: Any) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(state)
-    else:
-        generator.setstate(state)
-
-
-def _same(first: Any, second: Any) -> bool:
-    if isinstance(first, Tensor):
-        return torch.equal(first, second)
-    if isinstance(first, np.ndarray):
-        return np.array_equal(first, second)
-    if isinstance(first, Mapping):
-        return first.keys() == second.keys() and all(_same(v, second[k]) for k, v in first.items())
-    return bool(first == second)
+    return put((generators[name], state) for name, state in states.items() if name in generators)

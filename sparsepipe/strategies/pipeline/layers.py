@@ -230,6 +230,12 @@ class Share:
             if self._placement.stage_of(name) == self._stage
         }
 
+    def norms_of_others(self) -> dict[str, _BatchNorm]:
+        """Batch norms outside of the layers, by name, where they are not this rank's stage's."""
+        inside = f"{self._placement.name}."
+        norms = norms_of(self._placement.module).items()
+        return {name: n for name, n in norms if not self.is_last and not name.startswith(inside)}
+
     def statistics(self) -> list[Tensor]:
         """Buffers that this rank's stage owns, such as running statistics."""
         return [

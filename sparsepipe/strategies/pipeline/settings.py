@@ -222,7 +222,11 @@ class SynchronousSettings(Settings):
 
     def worker(self, plan: Plan, rank: int, share: Share, over: Optimizer | None) -> MakeWorker:
         trains = over is not None
-        norms = MinibatchNorms(share.norms() if trains else {}, NormMode(self.batch_norm))
+        norms = MinibatchNorms(
+            share.norms() if trains else {},
+            NormMode(self.batch_norm),
+            of_others=share.norms_of_others() if trains else {},
+        )
         return partial(
             SynchronousWorker,
             order=ORDERS[self.schedule],

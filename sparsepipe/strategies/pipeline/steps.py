@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytorch_lightning as pl
 from torch import Tensor, nn
 
-from sparsepipe.strategies.pipeline.capture import run_from_layers, run_until_layers, without_input
+from sparsepipe.strategies.pipeline.capture import (
+    run_from_layers,
+    run_through,
+    run_until_layers,
+    without_input,
+)
 from sparsepipe.strategies.pipeline.keeping import Keeping
 from sparsepipe.strategies.pipeline.logs import Logged, Recorder
 from sparsepipe.strategies.pipeline.metrics import Metrics
@@ -68,13 +73,29 @@ class ModuleSteps:
         """Runs any other step with ``run()`` in place of ``layers``."""
         return self._close(rest, run, epoch_default=True)
 
+    def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Tensor, tuple[Logged, ...]]:
+        """Runs the training step in one piece, with ``run`` in place of ``layers``."""
+        result, logs = self._whole(batch, run, epoch_default=False)
+        return check_output(result), logs
+
+    def whole_evaluation(
+        self, batch: Any, run: Callable[[Any], Any]
+    ) -> tuple[Any, tuple[Logged, ...]]:
+        """Runs any other step in one piece."""
+        return self._whole(batch, run, epoch_default=True)
+
+    def _whole(
+        self, batch: Any, run: Callable[[Any], Any], *, epoch_default: bool
+    ) -> tuple[Any, tuple[Logged, ...]]:
+        with self._noticing(batch, epoch_default=epoch_default) as notes:
+            result = run_through(self._layers, lambda: self._step(batch), run=run)
+        return result, tuple(notes)
+
     def _close(
         self, rest: Any, run: Callable[[], Any], *, epoch_default: bool
     ) -> tuple[Any, tuple[Logged, ...]]:
         batch, drawn = rest["batch"], rest["randomness"]
-        recording = self._recorder.recording(batch, epoch_default=epoch_default)
-        kept = self._keeping.noticing(self._hook)
-        with recording as notes, self._metrics.noticing(), kept:
+        with self._noticing(batch, epoch_default=epoch_default) as notes:
             result = run_from_layers(
                 self._layers,
                 lambda: self._step(batch),
@@ -84,6 +105,14 @@ class ModuleSteps:
                 input_sent=self._send_input,
             )
         return result, tuple(notes)
+
+    @contextmanager
+    def _noticing(self, batch: Any, *, epoch_default: bool) -> Iterator[list[Logged]]:
+        """Around a step whose logs and metrics count; what it logs."""
+        recording = self._recorder.recording(batch, epoch_default=epoch_default)
+        kept = self._keeping.noticing(self._hook)
+        with recording as notes, self._metrics.noticing(), kept:
+            yield notes
 
     def _step(self, batch: Any) -> Any:
         return getattr(self._module, self._hook)(batch, *self._arguments)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import StrategyRegistry
+from pytorch_lightning.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
 from sparsepipe.strategies.pipeline.plan_by_hand import Balance
@@ -103,6 +105,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
             cluster_environment=cluster_environment,
         )
         self.schedule, self.microbatches = schedule, microbatches
+        self._told_of_empty = False
         self._settings = SynchronousSettings(
             schedule=schedule,
             microbatches=microbatches,
@@ -113,6 +116,28 @@ class SynchronousPipelineStrategy(StagedStrategy):
             timeout_s=timeout_s,
             direct=direct,
             slowed=self.throttle.slowed,
+        )
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        loss = super().training_step(*args, **kwargs)
+        if self._pipeline is not None and not self._told_of_empty:
+            self._tell_of_empty(self._pipeline.worker)
+        return loss
+
+    def _tell_of_empty(self, worker: Any) -> None:
+        """Warns of microbatches without samples, once, but of those of an epoch's last batch."""
+        sizes = worker.sizes_read
+        progress = self._trainer.fit_loop.epoch_loop.batch_progress
+        if not self.is_global_zero or progress.is_last_batch or all(sizes):
+            return
+        self._told_of_empty = True
+        warnings.warn(
+            f"a batch of {sum(sizes)} samples is cut into {len(sizes)} microbatches, of which "
+            f"{sizes.count(0)} are empty: stages wait as for {len(sizes)}, and compute fewer. "
+            f"Larger batches, or microbatches={sum(sizes) * self.plan.replicas(0)} or fewer, "
+            "leave none empty.",
+            stacklevel=2,
         )
 
     @override

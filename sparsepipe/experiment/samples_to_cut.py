@@ -1,0 +1,55 @@
+"""Refuses minibatches that are to be cut into more microbatches than they have samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.experiment.division import division_of
+from sparsepipe.experiment.emulation import emulation_of
+from sparsepipe.experiment.planned import search_of
+from sparsepipe.experiment.schedules import synchronous_of
+from sparsepipe.experiment.signature import locate
+from sparsepipe.experiment.train import train
+
+
+def refuse_empty_microbatches(
+    config: Mapping[str, Any], *, ranks: int, kept: Path | None = None
+) -> None:
+    """Refuses microbatches of a training of which some are empty in every step.
+
+    Of a plan that is yet to be searched for, those that no plan could fill.
+
+    Args:
+        config: resolved and checked.
+        ranks: of the run.
+        kept: the plan that the run has, if it has one already.
+
+    Raises:
+        ConfigError: a device of the first stage reads fewer samples than it cuts them into.
+    """
+    synchronous, samples = synchronous_of(config["parallel"]), config["data"].get("batch_size")
+    if synchronous is None or not isinstance(samples, int) or not _trains_on_data(config):
+        return
+    settled = kept is not None and kept.exists()
+    division = division_of(config, kept=kept)
+    searched = search_of(config) is not None and not settled
+    plan = None if division is None else division.config
+    readers = ranks if searched else int((plan or "1").split("-")[0])
+    if synchronous.microbatches <= samples * readers:
+        return
+    most = "" if readers == 1 else f" on each of {readers} devices"
+    raise ConfigError(
+        f"data.batch_size={samples}{most} gives {samples * readers} samples, and "
+        f"parallel.strategy.microbatches={synchronous.microbatches} are to be cut of them: some "
+        "would be empty in every step",
+        remedy=f"set parallel.strategy.microbatches to {samples * readers} or fewer "
+        "(data.batch_size times the devices of the first stage), or take larger batches",
+    )
+
+
+def _trains_on_data(config: Mapping[str, Any]) -> bool:
+    """Emulated trainings have the batches of their profiles."""
+    return locate(config["task"]["_target_"]) is train and emulation_of(config) is None

@@ -1,0 +1,119 @@
+"""Random generators: which modules hold, and what state they are in."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+Replaced = list[tuple[Generator, Any]]
+"""Generators and the states that they had."""
+
+NUMPY: np.random.RandomState = np.random.get_state.__self__  # type: ignore[attr-defined]
+"""Numpy's global generator."""
+PYTHON: random.Random = random.getstate.__self__  # type: ignore[attr-defined]
+"""Python's global generator."""
+
+_KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_BARE = frozenset({bool, int, float, str, type(None), dict, OrderedDict, list, tuple, set, Tensor})
+"""What most attributes of modules are: no generators, and without attributes of their own."""
+
+
+def is_generator(value: Any) -> bool:
+    """Whether a value is a generator whose state can be known."""
+    # SystemRandom has no state.
+    return isinstance(value, _KINDS) and not isinstance(value, random.SystemRandom)
+
+
+def among(values: Mapping[str, Any]) -> list[tuple[str, Generator]]:
+    """The generators of a namespace."""
+    return [(name, value) for name, value in values.items() if is_generator(value)]
+
+
+def attributes_of(owner: Any) -> Iterator[tuple[str, Generator]]:
+    """Generators that are attributes of a module, or of an object that is one, by name."""
+    for name, value in vars(owner).items():
+        if type(value) in _BARE:
+            continue
+        if is_generator(value):
+            yield name, value
+        elif not isinstance(value, torch.nn.Module):  # which has its own turn
+            for inner, found in among(getattr(value, "__dict__", {})):
+                yield f"{name}.{inner}", found
+
+
+def states_of(generators: Mapping[Any, Generator]) -> dict[Any, Any]:
+    """States of generators; later draws leave them as they are."""
+    return {name: state_of(generator) for name, generator in generators.items()}
+
+
+def changed(before: Mapping[Any, Any], after: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The states before of those generators that were drawn from, or are gone."""
+    return {
+        name: state
+        for name, state in before.items()
+        if name not in after or not _same(state, after[name])
+    }
+
+
+def put(states: Iterable[tuple[Generator, Any]]) -> Replaced:
+    """Sets states; those that they replace."""
+    chosen = list(states)
+    replaced = [(generator, state_of(generator)) for generator, _ in chosen]
+    put_back(chosen)
+    return replaced
+
+
+def put_back(states: Iterable[tuple[Generator, Any]]) -> None:
+    """Sets the states of generators."""
+    for generator, state in states:
+        _set(generator, state)
+
+
+@contextmanager
+def undrawn(generators: Iterable[Generator]) -> Iterator[None]:
+    """Takes back what is drawn within."""
+    states = [(generator, state_of(generator)) for generator in generators]
+    try:
+        yield
+    finally:
+        put_back(states)
+
+
+def state_of(generator: Generator) -> Any:
+    """Its state, which later draws leave as it is."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    return generator.getstate()
+
+
+def _set(generator: Generator, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    else:
+        generator.setstate(state)
+
+
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, np.ndarray):
+        return np.array_equal(first, second)
+    if isinstance(first, Mapping):
+        return first.keys() == second.keys() and all(_same(v, second[k]) for k, v in first.items())
+    return bool(first == second)

@@ -1,0 +1,69 @@
+"""Trainings whose batches have fewer samples than they are to be cut into are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from emulated_cases import hosts
+from experiment_harness import composed
+from planned_cases import MODEL, TWO
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.experiment.build import build_inventory
+from sparsepipe.experiment.prepare import prepare
+from sparsepipe.experiment.samples_to_cut import refuse_empty_microbatches
+from sparsepipe.schedule import Plan
+
+CUT = "parallel.strategy.microbatches="
+STRAIGHT, BOTH = "parallel.plan.config=1-1", "parallel.plan.config=2"
+SEARCHED = "parallel.search.search=hete_mp"
+
+
+@pytest.mark.parametrize(
+    ("stages", "parts", "message", "most"),
+    [
+        ((STRAIGHT,), 3, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
+        (("parallel.plan.cuts=[2]",), 4, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
+        ((), 4, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
+        ((BOTH,), 5, "data.batch_size=2 on each of 2 devices gives 4 samples", "to 4 or fewer"),
+        ((SEARCHED,), 5, "data.batch_size=2 on each of 2 devices gives 4 samples", "to 4 or fewer"),
+    ],
+)
+def test_refused_before_ranks_start(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stages: tuple[str, ...],
+    parts: int,
+    message: str,
+    most: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = composed(*MODEL, *TWO, "parallel=gpipe", *stages, f"{CUT}{parts}")
+    with pytest.raises(ConfigError) as refused:
+        prepare(config, build_inventory(config))
+    assert message in refused.value.message
+    assert f"microbatches={parts} are to be cut" in refused.value.message
+    assert most in refused.value.remedy
+
+
+def test_not_refused_where_all_have_samples() -> None:
+    for stages, parts in ((STRAIGHT, 2), (BOTH, 4), (SEARCHED, 4)):
+        config = composed(*MODEL, *TWO, "parallel=sync_1f1b", stages, f"{CUT}{parts}")
+        refuse_empty_microbatches(config, ranks=2)
+
+
+def test_a_plan_that_a_search_has_found_says_how_many_devices_read(tmp_path: Path) -> None:
+    config = composed(*MODEL, *TWO, "parallel=gpipe", SEARCHED, f"{CUT}4")
+    kept = tmp_path / "plan.json"
+    kept.write_text(Plan.of(config="2", cuts=[], num_layers=4).to_json())
+    refuse_empty_microbatches(config, ranks=2, kept=kept)
+    kept.write_text(Plan.of(config="1-1", cuts=[2], num_layers=4).to_json())
+    with pytest.raises(ConfigError, match=r"data\.batch_size=2 gives 2 samples"):
+        refuse_empty_microbatches(config, ranks=2, kept=kept)
+
+
+def test_what_trains_on_no_batches_of_data_is_not_refused(tmp_path: Path) -> None:
+    cut = ("parallel=gpipe", STRAIGHT, f"{CUT}9", "data.batch_size=2")
+    refuse_empty_microbatches(composed(*hosts(tmp_path, slow=1), *cut), ranks=2)
+    refuse_empty_microbatches(composed("experiment=tiny", "task=evaluate", *TWO, *cut), ranks=2)
