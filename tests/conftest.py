@@ -10,6 +10,11 @@ import pytest
 
 CHECK_DATA = "SPARSEPIPE_TEST_DATA"
 
+# Without this, MKL may round the same product in another way where its operands lie elsewhere in
+# memory (seen on an AMD EPYC), and bits that tests compare differ between processes. It is read
+# at the first product, and inherited by the processes that tests start.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
+
 
 def pytest_configure() -> None:
     """Lets tests interrupt their processes, also under nohup or in a script's background.
