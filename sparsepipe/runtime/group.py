@@ -238,6 +238,17 @@ def any_rank(flag: bool) -> bool:
     return bool(value.item())
 
 
+def add_(value: Tensor, *, what: str) -> None:
+    """Replaces a tensor on the host by its sum over the ranks, in place.
+
+    Args:
+        value: of this rank; of any shape, which is that of all ranks.
+        what: what it is for, should a rank not come.
+    """
+    with meeting(what, hosts()):
+        dist.all_reduce(value, group=hosts())
+
+
 def hosts() -> dist.ProcessGroup | None:
     """The group in which hosts meet, whatever devices they have; None: the default group.
 

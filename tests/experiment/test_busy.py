@@ -125,10 +125,10 @@ def synchronous() -> SynchronousPipelineStrategy:
 @pytest.mark.parametrize(
     ("strategy", "waits"),
     [
-        # What is before the layers, forward, backward, update: as many ticks of nine.
-        (asynchronous, 5 / 9),
-        # Of two microbatches what is before the layers, forward and backward: six of eleven.
-        (synchronous, 5 / 11),
+        # Forward, with what is before the layers, backward and update: three ticks of seven.
+        (asynchronous, 4 / 7),
+        # Forward and backward of two microbatches: four ticks of seven.
+        (synchronous, 3 / 7),
     ],
 )
 def test_a_training_is_told_without_its_validations(

@@ -51,7 +51,8 @@ def test_what_a_plan_file_recomputes_is_part_of_the_run(
     plain.write_text(with_spans(plan, ((), ())).to_json())
 
     def identity(file: Path) -> str:
-        config = composed(*MODEL, "parallel=gpipe", f"parallel.plan.file={file}")
+        named = f"parallel.plan.file={file}"
+        config = composed(*MODEL, "data.batch_size=8", "parallel=gpipe", named)
         return prepare(config, inventory(1e9)).run_id
 
     assert identity(path) != identity(plain)

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from pytorch_lightning.plugins.precision import Precision
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_
@@ -15,7 +14,6 @@ from torch.optim import Optimizer
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime import group
-from sparsepipe.runtime.meeting import meeting
 
 
 class WholeNorm:
@@ -73,8 +71,7 @@ class WholeNorm:
             told_P2[numbers, 0] = torch.stack([norm.double() for norm in found]).cpu()
             told_P2[numbers, 1] = 1.0
         # Zeros of all ranks but one are added to each norm, which changes no bit of it.
-        with meeting("taking the norm of all stages' gradients", group.hosts()):
-            dist.all_reduce(told_P2, group=group.hosts())
+        group.add_(told_P2, what="taking the norm of all stages' gradients")
         return [
             norm.to(dtype)
             for (norm, there), dtype in zip(told_P2, self._dtypes, strict=True)
