@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
-from pipeline_cases import CLASSES, QUIET, Net
+from pipeline_cases import CLASSES, QUIET, Net, collate_sparse
 from processes import run
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 from torch.utils.weak import WeakIdKeyDictionary
 
+from sparsepipe import sparse
+from sparsepipe.sparse import SparseTensor
 from sparsepipe.strategies import SynchronousPipelineStrategy
 
 CUT, PARTS, PART = 8, 4, 4
-WIDTH, SIDE = 8, 32  # activations of a power of two of bytes, as the buffers that receive them
+# Activations of a power of two of bytes, as the buffers that receive them.
+WIDTH, SIDE = 8, 32
+SPARSE_WIDTH, SITES = 32, 256  # of the 512 of a grid, so that all microbatches are as large
 BATCH = PARTS * PART
 
 
-def layers() -> nn.Sequential:
+def dense_layers() -> nn.Sequential:
     """Few weights and large activations; logits and losses are small."""
     blocks: list[nn.Module] = []
     for number in range(5):
@@ -34,25 +39,77 @@ def layers() -> nn.Sequential:
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, CLASSES))
 
 
-def sizes(first: int, end: int) -> tuple[int, int]:
-    """Bytes of a microbatch: the input of some layers, and what else they save, by running them."""
-    value, network = torch.randn(PART, 1, SIDE, SIDE), layers()
-    for layer in network[:first]:
-        value = layer(value).detach()
-    value.requires_grad_(first > 0)
-    there = {place_of(t) for t in (value, *network.parameters(), *network.buffers())}
+def sparse_layers() -> nn.Sequential:
+    """Both stages begin on all sites, the last one ends on coarser ones."""
+    blocks: list[nn.Module] = []
+    for number in range(5):
+        before = SPARSE_WIDTH if number else 1
+        blocks += [sparse.Conv3d(before, SPARSE_WIDTH, 3), sparse.BatchNorm(SPARSE_WIDTH)]
+        blocks += [sparse.ReLU()]
+        blocks += [sparse.Dropout(0.1)] * (number == 1) + [sparse.MaxPool3d(2)] * (number == 3)
+    return nn.Sequential(*blocks, sparse.GlobalMaxPool(), nn.Linear(SPARSE_WIDTH, CLASSES))
+
+
+class Samples(Dataset[Any]):
+    """Images, or as many sites each, without anything to learn."""
+
+    def __init__(self, net: str) -> None:
+        self._sparse = net == "sparse"
+
+    def __len__(self) -> int:
+        return 2 * BATCH
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        draw = torch.Generator().manual_seed(index)
+        if not self._sparse:
+            return torch.randn(1, SIDE, SIDE, generator=draw), torch.tensor(0)
+        sites = torch.randperm(8**3, generator=draw)[:SITES]
+        return torch.stack([sites // 64, sites // 8 % 8, sites % 8], dim=1), torch.tensor(0)
+
+
+LAYERS = {"dense": dense_layers, "sparse": sparse_layers}
+COLLATE = {"dense": default_collate, "sparse": collate_sparse}
+
+
+def received(net: str, network: nn.Sequential) -> Any:
+    """A microbatch behind some layers, as another rank would get it."""
+    data = Samples(net)
+    value, _ = COLLATE[net]([data[number] for number in range(PART)])
+    value = network(value)
+    if not isinstance(value, SparseTensor):
+        return value.detach().requires_grad_(len(network) > 0)
+    feats_NC = value.feats.detach().requires_grad_(len(network) > 0)
+    return SparseTensor(
+        feats_NC, value.coords, spatial_shape=value.spatial_shape, batch_size=value.batch_size
+    )
+
+
+def sizes(net: str, first: int, end: int) -> tuple[int, int, int]:
+    """Bytes of a microbatch, by running some layers.
+
+    The features of their input, what else they save, and what they derive of coordinates.
+    """
+    network = LAYERS[net]()
+    network[first:end](received(net, network[:first]))  # what layers make once for ever is there
+    value = received(net, network[:first])
+    own = (*tree_leaves(value), *network.parameters(), *network.buffers())
+    there = {place_of(tensor) for tensor in own}
     seen: dict[int, Tensor] = {}
 
     def note(tensor: Tensor) -> Tensor:
-        seen.setdefault(place_of(tensor), tensor.detach())
-        return tensor
+        # Not the tensor itself, which holds the graph that would hold it.
+        return seen.setdefault(place_of(tensor), tensor.detach())
 
-    output = value
-    with saved_tensors_hooks(note, lambda tensor: tensor):
-        for layer in network[first:end]:
-            output = layer(output)
+    with Made() as made, saved_tensors_hooks(note, lambda tensor: tensor):
+        output = network[first:end](value)
     inside = sum(t.untyped_storage().nbytes() for p, t in seen.items() if p not in there)
-    return value.nbytes, inside
+    seen.clear()
+    del output
+    return feats_of(value).nbytes, inside, made.bytes
+
+
+def feats_of(value: Any) -> Tensor:
+    return value.feats if isinstance(value, SparseTensor) else value
 
 
 def place_of(tensor: Tensor) -> int:
@@ -167,10 +224,14 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def train(rank: int, schedule: Any, recompute: Any) -> tuple[int, int, int]:
+def train(rank: int, net: str, schedule: Any) -> list[tuple[int, int, int]]:
+    """Of a training that recomputes nothing, and of one that recomputes all."""
+    return [train_one(net, schedule, recompute) for recompute in ("none", "all")]
+
+
+def train_one(net: str, schedule: Any, recompute: Any) -> tuple[int, int, int]:
     """Most bytes that this rank keeps, and makes anew; microbatches in flight."""
     torch.manual_seed(0)
-    data = TensorDataset(torch.randn(2 * BATCH, 1, SIDE, SIDE), torch.zeros(2 * BATCH).long())
     strategy = SynchronousPipelineStrategy(
         schedule=schedule,
         microbatches=PARTS,
@@ -183,7 +244,8 @@ def train(rank: int, schedule: Any, recompute: Any) -> tuple[int, int, int]:
     trainer = pl.Trainer(
         **QUIET, devices=2, max_epochs=1, strategy=strategy, callbacks=[stored, most := Most()]
     )
-    trainer.fit(Net(layers()), DataLoader(data, batch_size=BATCH))
+    data = DataLoader(Samples(net), batch_size=BATCH, collate_fn=COLLATE[net])
+    trainer.fit(Net(LAYERS[net]()), data)
     return stored.kept, stored.again, most.in_flight
 
 
@@ -198,17 +260,20 @@ class Most(pl.Callback):
     ("schedule", "in_flight"),
     [pytest.param("gpipe", [PARTS, PARTS], marks=pytest.mark.full), ("1f1b", [2, 1])],
 )
-def test_inputs_of_all_in_flight_and_the_inside_of_one(schedule: str, in_flight: list[int]) -> None:
-    plain = run(train, 2, schedule, "none", limit_s=60)
-    whole = run(train, 2, schedule, "all", limit_s=60)
-    bounds = [(0, CUT), (CUT, len(layers()))]
-    for stage, (first, end) in enumerate(bounds):
-        received, inside = sizes(first, end)
-        kept, again, most = plain[stage]
+@pytest.mark.parametrize("net", LAYERS)
+def test_inputs_of_all_in_flight_and_the_inside_of_one(
+    net: str, schedule: str, in_flight: Sequence[int]
+) -> None:
+    everyone = run(train, 2, net, schedule, limit_s=60)
+    bounds = [(0, CUT), (CUT, len(LAYERS[net]()))]
+    for stage, ((first, end), (plain, whole)) in enumerate(zip(bounds, everyone, strict=True)):
+        boundary, inside, derived = sizes(net, first, end)
+        assert bool(derived) == (net == "sparse")
+        kept, again, most = plain
         assert (again, most) == (0, in_flight[stage])
-        assert kept == pytest.approx(most * (received + inside), rel=0.1), stage
-        kept, again, most = whole[stage]
+        assert kept == pytest.approx(most * (boundary + inside), rel=0.1), stage
+        kept, again, most = whole
         assert most == in_flight[stage]
         if stage:  # the first one's inputs are parts of the batch, all of which is there
-            assert kept == pytest.approx(most * received, rel=0.1)
-        assert kept + again == pytest.approx(most * received + inside, rel=0.1), stage
+            assert kept == pytest.approx(most * boundary, rel=0.1)
+        assert kept + again == pytest.approx(most * boundary + inside + derived, rel=0.1), stage

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -61,6 +64,14 @@ def make_pipeline(
     if optimizer is not None:
         norm = spread.whole_norm() if settings.clips_whole and plan.num_stages > 1 else None
         updates = Updates(module, parameters, optimizer, precision, norm=norm)
+    stage = _stage(
+        settings,
+        placement,
+        module,
+        rank=rank,
+        autocast=precision.forward_context,
+        randomness=randomness,
+    )
     together = _Connections(settings, plan=plan, rank=rank, device=device)
     metrics = Metrics(module)
     metrics.detach()
@@ -72,17 +83,6 @@ def make_pipeline(
         send_input=settings.send_input,
     )
     events = settings.events(module, updates=updates, precision=precision, keeps=share.is_last)
-    number = plan.stage_of(rank)
-    first, last = plan.stages[number].layers
-    stage = Stage(
-        module,
-        placement.layers,
-        first=first,
-        last=last,
-        autocast=precision.forward_context,
-        randomness=randomness,
-        recomputed=settings.recomputed(plan)[number],
-    )
     worker = make_worker(
         plan=plan,
         rank=rank,
@@ -102,6 +102,30 @@ def make_pipeline(
         metrics=metrics,
         share=share,
         end=together.end,
+    )
+
+
+def _stage(
+    settings: Settings,
+    placement: Placement,
+    module: pl.LightningModule,
+    *,
+    rank: int,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    randomness: KeyedRandomness | None,
+) -> Stage:
+    """The layers of a rank."""
+    plan = placement.plan
+    number = plan.stage_of(rank)
+    first, last = plan.stages[number].layers
+    return Stage(
+        module,
+        placement.layers,
+        first=first,
+        last=last,
+        autocast=autocast,
+        randomness=randomness,
+        recomputed=settings.recomputed(plan)[number],
     )
 
 
