@@ -24,8 +24,8 @@ from sparsepipe.experiment.schedules import Synchronous, synchronous_of
 from sparsepipe.experiment.schema import SearchChoice
 from sparsepipe.experiment.search import memory_model
 from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.partition.recomputed_layers import StageSpans, spans_told_by
-from sparsepipe.partition.stage_cost import most_kept
+from sparsepipe.partition.recompute.layers import StageSpans, spans_told_by
+from sparsepipe.partition.recompute.stage_cost import most_kept
 from sparsepipe.profiling import Profile
 from sparsepipe.results.files import read_json
 from sparsepipe.schedule import Plan

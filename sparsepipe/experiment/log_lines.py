@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.schedules import synchronous_of
-from sparsepipe.partition.recomputed_layers import in_words
+from sparsepipe.partition.recompute.layers import in_words
 from sparsepipe.strategies import StagedStrategy
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from sparsepipe.experiment.recomputing import (
 )
 from sparsepipe.experiment.schema import SearchChoice
 from sparsepipe.experiment.search import Found, find_plan, memory_model
-from sparsepipe.partition.recomputed_plan import Chosen
+from sparsepipe.partition.recompute.plan import Chosen
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 

@@ -18,7 +18,7 @@ from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.schedules import Synchronous, synchronous_of
 from sparsepipe.partition.memory import MIB, MemoryModel
 from sparsepipe.partition.microbatches import Microbatches
-from sparsepipe.partition.recomputed_layers import (
+from sparsepipe.partition.recompute.layers import (
     Setting,
     StageSpans,
     bounds_of,
@@ -27,7 +27,7 @@ from sparsepipe.partition.recomputed_layers import (
     recomputed_spans,
     spans_told_by,
 )
-from sparsepipe.partition.recomputed_plan import Chosen, choose_spans
+from sparsepipe.partition.recompute.plan import Chosen, choose_spans
 from sparsepipe.partition.synchronous import SynchronousStages
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan

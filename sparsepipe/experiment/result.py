@@ -28,7 +28,7 @@ from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.rundir import RunDir, flatten
 from sparsepipe.experiment.schedules import synchronous_of
 from sparsepipe.machine import usable_cores
-from sparsepipe.partition.recomputed_layers import bounds_of
+from sparsepipe.partition.recompute.layers import bounds_of
 from sparsepipe.results.files import read_json, write_json
 from sparsepipe.results.run_tree import moment
 from sparsepipe.runtime import group

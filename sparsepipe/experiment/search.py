@@ -24,8 +24,8 @@ from sparsepipe.partition.explain import Explanation, as_plan, explain
 from sparsepipe.partition.levels import mp_by_levels
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.problem import Problem, Solution
-from sparsepipe.partition.recomputed_choices import chosen_of
-from sparsepipe.partition.recomputed_plan import Chosen
+from sparsepipe.partition.recompute.choices import chosen_of
+from sparsepipe.partition.recompute.plan import Chosen
 from sparsepipe.partition.synchronous import SynchronousStages
 from sparsepipe.profiling import Profile
 from sparsepipe.results.files import write_text_atomic

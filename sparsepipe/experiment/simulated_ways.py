@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import HardwareError, ProfileError
 from sparsepipe.experiment.simulated_plan import data_parallel
-from sparsepipe.partition.recomputed_layers import spans_told_by
+from sparsepipe.partition.recompute.layers import spans_told_by
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 from sparsepipe.simulate.links import Algorithm, Sends

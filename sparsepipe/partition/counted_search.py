@@ -26,11 +26,11 @@ from sparsepipe.partition.lattice import Lattice
 from sparsepipe.partition.layer_tables import LayerTables
 from sparsepipe.partition.plain_costs import PlainCosts, plain_costs
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.recomputed_costs import PairCosts, costs_by_readers
-from sparsepipe.partition.recomputed_layers import StageSpans
-from sparsepipe.partition.recomputed_plan import no_more_work
+from sparsepipe.partition.recompute.costs import PairCosts, costs_by_readers
+from sparsepipe.partition.recompute.layers import StageSpans
+from sparsepipe.partition.recompute.plan import no_more_work
+from sparsepipe.partition.recompute.second_runs import SecondRuns
 from sparsepipe.partition.search import EXACT, TINY_S, between_s, search
-from sparsepipe.partition.second_runs import SecondRuns
 from sparsepipe.partition.ties import EQUAL, Choice, best_tied
 from sparsepipe.partition.windows import reaches
 from sparsepipe.partition.work import MOST_LOOKS, Work

@@ -9,8 +9,8 @@ from sparsepipe.errors import PlanError
 from sparsepipe.partition.evaluate import plan_bytes, plan_times
 from sparsepipe.partition.fleet import Fleet
 from sparsepipe.partition.problem import Problem, Solution
-from sparsepipe.partition.recomputed_layers import StageSpans, bounds_of
-from sparsepipe.partition.recomputed_plan import Chosen
+from sparsepipe.partition.recompute.layers import StageSpans, bounds_of
+from sparsepipe.partition.recompute.plan import Chosen
 from sparsepipe.partition.searches import dp
 from sparsepipe.partition.ties import EQUAL, Choice, devices_text
 from sparsepipe.schedule import Plan

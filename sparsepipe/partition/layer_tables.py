@@ -15,9 +15,9 @@ from functools import cache
 import numpy as np
 
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.recomputation_bounds import Bounds
+from sparsepipe.partition.recompute.bounds import Bounds
+from sparsepipe.partition.recompute.stage_cost import StageCost
 from sparsepipe.partition.spans import Floats
-from sparsepipe.partition.stage_cost import StageCost
 from sparsepipe.partition.work import Work
 
 

@@ -20,7 +20,7 @@ from sparsepipe.partition.evaluate import bottleneck_s
 from sparsepipe.partition.lattice import Lattice
 from sparsepipe.partition.memory import room_bytes
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.second_runs import SecondRuns, StageClass
+from sparsepipe.partition.recompute.second_runs import SecondRuns, StageClass
 from sparsepipe.partition.size import MOST_WINDOWS
 from sparsepipe.partition.spans import Floats
 from sparsepipe.partition.ties import Choice

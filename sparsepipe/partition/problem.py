@@ -10,7 +10,7 @@ from sparsepipe.errors import ProfileError
 from sparsepipe.partition.cost import CostModel
 from sparsepipe.partition.fleet import Counts, Fleet, kinds_of
 from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.partition.recomputed_layers import StageSpans
+from sparsepipe.partition.recompute.layers import StageSpans
 from sparsepipe.partition.spans import Spans, spans_of
 from sparsepipe.partition.synchronous import SynchronousStages
 from sparsepipe.partition.ties import Choice

@@ -12,10 +12,10 @@ from sparsepipe.partition.lattice import Lattice
 from sparsepipe.partition.layer_tables import LayerTables
 from sparsepipe.partition.memory import MIB, REPLICA_BUFFERS, room_bytes
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.recomputed_choices import chosen_of
-from sparsepipe.partition.recomputed_costs import any_fits
-from sparsepipe.partition.recomputed_layers import StageSpans
-from sparsepipe.partition.recomputed_plan import MORE_ROOM
+from sparsepipe.partition.recompute.choices import chosen_of
+from sparsepipe.partition.recompute.costs import any_fits
+from sparsepipe.partition.recompute.layers import StageSpans
+from sparsepipe.partition.recompute.plan import MORE_ROOM
 from sparsepipe.partition.synchronous import SynchronousStages
 from sparsepipe.partition.ties import Choice
 

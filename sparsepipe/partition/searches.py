@@ -36,7 +36,7 @@ from sparsepipe.partition.fleet import Counts, Fleet, Kind
 from sparsepipe.partition.lattice import Lattice, prefixes, subsets
 from sparsepipe.partition.orders import kind_order
 from sparsepipe.partition.problem import Problem, Solution, taken_in_order
-from sparsepipe.partition.recomputed_costs import PlanSeconds
+from sparsepipe.partition.recompute.costs import PlanSeconds
 from sparsepipe.partition.room import check_room, no_room
 from sparsepipe.partition.size import check_states, check_subsets
 from sparsepipe.partition.spans import spans_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.lattice import stages_between_subsets
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.recomputation_bounds import BOUNDS
+from sparsepipe.partition.recompute.bounds import BOUNDS
 from sparsepipe.partition.synchronous import SynchronousStages
 
 MOST_WINDOWS = 100_000_000

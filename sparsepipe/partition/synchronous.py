@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sparsepipe.partition.microbatches import Microbatches
-from sparsepipe.partition.recomputed_layers import OwnSpans, Setting, recomputed_spans
+from sparsepipe.partition.recompute.layers import OwnSpans, Setting, recomputed_spans
 from sparsepipe.schedule import Plan
 
 

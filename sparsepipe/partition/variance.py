@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from sparsepipe.partition.layer_tables import LayerTables
 from sparsepipe.partition.memory import MemoryModel, room_bytes
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.recomputed_plan import no_more_work
-from sparsepipe.partition.second_runs import SecondRuns
+from sparsepipe.partition.recompute.plan import no_more_work
+from sparsepipe.partition.recompute.second_runs import SecondRuns
 from sparsepipe.partition.spans import Floats, Spans
 from sparsepipe.partition.ties import EQUAL
 from sparsepipe.partition.work import MOST_LOOKS, Work

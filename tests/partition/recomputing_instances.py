@@ -13,8 +13,8 @@ from sparsepipe.partition.fleet import Fleet, Kind
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.microbatches import Microbatches
 from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.recompute.stage_cost import StageCost
 from sparsepipe.partition.spans import chain_spans
-from sparsepipe.partition.stage_cost import StageCost
 from sparsepipe.partition.synchronous import SynchronousStages
 from sparsepipe.partition.ties import Choice
 from sparsepipe.profiling import LayerProfile, Profile

@@ -9,8 +9,8 @@ import pytest
 from recomputing_instances import random_recomputing
 
 from sparsepipe.partition.layer_tables import LayerTables
-from sparsepipe.partition.recomputed_layers import recomputed_spans
-from sparsepipe.partition.stage_cost import StageCost
+from sparsepipe.partition.recompute.layers import recomputed_spans
+from sparsepipe.partition.recompute.stage_cost import StageCost
 from sparsepipe.schedule import Plan
 
 SETTINGS: tuple[Any, ...] = (

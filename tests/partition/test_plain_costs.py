@@ -14,7 +14,7 @@ from sparsepipe.partition.explain import explain
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.microbatches import Microbatches
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.recomputed_choices import chosen_of
+from sparsepipe.partition.recompute.choices import chosen_of
 from sparsepipe.partition.searches import exact, hete_mp, mp, straight, variance
 from sparsepipe.partition.size import check_states
 from sparsepipe.partition.spans import chain_spans

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparsepipe.partition.recomputation import cheapest
-from sparsepipe.partition.recomputation_bounds import BOUNDS, Bounds
-from sparsepipe.partition.stage_cost import LayerCost, StageCost
+from sparsepipe.partition.recompute.bounds import BOUNDS, Bounds
+from sparsepipe.partition.recompute.stage import cheapest
+from sparsepipe.partition.recompute.stage_cost import LayerCost, StageCost
 from sparsepipe.partition.work import Work
 
 

@@ -11,9 +11,9 @@ import pytest
 from recomputing_instances import every_choice
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.recomputation import cheapest
-from sparsepipe.partition.recomputed_layers import as_setting, in_words, recomputed_spans
-from sparsepipe.partition.stage_cost import LayerCost, StageCost
+from sparsepipe.partition.recompute.layers import as_setting, in_words, recomputed_spans
+from sparsepipe.partition.recompute.stage import cheapest
+from sparsepipe.partition.recompute.stage_cost import LayerCost, StageCost
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.schedule import Plan
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from sparsepipe.errors import ConfigError, PlanError
-from sparsepipe.partition import recomputed_plan
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.microbatches import Microbatches
-from sparsepipe.partition.recomputed_layers import bounds_of, spans_told_by
-from sparsepipe.partition.recomputed_plan import Chosen, choose_spans, no_more_work
+from sparsepipe.partition.recompute import plan as recomputed_plan
+from sparsepipe.partition.recompute.layers import bounds_of, spans_told_by
+from sparsepipe.partition.recompute.plan import Chosen, choose_spans, no_more_work
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import Stage

@@ -23,8 +23,8 @@ from sparsepipe.partition.explain import as_plan, explain
 from sparsepipe.partition.lattice import Lattice, subsets
 from sparsepipe.partition.levels import mp_by_levels
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.recomputed_choices import chosen_of
-from sparsepipe.partition.recomputed_costs import PlanSeconds
+from sparsepipe.partition.recompute.choices import chosen_of
+from sparsepipe.partition.recompute.costs import PlanSeconds
 from sparsepipe.partition.search import search
 from sparsepipe.partition.searches import exact, exhaustive, hete_mp, mp, straight, variance
 from sparsepipe.partition.ties import Choice

@@ -13,11 +13,11 @@ from recomputing_instances import network_of, problem_of, random_recomputing, se
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.evaluate import plan_times
 from sparsepipe.partition.problem import Problem, Solution
-from sparsepipe.partition.recomputation import cheapest
-from sparsepipe.partition.recomputed_choices import chosen_of
-from sparsepipe.partition.recomputed_costs import PairCosts
+from sparsepipe.partition.recompute.choices import chosen_of
+from sparsepipe.partition.recompute.costs import PairCosts
+from sparsepipe.partition.recompute.stage import cheapest
+from sparsepipe.partition.recompute.stage_cost import LayerCost, StageCost
 from sparsepipe.partition.searches import exact, hete_mp, straight
-from sparsepipe.partition.stage_cost import LayerCost, StageCost
 from sparsepipe.partition.windows import Masks
 from sparsepipe.partition.work import Work
 

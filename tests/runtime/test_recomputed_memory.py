@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from sparsepipe.models.vgg_sparse import sparse_vgg
-from sparsepipe.partition.stage_cost import LayerCost, StageCost
+from sparsepipe.partition.recompute.stage_cost import LayerCost, StageCost
 from sparsepipe.profiling.alive import Alive
 from sparsepipe.profiling.saved import border_bytes, saved_bytes
 from sparsepipe.runtime.stage import Stage

@@ -13,7 +13,7 @@ from typing_extensions import override
 from sparsepipe.experiment.outputs import writing
 from sparsepipe.experiment.recomputing import with_spans
 from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.partition.recomputed_layers import bounds_of
+from sparsepipe.partition.recompute.layers import bounds_of
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies import StagedStrategy

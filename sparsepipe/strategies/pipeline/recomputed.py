@@ -7,7 +7,7 @@ from itertools import chain
 from torch import nn
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.recomputed_layers import (
+from sparsepipe.partition.recompute.layers import (
     Setting,
     StageSpans,
     check_setting,
@@ -29,7 +29,7 @@ def check_recompute(setting: Setting) -> None:
             "a strategy by itself has neither",
             remedy="run it from the command line, with parallel.strategy.recompute=auto and a "
             "search for the plan; or say which layers, such as {layers: [[0, 5]]}; "
-            "sparsepipe.partition.recomputed_plan.choose_spans chooses them",
+            "sparsepipe.partition.recompute.plan.choose_spans chooses them",
         )
 
 

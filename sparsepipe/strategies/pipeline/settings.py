@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.recomputed_layers import Setting, StageSpans
+from sparsepipe.partition.recompute.layers import Setting, StageSpans
 from sparsepipe.runtime.minibatch_norms import MinibatchNorms, NormMode, check_norms
 from sparsepipe.runtime.stage_worker import StageWorker
 from sparsepipe.runtime.synchronous_worker import Order, SynchronousWorker

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from sparsepipe.partition.recomputed_layers import StageSpans
+from sparsepipe.partition.recompute.layers import StageSpans
 from sparsepipe.runtime.meeting import farewell
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies.pipeline import refusals

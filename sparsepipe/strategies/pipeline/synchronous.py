@@ -46,7 +46,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
         recompute: which layers keep the input of their span only, for the backward to run them
             forward once more: ``none``, ``all`` (each stage is a span), or a mapping of ``stages``
             (numbers, whole ones) and ``layers`` (numbers, and spans [first, last], inclusive);
-            :data:`~sparsepipe.partition.recomputed_layers.Setting`.
+            :data:`~sparsepipe.partition.recompute.layers.Setting`.
         config: replicas of each stage, such as "2-1"; by default one device a stage.
         cuts: first layer of each stage but the first; by default computed.
         balance: what stages without ``cuts`` share evenly: ``flops`` of a batch's forward,

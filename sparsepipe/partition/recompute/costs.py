@@ -17,8 +17,8 @@ from sparsepipe.partition.lattice import Lattice, Ways
 from sparsepipe.partition.layer_tables import LayerTables
 from sparsepipe.partition.plain_costs import plain_costs
 from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.recompute.second_runs import SecondRuns, StageClass
 from sparsepipe.partition.search import EXACT, feasible
-from sparsepipe.partition.second_runs import SecondRuns, StageClass
 from sparsepipe.partition.spans import Floats
 from sparsepipe.partition.ties import Choice
 

@@ -1,6 +1,6 @@
 """What recomputing takes at least, for all stages of a chain of layers at once.
 
-As for one stage (``recomputation_search.py``): at any price of a byte the shortest way by time and
+As for one stage (``prices.py``): at any price of a byte the shortest way by time and
 price is a bound on the time of all choices that have room. Here one pass through the layers finds
 these ways from each place to every other. Choices are sorted by the most that is inside of one of
 their spans: that leaves less room for what each microbatch in flight keeps.
@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.partition.memory import room_bytes
-from sparsepipe.partition.span_table import SpanTable
+from sparsepipe.partition.recompute.span_table import SpanTable
+from sparsepipe.partition.recompute.stage_cost import StageCost
 from sparsepipe.partition.spans import Floats
-from sparsepipe.partition.stage_cost import StageCost
 from sparsepipe.partition.work import Work
 
 _LEVELS = 12

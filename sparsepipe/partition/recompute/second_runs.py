@@ -4,7 +4,7 @@ What a stage recomputes adds its forward to the stage's time, for each layer as 
 the slowest of the stage's devices, and takes part of what it keeps away.
 
 Where layers are chosen by the memory (``auto``), a stage's best choice takes a while to find, and a
-search looks at thousands of stages. So it goes by bounds (``recomputation_bounds.py``), and has
+search looks at thousands of stages. So it goes by bounds (``bounds.py``), and has
 those stages counted that matter (``counted_search.py``).
 
 Shape suffixes: I places a model can be cut at: the first is a stage's begin, the second its end.
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from sparsepipe.partition.layer_tables import LayerTables
 from sparsepipe.partition.memory import MemoryModel, room_bytes
-from sparsepipe.partition.recomputation import NONE_FITS, Cheapest
-from sparsepipe.partition.recomputed_layers import StageSpans
-from sparsepipe.partition.recomputed_plan import HeldStage
+from sparsepipe.partition.recompute.layers import StageSpans
+from sparsepipe.partition.recompute.plan import HeldStage
+from sparsepipe.partition.recompute.stage import NONE_FITS, Cheapest
+from sparsepipe.partition.recompute.stage_cost import moved
 from sparsepipe.partition.spans import Floats
-from sparsepipe.partition.stage_cost import moved
 from sparsepipe.partition.ties import Choice
 
 

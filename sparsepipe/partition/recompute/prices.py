@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sparsepipe.partition.span_table import Rest, SpanTable
+from sparsepipe.partition.recompute.span_table import Rest, SpanTable
 
 ROUNDING = 1e-9
 """Share by which sums in another order may differ."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.partition.stage_cost import StageCost
+from sparsepipe.partition.recompute.stage_cost import StageCost
 from sparsepipe.partition.work import Work
 
 ANY_S = 1e300

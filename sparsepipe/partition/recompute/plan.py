@@ -13,9 +13,9 @@ from sparsepipe.cluster.places import device_name
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.memory import MIB, MemoryModel, room_bytes
 from sparsepipe.partition.microbatches import Microbatches
-from sparsepipe.partition.recomputation import NONE_FITS, Cheapest, cheapest
-from sparsepipe.partition.recomputed_layers import StageSpans
-from sparsepipe.partition.stage_cost import StageCost, moved
+from sparsepipe.partition.recompute.layers import StageSpans
+from sparsepipe.partition.recompute.stage import NONE_FITS, Cheapest, cheapest
+from sparsepipe.partition.recompute.stage_cost import StageCost, moved
 from sparsepipe.partition.work import MOST_LOOKS, Work
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
@@ -88,7 +88,7 @@ class HeldStage:
         Args:
             memory: what a device keeps beside activations; None: it does not count.
             enough_s: any will do that take no more, see
-                :func:`~sparsepipe.partition.recomputation.cheapest`.
+                :func:`~sparsepipe.partition.recompute.stage.cheapest`.
             work: see there.
         """
         room = self.room_bytes(memory)

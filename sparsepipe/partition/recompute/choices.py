@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from sparsepipe.partition.layer_tables import LayerTables
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.recomputed_layers import StageSpans, recomputed_spans
-from sparsepipe.partition.recomputed_plan import Chosen, cheapest_of, counted
-from sparsepipe.partition.second_runs import SecondRuns
+from sparsepipe.partition.recompute.layers import StageSpans, recomputed_spans
+from sparsepipe.partition.recompute.plan import Chosen, cheapest_of, counted
+from sparsepipe.partition.recompute.second_runs import SecondRuns
 from sparsepipe.partition.ties import Choice
 from sparsepipe.schedule import Plan
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 from sparsepipe.partition.memory import room_bytes
-from sparsepipe.partition.recomputation_search import (
+from sparsepipe.partition.recompute.prices import (
     ROUNDING,
     Choice,
     Price,
@@ -21,8 +21,8 @@ from sparsepipe.partition.recomputation_search import (
     spans_marked,
     with_cap_s,
 )
-from sparsepipe.partition.span_table import ANY_S, SpanTable
-from sparsepipe.partition.stage_cost import StageCost
+from sparsepipe.partition.recompute.span_table import ANY_S, SpanTable
+from sparsepipe.partition.recompute.stage_cost import StageCost
 from sparsepipe.partition.work import Work
 
 
