@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -22,8 +21,8 @@ PYTHON: random.Random = random.getstate.__self__  # type: ignore[attr-defined]
 """Python's global generator."""
 
 _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-_BARE = frozenset({bool, int, float, str, type(None), dict, OrderedDict, list, tuple, set, Tensor})
-"""What most attributes of modules are: no generators, and without attributes of their own."""
+_BARE = frozenset({bool, int, float, str, type(None), set, Tensor})
+"""What most attributes of modules are: no generators, and without anything to look into."""
 
 
 def is_generator(value: Any) -> bool:
@@ -32,21 +31,34 @@ def is_generator(value: Any) -> bool:
     return isinstance(value, _KINDS) and not isinstance(value, random.SystemRandom)
 
 
-def among(values: Mapping[str, Any]) -> list[tuple[str, Generator]]:
-    """The generators of a namespace."""
-    return [(name, value) for name, value in values.items() if is_generator(value)]
+def among(values: Mapping[str, Any]) -> Iterator[tuple[str, Generator]]:
+    """The generators of a namespace, and of lists, tuples and dictionaries in it, by name."""
+    for name, value in values.items():
+        if type(value) not in _BARE:
+            yield from _held(name, value)
 
 
 def attributes_of(owner: Any) -> Iterator[tuple[str, Generator]]:
     """Generators that are attributes of a module, or of an object that is one, by name."""
+    yield from among(vars(owner))
     for name, value in vars(owner).items():
-        if type(value) in _BARE:
+        if type(value) in _BARE or isinstance(value, torch.nn.Module):  # which has its own turn
             continue
-        if is_generator(value):
-            yield name, value
-        elif not isinstance(value, torch.nn.Module):  # which has its own turn
-            for inner, found in among(getattr(value, "__dict__", {})):
-                yield f"{name}.{inner}", found
+        for inner, found in among(getattr(value, "__dict__", {})):
+            yield f"{name}.{inner}", found
+
+
+def _held(name: str, value: Any) -> Iterator[tuple[str, Generator]]:
+    """A value that is a generator; those of a container that has some, such as ``rngs[0]``."""
+    if is_generator(value):
+        yield name, value
+    elif isinstance(value, (list, tuple, dict)) and value:
+        items = value.values() if isinstance(value, dict) else value
+        if not any(issubclass(kind, _KINDS) for kind in set(map(type, items))):
+            return  # as of most, some of which are long
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            if is_generator(item):
+                yield f"{name}[{key!r}]", item
 
 
 def states_of(generators: Mapping[Any, Generator]) -> dict[Any, Any]:

@@ -33,7 +33,8 @@ class RepeatedDraws:
     """What layers may draw from, but for torch's global generators, which others take care of.
 
     The global generators of numpy and python; attributes of the layers' modules, and of objects
-    that are attributes of these; and what is global in the files of the modules' classes.
+    that are attributes of these; what is global in the files of the modules' classes; and in each
+    of these places what is in a list, a tuple or a dictionary.
 
     Args:
         modules: with the numbers of their layers.
@@ -48,14 +49,19 @@ class RepeatedDraws:
         """Around the first run; what it draws from is put into ``drawn``, most often nothing.
 
         Raises:
-            ConfigError: a layer makes a generator, which the second run would find used.
+            ConfigError: a layer makes, replaces or drops a generator, so that the second run would
+                not find those of the first.
         """
-        before = states_of(self._generators())
+        before = self._generators()
+        states = states_of(before)
         yield
-        after = states_of(self._generators())
-        if made := sorted(after.keys() - before.keys(), key=str):
-            raise self._unrepeatable(made[0])
-        drawn.update(changed(before, after))
+        after = self._generators()
+        names = before.keys() | after.keys()
+        if others := [name for name in names if before.get(name) is not after.get(name)]:
+            name = min(others, key=str)
+            does = "makes" if name not in before else "replaces" if name in after else "drops"
+            raise self._unrepeatable(name, does)
+        drawn.update(changed(states, states_of(after)))
 
     @contextmanager
     def repeating(self, drawn: Mapping[_Name, Any]) -> Iterator[None]:
@@ -81,17 +87,17 @@ class RepeatedDraws:
                 found[file.__name__, 0, name] = value
         return found
 
-    def _unrepeatable(self, made: _Name) -> ConfigError:
-        number, place, name = made
+    def _unrepeatable(self, generator: _Name, does: str) -> ConfigError:
+        number, place, name = generator
         if isinstance(number, str):
-            who = f"a layer that is to be recomputed makes a random generator, {name} in {number},"
+            who = f"a layer that is to be recomputed {does} a random generator, {name} in {number},"
         else:
             kind = type(self._modules[place][1]).__name__
-            who = f"layer {number} makes a random generator, {name!r} of its {kind},"
+            who = f"layer {number} {does} a random generator, {name!r} of its {kind},"
         return ConfigError(
-            f"{who} when it runs, and would find it used where it is recomputed",
-            remedy="make it before training, in __init__ for example, or leave that layer out of "
-            "the layers to be recomputed",
+            f"{who} when it runs, and would draw something else where it is recomputed",
+            remedy="make its generators before training, in __init__ for example, and keep them; "
+            "or leave that layer out of the layers to be recomputed",
         )
 
 

@@ -103,6 +103,7 @@ class Drawing(nn.Module):
         self.philox = np.random.Generator(np.random.Philox(seed))
         self.pythons = random.Random(seed)
         self.holder = Holder(seed)
+        self.heads = {"mask": np.random.default_rng(seed)}
         self.child = nn.Module()
         self.child.rng = random.Random(seed)  # type: ignore[assignment]
         self.system = random.SystemRandom()
@@ -115,6 +116,7 @@ class Drawing(nn.Module):
             float(self.philox.random()),
             self.pythons.random(),
             float(self.holder.twister.standard_normal()),
+            float(self.heads["mask"].random()),
             self.child.rng.random(),
             float(SHARED.random()),
         ]
@@ -139,6 +141,7 @@ def test_generators_of_ones_own_draw_alike_in_both_halves(batch: dict[str, Tenso
         "self.philox",
         "self.pythons",
         "self.holder.twister",
+        "self.heads['mask']",
         "self.child.rng",
         "SHARED of Drawing's file",
     }

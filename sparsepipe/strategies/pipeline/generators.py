@@ -29,8 +29,8 @@ def generators_of(module: nn.Module | None, layers: nn.Sequential) -> dict[str, 
     """What a step may draw from outside of its layers, by names that all ranks share.
 
     The global generators of torch, numpy and python; attributes of the module, of its
-    children, and of objects that are attributes of these; and what is global in the files
-    of the module's classes.
+    children, and of objects that are attributes of these; what is global in the files of the
+    module's classes; and in each of these places what is in a list, a tuple or a dictionary.
 
     Args:
         module: the LightningModule; None for the global generators alone.
