@@ -153,6 +153,10 @@ def makes_another_head(layer: Changing) -> None:
     layer.heads.append(np.random.default_rng())
 
 
+def makes_a_global(layer: Changing) -> None:
+    globals()["LATE"] = np.random.default_rng()
+
+
 def replaces(layer: Changing) -> None:
     layer.rng = np.random.default_rng()
 
@@ -170,14 +174,19 @@ def drops_a_head(layer: Changing) -> None:
     [
         (makes, "layer 1 makes a random generator, 'late' of its Changing,"),
         (makes_another_head, "layer 1 makes a random generator, 'heads[2]' of its Changing,"),
+        (
+            makes_a_global,
+            f"a layer that is to be recomputed makes a random generator, LATE in {__name__},",
+        ),
         (replaces, "layer 1 replaces a random generator, 'rng' of its Changing,"),
         (replaces_a_head, "layer 1 replaces a random generator, 'heads[1]' of its Changing,"),
         (drops_a_head, "layer 1 drops a random generator, 'heads[1]' of its Changing,"),
     ],
 )
 def test_layers_that_have_other_generators_after_they_ran_are_refused(
-    change: Callable[[Changing], None], message: str
+    change: Callable[[Changing], None], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(globals(), "LATE", None)  # and taken away after the test
     layers = nn.Sequential(nn.Linear(6, 8), Changing(change))
     stage = Stage(layers, layers, first=0, last=1, recomputed=spans_of((0, 2)))
     with pytest.raises(ConfigError, match=re.escape(message)) as refused:
