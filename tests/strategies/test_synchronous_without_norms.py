@@ -48,6 +48,11 @@ def test_one_device_has_the_weights_of_the_whole_minibatch(parts: int, net: str)
     check(case, [train_one(case)])
 
 
+def test_two_devices_that_recompute_have_them_too() -> None:
+    case = normless("1-1", 3, "normless", "all")
+    check(case, [found for (found,) in run(train, 2, [case], limit_s=60)])
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("net", ["normless", "sparse_normless"])
 @pytest.mark.parametrize("config", ["1", "1-1", "1-1-1", "1-1-1-1"])
