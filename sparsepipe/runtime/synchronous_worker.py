@@ -157,7 +157,8 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             part, weight = self._read.pop(number)
             samples = part.samples
             if samples:
-                value, rest = self._open(number, part.batch)
+                with naming_single_values(samples, parts=self._microbatches, before_layers=True):
+                    value, rest = self._open(number, part.batch)
         else:
             message = self._mail.receive(Kind.ACTIVATION, self._number - 1, number)
             value, samples, weight = message.tree, message.meta["samples"], message.meta["weight"]

@@ -9,22 +9,31 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from drop_nets import drop_layers
-from pipeline_cases import QUIET, Dense, Net, dense_layers
+from pipeline_cases import CLASSES, QUIET, Dense, Net, dense_layers
 from processes import outcomes
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import SynchronousPipelineStrategy
 
 
-def fitted(layers: Any, *, samples: int, batch_size: int, epochs: int = 2, **options: Any) -> Net:
+def fitted(
+    layers: Any,
+    *,
+    samples: int,
+    batch_size: int,
+    epochs: int = 2,
+    net: type[Net] = Net,
+    **options: Any,
+) -> Net:
     torch.manual_seed(11)
-    net = Net(layers())
+    module = net(layers())
     strategy = SynchronousPipelineStrategy(timeout_s=60, **options)
     devices = sum(map(int, options.get("config", "1").split("-")))
     trainer = pl.Trainer(**QUIET, devices=devices, max_epochs=epochs, strategy=strategy)
-    trainer.fit(net, DataLoader(Dense(samples), batch_size=batch_size))
-    return net
+    trainer.fit(module, DataLoader(Dense(samples), batch_size=batch_size))
+    return module
 
 
 def told(*, samples: int, batch_size: int, microbatches: int) -> list[str]:
@@ -69,12 +78,44 @@ def test_running_batch_norms_take_single_samples() -> None:
     assert all(value.isfinite().all() for value in net.state_dict().values())
 
 
-def in_stages(rank: int) -> None:
-    fitted(dense_layers, samples=8, batch_size=4, microbatches=3, config="1-1", cuts=[1])
+def grouped_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 4), nn.GroupNorm(4, 4), nn.Linear(4, CLASSES))
+
+
+def test_norms_of_other_kinds_say_what_torch_says() -> None:
+    """Of a group norm that torch refuses in the same words, and that no option changes."""
+    with pytest.raises(ValueError, match="more than 1 value per channel") as refused:
+        fitted(grouped_layers, samples=8, batch_size=4, microbatches=4)
+    assert not isinstance(refused.value, ConfigError)
+    assert any("forward of microbatch 0 of minibatch 0" in n for n in refused.value.__notes__)
+
+
+def in_stages(rank: int, net: type[Net]) -> None:
+    fitted(dense_layers, samples=8, batch_size=4, microbatches=3, config="1-1", cuts=[1], net=net)
 
 
 def test_the_rank_whose_norm_it_is_says_so_and_others_name_that_rank() -> None:
-    first, last = outcomes(in_stages, 2, limit_s=60)  # norms are in the last stage
+    first, last = outcomes(in_stages, 2, Net, limit_s=60)  # norms are in the last stage
     assert isinstance(last.error, ConfigError)
     assert "a microbatch that has 1 sample" in last.error.message
     assert "rank 1 (stage 1) is gone" in str(first.error)
+
+
+class Whitened(Net):
+    """Normalises what it gives to the layers."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.before = nn.BatchNorm1d(6, affine=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return super().training_step((self.before(x), y), batch_idx)
+
+
+def test_so_does_a_first_stage_with_a_norm_before_the_layers() -> None:
+    first, last = outcomes(in_stages, 2, Whitened, limit_s=60)
+    assert isinstance(first.error, ConfigError)
+    assert "a microbatch that has 1 sample" in first.error.message
+    assert "make it the first entry of the Sequential and set batch_norm=" in first.error.remedy
+    assert "rank 0 (stage 0) is gone" in str(last.error)
