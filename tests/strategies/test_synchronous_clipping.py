@@ -14,6 +14,7 @@ import torch
 from pipeline_cases import QUIET
 from processes import outcomes, run
 from pytorch_lightning.plugins.precision import MixedPrecision, Precision
+from pytorch_lightning.utilities import GradClipAlgorithmType
 from synchronous_cases import Accumulation, Case, loader, make_net, train, train_one
 from torch import nn
 
@@ -148,9 +149,25 @@ def test_what_clips_is_replaced_for_an_update_only() -> None:
     parameter = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     parameter.grad = torch.ones(2)
-    norm, plain, own = WholeNorm([], speaks=True), Precision(), OwnNorm("bf16-mixed", "cpu")
-    with norm.clipping(own), norm.clipping(plain):
-        assert "clip_grad_by_norm" not in vars(own)
-        with pytest.raises(ConfigError, match=r"shape \(2,\) came into the optimizer after"):
-            plain.clip_grad_by_norm(optimizer, 1.0)
+    norm, plain = WholeNorm([], speaks=True), Precision()
+    with (
+        norm.clipping(plain),
+        pytest.raises(ConfigError, match=r"shape \(2,\) came into the optimizer after"),
+    ):
+        plain.clip_gradients(optimizer, 1.0)
     assert "clip_grad_by_norm" not in vars(plain)
+
+
+def test_a_way_of_ones_own_to_clip_by_norm_is_refused() -> None:
+    """It would take the norm of its stage."""
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    parameter.grad = torch.tensor([3.0, -4.0])
+    norm, own = WholeNorm([parameter], speaks=True), OwnNorm("bf16-mixed", "cpu")
+    with norm.clipping(own):
+        with pytest.raises(ConfigError, match="OwnNorm has a clip_grad_by_norm of its") as refused:
+            own.clip_gradients(optimizer, 1.0)
+        own.clip_gradients(optimizer, 1.0, GradClipAlgorithmType.VALUE)
+    assert "gradient_clip_algorithm=value" in refused.value.remedy
+    assert parameter.grad.tolist() == [1.0, -1.0], "by value it may"
+    own.clip_gradients(optimizer, 1.0)

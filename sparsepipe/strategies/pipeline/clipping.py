@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from pytorch_lightning.plugins.precision import Precision
@@ -38,11 +39,9 @@ class WholeNorm:
 
     @contextmanager
     def clipping(self, precision: Precision) -> Iterator[None]:
-        """Within the block ``precision`` clips so, unless it clips by norm in a way of its own."""
-        if type(precision).clip_grad_by_norm is not Precision.clip_grad_by_norm:
-            yield
-            return
-        vars(precision)["clip_grad_by_norm"] = partial(self._clip, precision)
+        """Within the block ``precision`` clips so; it is refused if it has a way of its own."""
+        own = type(precision).clip_grad_by_norm is not Precision.clip_grad_by_norm
+        vars(precision)["clip_grad_by_norm"] = partial(_refuse if own else self._clip, precision)
         try:
             yield
         finally:
@@ -88,3 +87,18 @@ class WholeNorm:
                 "where they are to learn later",
             )
         return number
+
+
+def _refuse(precision: Precision, *_: Any, **__: Any) -> None:
+    """In place of what would take the norm of this stage's gradients.
+
+    Raises:
+        ConfigError: always.
+    """
+    kind = type(precision).__name__
+    raise ConfigError(
+        f"{kind} has a clip_grad_by_norm of its own, which on each rank knows the gradients of one "
+        "stage only, and all stages are to be clipped by one norm",
+        remedy=f"remove it from {kind}: Lightning's is replaced by one that knows all stages; or "
+        "clip by value (trainer.gradient_clip_algorithm=value), or not at all",
+    )
