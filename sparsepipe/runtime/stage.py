@@ -17,29 +17,31 @@ from sparsepipe.runtime.randomness import KeyedRandomness
 from sparsepipe.runtime.recomputation import RecomputedSpan
 from sparsepipe.runtime.transport.codec import differentiable
 
-Close = Callable[[Callable[..., Any]], tuple[Tensor, Any]]
-"""What the last stage does: calls its argument once for the output of the layers, and returns
-the loss and whatever else the worker is to have. Where it is also the first stage, and finds the
-input of the layers on its way, it hands this over in that call."""
+Close = Callable[[Callable[[], Any]], tuple[Tensor, Any]]
+"""What the last of several stages does: calls its argument once for the output of the layers, and
+returns the loss and whatever else the worker is to have."""
+Step = Callable[[Callable[[Any], Any]], tuple[Tensor, Any]]
+"""What the only stage does: the same, but it finds the input of the layers on its way, and calls
+its argument with that."""
 
 
 class Flight:
     """A minibatch that went forward through a stage.
 
-    Made by :meth:`Stage.forward`. The tensors of ``output`` are cut from the graph; those
+    Made by :class:`Stage`. The tensors of ``output`` are cut from the graph; those
     that required a gradient still do, so that the next stage knows.
 
     Attributes:
         output: of the last layer, a pytree; None in the last stage.
         loss: scalar without graph; None in other stages.
-        extra: what ``close`` returned beside the loss.
+        extra: what the last stage returned beside the loss.
     """
 
     def __init__(
         self,
         call: Callable[[Mapping[str, Tensor], Callable[[], Any]], Any],
         *,
-        inputs: Sequence[Tensor],
+        inputs: Sequence[Tensor] = (),
         roots: Sequence[Tensor],
         output: Any = None,
         loss: Tensor | None = None,
@@ -134,34 +136,33 @@ class Stage:
 
         Args:
             value: input of the span, a pytree. Gradients come back for its tensors that
-                require one; they may be leaves or not. None where ``close`` has it.
+                require one; they may be leaves or not.
             minibatch: its number in the whole run, for ``randomness``.
             leaves: parameters by name; those that are missing are the module's own.
             close: what the last stage does around its layers; None in other stages.
         """
         inputs, entered = _enter(value)
-
-        def run(given: Any = entered) -> Any:
-            return self._run(given, minibatch)
-
+        run = partial(self._run, entered, minibatch=minibatch)
+        if close is not None:
+            return self._to_loss(partial(close, run), leaves=leaves, inputs=inputs)
         with self._autocast():
-            if close is None:
-                output = self._call(leaves, run)
-            else:
-                loss, extra = self._call(leaves, lambda: close(run))
-        if close is None:
-            roots = differentiable(output)
-            return Flight(self._call, inputs=inputs, roots=roots, output=_cut(output, roots))
-        return Flight(
-            self._call,
-            inputs=inputs,
-            roots=[loss],
-            loss=loss.detach(),
-            extra=extra,
-        )
+            output = self._call(leaves, run)
+        roots = differentiable(output)
+        return Flight(self._call, inputs=inputs, roots=roots, output=_cut(output, roots))
+
+    def forward_whole(self, step: Step, *, minibatch: int, leaves: Mapping[str, Tensor]) -> Flight:
+        """Runs a step of a minibatch in training, where all layers are here.
+
+        Args:
+            step: around the layers.
+            minibatch: as for :meth:`forward`.
+            leaves: as for :meth:`forward`.
+        """
+        run = partial(self._run, minibatch=minibatch)
+        return self._to_loss(partial(step, run), leaves=leaves)
 
     def evaluate(
-        self, value: Any, *, close: Callable[[Callable[..., Any]], Any] | None = None
+        self, value: Any, *, close: Callable[[Callable[[], Any]], Any] | None = None
     ) -> Any:
         """Runs the layers on the module's own parameters; without graph if the caller says so.
 
@@ -169,12 +170,26 @@ class Stage:
             value: input of the span.
             close: as for :meth:`forward`, but what it returns is returned as it is.
         """
-
-        def run(given: Any = value) -> Any:
-            return self._run(given, None)
-
+        run = partial(self._run, value, minibatch=None)
         with self._autocast():
             return run() if close is None else close(run)
+
+    def evaluate_whole(self, step: Callable[[Callable[[Any], Any]], Any]) -> Any:
+        """Runs such a step as :meth:`forward_whole` does on the module's own parameters."""
+        with self._autocast():
+            return step(partial(self._run, minibatch=None))
+
+    def _to_loss(
+        self,
+        function: Callable[[], tuple[Tensor, Any]],
+        *,
+        leaves: Mapping[str, Tensor],
+        inputs: Sequence[Tensor] = (),
+    ) -> Flight:
+        """Calls what runs the layers and goes on to the loss."""
+        with self._autocast():
+            loss, extra = self._call(leaves, function)
+        return Flight(self._call, inputs=inputs, roots=[loss], loss=loss.detach(), extra=extra)
 
     def _call(self, leaves: Mapping[str, Tensor], function: Callable[[], Any]) -> Any:
         """Calls a function while the module's parameters are ``leaves``."""
@@ -182,7 +197,7 @@ class Stage:
             self._caller, {f"module.{name}": leaf for name, leaf in leaves.items()}, (function,)
         )
 
-    def _run(self, value: Any, minibatch: int | None) -> Any:
+    def _run(self, value: Any, *, minibatch: int | None) -> Any:
         keyed = self._randomness if minibatch is not None else None
         with nullcontext() if keyed is None else keyed.preserved():
             for part in self._parts:

@@ -7,7 +7,7 @@ first stage and around those of the last.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -17,7 +17,7 @@ from torch import Tensor
 from sparsepipe.runtime.mail import Mail
 from sparsepipe.runtime.protocols import Steps
 from sparsepipe.runtime.replicas import Replicas
-from sparsepipe.runtime.stage import Close, Stage
+from sparsepipe.runtime.stage import Flight, Stage
 from sparsepipe.runtime.transport import Kind, Network
 from sparsepipe.schedule import Plan
 
@@ -130,10 +130,8 @@ class StageWorker(ABC, Generic[_Told]):
             rest = self._rest(minibatch)
         found: list[tuple[int, Any]] = []
         if self._last:
-            whole = partial(self._steps.whole_evaluation, rest)
-            half = partial(self._steps.close_evaluation, rest)
             with self._slowed():
-                result, logs = self._stage.evaluate(value, close=whole if self._first else half)
+                result, logs = self._result(value, rest)
             if answered and not self._first:
                 self._mail.send(Kind.REPLY, 0, minibatch, result)
             found.append((minibatch, result if answered else logs))
@@ -149,7 +147,8 @@ class StageWorker(ABC, Generic[_Told]):
     def _open(self, minibatch: int, batch: Any) -> tuple[Any, Any]:
         """The input of a minibatch; the rest is sent ahead.
 
-        Where both ends are here the step is not cut in two: it finds its input on its way.
+        Where both ends are here the step is not cut in two: all of the batch is its rest, and the
+        step finds its input on its way.
         """
         if self._last:
             return None, batch
@@ -158,12 +157,23 @@ class StageWorker(ABC, Generic[_Told]):
         self._mail.send(Kind.BATCH, self._plan.num_stages - 1, minibatch, rest)
         return value, rest
 
-    def _closing(self, rest: Any) -> Close | None:
-        """What the last stage does around its layers, given the batch or what is left of it."""
+    def _flight(
+        self, value: Any, rest: Any, *, minibatch: int, leaves: Mapping[str, Tensor]
+    ) -> Flight:
+        """Takes a minibatch, by its number in the whole run, forward through this stage."""
         if not self._last:
-            return None
-        whole, half = partial(self._steps.whole, rest), partial(self._steps.close, rest)
-        return whole if self._first else half
+            return self._stage.forward(value, minibatch=minibatch, leaves=leaves)
+        if self._first:
+            whole = partial(self._steps.whole, rest)
+            return self._stage.forward_whole(whole, minibatch=minibatch, leaves=leaves)
+        close = partial(self._steps.close, rest)
+        return self._stage.forward(value, minibatch=minibatch, leaves=leaves, close=close)
+
+    def _result(self, value: Any, rest: Any) -> Any:
+        """Result and logs, in the last stage, of a step that does not train."""
+        if self._first:
+            return self._stage.evaluate_whole(partial(self._steps.whole_evaluation, rest))
+        return self._stage.evaluate(value, close=partial(self._steps.close_evaluation, rest))
 
     def _rest(self, minibatch: int) -> Any:
         return self._mail.receive(Kind.BATCH, 0, minibatch).tree if self._last else None

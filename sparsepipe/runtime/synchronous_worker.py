@@ -178,12 +178,8 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
 
     def _computed(self, number: int, value: Any, rest: Any, *, samples: int) -> Flight:
         with self._slowed(), naming_single_values(samples, parts=self._microbatches):
-            return self._stage.forward(
-                value,
-                minibatch=self._minibatch * self._microbatches + number,
-                leaves=self._leaves,
-                close=self._closing(rest),
-            )
+            in_run = self._minibatch * self._microbatches + number
+            return self._flight(value, rest, minibatch=in_run, leaves=self._leaves)
 
     def _backward(self, number: int) -> None:
         microbatch = self._in_flight.pop(number)

@@ -143,12 +143,7 @@ class Worker(StageWorker[Events]):
                 included=included,
             )
             weights.keep_from(included_at(self._plan, self._order.following(minibatch)))
-            flight = self._stage.forward(
-                value,
-                minibatch=self._begin + minibatch,
-                leaves=leaves,
-                close=self._closing(rest),
-            )
+            flight = self._flight(value, rest, minibatch=self._begin + minibatch, leaves=leaves)
         self._flights[minibatch] = flight
         if not self._last:
             meta = {"included": included}
