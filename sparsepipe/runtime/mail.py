@@ -25,21 +25,22 @@ class Mail:
         self._plan = plan
         self._network = network
         self.first = 0
+        self._held_back = False
 
-    def begin(self, first: int, *, parts: int | None = None) -> None:
+    def begin(self, first: int, *, parts: int | None = None, held_back: bool = False) -> None:
         """Messages are numbered from here on; all ranks must say the same.
 
         While nothing is under way.
 
         Args:
             first: the attribute.
-            parts: of a minibatch, where messages are of its parts; errors then name these,
-                and channels hold as many as they were made for. Whole batches take more memory:
-                of these they hold no more than stages run ahead.
+            parts: of a minibatch, where messages are of its parts; errors then name these.
+            held_back: channels hold no more messages than stages run ahead, though they may have
+                been made for more; for whole batches, which take more memory than their parts.
         """
         self.first = first
+        self._held_back = held_back
         self._network.called = partial(name_of_message, parts=parts)
-        self._network.held_back = parts is None
 
     def send(
         self,
@@ -52,7 +53,8 @@ class Mail:
     ) -> None:
         """Sends to the rank of ``stage`` that handles ``minibatch``."""
         message = Message(minibatch=self.first + minibatch, meta=meta or {}, tree=tree)
-        self._network.send(kind, self._plan.rank_for(stage, minibatch), message)
+        target = self._plan.rank_for(stage, minibatch)
+        self._network.send(kind, target, message, held_back=self._held_back)
 
     def receive(self, kind: Kind, stage: int, minibatch: int) -> Message:
         """What the rank of ``stage`` that handles ``minibatch`` has sent."""

@@ -108,7 +108,7 @@ class StageWorker(ABC, Generic[_Told]):
             come, number and result.
         """
         assert not self.rounds, "evaluation begins when the pipeline is empty"
-        self._mail.begin(0)
+        self._mail.begin(0, held_back=True)
         come, self._evaluated = self._evaluated, self._evaluated + count
         found = []
         for minibatch in range(come, come + count):

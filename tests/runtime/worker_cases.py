@@ -57,7 +57,7 @@ class LocalNetwork:
     def __init__(self, hall: Hall, mail: dict[Any, Message], rank: int) -> None:
         self._hall, self._mail, self._rank = hall, mail, rank
 
-    def send(self, kind: Kind, to_rank: int, message: Message) -> None:
+    def send(self, kind: Kind, to_rank: int, message: Message, *, held_back: bool = False) -> None:
         self._mail[kind, self._rank, to_rank, message.minibatch] = message
 
     def receive(self, kind: Kind, from_rank: int, *, minibatch: int) -> Message:

@@ -71,7 +71,6 @@ class Network:
     Attributes:
         sent: traffic by kind. (What is received is what the peers have sent.)
         called: what errors call the minibatch of a message, by its number.
-        held_back: a sender waits as with the default of ``queue_depth``, if that holds less.
         pool: where receive buffers come from.
 
     Raises:
@@ -97,7 +96,6 @@ class Network:
         self._timeout_s = timeout_s
         self.called: Callable[[int], str] = name_of_message
         name = partial(stage_name, plan=plan) if ranks is None else name_of
-        self.held_back = False
         self._tell = Teller(rank, name=name, called=lambda n: self.called(n))  # noqa: PLW0108
         self._rank = rank
         self._joint = shares_messages(plan)
@@ -122,11 +120,11 @@ class Network:
             if wire is not None:  # all groups are made: from here on it cannot fail halfway
                 self._open(route, wire, depth=queue_depth or usual, usual=usual)
 
-    def send(self, kind: Kind, to_rank: int, message: Message) -> None:
+    def send(self, kind: Kind, to_rank: int, message: Message, *, held_back: bool = False) -> None:
         """Hands a message over; waits only while the channel's queue is full.
 
         Where there are two stages, a batch goes with the activation of the same minibatch,
-        which must be sent after it.
+        which must be sent after it. With ``held_back`` the queue holds no more than by default.
 
         Raises:
             TransportError: a peer is gone or takes nothing.
@@ -143,7 +141,7 @@ class Network:
         packet = encode(mail)
         made = cuda.mark(self._device) if packet.device else None
         with self._waiting(kind, to_rank, message.minibatch, sending=True) as wait:
-            put = partial(channel.put, (packet, made), self.held_back)
+            put = partial(channel.put, (packet, made), held_back)
             self._board.wait(wait, put, limit_s=self._timeout_s)
         for i, (part, _) in enumerate(mail):
             traffic = self.sent[part]
@@ -252,11 +250,11 @@ class Network:
             carrier = cuda.HostStaged(self._device, pool=self._pinned)
         return Wire(Line(gloo, other), pool=self.pool, carrier=carrier, device=self._device)
 
-    def _open(self, route: Route, wire: Wire, **depths: int) -> None:
+    def _open(self, route: Route, wire: Wire, *, depth: int, usual: int) -> None:
         """Starts this rank's end of a channel."""
         if route.source == self._rank:
-            key = route.kind, route.target
-            self._out[key] = Outgoing(route, wire, **depths, report=self._report)
+            outgoing = Outgoing(route, wire, depth=depth, usual=usual, report=self._report)
+            self._out[route.kind, route.target] = outgoing
         else:
             self._in[route.kind, route.source] = Incoming(route, wire, report=self._report)
 
