@@ -144,7 +144,7 @@ class _InPlace(ABC):
 
     Args:
         norm: the module.
-        mode: any but that of the module itself.
+        mode: not ``MICROBATCH``, which the module has by itself.
     """
 
     def __init__(self, norm: _BatchNorm, mode: NormMode) -> None:
