@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparsepipe.schedule import Plan
+from sparsepipe.schedule.plan import in_turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +39,14 @@ class Microbatches:
             left: R, devices of this stage and of those after it.
             readers: devices of the first stage.
         """
-        most = -(-self.count // replicas)
+        most = len(in_turn(self.count, replica=0, replicas=replicas))
         if self.schedule != "gpipe":
             most = min(most, (left - 1) // replicas + 1)
         if self.count % readers == 0:
             return most  # which all are as large
         sizes = self.sizes(readers)
-        each = [sizes[device::replicas] for device in range(replicas)]
+        turns = (in_turn(self.count, replica=n, replicas=replicas) for n in range(replicas))
+        each = [[sizes[number] for number in own] for own in turns]
         held = (sum(own[n : n + most]) for own in each for n in range(max(1, len(own) - most + 1)))
         return max(held) / max(sizes)
 
@@ -56,9 +58,12 @@ class Microbatches:
         Args:
             readers: devices of the first stage.
         """
-        total = self.count
-        own = [len(range(number % readers, total, readers)) for number in range(total)]
-        return [self._share_of(each) for each in own]
+        found = [0.0] * self.count
+        for reader in range(readers):
+            own = in_turn(self.count, replica=reader, replicas=readers)
+            for number in own:
+                found[number] = self._share_of(len(own))
+        return found
 
     def share(self, readers: int) -> float:
         """Size of the largest one over that of the batch that the profiles are of.
@@ -66,7 +71,8 @@ class Microbatches:
         Args:
             readers: devices of the first stage.
         """
-        return self._share_of(max(1, self.count // readers))
+        fewest = len(in_turn(self.count, replica=readers - 1, replicas=readers))
+        return self._share_of(max(1, fewest))
 
     def _share_of(self, count: int) -> float:
         """The same, of a batch that is cut into some."""
