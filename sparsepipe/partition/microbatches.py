@@ -44,26 +44,11 @@ class Microbatches:
             most = min(most, (left - 1) // replicas + 1)
         if self.count % readers == 0:
             return most  # which all are as large
-        sizes = self.sizes(readers)
+        sizes = sizes_of(self.count, readers, batch_size=self.batch_size)
         turns = (in_turn(self.count, replica=n, replicas=replicas) for n in range(replicas))
         each = [[sizes[number] for number in own] for own in turns]
         held = (sum(own[n : n + most]) for own in each for n in range(max(1, len(own) - most + 1)))
         return max(held) / max(sizes)
-
-    def sizes(self, readers: int) -> list[float]:
-        """Of all of them, each over that of the batch that the profiles are of.
-
-        Devices of the first stage take turns at them, and each cuts its batch into its own.
-
-        Args:
-            readers: devices of the first stage.
-        """
-        found = [0.0] * self.count
-        for reader in range(readers):
-            own = in_turn(self.count, replica=reader, replicas=readers)
-            for number in own:
-                found[number] = self._share_of(len(own))
-        return found
 
     def share(self, readers: int) -> float:
         """Size of the largest one over that of the batch that the profiles are of.
@@ -72,10 +57,27 @@ class Microbatches:
             readers: devices of the first stage.
         """
         fewest = len(in_turn(self.count, replica=readers - 1, replicas=readers))
-        return self._share_of(max(1, fewest))
+        return _share(max(1, fewest), self.batch_size)
 
-    def _share_of(self, count: int) -> float:
-        """The same, of a batch that is cut into some."""
-        if self.batch_size is None:
-            return 1 / count
-        return -(-self.batch_size // count) / self.batch_size
+
+def sizes_of(count: int, readers: int, *, batch_size: int | None = None) -> list[float]:
+    """Of all microbatches of a minibatch, each over that of the batch that a device reads.
+
+    Devices of the first stage take turns at them, and each cuts its batch into its own.
+
+    Args:
+        count: T, of all microbatches.
+        readers: devices of the first stage.
+        batch_size: samples that each of these reads; None: its microbatches are as large.
+    """
+    found = [0.0] * count
+    for reader in range(readers):
+        own = in_turn(count, replica=reader, replicas=readers)
+        for number in own:
+            found[number] = _share(len(own), batch_size)
+    return found
+
+
+def _share(count: int, batch_size: int | None) -> float:
+    """Size of the largest part of a batch that is cut into some, over that of the batch."""
+    return 1 / count if batch_size is None else -(-batch_size // count) / batch_size

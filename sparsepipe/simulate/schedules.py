@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.microbatches import Microbatches
+from sparsepipe.partition.microbatches import sizes_of
 from sparsepipe.schedule import (
     Action,
     Intake,
@@ -137,9 +137,8 @@ class Simulation:
         """
         if self.microbatches % self.batches == 0:
             return None
-        cut = Microbatches(schedule="", count=self.microbatches, batch_size=None)
         share = self.batches / self.microbatches
-        return [size / share for size in cut.sizes(self.batches)]
+        return [size / share for size in sizes_of(self.microbatches, self.batches)]
 
     def record(self, minibatches: int) -> Record:
         """Runs a number of minibatches, and records everything.
