@@ -1,4 +1,4 @@
-"""Refuses minibatches that are to be cut into more microbatches than they have samples."""
+"""Refuses more microbatches than a minibatch has samples, and fewer than a stage has devices."""
 
 from __future__ import annotations
 
@@ -10,9 +10,27 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.emulation import emulation_of
 from sparsepipe.experiment.planned import search_of
-from sparsepipe.experiment.schedules import synchronous_of
+from sparsepipe.experiment.schedules import MICROBATCHES_KEY, synchronous_of
 from sparsepipe.experiment.signature import locate
 from sparsepipe.experiment.train import train
+from sparsepipe.partition.microbatches import check_microbatches
+
+
+def refuse_few_microbatches(config: Mapping[str, Any], *, kept: Path | None = None) -> None:
+    """Refuses fewer microbatches than a stage has devices, where a plan tells these.
+
+    Args:
+        config: resolved and checked.
+        kept: the plan that the run has, if it has one already.
+
+    Raises:
+        ConfigError: some of these would have nothing to do; or there is no such number of parts.
+    """
+    synchronous = synchronous_of(config["parallel"])
+    if synchronous is not None:
+        division = division_of(config, kept=kept)
+        replicas = None if division is None else division.replicas
+        check_microbatches(synchronous.microbatches, replicas or (), name=MICROBATCHES_KEY)
 
 
 def refuse_empty_microbatches(
@@ -43,9 +61,9 @@ def refuse_empty_microbatches(
     most = "" if readers == 1 else f" on each of {readers} devices"
     raise ConfigError(
         f"data.batch_size={samples}{most} gives {samples * readers} samples, and "
-        f"parallel.strategy.microbatches={synchronous.microbatches} are to be cut of them: some "
+        f"{MICROBATCHES_KEY}={synchronous.microbatches} are to be cut of them: some "
         "would be empty in every step",
-        remedy=f"set parallel.strategy.microbatches to {samples * readers} or fewer "
+        remedy=f"set {MICROBATCHES_KEY} to {samples * readers} or fewer "
         "(data.batch_size times the devices of the first stage), or take larger batches",
     )
 

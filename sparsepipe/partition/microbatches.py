@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sparsepipe.errors import ConfigError
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import in_turn
 
@@ -76,6 +78,32 @@ def sizes_of(count: int, readers: int, *, batch_size: int | None = None) -> list
         for number in own:
             found[number] = _share(len(own), batch_size)
     return found
+
+
+def check_microbatches(
+    count: int, replicas: Sequence[int] = (), *, name: str = "microbatches"
+) -> None:
+    """Refuses a number of parts of a minibatch.
+
+    Args:
+        count: that number.
+        replicas: devices of each stage, where they are known.
+        name: of the option that says the number.
+
+    Raises:
+        ConfigError: it is none, or smaller than the devices of a stage.
+    """
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ConfigError(
+            f"{name}={count!r} is no number of parts of a minibatch",
+            remedy="give a whole number, 1 or more",
+        )
+    if (most := max(replicas, default=0)) > count:
+        raise ConfigError(
+            f"{name}={count} are fewer than the {most} devices of stage {replicas.index(most)} "
+            f"(plan {'-'.join(map(str, replicas))}), which take turns at them",
+            remedy=f"set {name} to {most} or more, best to a multiple of each stage's devices",
+        )
 
 
 def _share(count: int, batch_size: int | None) -> float:

@@ -151,6 +151,11 @@ class Plan:
         """First layer of each stage but the first."""
         return tuple(stage.layers[0] for stage in self.stages[1:])
 
+    @property
+    def replicas_of_stages(self) -> tuple[int, ...]:
+        """Ranks that hold each stage."""
+        return tuple(stage.replicas for stage in self.stages)
+
     def replicas(self, stage: int) -> int:
         """Ranks that hold ``stage``."""
         return self.stages[stage].replicas
