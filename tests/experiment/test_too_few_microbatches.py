@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from experiment_harness import composed
 from plans import plan_on
+from simulated_cases import BY_HAND, run
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.samples_to_cut import refuse_few_microbatches
@@ -64,3 +65,17 @@ def test_a_plan_that_a_search_has_found(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(plan_on(["test/core/0", "test/core/1"]).to_json())
     with pytest.raises(ConfigError, match=rf"^{PARTS}=1 are fewer than the 2 devices of stage 0"):
         refuse_few_microbatches(config, kept=tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("told", "option"),
+    [
+        ((*BY_HAND, "task.schedule=1f1b", "task.microbatches=3"), "task.microbatches"),
+        ((*BY_HAND, "parallel=gpipe", f"{PARTS}=3"), PARTS),
+    ],
+)
+def test_simulations_are_refused_as_trainings_are(
+    tmp_path: Path, told: tuple[str, ...], option: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{option}=3 are fewer than the 4 devices of stage 0"):
+        run(tmp_path, *told)
