@@ -38,7 +38,7 @@ def refuse_empty_microbatches(
 ) -> None:
     """Refuses microbatches of a training of which some are empty in every step.
 
-    Of a plan that is yet to be searched for, those that no plan could fill.
+    Before a search has found the plan, they are refused where no plan could fill them all.
 
     Args:
         config: resolved and checked.

@@ -41,9 +41,9 @@ class Problem:
 
     @property
     def numbers_of_readers(self) -> Sequence[int | None]:
-        """Of devices of the first stage, by which plans keep unlike much, the largest first.
+        """Numbers of first-stage devices to search one by one, since memory depends on them.
 
-        None: any number, as where no device has a limit.
+        The largest comes first. None: any number, as where no device has a limit.
         """
         limits = [kind.memory_bytes for kind in self.fleet.kinds]
         if self.synchronous is None or self.memory is None or limits == [None] * len(limits):
