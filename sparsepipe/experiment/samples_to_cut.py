@@ -10,10 +10,15 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.emulation import emulation_of
 from sparsepipe.experiment.planned import search_of
+from sparsepipe.experiment.recomputing import synchronous_stages_of
 from sparsepipe.experiment.schedules import MICROBATCHES_KEY, synchronous_of
+from sparsepipe.experiment.schema import SearchChoice
 from sparsepipe.experiment.signature import locate
 from sparsepipe.experiment.train import train
 from sparsepipe.partition.microbatches import check_microbatches
+
+_ONE_EACH = ("straight", "variance")
+"""Searches for plans in which each device is a stage."""
 
 
 def refuse_few_microbatches(config: Mapping[str, Any], *, kept: Path | None = None) -> None:
@@ -53,9 +58,9 @@ def refuse_empty_microbatches(
         return
     settled = kept is not None and kept.exists()
     division = division_of(config, kept=kept)
-    searched = search_of(config) is not None and not settled
+    search = None if settled else search_of(config)
     plan = None if division is None else division.config
-    readers = ranks if searched else int((plan or "1").split("-")[0])
+    readers = int((plan or "1").split("-")[0]) if search is None else _most(search, config, ranks)
     if synchronous.microbatches <= samples * readers:
         return
     most = "" if readers == 1 else f" on each of {readers} devices"
@@ -66,6 +71,15 @@ def refuse_empty_microbatches(
         remedy=f"set {MICROBATCHES_KEY} to {samples * readers} or fewer "
         "(data.batch_size times the devices of the first stage), or take larger batches",
     )
+
+
+def _most(search: SearchChoice, config: Mapping[str, Any], ranks: int) -> int:
+    """Devices that the first stage of a plan of a search has at most."""
+    if search.search in _ONE_EACH:
+        return 1
+    stages = synchronous_stages_of(config["parallel"], {})
+    others = 0 if stages is None else max(0, stages.stages_told - 1)  # a device each at least
+    return max(1, ranks - others)
 
 
 def _trains_on_data(config: Mapping[str, Any]) -> bool:

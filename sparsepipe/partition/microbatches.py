@@ -25,6 +25,11 @@ class Microbatches:
     count: int
     batch_size: int | None
 
+    @property
+    def least_readers(self) -> int:
+        """Devices of the first stage, of which fewer read too few samples to fill all of them."""
+        return 1 if self.batch_size is None else -(-self.count // self.batch_size)
+
     def in_flight(self, plan: Plan, stage: int) -> float:
         """Microbatches that a device of a stage has begun and not ended, at most.
 
