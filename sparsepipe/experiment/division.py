@@ -58,7 +58,7 @@ class Division:
         parts = self.config.split("-")
         # As many layers as stages fit any config; its form is what is checked here.
         plan = Plan.of(config=self.config, cuts=range(1, len(parts)), num_layers=len(parts))
-        return tuple(map(plan.replicas, range(plan.num_stages)))
+        return plan.replicas_of_stages
 
     @property
     def num_ranks(self) -> int | None:

@@ -32,7 +32,10 @@ from sparsepipe.experiment.renumber import renumber
 from sparsepipe.experiment.result import git_commit
 from sparsepipe.experiment.run import Run, num_ranks
 from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.samples_to_cut import refuse_empty_microbatches
+from sparsepipe.experiment.samples_to_cut import (
+    refuse_empty_microbatches,
+    refuse_few_microbatches,
+)
 from sparsepipe.experiment.scratch import scratch
 from sparsepipe.experiment.settle import settle
 from sparsepipe.experiment.signals import SignalWatch
@@ -226,6 +229,7 @@ def _settle(
 ) -> None:
     keep_plan_of_training(config, inventory, directory)
     settle(config, inventory, directory, measure=measure)
+    refuse_few_microbatches(config, kept=directory.plan)  # some searches look at neither
     ranks = num_ranks(config, inventory)
     refuse_empty_microbatches(config, ranks=ranks, kept=directory.plan)
 

@@ -1,4 +1,4 @@
-"""Refuses minibatches that are to be cut into more microbatches than they have samples."""
+"""Refuses more microbatches than a minibatch has samples, and fewer than a stage has devices."""
 
 from __future__ import annotations
 
@@ -10,9 +10,32 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.emulation import emulation_of
 from sparsepipe.experiment.planned import search_of
-from sparsepipe.experiment.schedules import synchronous_of
+from sparsepipe.experiment.recomputing import synchronous_stages_of
+from sparsepipe.experiment.schedules import MICROBATCHES_KEY, synchronous_of
+from sparsepipe.experiment.schema import SearchChoice
 from sparsepipe.experiment.signature import locate
 from sparsepipe.experiment.train import train
+from sparsepipe.partition.microbatches import check_microbatches
+
+_ONE_EACH = ("straight", "variance")
+"""Searches for plans in which each device is a stage."""
+
+
+def refuse_few_microbatches(config: Mapping[str, Any], *, kept: Path | None = None) -> None:
+    """Refuses fewer microbatches than a stage has devices, where a plan tells these.
+
+    Args:
+        config: resolved and checked.
+        kept: the plan that the run has, if it has one already.
+
+    Raises:
+        ConfigError: some of these would have nothing to do; or there is no such number of parts.
+    """
+    synchronous = synchronous_of(config["parallel"])
+    if synchronous is not None:
+        division = division_of(config, kept=kept)
+        replicas = None if division is None else division.replicas
+        check_microbatches(synchronous.microbatches, replicas or (), name=MICROBATCHES_KEY)
 
 
 def refuse_empty_microbatches(
@@ -20,7 +43,7 @@ def refuse_empty_microbatches(
 ) -> None:
     """Refuses microbatches of a training of which some are empty in every step.
 
-    Of a plan that is yet to be searched for, those that no plan could fill.
+    Before a search has found the plan, they are refused where no plan could fill them all.
 
     Args:
         config: resolved and checked.
@@ -35,19 +58,28 @@ def refuse_empty_microbatches(
         return
     settled = kept is not None and kept.exists()
     division = division_of(config, kept=kept)
-    searched = search_of(config) is not None and not settled
+    search = None if settled else search_of(config)
     plan = None if division is None else division.config
-    readers = ranks if searched else int((plan or "1").split("-")[0])
+    readers = int((plan or "1").split("-")[0]) if search is None else _most(search, config, ranks)
     if synchronous.microbatches <= samples * readers:
         return
     most = "" if readers == 1 else f" on each of {readers} devices"
     raise ConfigError(
         f"data.batch_size={samples}{most} gives {samples * readers} samples, and "
-        f"parallel.strategy.microbatches={synchronous.microbatches} are to be cut of them: some "
+        f"{MICROBATCHES_KEY}={synchronous.microbatches} are to be cut of them: some "
         "would be empty in every step",
-        remedy=f"set parallel.strategy.microbatches to {samples * readers} or fewer "
+        remedy=f"set {MICROBATCHES_KEY} to {samples * readers} or fewer "
         "(data.batch_size times the devices of the first stage), or take larger batches",
     )
+
+
+def _most(search: SearchChoice, config: Mapping[str, Any], ranks: int) -> int:
+    """Devices that the first stage of a plan of a search has at most."""
+    if search.search in _ONE_EACH:
+        return 1
+    stages = synchronous_stages_of(config["parallel"], {})
+    others = 0 if stages is None else max(0, stages.stages_told - 1)  # a device each at least
+    return max(1, ranks - others)
 
 
 def _trains_on_data(config: Mapping[str, Any]) -> bool:

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+MICROBATCHES_KEY = "parallel.strategy.microbatches"
+"""What says how many microbatches there are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Synchronous:

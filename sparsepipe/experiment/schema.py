@@ -52,8 +52,10 @@ class Limits:
         return f"from {self.least} to {self.most}"
 
 
-def _node(*given: str, optional: bool = False, **elsewhere: str) -> dict[str, Node]:
-    return {"node": Node(given, optional, elsewhere=elsewhere)}
+def _node(
+    *given: str, optional: bool = False, elsewhere: Mapping[str, str] | None = None
+) -> dict[str, Node]:
+    return {"node": Node(given, optional, elsewhere=elsewhere or {})}
 
 
 def _node_map(*given: str) -> dict[str, NodeMap]:
@@ -124,7 +126,10 @@ class SearchChoice:
     measure: Measuring = field(default_factory=Measuring)
 
 
-_SYNCHRONOUS = "of synchronous pipelines: choose parallel=gpipe or sync_1f1b"
+_OF_SYNCHRONOUS = dict.fromkeys(
+    ("batch_norm", "microbatches", "recompute", "schedule"),
+    "of synchronous pipelines: choose parallel=gpipe or sync_1f1b",
+)
 
 
 @dataclass
@@ -138,9 +143,7 @@ class Parallel:
         metadata=_node(
             *("cluster_environment", "config", "cuts", "balance"),
             optional=True,
-            batch_norm=_SYNCHRONOUS,
-            microbatches=_SYNCHRONOUS,
-            recompute=_SYNCHRONOUS,
+            elsewhere=_OF_SYNCHRONOUS,
         )
     )
     plan: PlanChoice | None = None

@@ -25,12 +25,11 @@ from sparsepipe.experiment.planned import search_of, searched_plan_of
 from sparsepipe.experiment.recomputing import refuse_recompute
 from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
-from sparsepipe.experiment.schedules import synchronous_of
 from sparsepipe.experiment.schema import SearchChoice
 from sparsepipe.experiment.search import memory_model
 from sparsepipe.experiment.simulated_plan import is_data_parallel, plan_to_simulate
 from sparsepipe.experiment.simulated_run import Outcome, in_short, write_outcome
-from sparsepipe.experiment.simulated_ways import Contest, Ways
+from sparsepipe.experiment.simulated_ways import Contest, Scheduled, Ways
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.inbox import INBOX_DEPTH
@@ -84,29 +83,15 @@ def simulate(
     ways = _ways(
         parallel, overlap=overlap, all_reduce=all_reduce, sends=Sends(outbox=outbox, inbox=inbox)
     )
-    schedule, microbatches = _schedule(parallel, schedule, microbatches)
+    scheduled = Scheduled.of(parallel, schedule, microbatches)
     config = {**run.config, "parallel": parallel}
     inventory = joined_by(run.inventory, link_bytes_per_s)
     refuse_recompute(config, inventory)
     measured = _profiles(config, inventory)
-    contest = _contest(
-        config, inventory, measured, ways, schedule=schedule, microbatches=microbatches
-    )
+    contest = _contest(config, inventory, measured, ways, scheduled)
     outcome = _outcome(contest, config, inventory, measured, (minibatches, timeline_minibatches))
-    write_outcome(outcome, run.directory, title=_title(parallel, schedule, outcome.plan))
-    write_result(run, {**outcome.values(), **_told(contest.plan, schedule)})
-
-
-def _schedule(
-    parallel: Mapping[str, Any], schedule: str | None, microbatches: int | None
-) -> tuple[str, int | None]:
-    """The schedule and its microbatches: the strategy's, where the task says nothing."""
-    synchronous = synchronous_of(parallel)
-    if schedule is None:
-        schedule = "asynchronous" if synchronous is None else synchronous.schedule
-    if microbatches is None and synchronous is not None and schedule in ("gpipe", "1f1b"):
-        microbatches = synchronous.microbatches
-    return schedule, microbatches
+    write_outcome(outcome, run.directory, title=_title(parallel, scheduled.name, outcome.plan))
+    write_result(run, {**outcome.values(), **_told(contest.plan, scheduled.name)})
 
 
 def _ways(
@@ -147,26 +132,16 @@ def _contest(
     inventory: Inventory,
     profiles: Mapping[str, Profile],
     ways: Ways,
-    *,
-    schedule: str,
-    microbatches: int | None,
+    scheduled: Scheduled,
 ) -> Contest:
     plan = plan_to_simulate(config, inventory, profiles)
     is_dp = is_data_parallel(config["parallel"])
-    if is_dp and schedule != "asynchronous":
+    if is_dp and scheduled.name != "asynchronous":
         raise ConfigError(
-            f"task.schedule={schedule} is of pipelines, and data parallelism has none",
+            f"task.schedule={scheduled.name} is of pipelines, and data parallelism has none",
             remedy="leave task.schedule out, or choose parallel=hete_mp, mp, exact or pipeline",
         )
-    return Contest.of(
-        plan,
-        profiles,
-        inventory,
-        ways,
-        is_dp=is_dp,
-        schedule=schedule,
-        microbatches=microbatches,
-    )
+    return Contest.of(plan, profiles, inventory, ways, is_dp=is_dp, scheduled=scheduled)
 
 
 def _outcome(

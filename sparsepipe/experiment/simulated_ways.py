@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import HardwareError, ProfileError
+from sparsepipe.experiment.schedules import MICROBATCHES_KEY, synchronous_of
 from sparsepipe.experiment.simulated_plan import data_parallel
 from sparsepipe.partition.recompute.layers import spans_told_by
 from sparsepipe.profiling import Profile
@@ -53,6 +55,45 @@ class Ways:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scheduled:
+    """Which schedule is simulated.
+
+    Args:
+        name: see :data:`sparsepipe.simulate.schedules.SCHEDULES`.
+        microbatches: T; None: see :meth:`Simulation.of`.
+        option: of the configuration that says T.
+    """
+
+    name: str
+    microbatches: int | None
+    option: str = "task.microbatches"
+
+    @classmethod
+    def of(
+        cls, parallel: Mapping[str, Any], name: str | None, microbatches: int | None
+    ) -> Scheduled:
+        """The strategy's, where the task says nothing.
+
+        Args:
+            parallel: resolved and checked.
+            name: that the task says, if it does.
+            microbatches: likewise.
+        """
+        synchronous = synchronous_of(parallel)
+        if name is None:
+            name = "asynchronous" if synchronous is None else synchronous.schedule
+        made = cls(name=name, microbatches=microbatches)
+        if microbatches is not None or synchronous is None or not made.splits:
+            return made
+        return cls(name=name, microbatches=synchronous.microbatches, option=MICROBATCHES_KEY)
+
+    @property
+    def splits(self) -> bool:
+        """Whether minibatches are split; not by a schedule that there is not."""
+        return self.name in SCHEDULES and SCHEDULES[self.name].splits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contest:
     """A plan, and what it is compared with: data parallelism on all devices of the inventory.
 
@@ -81,8 +122,7 @@ class Contest:
         ways: Ways,
         *,
         is_dp: bool,
-        schedule: str,
-        microbatches: int | None,
+        scheduled: Scheduled,
     ) -> Contest:
         """Of a plan on all or some devices of an inventory.
 
@@ -93,8 +133,7 @@ class Contest:
             inventory: the hardware.
             ways: how ranks talk.
             is_dp: the plan is data parallelism.
-            schedule: see :data:`sparsepipe.simulate.schedules.SCHEDULES`.
-            microbatches: see :meth:`Simulation.of`.
+            scheduled: the plan's schedule.
 
         Raises:
             ConfigError: there is no such schedule, or what is said does not suit it or the plan.
@@ -103,13 +142,14 @@ class Contest:
             HardwareError: a link that the plan needs has no bandwidth.
         """
         workload = Workload.of(plan, profiles, mode=ways.mode)
-        if schedule in SCHEDULES and SCHEDULES[schedule].splits:
+        if scheduled.splits:
             workload = workload.recomputing(spans_told_by(plan), profiles)
         simulated = Simulation.of(
             workload,
             ways.setting(plan, inventory, is_dp=is_dp),
-            schedule=schedule,
-            microbatches=microbatches,
+            schedule=scheduled.name,
+            microbatches=scheduled.microbatches,
+            option=scheduled.option,
         )
         everywhere = data_parallel(inventory, plan.num_layers)
         beside = ways if is_dp else replace(ways, all_reduce=None)  # said of the plan's replicas

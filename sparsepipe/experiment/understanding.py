@@ -8,14 +8,12 @@ from typing import Any
 from sparsepipe.cluster import Inventory
 from sparsepipe.experiment.asked_emulation import as_emulated
 from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.division import division_of
 from sparsepipe.experiment.prepare import refuse_search
 from sparsepipe.experiment.recomputing import refuse_recompute
 from sparsepipe.experiment.run import num_ranks
-from sparsepipe.experiment.schedules import synchronous_of
+from sparsepipe.experiment.samples_to_cut import refuse_few_microbatches
 from sparsepipe.experiment.signature import locate
 from sparsepipe.experiment.telling import refuse_run
-from sparsepipe.strategies.pipeline.settings import check_microbatches
 
 
 def understood(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Inventory, int]:
@@ -33,17 +31,8 @@ def understood(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Inventory,
     inventory = build_inventory(config)
     config = _as_task_runs(config, inventory)
     refuse_recompute(config, inventory)
-    _refuse_microbatches(config)
+    refuse_few_microbatches(config)
     return config, inventory, num_ranks(config, inventory)
-
-
-def _refuse_microbatches(config: Mapping[str, Any]) -> None:
-    """Refuses fewer microbatches than a stage has devices, where a plan by hand tells these."""
-    synchronous = synchronous_of(config["parallel"])
-    if synchronous is not None:
-        division = division_of(config)
-        replicas = None if division is None else division.replicas
-        check_microbatches(synchronous.microbatches, replicas or ())
 
 
 def _as_task_runs(config: Mapping[str, Any], inventory: Inventory) -> Mapping[str, Any]:

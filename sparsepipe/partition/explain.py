@@ -64,8 +64,8 @@ class Explanation:
         rows: its stages.
         bottleneck_s: time between two minibatches: the slowest stage or transfer.
         limit: what that is, in words.
-        dp_s: time of data parallelism on the same devices by the same model; None where it
-            does not fit the memory.
+        dp_s: time of data parallelism, of whole batches, on the same devices by the same model;
+            None where it does not fit the memory.
         nodes: of each stage, for a branching graph: the plan's layers are its states.
         spans: of each stage's layers that are recomputed; None: nothing is.
     """
@@ -86,7 +86,10 @@ class Explanation:
     def verdict(self) -> str:
         """Whether to split the model at all, in a sentence."""
         if self.dp_s is None:
-            return "data parallelism does not fit the memory of these devices"
+            parts = "one stage on all devices, in microbatches: whole batches would not fit"
+            return (
+                parts if self.is_dp else "data parallelism does not fit the memory of these devices"
+            )
         if self.is_dp:
             if self.solution.strategy == "dp":
                 return "this is data parallelism"
@@ -148,7 +151,7 @@ def explain(problem: Problem, solution: Solution, chosen: Chosen | None = None) 
         rows=tuple(rows),
         bottleneck_s=bottleneck_s,
         limit=_limit(stages_s, cuts_s),
-        dp_s=_dp_s(replace(problem, synchronous=None)),  # which runs no layer twice
+        dp_s=_dp_s(replace(problem, synchronous=None)),  # of whole batches, and no layer twice
         spans=None if chosen is None else chosen.spans,
         nodes=stage_nodes(problem, plan),
     )

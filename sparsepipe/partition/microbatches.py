@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sparsepipe.errors import ConfigError
 from sparsepipe.schedule import Plan
+from sparsepipe.schedule.plan import in_turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,11 @@ class Microbatches:
     count: int
     batch_size: int | None
 
+    @property
+    def least_readers(self) -> int:
+        """Devices of the first stage, of which fewer read too few samples to fill all of them."""
+        return 1 if self.batch_size is None else -(-self.count // self.batch_size)
+
     def in_flight(self, plan: Plan, stage: int) -> float:
         """Microbatches that a device of a stage has begun and not ended, at most.
 
@@ -38,27 +46,16 @@ class Microbatches:
             left: R, devices of this stage and of those after it.
             readers: devices of the first stage.
         """
-        most = -(-self.count // replicas)
+        most = len(in_turn(self.count, replica=0, replicas=replicas))
         if self.schedule != "gpipe":
             most = min(most, (left - 1) // replicas + 1)
         if self.count % readers == 0:
             return most  # which all are as large
-        sizes = self.sizes(readers)
-        each = [sizes[device::replicas] for device in range(replicas)]
+        sizes = sizes_of(self.count, readers, batch_size=self.batch_size)
+        turns = (in_turn(self.count, replica=n, replicas=replicas) for n in range(replicas))
+        each = [[sizes[number] for number in own] for own in turns]
         held = (sum(own[n : n + most]) for own in each for n in range(max(1, len(own) - most + 1)))
         return max(held) / max(sizes)
-
-    def sizes(self, readers: int) -> list[float]:
-        """Of all of them, each over that of the batch that the profiles are of.
-
-        Devices of the first stage take turns at them, and each cuts its batch into its own.
-
-        Args:
-            readers: devices of the first stage.
-        """
-        total = self.count
-        own = [len(range(number % readers, total, readers)) for number in range(total)]
-        return [self._share_of(each) for each in own]
 
     def share(self, readers: int) -> float:
         """Size of the largest one over that of the batch that the profiles are of.
@@ -66,10 +63,54 @@ class Microbatches:
         Args:
             readers: devices of the first stage.
         """
-        return self._share_of(max(1, self.count // readers))
+        fewest = len(in_turn(self.count, replica=readers - 1, replicas=readers))
+        return _share(max(1, fewest), self.batch_size)
 
-    def _share_of(self, count: int) -> float:
-        """The same, of a batch that is cut into some."""
-        if self.batch_size is None:
-            return 1 / count
-        return -(-self.batch_size // count) / self.batch_size
+
+def sizes_of(count: int, readers: int, *, batch_size: int | None = None) -> list[float]:
+    """Of all microbatches of a minibatch, each over that of the batch that a device reads.
+
+    Devices of the first stage take turns at them, and each cuts its batch into its own.
+
+    Args:
+        count: T, of all microbatches.
+        readers: devices of the first stage.
+        batch_size: samples that each of these reads; None: its microbatches are as large.
+    """
+    found = [0.0] * count
+    for reader in range(readers):
+        own = in_turn(count, replica=reader, replicas=readers)
+        for number in own:
+            found[number] = _share(len(own), batch_size)
+    return found
+
+
+def check_microbatches(
+    count: int, replicas: Sequence[int] = (), *, name: str = "microbatches"
+) -> None:
+    """Refuses a number of parts of a minibatch.
+
+    Args:
+        count: that number.
+        replicas: devices of each stage, where they are known.
+        name: of the option that says the number.
+
+    Raises:
+        ConfigError: it is none, or smaller than the devices of a stage.
+    """
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise ConfigError(
+            f"{name}={count!r} is no number of parts of a minibatch",
+            remedy="give a whole number, 1 or more",
+        )
+    if (most := max(replicas, default=0)) > count:
+        raise ConfigError(
+            f"{name}={count} are fewer than the {most} devices of stage {replicas.index(most)} "
+            f"(plan {'-'.join(map(str, replicas))}), which take turns at them",
+            remedy=f"set {name} to {most} or more, best to a multiple of each stage's devices",
+        )
+
+
+def _share(count: int, batch_size: int | None) -> float:
+    """Size of the largest part of a batch that is cut into some, over that of the batch."""
+    return 1 / count if batch_size is None else -(-batch_size // count) / batch_size

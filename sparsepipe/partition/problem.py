@@ -41,14 +41,18 @@ class Problem:
 
     @property
     def numbers_of_readers(self) -> Sequence[int | None]:
-        """Of devices of the first stage, by which plans keep unlike much, the largest first.
+        """Numbers of first-stage devices to search one by one, since memory depends on them.
 
-        None: any number, as where no device has a limit.
+        The largest comes first; with the least all microbatches have samples. None: any number will
+        do, as where no device has a limit.
         """
-        limits = [kind.memory_bytes for kind in self.fleet.kinds]
-        if self.synchronous is None or self.memory is None or limits == [None] * len(limits):
+        if self.synchronous is None:
             return [None]
-        return range(min(self.synchronous.microbatches.count, self.fleet.num_devices), 0, -1)
+        cut = self.synchronous.microbatches
+        is_free = self.memory is None or all(k.memory_bytes is None for k in self.fleet.kinds)
+        if is_free and cut.least_readers == 1:
+            return [None]
+        return range(min(cut.count, self.fleet.num_devices), cut.least_readers - 1, -1)
 
     @property
     def stages_told(self) -> int:

@@ -11,6 +11,7 @@ from sparsepipe.partition.evaluate import plan_bytes
 from sparsepipe.partition.lattice import Lattice
 from sparsepipe.partition.layer_tables import LayerTables
 from sparsepipe.partition.memory import MIB, REPLICA_BUFFERS, room_bytes
+from sparsepipe.partition.microbatches import Microbatches
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.recompute.choices import chosen_of
 from sparsepipe.partition.recompute.costs import any_fits
@@ -51,11 +52,15 @@ def no_room(problem: Problem, lattice: Lattice) -> PlanError:
 def _no_such_plan(problem: Problem, again: SynchronousStages, lattice: Lattice) -> PlanError:
     """Where not even devices without limits would help."""
     devices, few = problem.fleet.num_devices, again.microbatches.count
-    enough = replace(again.microbatches, count=max(few, devices))
-    more = replace(again, microbatches=enough)
-    if few < devices and any_fits(
-        replace(problem, synchronous=more), lattice, more_bytes=float("inf")
-    ):
+
+    def is_one_with(cut: Microbatches) -> bool:
+        changed = replace(problem, synchronous=replace(again, microbatches=cut))
+        return any_fits(changed, lattice, more_bytes=float("inf"))
+
+    filled = replace(again.microbatches, batch_size=None)
+    if again.microbatches.least_readers > 1 and is_one_with(filled):
+        return _too_few_samples(again, lattice)
+    if few < devices and is_one_with(replace(filled, count=devices)):
         return PlanError(
             f"all plans that are looked at have a stage of more devices than there are "
             f"microbatches ({few}), at which they take turns",
@@ -67,6 +72,23 @@ def _no_such_plan(problem: Problem, again: SynchronousStages, lattice: Lattice) 
         "layers are to be recomputed, and in none of those that are named a layer that is "
         "named by itself",
         remedy="name layers in place of stages, or set parallel.strategy.recompute=auto",
+    )
+
+
+def _too_few_samples(again: SynchronousStages, lattice: Lattice) -> PlanError:
+    """Where some microbatches would be empty in every step of any plan that is looked at."""
+    cut = again.microbatches
+    assert cut.batch_size is not None
+    firsts = (ways.replicas_E[ways.sources_E == 0].max(initial=0) for ways in lattice.ways)
+    most = max(1, int(max(firsts)) - max(0, again.stages_told - 1))
+    parts = cut.batch_size * min(most, cut.least_readers - 1)
+    return PlanError(
+        f"{cut.count} microbatches need {cut.least_readers} devices of the first stage, each of "
+        f"which reads {cut.batch_size} samples, and no plan that is looked at has as many: some "
+        "would be empty in every step",
+        remedy=f"set parallel.strategy.microbatches to {parts} or fewer, take a larger "
+        "data.batch_size, or use a search that may give the first stage more devices: hete_mp or "
+        "exact",
     )
 
 

@@ -193,7 +193,12 @@ def exhaustive(problem: Problem) -> Solution:
     if problem.synchronous is None:
         stages = all_plans(problem.spans, problem.fleet, problem.model, problem.memory)
     else:
-        more_s = PlanSeconds(problem)
+        counted_s, least = PlanSeconds(problem), problem.synchronous.microbatches.least_readers
+
+        def more_s(plan: Sequence[Choice]) -> list[float]:
+            has_samples = sum(plan[0].counts) >= least
+            return counted_s(plan) if has_samples else [float("inf")] * len(plan)
+
         stages = all_plans(problem.spans, problem.fleet, problem.model, None, more_s=more_s)
     if stages is None:
         few = merged(problem, like_kinds(problem.fleet, problem.spans))

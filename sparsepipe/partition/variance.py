@@ -36,7 +36,8 @@ def ends_for(problem: Problem, *, stages: int) -> list[int] | None:
         stages: K.
 
     Returns:
-        As :func:`least_variance`.
+        As :func:`least_variance`; None as well where what one device reads is too little to be cut
+        into so many microbatches.
 
     Raises:
         PlanError: so many stages were counted, none of whose plans fits, that the search stops.
@@ -45,6 +46,8 @@ def ends_for(problem: Problem, *, stages: int) -> list[int] | None:
     if problem.synchronous is None:
         room = kind.memory_bytes
         return least_variance(spans, stages=stages, memory=problem.memory, room=room)
+    if problem.synchronous.microbatches.least_readers > 1:
+        return None  # a single device reads too few samples
     tables = LayerTables(problem, work := Work(MOST_LOOKS))
     runs = SecondRuns(tables, problem.memory)
     spans = replace(spans, compute_s_KI=spans.compute_s_KI + tables.anywhere_I)

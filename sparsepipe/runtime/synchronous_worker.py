@@ -83,8 +83,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         self._microbatches = microbatches
         self._parameters = dict(parameters)
         self._norms = norms
-        own = range(self._replica, microbatches, self._plan.replicas(self._number))
-        self._own = own
+        self._own = self._plan.microbatches_of(self._rank, microbatches)
         self._rounds = 0
         self._minibatch = 0  # its number in the whole run
         self._leaves: dict[str, Tensor] = {}

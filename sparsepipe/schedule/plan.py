@@ -16,6 +16,17 @@ from typing import Any, Self
 from sparsepipe.errors import PlanError
 
 
+def in_turn(count: int, *, replica: int, replicas: int) -> range:
+    """Which of so many microbatches one of a stage's replicas handles: they take turns.
+
+    Args:
+        count: T, of all microbatches.
+        replica: its number.
+        replicas: of the stage.
+    """
+    return range(replica, count, replicas)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """A span of layers on one or more devices.
@@ -140,6 +151,11 @@ class Plan:
         """First layer of each stage but the first."""
         return tuple(stage.layers[0] for stage in self.stages[1:])
 
+    @property
+    def replicas_of_stages(self) -> tuple[int, ...]:
+        """Ranks that hold each stage."""
+        return tuple(stage.replicas for stage in self.stages)
+
     def replicas(self, stage: int) -> int:
         """Ranks that hold ``stage``."""
         return self.stages[stage].replicas
@@ -164,6 +180,11 @@ class Plan:
     def rank_for(self, stage: int, minibatch: int) -> int:
         """The rank that handles ``minibatch`` in ``stage``."""
         return self.rank_of(stage, minibatch % self.replicas(stage))
+
+    def microbatches_of(self, rank: int, count: int) -> range:
+        """Those that ``rank`` handles, of so many that a minibatch is cut into."""
+        stage = self.stage_of(rank)
+        return in_turn(count, replica=self.replica_of(rank), replicas=self.replicas(stage))
 
     def peers(self, upstream: int, downstream: int) -> Iterator[tuple[int, int]]:
         """Pairs of ranks of two stages that some minibatch passes from one to the other."""

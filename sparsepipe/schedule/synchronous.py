@@ -42,7 +42,7 @@ def gpipe(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
 
 def gpipe_order(plan: Plan, rank: int, intake: Intake, microbatches: int) -> Iterator[Action]:
     """What one rank does in :func:`gpipe`, told as it is asked for."""
-    parts = _own(plan, rank, microbatches)
+    parts = plan.microbatches_of(rank, microbatches)
     for minibatch, _ in enumerate(intake.portions(1)):
         yield from (Action("F", minibatch, part) for part in parts)
         yield from (Action("B", minibatch, part) for part in reversed(parts))
@@ -60,7 +60,7 @@ def one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
 
 def one_f_one_b_order(plan: Plan, rank: int, intake: Intake, microbatches: int) -> Iterator[Action]:
     """What one rank does in :func:`one_f_one_b`, told as it is asked for."""
-    parts = _own(plan, rank, microbatches)
+    parts = plan.microbatches_of(rank, microbatches)
     ahead = plan.warmup(plan.stage_of(rank))
     for minibatch, _ in enumerate(intake.portions(1)):
         for place, part in enumerate(parts):
@@ -69,11 +69,6 @@ def one_f_one_b_order(plan: Plan, rank: int, intake: Intake, microbatches: int) 
                 yield Action("B", minibatch, parts[place - ahead])
         yield from (Action("B", minibatch, part) for part in parts[max(0, len(parts) - ahead) :])
         yield Action("U", minibatch)
-
-
-def _own(plan: Plan, rank: int, microbatches: int) -> range:
-    """The microbatches that a rank handles."""
-    return range(plan.replica_of(rank), microbatches, plan.replicas(plan.stage_of(rank)))
 
 
 def _of(plan: Plan, order: Callable[[int], Iterator[Action]]) -> Schedule:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.microbatches import Microbatches
+from sparsepipe.partition.microbatches import check_microbatches, sizes_of
 from sparsepipe.schedule import (
     Action,
     Intake,
@@ -76,6 +76,7 @@ class Simulation:
         *,
         schedule: str = "asynchronous",
         microbatches: int | None = None,
+        option: str = "microbatches",
     ) -> Simulation:
         """A simulation of a schedule by its name.
 
@@ -90,9 +91,10 @@ class Simulation:
             setting: how ranks talk.
             schedule: one of :data:`SCHEDULES`.
             microbatches: T; None: :data:`MICROBATCHES` where the schedule has some.
+            option: that says T, for errors.
 
         Raises:
-            ConfigError: there is no such schedule, or microbatches do not suit it.
+            ConfigError: there is no such schedule, or microbatches do not suit it or the plan.
         """
         recipe = SCHEDULES.get(schedule)
         if recipe is None:
@@ -111,15 +113,14 @@ class Simulation:
                 )
             return cls(workload=workload, setting=setting, recipe=recipe, microbatches=1)
         parts = MICROBATCHES if microbatches is None else microbatches
-        if parts < 1:
-            raise ConfigError(f"{parts} microbatches", remedy="split minibatches into 1 or more")
+        check_microbatches(parts, workload.plan.replicas_of_stages, name=option)
         if setting.bucket_bytes is not None:
             raise ConfigError(
                 f"sums that overlap with the backward do not suit the schedule {schedule}, whose "
                 "gradients are complete with the last microbatch",
                 remedy="set overlap to null or false, or choose the schedule asynchronous",
             )
-        batches = min(workload.plan.replicas(0), parts)  # the others would read for nobody
+        batches = workload.plan.replicas(0)
         return cls(
             workload=workload.split(parts, batches=batches),
             setting=setting,
@@ -137,9 +138,8 @@ class Simulation:
         """
         if self.microbatches % self.batches == 0:
             return None
-        cut = Microbatches(schedule="", count=self.microbatches, batch_size=None)
         share = self.batches / self.microbatches
-        return [size / share for size in cut.sizes(self.batches)]
+        return [size / share for size in sizes_of(self.microbatches, self.batches)]
 
     def record(self, minibatches: int) -> Record:
         """Runs a number of minibatches, and records everything.

@@ -32,7 +32,9 @@ def test_forms_that_it_may_have() -> None:
         said("parallel.strategy.recompute=some")
 
 
-@pytest.mark.parametrize("setting", ["recompute=all", "microbatches=2", "batch_norm=running"])
+@pytest.mark.parametrize(
+    "setting", ["recompute=all", "microbatches=2", "batch_norm=running", "schedule=gpipe"]
+)
 @pytest.mark.parametrize("parallel", ["pipeline", "hete_mp", "dp", "single"])
 def test_who_has_options_of_synchronous_pipelines_is_told(parallel: str, setting: str) -> None:
     key = setting.partition("=")[0]

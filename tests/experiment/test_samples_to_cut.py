@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from emulated_cases import hosts
 from experiment_harness import composed
-from planned_cases import MODEL, TWO
+from planned_cases import MODEL, SLOW, TWO, given, profile
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.experiment.build import build_inventory
 from sparsepipe.experiment.prepare import prepare
+from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.samples_to_cut import refuse_empty_microbatches
+from sparsepipe.experiment.settle import settle
 from sparsepipe.schedule import Plan
 
 CUT = "parallel.strategy.microbatches="
 STRAIGHT, BOTH = "parallel.plan.config=1-1", "parallel.plan.config=2"
-SEARCHED = "parallel.search.search=hete_mp"
+SEARCH = "parallel.search.search="
+SEARCHED = f"{SEARCH}hete_mp"
+SECOND = "parallel.strategy.recompute={stages: [1]}"  # which a plan has to have
 
 
 @pytest.mark.parametrize(
@@ -28,6 +33,9 @@ SEARCHED = "parallel.search.search=hete_mp"
         ((), 4, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
         ((BOTH,), 5, "data.batch_size=2 on each of 2 devices gives 4 samples", "to 4 or fewer"),
         ((SEARCHED,), 5, "data.batch_size=2 on each of 2 devices gives 4 samples", "to 4 or fewer"),
+        ((f"{SEARCH}straight",), 3, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
+        ((f"{SEARCH}variance",), 3, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
+        ((SEARCHED, SECOND), 3, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
     ],
 )
 def test_refused_before_ranks_start(
@@ -61,6 +69,17 @@ def test_a_plan_that_a_search_has_found_says_how_many_devices_read(tmp_path: Pat
     kept.write_text(Plan.of(config="1-1", cuts=[2], num_layers=4).to_json())
     with pytest.raises(ConfigError, match=r"data\.batch_size=2 gives 2 samples"):
         refuse_empty_microbatches(config, ranks=2, kept=kept)
+
+
+def test_a_search_finds_a_plan_whose_microbatches_all_have_samples(tmp_path: Path) -> None:
+    """On so slow a link two stages would be faster, the first of which reads two samples."""
+    measured = profile([1, 1, 1, 1])
+    measured = replace(measured, meta={**measured.meta, "batch_size": 2})
+    asked = (*MODEL, *TWO, "parallel=gpipe", SEARCHED, SLOW, f"{CUT}4", given(tmp_path, measured))
+    config, directory = composed(*asked), RunDir(tmp_path / "run")
+    settle(config, build_inventory(config), directory, measure=False)
+    assert Plan.from_json(directory.plan.read_text()).config == "2"
+    refuse_empty_microbatches(config, ranks=2, kept=directory.plan)
 
 
 def test_what_trains_on_no_batches_of_data_is_not_refused(tmp_path: Path) -> None:

@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 from experiment_harness import composed
 from plans import plan_on
+from simulated_cases import BY_HAND, run
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.experiment.samples_to_cut import refuse_few_microbatches
 from sparsepipe.experiment.understanding import understood
 
 pytestmark = pytest.mark.usefixtures("workplace")
 ON = ("experiment=tiny", "hardware=cores")
+PARTS = "parallel.strategy.microbatches"
 
 
 @pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b"])
@@ -26,14 +29,13 @@ ON = ("experiment=tiny", "hardware=cores")
 )
 def test_a_plan_by_hand(parallel: str, plan: tuple[str, ...], most: int, stage: int) -> None:
     def asked(count: int) -> int:
-        parts = f"parallel.strategy.microbatches={count}"
-        return understood(composed(*ON, f"parallel={parallel}", *plan, parts))[2]
+        return understood(composed(*ON, f"parallel={parallel}", *plan, f"{PARTS}={count}"))[2]
 
     with pytest.raises(ConfigError) as refused:
         asked(most - 1)
-    told = f"microbatches={most - 1} are fewer than the {most} devices of stage {stage}"
+    told = f"{PARTS}={most - 1} are fewer than the {most} devices of stage {stage}"
     assert refused.value.message.startswith(told)
-    assert f"set microbatches to {most} or more" in refused.value.remedy
+    assert f"set {PARTS} to {most} or more" in refused.value.remedy
     assert asked(most) >= most
 
 
@@ -41,16 +43,39 @@ def test_a_plan_file(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(plan_on(["test/core/0", "test/core/1"]).to_json())
     given = (*ON, "parallel=gpipe", f"parallel.plan.file={tmp_path / 'plan.json'}")
     with pytest.raises(ConfigError, match="fewer than the 2 devices of stage 0"):
-        understood(composed(*given, "parallel.strategy.microbatches=1"))
-    assert understood(composed(*given, "parallel.strategy.microbatches=2"))[2] == 2
+        understood(composed(*given, f"{PARTS}=1"))
+    assert understood(composed(*given, f"{PARTS}=2"))[2] == 2
 
 
 def test_no_number_of_parts() -> None:
-    with pytest.raises(ConfigError, match="microbatches=0 is no number of parts"):
-        understood(composed(*ON, "parallel=gpipe", "parallel.strategy.microbatches=0"))
+    with pytest.raises(ConfigError, match=f"^{PARTS}=0 is no number of parts"):
+        understood(composed(*ON, "parallel=gpipe", f"{PARTS}=0"))
 
 
 def test_who_has_none_is_not_asked() -> None:
     for parallel in ("pipeline", "hete_mp"):
         plan = (f"parallel={parallel}", "parallel.plan.config=5-1")
         assert understood(composed(*ON, *plan))[2] == 6
+
+
+def test_a_plan_that_a_search_has_found(tmp_path: Path) -> None:
+    """As one that does not look at it, ``mp`` by levels: refused before ranks start."""
+    config = composed(*ON, "parallel=gpipe", f"{PARTS}=1", "parallel.search.search=mp")
+    refuse_few_microbatches(config, kept=tmp_path / "plan.json")
+    (tmp_path / "plan.json").write_text(plan_on(["test/core/0", "test/core/1"]).to_json())
+    with pytest.raises(ConfigError, match=rf"^{PARTS}=1 are fewer than the 2 devices of stage 0"):
+        refuse_few_microbatches(config, kept=tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("told", "option"),
+    [
+        ((*BY_HAND, "task.schedule=1f1b", "task.microbatches=3"), "task.microbatches"),
+        ((*BY_HAND, "parallel=gpipe", f"{PARTS}=3"), PARTS),
+    ],
+)
+def test_simulations_are_refused_as_trainings_are(
+    tmp_path: Path, told: tuple[str, ...], option: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{option}=3 are fewer than the 4 devices of stage 0"):
+        run(tmp_path, *told)

@@ -145,6 +145,9 @@ def _more_s(problem: Problem, plan: Sequence[Choice], number: int) -> float:
     replicas, left = sum(stage.counts), sum(sum(later.counts) for later in plan[number:])
     if max(sum(each.counts) for each in plan) > cut.count:
         return float("inf")
+    readers = sum(plan[0].counts)  # of which the first one has the most microbatches to cut
+    if cut.batch_size is not None and len(range(0, cut.count, readers)) > cut.batch_size:
+        return float("inf")
     sizes = _sizes(cut, sum(plan[0].counts))
     share, most = max(sizes), -(-cut.count // replicas)
     if cut.schedule == "1f1b":

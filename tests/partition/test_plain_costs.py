@@ -13,9 +13,9 @@ from sparsepipe.partition import plain_costs
 from sparsepipe.partition.explain import explain
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.microbatches import Microbatches
-from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.problem import Problem, Solution
 from sparsepipe.partition.recompute.choices import chosen_of
-from sparsepipe.partition.searches import exact, hete_mp, mp, straight, variance
+from sparsepipe.partition.searches import dp, exact, hete_mp, mp, straight, variance
 from sparsepipe.partition.size import check_states
 from sparsepipe.partition.spans import chain_spans
 from sparsepipe.partition.synchronous import SynchronousStages
@@ -126,6 +126,29 @@ def test_what_later_stages_keep_of_several_readers_counts() -> None:
     asynchronous = exact(replace(problem, synchronous=None))
     assert asynchronous.config == "3-1"
     assert seconds_of(problem, asynchronous.stages) == float("inf"), "which would not fit"
+
+
+@pytest.mark.parametrize("found", [dp, hete_mp])
+def test_one_stage_of_which_whole_batches_would_not_fit_is_told_as_such(found: Any) -> None:
+    """Each of two devices keeps half of its batch, 1 byte, on links too slow to split the model."""
+
+    def solved(limit: float) -> tuple[Problem, Solution]:
+        problem = in_parts(on(2, 2, limit=limit, activation_bytes=0.01), "1f1b", 4)
+        slow = replace(problem.fleet, inside={"h": 1e-4}, between=1e-4)
+        problem = replace(problem, fleet=slow)
+        return problem, found(problem)
+
+    problem, solution = solved(1.8)
+    assert solution.config == "2"
+    told = explain(problem, solution, chosen_of(solution.stages, problem))
+    assert told.rows[0].memory_bytes == pytest.approx(1.0, abs=0.1)
+    assert told.dp_s is None
+    expected = "one stage on all devices, in microbatches: whole batches would not fit"
+    assert told.verdict() == expected
+    problem, solution = solved(2.2)
+    told = explain(problem, solution, chosen_of(solution.stages, problem))
+    assert told.dp_s == pytest.approx(3.0)
+    assert "data parallelism" in told.verdict()
 
 
 def test_a_refusal_names_what_would_fit() -> None:

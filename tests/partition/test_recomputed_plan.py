@@ -9,7 +9,7 @@ import pytest
 
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.partition.microbatches import Microbatches
+from sparsepipe.partition.microbatches import Microbatches, sizes_of
 from sparsepipe.partition.recompute import plan as recomputed_plan
 from sparsepipe.partition.recompute.layers import bounds_of, spans_told_by
 from sparsepipe.partition.recompute.plan import Chosen, choose_spans, no_more_work
@@ -125,7 +125,7 @@ def test_no_device_has_the_most_and_the_largest_microbatches(
 ) -> None:
     """Of three that read, one cuts its batch in halves; the others have a whole one each."""
     cut = Microbatches(schedule=schedule, count=4, batch_size=None)
-    assert cut.sizes(3) == [1 / 2, 1, 1, 1 / 2]
+    assert sizes_of(4, 3) == [1 / 2, 1, 1, 1 / 2]
     plan = Plan.of(config="3-2", cuts=[2], num_layers=4)
     assert cut.share(3) == 1
     assert [cut.in_flight(plan, stage) for stage in (0, 1)] == expected

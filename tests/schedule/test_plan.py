@@ -18,6 +18,13 @@ def test_ranks_are_numbered_stage_after_stage():
     assert [plan.warmup(s) for s in range(3)] == [5, 1, 0]
 
 
+def test_replicas_take_turns_at_microbatches():
+    plan = Plan.of(config="1-3-2", cuts=[4, 7], num_layers=10)
+    own = [list(plan.microbatches_of(rank, 7)) for rank in range(6)]
+    assert own == [[0, 1, 2, 3, 4, 5, 6], [0, 3, 6], [1, 4], [2, 5], [0, 2, 4, 6], [1, 3, 5]]
+    assert list(plan.microbatches_of(3, 2)) == []
+
+
 @pytest.mark.parametrize(
     ("config", "pairs"),
     [

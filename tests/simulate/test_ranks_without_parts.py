@@ -1,4 +1,7 @@
-"""Replicas that get no microbatch, of stages that have no parameters to sum."""
+"""Replicas that get no microbatch, of stages that have no parameters to sum.
+
+Schedules may have some, which trainings refuse.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from plans import plan_of
 from sparsepipe.schedule import Action
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.run import Setting, run_actions
-from sparsepipe.simulate.schedules import Simulation
+from sparsepipe.simulate.schedules import SCHEDULES, Simulation
 from sparsepipe.simulate.workload import Workload
 
 EXACT = 1e-9
@@ -22,10 +25,10 @@ def simulation(schedule: str, *, update_s: float, parameter_bytes: float = 0.0) 
     """Of the plan 1-3, whose last rank gets no microbatch."""
     made = Workload.uniform(plan_of("1-3"), parameter_bytes=parameter_bytes)
     stages = tuple(replace(stage, update_s=update_s) for stage in made.stages)
-    return Simulation.of(
-        replace(made, stages=stages),
-        Setting(network=Network.flat(4)),
-        schedule=schedule,
+    return Simulation(
+        workload=replace(made, stages=stages).split(2),
+        setting=Setting(network=Network.flat(4)),
+        recipe=SCHEDULES[schedule],
         microbatches=2,
     )
 

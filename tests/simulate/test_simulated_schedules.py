@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 from plans import plan_of, plan_on
 
@@ -10,8 +12,9 @@ from sparsepipe.errors import ConfigError, PlanError, ProfileError
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.run import Setting
-from sparsepipe.simulate.schedules import SCHEDULES, Simulation
+from sparsepipe.simulate.schedules import MICROBATCHES, SCHEDULES, Simulation
 from sparsepipe.simulate.workload import Workload
+from sparsepipe.strategies.pipeline.settings import SynchronousSettings
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -58,7 +61,11 @@ def test_microbatches_take_their_share() -> None:
         ({"schedule": "gpip"}, "no schedule called 'gpip'", "asynchronous, naive, gpipe, 1f1b"),
         ({"microbatches": 4}, "asynchronous has no microbatches", "gpipe or 1f1b"),
         ({"schedule": "naive", "microbatches": 1}, "naive has no microbatches", "leave"),
-        ({"schedule": "gpipe", "microbatches": 0}, "0 microbatches", "1 or more"),
+        (
+            {"schedule": "gpipe", "microbatches": 0},
+            "microbatches=0 is no number of parts",
+            "1 or more",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, object], message: str, remedy: str) -> None:
@@ -66,6 +73,32 @@ def test_what_cannot_be_is_refused(settings: dict[str, object], message: str, re
     with pytest.raises(ConfigError, match=message) as caught:
         Simulation.of(Workload.uniform(plan_of("1-1")), setting, **settings)  # type: ignore[arg-type]
     assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("config", "stage"), [("5-1", 0), ("1-5-2", 1)])
+def test_a_device_without_microbatches_is_refused_as_in_training(
+    schedule: str, config: str, stage: int
+) -> None:
+    plan = plan_of(config)
+    training = SynchronousSettings(
+        schedule=schedule,
+        microbatches=MICROBATCHES,
+        batch_norm="microbatch",
+        send_input=False,
+        keyed_randomness=False,
+        timeout_s=1.0,
+        direct=False,
+        slowed=nullcontext,
+    )
+    with pytest.raises(ConfigError, match=f"fewer than the 5 devices of stage {stage}") as trained:
+        training.check(plan)
+    setting = Setting(network=Network.flat(plan.num_ranks))
+    with pytest.raises(ConfigError) as simulated:
+        Simulation.of(Workload.uniform(plan), setting, schedule=schedule)
+    assert str(simulated.value) == str(trained.value)
+    five = Simulation.of(Workload.uniform(plan), setting, schedule=schedule, microbatches=5)
+    assert five.batches == plan.replicas(0)
 
 
 def test_sums_in_parts_do_not_suit_microbatches() -> None:

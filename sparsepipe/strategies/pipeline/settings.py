@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.partition.microbatches import check_microbatches
 from sparsepipe.partition.recompute.layers import Setting, StageSpans
 from sparsepipe.runtime.minibatch_norms import MinibatchNorms, NormMode, check_norms
 from sparsepipe.runtime.stage_worker import StageWorker
@@ -29,32 +30,6 @@ MakeWorker = Callable[..., StageWorker[Any]]
 
 ORDERS: Mapping[str, Order] = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order}
 """Synchronous schedules, by the names that simulations give them."""
-
-
-def check_microbatches(microbatches: int, replicas: Sequence[int] = ()) -> None:
-    """Refuses a number of parts of a minibatch.
-
-    Args:
-        microbatches: that number.
-        replicas: devices of each stage, where they are known.
-
-    Raises:
-        ConfigError: it is none, or smaller than the devices of a stage.
-    """
-    whole = isinstance(microbatches, int) and not isinstance(microbatches, bool)
-    if not whole or microbatches < 1:
-        raise ConfigError(
-            f"microbatches={microbatches!r} is no number of parts of a minibatch",
-            remedy="give a whole number, 1 or more",
-        )
-    if (most := max(replicas, default=0)) > microbatches:
-        raise ConfigError(
-            f"microbatches={microbatches} are fewer than the {most} devices of stage "
-            f"{replicas.index(most)} (plan {'-'.join(map(str, replicas))}), which take turns at "
-            "them",
-            remedy=f"set microbatches to {most} or more, best to a multiple of each stage's "
-            "devices",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +190,7 @@ class SynchronousSettings(Settings):
         check_norms(module, NormMode(self.batch_norm))
 
     def check(self, plan: Plan) -> None:
-        check_microbatches(self.microbatches, [*map(plan.replicas, range(plan.num_stages))])
+        check_microbatches(self.microbatches, plan.replicas_of_stages)
 
     def recomputed(self, plan: Plan, layers: nn.Sequential | None = None) -> StageSpans:
         return spans_of(self.recompute, plan, layers)
