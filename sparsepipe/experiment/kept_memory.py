@@ -109,7 +109,7 @@ def _counted(
 ) -> StageCosts:
     """With what one minibatch keeps in a stage, just as it was counted.
 
-    Searches take it to be more in front of layers that save little (``Spans.stored_between``).
+    Searches take it to be more behind outputs that no layer saves (``Spans.stored_between``).
 
     Args:
         costs: of the stage.

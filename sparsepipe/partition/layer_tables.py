@@ -17,7 +17,7 @@ import numpy as np
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.recompute.bounds import Bounds
 from sparsepipe.partition.recompute.stage_cost import StageCost
-from sparsepipe.partition.spans import Floats
+from sparsepipe.partition.spans import Floats, never_falling
 from sparsepipe.partition.work import Work
 
 
@@ -92,15 +92,16 @@ class LayerTables:
         """Of a batch, by places: bytes of what backwards need, and of parameters.
 
         A stage that recomputes nothing keeps for its backward the second of its end less the first
-        of its begin. The third is of parameters, a stage's being those of its end less those of its
-        begin.
+        of its begin (``Spans.stored_between``). The third is of parameters, a stage's being those
+        of its end less those of its begin.
         """
         layers = self.chain(kinds).layers
         saved_I = np.cumsum([0.0, *(layer.saved_bytes for layer in layers)])
         begin_I = np.array([*(layer.begin_bytes for layer in layers), 0.0])
         end_I = np.array([0.0, *(layer.end_bytes for layer in layers)])
         each = [[x.parameter_bytes for x in self.problem.profiles[k].layers] for k in kinds]
-        return saved_I - begin_I, saved_I + end_I, np.cumsum([0.0, *np.max(each, axis=0)])
+        weights_I = np.cumsum([0.0, *np.max(each, axis=0)])
+        return saved_I - begin_I, never_falling(saved_I + end_I), weights_I
 
     def _named(self, kinds: tuple[int, ...], whole: bool) -> tuple[Floats, Floats, Floats]:
         """Of layers that the setting names: what stays and what is inside, and seconds.

@@ -21,20 +21,12 @@ from sparsepipe.partition.lattice import Lattice
 from sparsepipe.partition.memory import room_bytes
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.recompute.second_runs import SecondRuns, StageClass
-from sparsepipe.partition.size import MOST_WINDOWS
 from sparsepipe.partition.spans import Floats
 from sparsepipe.partition.ties import Choice
-
-_ROUNDING = 1e-12
-"""Of all that is kept, far above what sums of bytes differ by for being rounded."""
 
 
 class PlainCosts(Costs):
     """Costs of stages that keep what their microbatches in flight need, and recompute nothing.
-
-    What is kept is a difference of sums. So the begins that fit an end follow one another, if no
-    stage keeps less than one that begins later; else each pair of a begin and an end is looked at.
-    Where there are too many of these, a stage is taken to keep as much as such a later one.
 
     Args:
         problem: a chain of layers.
@@ -45,8 +37,6 @@ class PlainCosts(Costs):
     def __init__(self, problem: Problem, lattice: Lattice, runs: SecondRuns) -> None:
         super().__init__(problem.spans, lattice, problem.model, None)
         self._problem, self._runs = problem, runs
-        pairs = sum(len(ways.sources_E) for ways in lattice.ways) * problem.spans.num_layers**2
-        self._too_many = pairs > MOST_WINDOWS
         self._classes: list[StageClass] = []
         self._kept: list[tuple[Floats, Floats, float]] = []
 
@@ -58,13 +48,8 @@ class PlainCosts(Costs):
         """
         other = copy(self)
         other._set_classes(readers)
-        kept = [other._kept_by(own) for own in other._classes]
-        rising = [_never_falls(before_I, after_I) for before_I, after_I, _ in kept]
-        other.by_windows = all(rising) or self._too_many
-        if other.by_windows:
-            kept = [(_rising(before_I), after_I, room) for before_I, after_I, room in kept]
         zeros_I = np.zeros(self.spans.num_layers + 1)
-        other._kept = [*kept, (zeros_I, zeros_I, -np.inf)]  # the last one is of no plan
+        other._kept = [*map(other._kept_by, other._classes), (zeros_I, zeros_I, -np.inf)]
         other.num_rooms = len(other._kept)
         return other
 
@@ -143,14 +128,3 @@ def plain_costs(problem: Problem, lattice: Lattice, runs: SecondRuns) -> Iterato
     """
     of_all = PlainCosts(problem, lattice, runs)
     yield from map(of_all.of_readers, problem.numbers_of_readers)
-
-
-def _never_falls(before_I: Floats, after_I: Floats) -> bool:
-    """Whether no stage keeps less than one that begins later, but for rounding."""
-    return bool((np.diff(before_I) >= -_ROUNDING * after_I[-1]).all())
-
-
-def _rising(before_I: Floats) -> Floats:
-    """What never falls, and is nowhere more."""
-    least_I: Floats = np.minimum.accumulate(before_I[::-1])[::-1]
-    return least_I

@@ -65,8 +65,8 @@ def check_states(problem: Problem, stages: int) -> None:
     """Refuses what has too many pairs of a begin and an end of a stage for so many stages.
 
     Args:
-        problem: a branching graph, or a chain of layers some of which are recomputed; a chain that
-            recomputes none has no pairs that a search looks at, and is never refused.
+        problem: a branching graph, or a chain of layers some of which are recomputed; of one that
+            recomputes none no pairs are looked at, and it is never refused.
         stages: that the search has to choose from.
 
     Raises:

@@ -4,10 +4,10 @@ Shape suffixes: E stages that end at one node of the lattice (see ``lattice.py``
 places a model can be cut at; R, C and M rows of sums, of stages and of memory (see ``costs.py``);
 T rates of transfers.
 
-In a chain of layers a stage that is to end at j within a bound may begin at those places i with
-``W[i] >= W[j] - bound * m``, for each of its kinds: a window that ends before j. What fits the
-memory is a window as well. There is a begin in it if the latest place before j that the stages
-before have reached, and whose transfer fits, is not before the window.
+In a chain of layers the ends that fit a begin follow one another: a stage that begins at i may end
+behind it up to the last j with ``W[j] <= W[i] + bound * m``, for each of its kinds, and up to the
+last one that its devices' memory lets it. So some stage ends at j if, of the stages that may begin
+before j, one may end at j or behind it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.partition.costs import Bools, Costs, Ints
+from sparsepipe.partition.spans import Floats
 
 Places = NDArray[np.int32]
 
@@ -24,20 +25,20 @@ _ROUNDING = 1e-12
 
 
 class Windows:
-    """Reachable places of a chain of layers: the begins that fit an end are a window."""
+    """Reachable places of a chain of layers: the ends that fit a begin are a window."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._bound_s = -1.0
         self._places_I = np.arange(costs.spans.num_layers + 1, dtype=np.int32)
-        self._starts_CI = np.empty((0, 0), dtype=np.int32)
+        self._last_CI = np.empty((0, 0), dtype=np.int32)
         self._fits_TI = np.empty((0, 0), dtype=np.bool_)
-        self._kept_MI = self._kept()
+        self._held_MI = self._held()
 
-    def _kept(self) -> Places:
-        """First begins for which a stage's devices hold what it keeps."""
+    def _held(self) -> Places:
+        """Last ends up to which a stage's devices hold what it keeps."""
         rows = [
-            np.searchsorted(before_I, after_I - room)
+            _last(after_I, before_I + room)
             for before_I, after_I, room in map(self._costs.kept, range(self._costs.num_rooms))
         ]
         return np.array(rows, dtype=np.int32).reshape(len(rows), len(self._places_I))
@@ -46,44 +47,32 @@ class Windows:
         if bound_s == self._bound_s:
             return
         costs = self._costs
-        least_RI = costs.sums_RI - (bound_s * costs.replicas_R)[:, None]
-        starts_RI = np.array(
-            [np.searchsorted(*row) for row in zip(costs.sums_RI, least_RI, strict=True)],
-            dtype=np.int32,
-        )
-        starts_CI = starts_RI[costs.rows_CK[:, 0]]
-        for rows_C in costs.rows_CK.T[1:]:
-            np.maximum(starts_CI, starts_RI[rows_C], out=starts_CI)
-        self._starts_CI, self._fits_TI = starts_CI, costs.cuts_fit_TI(bound_s)
-        # Mostly all transfers fit, or the same ones at all rates.
-        self._alike = bool((self._fits_TI == self._fits_TI[0]).all())
+        most_RI = costs.sums_RI + (bound_s * costs.replicas_R)[:, None]
+        last_RI = np.array([_last(*row) for row in zip(costs.sums_RI, most_RI, strict=True)])
+        self._last_CI = last_RI[costs.rows_CK].min(axis=1)
+        self._fits_TI = costs.cuts_fit_TI(bound_s)
+        self._all_fit = bool(self._fits_TI.all())  # mostly
         self._bound_s = bound_s
 
-    def _starts_EI(self, node: int, ways: Ints | slice) -> Places:
-        """For each stage and end the first place where it may begin."""
+    def _last_EI(self, node: int, ways: Ints | slice) -> Places:
+        """For each stage and begin the last place where it may end; none behind it: nowhere."""
         costs = self._costs
-        starts_EI: Places = self._starts_CI[costs.stages_E[node][ways]]
-        if len(self._kept_MI):
-            np.maximum(starts_EI, self._kept_MI[costs.rooms_E[node][ways]], out=starts_EI)
-        return starts_EI
+        last_EI: Places = self._last_CI[costs.stages_E[node][ways]]
+        if len(self._held_MI):
+            np.minimum(last_EI, self._held_MI[costs.rooms_E[node][ways]], out=last_EI)
+        if not self._all_fit:
+            last_EI *= self._fits_TI[costs.rates_E[node][ways]]
+        return last_EI
 
-    def _latest(self, begin_XI: Bools, fits_XI: Bools) -> Places:
-        """For each end the latest place before it where a stage may begin; -1 without any."""
-        latest_XI = np.full(begin_XI.shape, -1, dtype=np.int32)
-        places_XI = np.where(begin_XI & fits_XI, self._places_I, np.int32(-1))
-        np.maximum.accumulate(places_XI[:, :-1], axis=1, out=latest_XI[:, 1:])
-        return latest_XI
-
-    def _ends_I(self, node: int, ways: Ints | slice, begin_VI: Bools, latest_VI: Places) -> Bools:
+    def _ends_I(self, node: int, ways: Ints | slice, begin_VI: Bools) -> Bools:
         """Places where stages end that go some ways to a node."""
-        sources_E = self._costs.lattice.ways[node].sources_E[ways]
-        if self._alike:
-            latest_EI = latest_VI[sources_E]
-        else:
-            rates_E = self._costs.rates_E[node][ways]
-            latest_EI = self._latest(begin_VI[sources_E], self._fits_TI[rates_E])
-        fits_EI = latest_EI >= self._starts_EI(node, ways)
-        return np.asarray(fits_EI.any(axis=0), dtype=np.bool_)
+        begin_EI = begin_VI[self._costs.lattice.ways[node].sources_E[ways]]
+        last_EI = self._last_EI(node, ways)
+        last_EI *= begin_EI
+        last_I = last_EI.max(axis=0)
+        ends_I = np.zeros(len(last_I), dtype=np.bool_)
+        ends_I[1:] = np.maximum.accumulate(last_I)[:-1] >= self._places_I[1:]
+        return ends_I
 
     def reached(self, bound_s: float) -> Bools:
         """Places reached by any number of stages, by node.
@@ -92,19 +81,11 @@ class Windows:
             bound_s: of their times and of their transfers.
         """
         self._set(bound_s)
-        reached_VI, latest_VI = self._nothing()
-        for node in range(len(reached_VI)):
-            if node:
-                reached_VI[node] = self._ends_I(node, slice(None), reached_VI, latest_VI)
-            if self._alike:
-                latest_VI[node] = self._latest(reached_VI[node : node + 1], self._fits_TI[:1])[0]
-        return reached_VI
-
-    def _nothing(self) -> tuple[Bools, Places]:
-        shape = len(self._costs.lattice.nodes), len(self._places_I)
-        reached_VI = np.zeros(shape, dtype=np.bool_)
+        reached_VI = np.zeros((len(self._costs.lattice.nodes), len(self._places_I)), dtype=np.bool_)
         reached_VI[0, 0] = True
-        return reached_VI, np.full(shape, -1, dtype=np.int32)
+        for node in range(1, len(reached_VI)):
+            reached_VI[node] = self._ends_I(node, slice(None), reached_VI)
+        return reached_VI
 
     def following(self, bound_s: float, begin_VI: Bools) -> Bools:
         """Places reached by one more stage.
@@ -114,27 +95,27 @@ class Windows:
             begin_VI: where it may begin, by node.
         """
         self._set(bound_s)
-        latest_VI = self._latest(begin_VI, self._fits_TI[:1])
         some_V = np.asarray(begin_VI.any(axis=1), dtype=np.bool_)
         ends_VI = np.zeros_like(begin_VI)
         for node, found in enumerate(self._costs.lattice.ways):
             ways = np.flatnonzero(some_V[found.sources_E])
             if len(ways):
-                ends_VI[node] = self._ends_I(node, ways, begin_VI, latest_VI)
+                ends_VI[node] = self._ends_I(node, ways, begin_VI)
         return ends_VI
 
     def depart(self, node: int, bound_s: float, targets_I: Bools) -> Bools:
         """For each stage that ends at one of some places, where it may begin."""
         self._set(bound_s)
-        ends_J = np.flatnonzero(targets_I)
-        starts_EJ = self._starts_EI(node, slice(None))[:, ends_J]
-        ways, places = len(starts_EJ), len(targets_I)
-        change_EI = np.zeros((ways, places + 1), dtype=np.int32)
-        every_E = np.arange(ways)[:, None]
-        np.add.at(change_EI, (every_E, np.minimum(starts_EJ, ends_J)), 1)
-        np.add.at(change_EI, (every_E, ends_J[None, :]), -1)
-        begin_EI = np.asarray(np.cumsum(change_EI, axis=1)[:, :-1] > 0, dtype=np.bool_)
-        return begin_EI & self._fits_TI[self._costs.rates_E[node]]
+        beyond = np.int32(len(targets_I))
+        places_I = np.where(targets_I, self._places_I, beyond)
+        next_I = np.full_like(self._places_I, beyond)  # the next of them behind a place
+        next_I[:-1] = np.minimum.accumulate(places_I[:0:-1])[::-1]
+        return np.asarray(next_I <= self._last_EI(node, slice(None)), dtype=np.bool_)
+
+
+def _last(sums_I: Floats, most_I: Floats) -> Places:
+    """The last places at which sums, which never fall, are no more than something."""
+    return (np.searchsorted(sums_I, most_I, side="right") - 1).astype(np.int32)
 
 
 class Masks:

@@ -9,7 +9,6 @@ import pytest
 from recomputing_instances import least_s, problem_of, random_recomputing, seconds_of
 
 from sparsepipe.errors import PlanError
-from sparsepipe.partition import plain_costs
 from sparsepipe.partition.explain import explain
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.microbatches import Microbatches
@@ -22,13 +21,17 @@ from sparsepipe.partition.synchronous import SynchronousStages
 from sparsepipe.partition.windows import Masks
 
 
-def without_borders(problem: Problem) -> Problem:
-    """In which a stage that begins sooner never keeps less."""
-    profiles = tuple(
-        replace(own, layers=tuple(replace(layer, begin_bytes=0.0) for layer in own.layers))
-        for own in problem.profiles
-    )
-    return replace(problem, profiles=profiles, spans=chain_spans(profiles))
+def with_outputs_saved(problem: Problem) -> Problem:
+    """In which a stage never keeps less than one with the same begin that ends sooner."""
+    profiles = []
+    for own in problem.profiles:
+        layers, behind = [], float("inf")
+        for layer in reversed(own.layers):
+            ends = min(layer.end_bytes or 0.0, behind)
+            layers.insert(0, replace(layer, end_bytes=ends))
+            behind = ends + (layer.saved_bytes or 0.0)
+        profiles.append(replace(own, layers=tuple(layers)))
+    return replace(problem, profiles=tuple(profiles), spans=chain_spans(profiles))
 
 
 def in_parts(problem: Problem, schedule: str, count: int, *, setting: Any = "none") -> Problem:
@@ -59,13 +62,13 @@ def time_s(found: Any, problem: Problem, **options: Any) -> float:
         return float("inf")
 
 
-def test_begins_that_fit_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ends_that_fit_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that they are found as windows, which find what trying all plans does."""
     no_masks(monkeypatch)
     outcomes = {True: 0, False: 0}
     for seed in range(60):
         problem, order = random_recomputing(seed, "none")
-        problem = without_borders(problem)
+        problem = with_outputs_saved(problem)
         kinds = problem.fleet.kinds
         names = [f"{kinds[kind].host}/{kinds[kind].name}" for kind in order]
         best_s = least_s(problem)
@@ -75,19 +78,24 @@ def test_begins_that_fit_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> 
     assert min(outcomes.values()) > 0, outcomes
 
 
-def test_where_there_are_too_many_pairs_a_plan_fits_nevertheless(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Stages are then taken to keep more than they may, and some plans are not found."""
-    monkeypatch.setattr(plain_costs, "MOST_WINDOWS", 0)
+@pytest.mark.parametrize("is_synchronous", [False, True])
+def test_a_later_begin_may_keep_more(monkeypatch: pytest.MonkeyPatch, is_synchronous: bool) -> None:
+    """A stage keeps 3 bytes, though one that began with its last layer would keep 9."""
     no_masks(monkeypatch)
-    fitting = 0
-    for seed in range(40):
-        problem, _ = random_recomputing(seed, "none")
-        found_s = time_s(exact, problem)
-        assert found_s >= least_s(problem) * (1 - 1e-9), seed
-        fitting += found_s < float("inf")
-    assert fitting > 5
+    layers = [
+        {"forward_s": 1.0, "backward_s": 2.0, "saved_bytes": 2.0},
+        {"forward_s": 1.0, "backward_s": 2.0, "saved_bytes": 1.0, "begin_bytes": 8.0},
+    ]
+    for limit, fits in ((3.0, True), (2.9, False)):
+        problem = problem_of([layers], limits=[limit], setting="none")
+        if not is_synchronous:
+            problem = replace(problem, synchronous=None)
+        for found in (hete_mp, exact):
+            if fits:
+                assert found(problem).config == "2"
+                continue
+            with pytest.raises(PlanError, match="no plan fits the memory"):
+                found(problem)
 
 
 @pytest.mark.parametrize("setting", ["none", {}, "auto"])
