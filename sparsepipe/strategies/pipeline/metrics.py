@@ -1,8 +1,8 @@
 """torchmetrics of a module: updated on the last stage, the same on every rank after a drain.
 
 A rank's states are those of the minibatches it has seen. At a drain the last stage's are
-merged and put into place everywhere; then its replicas but the first begin anew, so that
-what has been merged is not counted twice.
+merged and put into place everywhere; its replicas but the first begin a metric anew when they next
+update it, so that what has been merged is not counted twice.
 """
 
 from __future__ import annotations
@@ -50,12 +50,17 @@ class Metrics:
     @contextmanager
     def noticing(self) -> Iterator[None]:
         """Notes which metrics are updated within; a segment's first update begins anew."""
-        self._drop_stale()
+        merged = {name: _set_aside(self._metrics[name]) for name in self._stale}
         before = {name: metric._update_count for name, metric in self._metrics.items()}
         yield
-        self._touched.update(
+        updated = {
             name for name, metric in self._metrics.items() if metric._update_count != before[name]
-        )
+        }
+        # A validation between two steps leaves the metrics of the training as they were.
+        for name in merged.keys() - updated:
+            _put_back(self._metrics[name], merged[name])
+        self._touched |= updated
+        self._stale -= updated
 
     def harvest(self) -> dict[str, State]:
         """States of the metrics that were updated since the last time, on the host."""
@@ -92,7 +97,18 @@ class Metrics:
         if replica:
             self._stale |= names
 
-    def _drop_stale(self) -> None:
-        for name in self._stale:
-            self._metrics[name].reset()
-        self._stale.clear()
+
+def _set_aside(metric: Metric) -> State:
+    """The state of a metric, which begins anew."""
+    state: State = {name: getattr(metric, name) for name in metric._defaults}
+    # Lists are emptied as a metric begins anew, tensors are not.
+    state = {name: list(v) if isinstance(v, list) else v for name, v in state.items()}
+    state["updates"] = metric._update_count
+    metric.reset()
+    return state
+
+
+def _put_back(metric: Metric, state: State) -> None:
+    for name in metric._defaults:
+        setattr(metric, name, state[name])
+    metric._update_count, metric._computed = state["updates"], None
