@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sparsepipe.errors import ConfigError
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import in_turn
+
+Ints = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,25 +41,37 @@ class Microbatches:
         Smaller ones than the largest count less.
         """
         left = plan.num_ranks - plan.ranks_of(stage).start
-        return self.in_flight_of(plan.replicas(stage), left, readers=plan.replicas(0))
+        at_once = int(self.at_once(plan.replicas(stage), left))
+        return self.in_flight_of(plan.replicas(stage), at_once, readers=plan.replicas(0))
 
-    def in_flight_of(self, replicas: int, left: int, *, readers: int) -> float:
-        """The same of a stage of some devices.
+    def at_once(self, replicas: Ints | int, left: Ints | int) -> Ints:
+        """How many, large or small, a device of a stage has begun and not ended, at most.
+
+        Args:
+            replicas: r, devices of the stage, no more than there are microbatches.
+            left: R, devices of this stage and of those after it.
+        """
+        most = np.asarray(-(-self.count // replicas))
+        if self.schedule != "gpipe":
+            most = np.minimum(most, (left - 1) // replicas + 1)
+        return most
+
+    def in_flight_of(self, replicas: int, at_once: int, *, readers: int) -> float:
+        """As :meth:`in_flight`, of a stage of some devices.
 
         Args:
             replicas: r, devices of the stage.
-            left: R, devices of this stage and of those after it.
+            at_once: see there.
             readers: devices of the first stage.
         """
-        most = len(in_turn(self.count, replica=0, replicas=replicas))
-        if self.schedule != "gpipe":
-            most = min(most, (left - 1) // replicas + 1)
         if self.count % readers == 0:
-            return most  # which all are as large
+            return at_once  # which all are as large
         sizes = sizes_of(self.count, readers, batch_size=self.batch_size)
         turns = (in_turn(self.count, replica=n, replicas=replicas) for n in range(replicas))
         each = [[sizes[number] for number in own] for own in turns]
-        held = (sum(own[n : n + most]) for own in each for n in range(max(1, len(own) - most + 1)))
+        held = (
+            sum(own[n : n + at_once]) for own in each for n in range(max(1, len(own) - at_once + 1))
+        )
         return max(held) / max(sizes)
 
     def share(self, readers: int) -> float:

@@ -55,8 +55,9 @@ class PlainCosts(Costs):
 
     def _set_classes(self, readers: int | None) -> None:
         """Which class each stage is of; behind the last of them, what is left out."""
-        replicas_E, left_E = self._all("replicas_E"), self._all("left_E")
-        may_E = self._runs.may_have_work(replicas_E)
+        replicas_E, left_E = (self._all(name).astype(np.intp) for name in ("replicas_E", "left_E"))
+        microbatches = self._runs.microbatches
+        may_E = replicas_E <= microbatches.count
         if readers is not None:
             is_first_E = left_E == sum(self.lattice.all_used)
             may_E &= ~is_first_E | (replicas_E == readers)
@@ -64,13 +65,14 @@ class PlainCosts(Costs):
         numbers_E = np.full(len(replicas_E), -1, dtype=np.intp)
         if may_E.any():
             present_EK = self._all("counts_EK")[may_E] > 0
-            rows, same = distinct([replicas_E[may_E], left_E[may_E], *present_EK.T])
+            at_once = microbatches.at_once(replicas_E[may_E], left_E[may_E])
+            rows, same = distinct([replicas_E[may_E], at_once, *present_EK.T])
             each = []
-            for replicas, left, *present in rows.tolist():
+            for replicas, held, *present in rows.tolist():
                 own = self._runs.class_with(
                     [kind for kind, there in enumerate(present) if there],
                     replicas=int(replicas),
-                    left=int(left),
+                    at_once=int(held),
                     stage=0,
                     readers=readers or 1,
                 )

@@ -185,7 +185,12 @@ def test_many_devices_are_looked_at_by_windows(
 ) -> None:
     """And however many there are, a chain that recomputes nothing is never refused."""
     no_masks(monkeypatch)
-    problem = in_parts(on(60, 80, limit=limit), "1f1b", 4)
+    few = on(60, 80, limit=limit)
+    heavy = replace(few.profiles[0].layers[1], begin_bytes=5.0)  # a begin before it keeps less
+    layers = (few.profiles[0].layers[0], heavy, *few.profiles[0].layers[2:])
+    profiles = (replace(few.profiles[0], layers=layers),)
+    few = replace(few, profiles=profiles, spans=chain_spans(profiles))
+    problem = in_parts(few, "1f1b", 4)
     check_states(problem, 10**6)
     stages = hete_mp(problem).stages
     assert max(sum(stage.counts) for stage in stages) <= 4

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparsepipe.partition.layer_tables import LayerTables
 from sparsepipe.partition.memory import MemoryModel, room_bytes
@@ -58,6 +57,7 @@ class SecondRuns:
 
     Attributes:
         tables: of the problem.
+        microbatches: of a minibatch.
         work: what is left of the tables'.
         most_s: that a stage takes longer for what it recomputes, at most.
     """
@@ -71,7 +71,8 @@ class SecondRuns:
     ) -> None:
         self.tables, self._memory, self._more_bytes = tables, memory, more_bytes
         self._what, self._fleet = tables.synchronous, tables.problem.fleet
-        self._in_flight = cache(self._what.microbatches.in_flight_of)
+        self.microbatches = self._what.microbatches
+        self._in_flight = cache(self.microbatches.in_flight_of)
         self._seconds: dict[StageClass, Floats] = {}
         self._found: dict[tuple[StageClass, int, int], Cheapest] = {}
         self.work = tables.work
@@ -80,11 +81,7 @@ class SecondRuns:
 
     def has_work_for(self, replicas: int) -> bool:
         """Whether each device of a stage has a microbatch: the strategy refuses others."""
-        return replicas <= self._what.microbatches.count
-
-    def may_have_work(self, replicas_E: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """The same of many stages."""
-        return np.asarray(replicas_E <= self._what.microbatches.count, dtype=np.bool_)
+        return replicas <= self.microbatches.count
 
     def class_of(self, counts: Sequence[int], *, left: int, stage: int, readers: int) -> StageClass:
         """Which a stage is of.
@@ -95,18 +92,21 @@ class SecondRuns:
             stage: its number, or any that says as much (``SynchronousStages.is_whole``).
             readers: devices of the first stage; where memory does not count they change nothing.
         """
-        kinds = [kind for kind, count in enumerate(counts) if count]
-        return self.class_with(kinds, replicas=sum(counts), left=left, stage=stage, readers=readers)
+        kinds, replicas = [kind for kind, count in enumerate(counts) if count], sum(counts)
+        at_once = int(self.microbatches.at_once(replicas, left))
+        return self.class_with(
+            kinds, replicas=replicas, at_once=at_once, stage=stage, readers=readers
+        )
 
     def class_with(
-        self, kinds: Sequence[int], *, replicas: int, left: int, stage: int, readers: int
+        self, kinds: Sequence[int], *, replicas: int, at_once: int, stage: int, readers: int
     ) -> StageClass:
         """The same of a stage with so many devices of some kinds.
 
         Args:
             kinds: in order.
             replicas: r, its devices.
-            left: see :meth:`class_of`.
+            at_once: microbatches that one of them has (``Microbatches.at_once``).
             stage: see :meth:`class_of`.
             readers: see :meth:`class_of`.
         """
@@ -114,8 +114,8 @@ class SecondRuns:
         readers = 1 if self._memory is None else readers
         return StageClass(
             kinds=tuple(kinds),
-            in_flight=self._in_flight(replicas, left, readers=readers),
-            share=what.microbatches.share(readers) * what.batch_share,
+            in_flight=self._in_flight(replicas, at_once, readers=readers),
+            share=self.microbatches.share(readers) * what.batch_share,
             replicas=min(replicas, 2),
             whole=what.is_whole(stage),
         )
