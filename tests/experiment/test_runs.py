@@ -169,6 +169,7 @@ def test_two_processes_on_one_run(job: Job, monkeypatch: pytest.MonkeyPatch) -> 
         job()
 
 
+@pytest.mark.full
 def test_a_sweep_is_recorded_where_its_runs_are(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,6 +154,7 @@ def short_rank(rank: int) -> tuple[list[Sending], list[Reduction], list[int]]:
     return sendings, reductions, numbers
 
 
+@pytest.mark.full
 def test_a_slow_link_is_timed_once_at_least() -> None:
     for sendings, reductions, numbers in run(short_rank, 2):
         assert [sending.repeats for sending in sendings] == [1] * len(sendings)

@@ -60,9 +60,8 @@ def ends(rank: int, schedule: str | None) -> list[float]:
     return timed[rank].times
 
 
-@pytest.mark.parametrize(
-    "schedule", ["gpipe", *(pytest.param(s, marks=pytest.mark.full) for s in ("1f1b", None))]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", None])
 def test_the_first_stage_is_held_back(schedule: str | None) -> None:
     """By a last stage that stays with its first batch.
 
