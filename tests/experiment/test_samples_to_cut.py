@@ -57,8 +57,10 @@ def test_refused_before_ranks_start(
 
 def test_not_refused_where_all_have_samples() -> None:
     for stages, parts in ((STRAIGHT, 2), (BOTH, 4), (SEARCHED, 4)):
-        config = composed(*MODEL, *TWO, "parallel=sync_1f1b", stages, f"{CUT}{parts}")
-        refuse_empty_microbatches(config, ranks=2)
+        asked = (*MODEL, *TWO, "parallel=sync_1f1b", stages)
+        refuse_empty_microbatches(composed(*asked, f"{CUT}{parts}"), ranks=2)
+        with pytest.raises(ConfigError):  # one more than that is the first that is refused
+            refuse_empty_microbatches(composed(*asked, f"{CUT}{parts + 1}"), ranks=2)
 
 
 def test_a_plan_that_a_search_has_found_says_how_many_devices_read(tmp_path: Path) -> None:
@@ -86,3 +88,5 @@ def test_what_trains_on_no_batches_of_data_is_not_refused(tmp_path: Path) -> Non
     cut = ("parallel=gpipe", STRAIGHT, f"{CUT}9", "data.batch_size=2")
     refuse_empty_microbatches(composed(*hosts(tmp_path, slow=1), *cut), ranks=2)
     refuse_empty_microbatches(composed("experiment=tiny", "task=evaluate", *TWO, *cut), ranks=2)
+    with pytest.raises(ConfigError):  # what does train on them is refused for the same
+        refuse_empty_microbatches(composed(*MODEL, *TWO, *cut), ranks=2)

@@ -88,9 +88,21 @@ class Normed(Accumulation):
 
 
 def whole(case: Case, *, by_hand: bool = False) -> Normed:
-    """One process that takes each minibatch in one piece."""
-    one = dataclasses.replace(case, config="1", microbatches=1, schedule="gpipe")
-    return Normed(one, by_hand=by_hand)
+    """One process that takes each minibatch in one piece, in double precision.
+
+    So it has next to no rounding of its own, and what differs is that of who is compared with it.
+    """
+    one = Normed(dataclasses.replace(case, config="1", microbatches=1), by_hand=by_hand)
+    (layers,), (newest,) = one._copies[0], one._newest
+    layers.double()[0].register_forward_pre_hook(_doubled)
+    for parameter in newest:
+        parameter.data = parameter.data.double()
+    return one
+
+
+def _doubled(_: nn.Module, given: tuple[Any]) -> Any:
+    (value,) = given
+    return value.replace_feats(value.feats.double()) if hasattr(value, "feats") else value.double()
 
 
 def distance(value: Tensor, expected: Tensor) -> float:

@@ -56,8 +56,7 @@ def check_whole(case: Case, state: dict[str, Tensor]) -> None:
     oracle = whole(case, by_hand=case.net == "dense")
     oracle.train()
     for name, value in oracle.state().items():
-        # Sums of parts that are summed differ by a little more: 1.02e-6 was seen of a single bias.
-        assert distance(state[name], value) < 1.5 * FP32[case.net], f"{case}, whole: {name}"
+        assert distance(state[name], value) < FP32[case.net], f"{case}, whole: {name}"
 
 
 def check_all(cases: Sequence[Case]) -> None:
@@ -99,7 +98,6 @@ def test_norms_are_those_of_one_process(ranks: int) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", ["deferred", "running"])
 @pytest.mark.parametrize("net", ["dense", "sparse", "residual"])
 def test_every_depth_and_number_of_microbatches(net: str, mode: str) -> None:
