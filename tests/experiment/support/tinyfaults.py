@@ -66,6 +66,8 @@ class Injection(pl.Callback):
             self.act(trainer, "start", self.count)
 
     def on_train_start(self, trainer, pl_module):
+        if (self.rank, self.place) != (trainer.global_rank, "forward"):
+            return  # a stage may hold no parameters
         held = (layer for layer in pl_module.layers if any(True for _ in layer.parameters()))
         next(held).register_forward_pre_hook(lambda *_: self.on_forward(trainer))
 
