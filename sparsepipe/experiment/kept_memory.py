@@ -107,9 +107,7 @@ def kept_bytes(
 def _counted(
     costs: StageCosts, stage: Stage, spans: Sequence[range], profiles: Mapping[str, Profile]
 ) -> StageCosts:
-    """With what one minibatch keeps in a stage, just as it was counted.
-
-    Searches take it to be more behind outputs that no layer saves (``Spans.stored_between``).
+    """With what one minibatch keeps in a stage, on the devices that are in it.
 
     Args:
         costs: of the stage.

@@ -45,7 +45,7 @@ class Costs:
         rates_E: which of the T rates its transfer has, for each node.
         rooms_E: which of the M rooms it has, for each node; empty without limits.
         num_rooms: M.
-        by_windows: in a chain of layers the ends that suit a begin follow one another.
+        by_windows: in a chain of layers the ends that suit a begin follow one another, mostly.
     """
 
     by_windows = True
@@ -169,10 +169,7 @@ class Costs:
         return np.where(allowed_PJ, times_PJ, np.inf)
 
     def kept(self, number: int) -> tuple[Floats, Floats, float]:
-        """For one of the M: bytes by places, and room for the second less the first of them.
-
-        The second never falls.
-        """
+        """For one of the M: bytes by places, and room for the second less the first of them."""
         assert self.memory is not None
         in_flight, replicas, room = self._rooms_M[number]
         each = self.memory.per_parameter_byte(in_flight, replicas=replicas)

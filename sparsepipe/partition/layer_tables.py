@@ -17,7 +17,7 @@ import numpy as np
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.recompute.bounds import Bounds
 from sparsepipe.partition.recompute.stage_cost import StageCost
-from sparsepipe.partition.spans import Floats, never_falling
+from sparsepipe.partition.spans import Floats
 from sparsepipe.partition.work import Work
 
 
@@ -101,7 +101,7 @@ class LayerTables:
         end_I = np.array([0.0, *(layer.end_bytes for layer in layers)])
         each = [[x.parameter_bytes for x in self.problem.profiles[k].layers] for k in kinds]
         weights_I = np.cumsum([0.0, *np.max(each, axis=0)])
-        return saved_I - begin_I, never_falling(saved_I + end_I), weights_I
+        return saved_I - begin_I, saved_I + end_I, weights_I
 
     def _named(self, kinds: tuple[int, ...], whole: bool) -> tuple[Floats, Floats, Floats]:
         """Of layers that the setting names: what stays and what is inside, and seconds.

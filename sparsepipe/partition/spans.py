@@ -62,29 +62,13 @@ class Spans:
         return float(after_I[end] - before_I[first])
 
     def stored_between(self) -> tuple[Floats, Floats]:
-        """Bytes by places: a stage keeps the second of its end less the first of its begin.
-
-        The second never falls from place to place, see :func:`never_falling`.
-        """
+        """Bytes by places: a stage keeps the second of its end less the first of its begin."""
         begin_I = end_I = self.stored_bytes_I
         if self.begin_bytes_I is not None:
             begin_I = begin_I - self.begin_bytes_I
         if self.end_bytes_I is not None:
-            end_I = never_falling(end_I + self.end_bytes_I)
+            end_I = end_I + self.end_bytes_I
         return begin_I, end_I
-
-
-def never_falling(end_I: Floats) -> Floats:
-    """What stages keep by the places where they end, as searches need it: it never falls.
-
-    It would behind an output that no layer saves, which is kept only by a stage that ends with it.
-    A stage with the layers behind is taken to keep as much: at least for a while it does.
-
-    Args:
-        end_I: bytes of all layers before each place, and of what a stage keeps that ends there.
-    """
-    most_I: Floats = np.maximum.accumulate(end_I)
-    return most_I
 
 
 def spans_of(profiles: Sequence[Profile]) -> Spans:

@@ -8,9 +8,16 @@ In a chain of layers the ends that fit a begin follow one another: a stage that 
 behind it up to the last j with ``W[j] <= W[i] + bound * m``, for each of its kinds, and up to the
 last one that its devices' memory lets it. So some stage ends at j if, of the stages that may begin
 before j, one may end at j or behind it.
+
+The memory makes an exception of a few places. Where an output that no layer saves is larger than
+what the next layers save, a stage that ends with it keeps more than one that goes on. The ends
+behind it, up to where as much is saved, are in no window: whether a stage may end there is asked
+of each begin.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +32,7 @@ _ROUNDING = 1e-12
 
 
 class Windows:
-    """Reachable places of a chain of layers: the ends that fit a begin are a window."""
+    """Reachable places of a chain of layers: the ends that fit a begin are a window, mostly."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
@@ -33,15 +40,17 @@ class Windows:
         self._places_I = np.arange(costs.spans.num_layers + 1, dtype=np.int32)
         self._last_CI = np.empty((0, 0), dtype=np.int32)
         self._fits_TI = np.empty((0, 0), dtype=np.bool_)
-        self._held_MI = self._held()
+        self._set_rooms([*map(costs.kept, range(costs.num_rooms))])
 
-    def _held(self) -> Places:
-        """Last ends up to which a stage's devices hold what it keeps."""
-        rows = [
-            _last(after_I, before_I + room)
-            for before_I, after_I, room in map(self._costs.kept, range(self._costs.num_rooms))
-        ]
-        return np.array(rows, dtype=np.int32).reshape(len(rows), len(self._places_I))
+    def _set_rooms(self, kept: Sequence[tuple[Floats, Floats, float]]) -> None:
+        """Last ends up to which devices hold what a stage keeps, and ends that these leave out."""
+        shape = len(kept), len(self._places_I)
+        self._most_MI = np.array([begin_I + room for begin_I, _, room in kept]).reshape(shape)
+        self._kept_MI = np.array([end_I for _, end_I, _ in kept]).reshape(shape)
+        rising_MI = np.maximum.accumulate(self._kept_MI, axis=1)
+        rows = [_last(*row) for row in zip(rising_MI, self._most_MI, strict=True)]
+        self._held_MI = np.array(rows, dtype=np.int32).reshape(shape)
+        self._alone_I = (self._kept_MI < rising_MI).any(axis=0)
 
     def _set(self, bound_s: float) -> None:
         if bound_s == self._bound_s:
@@ -72,7 +81,19 @@ class Windows:
         last_I = last_EI.max(axis=0)
         ends_I = np.zeros(len(last_I), dtype=np.bool_)
         ends_I[1:] = np.maximum.accumulate(last_I)[:-1] >= self._places_I[1:]
+        for end in np.flatnonzero(self._alone_I):
+            ends_I[end] = (begin_EI & self._may_end_EI(node, ways, int(end))).any()
         return ends_I
+
+    def _may_end_EI(self, node: int, ways: Ints | slice, end: int) -> Bools:
+        """For each stage and begin whether it may end at a place that is in no window."""
+        costs = self._costs
+        held_MI = self._kept_MI[:, end, None] <= self._most_MI
+        may_EI = self._last_CI[costs.stages_E[node][ways]] >= end
+        may_EI &= held_MI[costs.rooms_E[node][ways]]
+        may_EI &= self._fits_TI[costs.rates_E[node][ways]]
+        may_EI[:, end:] = False
+        return np.asarray(may_EI, dtype=np.bool_)
 
     def reached(self, bound_s: float) -> Bools:
         """Places reached by any number of stages, by node.
@@ -107,10 +128,13 @@ class Windows:
         """For each stage that ends at one of some places, where it may begin."""
         self._set(bound_s)
         beyond = np.int32(len(targets_I))
-        places_I = np.where(targets_I, self._places_I, beyond)
+        places_I = np.where(targets_I & ~self._alone_I, self._places_I, beyond)
         next_I = np.full_like(self._places_I, beyond)  # the next of them behind a place
         next_I[:-1] = np.minimum.accumulate(places_I[:0:-1])[::-1]
-        return np.asarray(next_I <= self._last_EI(node, slice(None)), dtype=np.bool_)
+        may_EI = np.asarray(next_I <= self._last_EI(node, slice(None)), dtype=np.bool_)
+        for end in np.flatnonzero(targets_I & self._alone_I):
+            may_EI |= self._may_end_EI(node, slice(None), int(end))
+        return may_EI
 
 
 def _last(sums_I: Floats, most_I: Floats) -> Places:

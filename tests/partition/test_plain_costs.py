@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -21,17 +22,10 @@ from sparsepipe.partition.synchronous import SynchronousStages
 from sparsepipe.partition.windows import Masks
 
 
-def with_outputs_saved(problem: Problem) -> Problem:
-    """In which a stage never keeps less than one with the same begin that ends sooner."""
-    profiles = []
-    for own in problem.profiles:
-        layers, behind = [], float("inf")
-        for layer in reversed(own.layers):
-            ends = min(layer.end_bytes or 0.0, behind)
-            layers.insert(0, replace(layer, end_bytes=ends))
-            behind = ends + (layer.saved_bytes or 0.0)
-        profiles.append(replace(own, layers=tuple(layers)))
-    return replace(problem, profiles=tuple(profiles), spans=chain_spans(profiles))
+def falls(problem: Problem) -> bool:
+    """Whether some stage keeps less than one with the same begin that ends sooner."""
+    _, end_I = problem.spans.stored_between()
+    return bool((end_I[1:] < end_I[:-1]).any())
 
 
 def in_parts(problem: Problem, schedule: str, count: int, *, setting: Any = "none") -> Problem:
@@ -62,20 +56,46 @@ def time_s(found: Any, problem: Problem, **options: Any) -> float:
         return float("inf")
 
 
-def test_ends_that_fit_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that they are found as windows, which find what trying all plans does."""
+@pytest.mark.parametrize(
+    "seeds",
+    [range(100), pytest.param(range(100, 1000), marks=pytest.mark.full)],
+    ids=["few", "many"],
+)
+def test_ends_are_found_without_looking_at_pairs(
+    monkeypatch: pytest.MonkeyPatch, seeds: range
+) -> None:
+    """Also behind outputs that no layer saves, and so that the plans are those of trying all."""
     no_masks(monkeypatch)
-    outcomes = {True: 0, False: 0}
-    for seed in range(60):
+    outcomes = Counter[tuple[bool, bool]]()
+    for seed in seeds:
         problem, order = random_recomputing(seed, "none")
-        problem = with_outputs_saved(problem)
         kinds = problem.fleet.kinds
         names = [f"{kinds[kind].host}/{kinds[kind].name}" for kind in order]
         best_s = least_s(problem)
         assert time_s(exact, problem) == pytest.approx(best_s), seed
         assert time_s(hete_mp, problem, order=names) == pytest.approx(least_s(problem, order)), seed
-        outcomes[best_s < float("inf")] += 1
-    assert min(outcomes.values()) > 0, outcomes
+        outcomes[best_s < float("inf"), falls(problem)] += 1
+    assert len(outcomes) == 4, outcomes
+
+
+@pytest.mark.parametrize("is_synchronous", [False, True])
+def test_a_later_end_may_keep_less(monkeypatch: pytest.MonkeyPatch, is_synchronous: bool) -> None:
+    """The output of the first layer, which the second one does not save, makes 9 bytes of 3."""
+    no_masks(monkeypatch)
+    layers = [
+        {"forward_s": 1.0, "backward_s": 2.0, "saved_bytes": 2.0, "end_bytes": 7.0},
+        {"forward_s": 1.0, "backward_s": 2.0, "saved_bytes": 1.0},
+    ]
+    for limit, fits in ((3.0, True), (2.9, False)):
+        problem = problem_of([layers], limits=[limit], setting="none")
+        if not is_synchronous:
+            problem = replace(problem, synchronous=None)
+        for found in (hete_mp, exact):
+            if fits:
+                assert found(problem).config == "2"
+                continue
+            with pytest.raises(PlanError, match="no plan fits the memory"):
+                found(problem)
 
 
 @pytest.mark.parametrize("is_synchronous", [False, True])
