@@ -1,8 +1,8 @@
 """Which places of a model can be reached with which devices, within a bound on all times.
 
 Shape suffixes: E stages that end at one node of the lattice (see ``lattice.py``); V nodes; I
-places a model can be cut at; R, C and M rows of sums, of stages and of memory (see ``costs.py``);
-T rates of transfers.
+places a model can be cut at; P some of them; R, C and M rows of sums, of stages and of memory (see
+``costs.py``); T rates of transfers.
 
 In a chain of layers the ends that fit a begin follow one another: a stage that begins at i may end
 behind it up to the last j with ``W[j] <= W[i] + bound * m``, for each of its kinds, and up to the
@@ -82,18 +82,20 @@ class Windows:
         ends_I = np.zeros(len(last_I), dtype=np.bool_)
         ends_I[1:] = np.maximum.accumulate(last_I)[:-1] >= self._places_I[1:]
         for end in np.flatnonzero(self._alone_I):
-            ends_I[end] = (begin_EI & self._may_end_EI(node, ways, int(end))).any()
+            begins, may_EP = self._may_end(node, ways, int(end))
+            ends_I[end] = (begin_EI[:, begins] & may_EP).any()
         return ends_I
 
-    def _may_end_EI(self, node: int, ways: Ints | slice, end: int) -> Bools:
-        """For each stage and begin whether it may end at a place that is in no window."""
+    def _may_end(self, node: int, ways: Ints | slice, end: int) -> tuple[slice, Bools]:
+        """Begins near enough to a place, and for each stage from which of them it may end there."""
         costs = self._costs
-        held_MI = self._kept_MI[:, end, None] <= self._most_MI
-        may_EI = self._last_CI[costs.stages_E[node][ways]] >= end
-        may_EI &= held_MI[costs.rooms_E[node][ways]]
-        may_EI &= self._fits_TI[costs.rates_E[node][ways]]
-        may_EI[:, end:] = False
-        return np.asarray(may_EI, dtype=np.bool_)
+        near_I = (self._last_CI[:, :end] >= end).any(axis=0)
+        begins = slice(int(near_I.argmax()), end)
+        held_MP = self._kept_MI[:, end, None] <= self._most_MI[:, begins]
+        may_EP = self._last_CI[:, begins][costs.stages_E[node][ways]] >= end
+        may_EP &= held_MP[costs.rooms_E[node][ways]]
+        may_EP &= self._fits_TI[:, begins][costs.rates_E[node][ways]]
+        return begins, np.asarray(may_EP, dtype=np.bool_)
 
     def reached(self, bound_s: float) -> Bools:
         """Places reached by any number of stages, by node.
@@ -133,7 +135,8 @@ class Windows:
         next_I[:-1] = np.minimum.accumulate(places_I[:0:-1])[::-1]
         may_EI = np.asarray(next_I <= self._last_EI(node, slice(None)), dtype=np.bool_)
         for end in np.flatnonzero(targets_I & self._alone_I):
-            may_EI |= self._may_end_EI(node, slice(None), int(end))
+            begins, may_EP = self._may_end(node, slice(None), int(end))
+            may_EI[:, begins] |= may_EP
         return may_EI
 
 
