@@ -45,7 +45,8 @@ class Costs:
         rates_E: which of the T rates its transfer has, for each node.
         rooms_E: which of the M rooms it has, for each node; empty without limits.
         num_rooms: M.
-        by_windows: in a chain of layers the ends that suit a begin follow one another, mostly.
+        by_windows: in a chain of layers the ends that suit a begin follow one another, but for
+            what their memory leaves out (see ``windows.py``).
     """
 
     by_windows = True

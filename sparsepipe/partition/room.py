@@ -157,13 +157,14 @@ def _missing_bytes(problem: Problem, lattice: Lattice, tables: LayerTables | Non
         replicas=1,
         left=problem.fleet.num_devices,
     )
-    low, high = 0.0, whole + REPLICA_BUFFERS * parameter_bytes  # no stage keeps more
+    low, high = 0.0, max(MIB, whole + REPLICA_BUFFERS * parameter_bytes)
 
     def fits(more_bytes: float) -> bool:
         return any_fits(problem, lattice, more_bytes=more_bytes, tables=tables)
 
-    while problem.synchronous is not None and not fits(high):
-        high *= 2  # but for the inputs of spans
+    # What stages keep beside all layers' own: inputs of spans, and outputs that no layer saves.
+    while not fits(high):
+        high *= 2
     while high - low > MIB / 2:
         middle = (low + high) / 2
         if fits(middle):

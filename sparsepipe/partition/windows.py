@@ -32,7 +32,7 @@ _ROUNDING = 1e-12
 
 
 class Windows:
-    """Reachable places of a chain of layers: the ends that fit a begin are a window, mostly."""
+    """Reachable places of a chain of layers: but for a few ends, those that fit are a window."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs

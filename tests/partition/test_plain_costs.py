@@ -11,7 +11,7 @@ from recomputing_instances import least_s, problem_of, random_recomputing, secon
 
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.explain import explain
-from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.memory import MIB, MemoryModel
 from sparsepipe.partition.microbatches import Microbatches
 from sparsepipe.partition.problem import Problem, Solution
 from sparsepipe.partition.recompute.choices import chosen_of
@@ -78,13 +78,17 @@ def test_ends_are_found_without_looking_at_pairs(
     assert len(outcomes) == 4, outcomes
 
 
+@pytest.mark.parametrize("borders", [({"end_bytes": 7.0}, {}), ({}, {"begin_bytes": 8.0})])
 @pytest.mark.parametrize("is_synchronous", [False, True])
-def test_a_later_end_may_keep_less(monkeypatch: pytest.MonkeyPatch, is_synchronous: bool) -> None:
-    """The output of the first layer, which the second one does not save, makes 9 bytes of 3."""
+def test_a_part_of_a_stage_may_keep_more(
+    monkeypatch: pytest.MonkeyPatch, is_synchronous: bool, borders: Any
+) -> None:
+    """A stage keeps 3 bytes, though one with its first or its last layer alone would keep 9."""
     no_masks(monkeypatch)
+    each = {"forward_s": 1.0, "backward_s": 2.0}
     layers = [
-        {"forward_s": 1.0, "backward_s": 2.0, "saved_bytes": 2.0, "end_bytes": 7.0},
-        {"forward_s": 1.0, "backward_s": 2.0, "saved_bytes": 1.0},
+        {**each, "saved_bytes": 2.0, **borders[0]},
+        {**each, "saved_bytes": 1.0, **borders[1]},
     ]
     for limit, fits in ((3.0, True), (2.9, False)):
         problem = problem_of([layers], limits=[limit], setting="none")
@@ -98,24 +102,28 @@ def test_a_later_end_may_keep_less(monkeypatch: pytest.MonkeyPatch, is_synchrono
                 found(problem)
 
 
+@pytest.mark.parametrize(
+    "borders", [({"end_bytes": 70.0 * MIB}, {}), ({}, {"begin_bytes": 180.0 * MIB}), ({}, {})]
+)
 @pytest.mark.parametrize("is_synchronous", [False, True])
-def test_a_later_begin_may_keep_more(monkeypatch: pytest.MonkeyPatch, is_synchronous: bool) -> None:
-    """A stage keeps 3 bytes, though one that began with its last layer would keep 9."""
-    no_masks(monkeypatch)
-    layers = [
-        {"forward_s": 1.0, "backward_s": 2.0, "saved_bytes": 2.0},
-        {"forward_s": 1.0, "backward_s": 2.0, "saved_bytes": 1.0, "begin_bytes": 8.0},
-    ]
-    for limit, fits in ((3.0, True), (2.9, False)):
-        problem = problem_of([layers], limits=[limit], setting="none")
-        if not is_synchronous:
-            problem = replace(problem, synchronous=None)
-        for found in (hete_mp, exact):
-            if fits:
-                assert found(problem).config == "2"
-                continue
-            with pytest.raises(PlanError, match="no plan fits the memory"):
-                found(problem)
+def test_what_is_missing_is_told_where_a_part_keeps_more(
+    is_synchronous: bool, borders: Any
+) -> None:
+    """Of two stages, by the larger one: with as much more memory it fits, and not with less."""
+    each = {"forward_s": 1.0, "backward_s": 2.0}
+    saved = ({"saved_bytes": 20.0 * MIB}, {"saved_bytes": 10.0 * MIB})
+    layers = [{**each, **a, **b} for a, b in zip(saved, borders, strict=True)]
+
+    def within(limit_mib: float) -> Problem:
+        given = problem_of([layers], limits=[limit_mib * MIB], setting="none")
+        return given if is_synchronous else replace(given, synchronous=None)
+
+    with pytest.raises(PlanError, match=r"lacks [\d,]+ MiB") as caught:
+        straight(within(5))
+    missing = int(caught.value.message.split("lacks ")[1].split()[0].replace(",", ""))
+    assert straight(within(5 + missing)).config == "1-1"
+    with pytest.raises(PlanError, match="lacks"):
+        straight(within(5 + missing - 2))
 
 
 @pytest.mark.parametrize("setting", ["none", {}, "auto"])

@@ -67,7 +67,7 @@ def check_whole(case: Case, state: dict[str, Tensor]) -> None:
 def check_all(cases: Sequence[Case]) -> list[dict[str, Tensor]]:
     """Trains cases of as many ranks in the same processes, one after the other.
 
-    Those that have the gradients of whole minibatches also in double precision.
+    Those with the gradients of whole minibatches are trained in double precision as well.
 
     Returns:
         The final state of each case.
@@ -83,11 +83,11 @@ def check_all(cases: Sequence[Case]) -> list[dict[str, Tensor]]:
         everyone = [train(0, every)]
     else:
         everyone = run(train, ranks, every, limit_s=60 + 20 * len(every))
-    for case, *found in zip(every, *everyone, strict=True):
-        if case.precision == "64-true":
-            check_whole(case, found[0][0])
-        else:
-            check(case, found)
+    found = list(zip(*everyone, strict=True))
+    for case, ranks_found in zip(cases, found, strict=False):
+        check(case, ranks_found)
+    for case, ((state, _, _), *_) in zip(doubled, found[len(cases) :], strict=True):
+        check_whole(case, state)
     return [state for state, _, _ in everyone[0][: len(cases)]]
 
 

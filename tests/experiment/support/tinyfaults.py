@@ -67,7 +67,7 @@ class Injection(pl.Callback):
 
     def on_train_start(self, trainer, pl_module):
         if (self.rank, self.place) != (trainer.global_rank, "forward"):
-            return  # a stage may hold no parameters
+            return  # no fault in a forward here, and maybe no parameters in this stage either
         held = (layer for layer in pl_module.layers if any(True for _ in layer.parameters()))
         next(held).register_forward_pre_hook(lambda *_: self.on_forward(trainer))
 
