@@ -162,6 +162,7 @@ def _missing_bytes(problem: Problem, lattice: Lattice, tables: LayerTables | Non
     def fits(more_bytes: float) -> bool:
         return any_fits(problem, lattice, more_bytes=more_bytes, tables=tables)
 
+    assert fits(float("inf")), "a problem that some plan solves, but for the memory"
     # What stages keep beside all layers' own: inputs of spans, and outputs that no layer saves.
     while not fits(high):
         high *= 2

@@ -40,6 +40,7 @@ class Windows:
         self._places_I = np.arange(costs.spans.num_layers + 1, dtype=np.int32)
         self._last_CI = np.empty((0, 0), dtype=np.int32)
         self._fits_TI = np.empty((0, 0), dtype=np.bool_)
+        self._asked: list[tuple[int, slice]] = []  # ends in no window, and begins near enough
         self._set_rooms([*map(costs.kept, range(costs.num_rooms))])
 
     def _set_rooms(self, kept: Sequence[tuple[Floats, Floats, float]]) -> None:
@@ -61,6 +62,7 @@ class Windows:
         self._last_CI = last_RI[costs.rows_CK].min(axis=1)
         self._fits_TI = costs.cuts_fit_TI(bound_s)
         self._all_fit = bool(self._fits_TI.all())  # mostly
+        self._asked = [(end, self._near(end)) for end in np.flatnonzero(self._alone_I).tolist()]
         self._bound_s = bound_s
 
     def _last_EI(self, node: int, ways: Ints | slice) -> Places:
@@ -81,21 +83,22 @@ class Windows:
         last_I = last_EI.max(axis=0)
         ends_I = np.zeros(len(last_I), dtype=np.bool_)
         ends_I[1:] = np.maximum.accumulate(last_I)[:-1] >= self._places_I[1:]
-        for end in np.flatnonzero(self._alone_I):
-            begins, may_EP = self._may_end(node, ways, int(end))
-            ends_I[end] = (begin_EI[:, begins] & may_EP).any()
+        for end, begins in self._asked:
+            ends_I[end] = (begin_EI[:, begins] & self._may_end_EP(node, ways, end, begins)).any()
         return ends_I
 
-    def _may_end(self, node: int, ways: Ints | slice, end: int) -> tuple[slice, Bools]:
-        """Begins near enough to a place, and for each stage from which of them it may end there."""
+    def _near(self, end: int) -> slice:
+        """Begins from the first one from which some stage ends in time."""
+        return slice(int((self._last_CI[:, :end] >= end).any(axis=0).argmax()), end)
+
+    def _may_end_EP(self, node: int, ways: Ints | slice, end: int, begins: slice) -> Bools:
+        """For each stage from which begins it may end at a place, by its time and its memory."""
         costs = self._costs
-        near_I = (self._last_CI[:, :end] >= end).any(axis=0)
-        begins = slice(int(near_I.argmax()), end)
         held_MP = self._kept_MI[:, end, None] <= self._most_MI[:, begins]
         may_EP = self._last_CI[:, begins][costs.stages_E[node][ways]] >= end
         may_EP &= held_MP[costs.rooms_E[node][ways]]
         may_EP &= self._fits_TI[:, begins][costs.rates_E[node][ways]]
-        return begins, np.asarray(may_EP, dtype=np.bool_)
+        return np.asarray(may_EP, dtype=np.bool_)
 
     def reached(self, bound_s: float) -> Bools:
         """Places reached by any number of stages, by node.
@@ -134,9 +137,9 @@ class Windows:
         next_I = np.full_like(self._places_I, beyond)  # the next of them behind a place
         next_I[:-1] = np.minimum.accumulate(places_I[:0:-1])[::-1]
         may_EI = np.asarray(next_I <= self._last_EI(node, slice(None)), dtype=np.bool_)
-        for end in np.flatnonzero(targets_I & self._alone_I):
-            begins, may_EP = self._may_end(node, slice(None), int(end))
-            may_EI[:, begins] |= may_EP
+        for end, begins in self._asked:
+            if targets_I[end]:
+                may_EI[:, begins] |= self._may_end_EP(node, slice(None), end, begins)
         return may_EI
 
 

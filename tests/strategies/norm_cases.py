@@ -90,7 +90,7 @@ class Normed(Accumulation):
 def whole(case: Case, *, by_hand: bool = False) -> Normed:
     """One process that takes each minibatch in one piece, in double precision.
 
-    It is for comparing with trainings that are in double precision, too.
+    So it has next to no rounding of its own, and what differs is that of who is compared with it.
     """
     one = Normed(dataclasses.replace(case, config="1", microbatches=1), by_hand=by_hand)
     (layers,), (newest,) = one._copies[0], one._newest
