@@ -8,8 +8,8 @@ Everything in one run, one thread for each process, real Trainers and gloo on lo
   (``pipeline_bound.py``). ``--width 0.5`` has a quarter of the parameters to reduce.
 - Layers that sleep in as many stages as there are ranks, so that cores are no limit.
 - A CNN on images by synchronous pipelines of two stages (GPipe and 1F1B with flush), ours and
-  those of torch.distributed.pipelining: the same layers, cut, minibatches, microbatches and
-  optimizer.
+  those of torch.distributed.pipelining: the same layers, cut, minibatches, microbatches, loss and
+  optimizer, without metrics and logs on either side.
 - Bytes that were sent beside the least that can be: features once each way, coordinates once
   down. Sets of weights of each stage beside what the schedule tells.
 
@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pipeline_bound import layer_seconds, least_bytes, parameter_bytes, stage_seconds
 from pipeline_options import (
@@ -202,11 +203,9 @@ def beside_torch(workload: Images, options: argparse.Namespace) -> None:
     """Synchronous pipelines of two, ours and torch's, in turns."""
     plan, parts = balanced_plan(workload, 2, options.passes), options.microbatches
     print(f"\n{workload}; cut before layer {plan.cuts[0]} of {plan.num_layers}, T = {parts}")
-    one = Way(name="one process", ranks=1)
-    ours = {
-        name: Way(name=f"{name}, ours", ranks=2, plan=plan, schedule=name, microbatches=parts)
-        for name in SCHEDULES
-    }
+    one = Way(name="one process", ranks=1, metrics=False)
+    two = replace(one, ranks=2, plan=plan, microbatches=parts)
+    ours = {name: replace(two, name=f"{name}, ours", schedule=name) for name in SCHEDULES}
     size = (options.minibatches, EPOCHS)
     whole: Rows = {}
     for _ in range(options.repeats):

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from pipeline_bound import TIMEOUT_S
 from pipeline_training import Epoch, Trained, Way
-from pipeline_workloads import CLASSES, Workload
+from pipeline_workloads import CLASSES, Workload, sgd
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn import functional as F
@@ -41,7 +41,7 @@ def train_by_torch(
     group.join("gloo", timeout_s=TIMEOUT_S)
     first, last = plan.stages[rank].layers
     layers = nn.Sequential(*list(workload.layers())[first : last + 1])
-    optimizer = torch.optim.SGD(layers.parameters(), lr=1e-4, momentum=0.9)
+    optimizer = sgd(layers.parameters())
     stage = PipelineStage(layers, rank, plan.num_stages, torch.device("cpu"))
     make = SCHEDULES[way.schedule]
     run = make(stage, n_microbatches=way.microbatches, loss_fn=F.cross_entropy)

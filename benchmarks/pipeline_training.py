@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 import pytorch_lightning as pl
-from pipeline_workloads import Workload, loader, module
+from pipeline_workloads import LossAlone, Workload, loader, module
 from typing_extensions import override
 
 from sparsepipe.runtime.worker import Worker
@@ -35,6 +35,7 @@ class Way:
         schedule: of a synchronous pipeline, gpipe or 1f1b; None: an asynchronous one.
         microbatches: T, of a synchronous one.
         recompute: layers of it that run once more before their backward: none or all.
+        metrics: the module has metrics and logs, as users' have; else it has its loss alone.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Way:
     schedule: Literal["gpipe", "1f1b"] | None = None
     microbatches: int = 1
     recompute: Literal["none", "all"] = "none"
+    metrics: bool = True
 
     @property
     def readers(self) -> int:
@@ -174,7 +176,8 @@ def train(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(module(workload), loader(workload, minibatches // way.readers))
+    net = module(workload) if way.metrics else LossAlone(workload)
+    trainer.fit(net, loader(workload, minibatches // way.readers))
     return clock.found()
 
 

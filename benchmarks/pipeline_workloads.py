@@ -6,12 +6,14 @@ Shapes: B shapes in a minibatch, C channels.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from sparsepipe.models import Classifier, cnn_5x5
@@ -230,10 +232,29 @@ def loader(workload: Workload, count: int) -> DataLoader[Any]:
     return DataLoader(Minibatches(workload, count), batch_size=None)
 
 
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """What all rows train with."""
+    return torch.optim.SGD(parameters, lr=1e-4, momentum=0.9)
+
+
 def module(workload: Workload) -> Classifier:
     """The classifier that users train."""
-    return Classifier(
-        workload.layers(),
-        num_classes=CLASSES,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-4, momentum=0.9),
-    )
+    return Classifier(workload.layers(), num_classes=CLASSES, optimizer=sgd)
+
+
+class LossAlone(pl.LightningModule):
+    """The least that can be trained: no metrics and no logs, which a plain loop has not either.
+
+    Args:
+        workload: whose network it is.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        self.layers = workload.layers()
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        return F.cross_entropy(self.layers(batch["input"]), batch["label"])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return sgd(self.parameters())

@@ -23,6 +23,9 @@ returns the loss and whatever else the worker is to have."""
 Step = Callable[[Callable[[Any], Any]], tuple[Tensor, Any]]
 """What the only stage does: the same, but it finds the input of the layers on its way, and calls
 its argument with that."""
+Leaves = Mapping[str, Tensor] | None
+"""Weights of a minibatch by the names of parameters; those that are missing, or all where there is
+None, are the module's own."""
 
 
 class Flight:
@@ -39,7 +42,7 @@ class Flight:
 
     def __init__(
         self,
-        call: Callable[[Mapping[str, Tensor], Callable[[], Any]], Any],
+        call: Callable[[Leaves, Callable[[], Any]], Any],
         *,
         inputs: Sequence[Tensor] = (),
         roots: Sequence[Tensor],
@@ -55,7 +58,7 @@ class Flight:
         self._roots: tuple[Tensor, ...] | None = tuple(roots)
 
     def backward(
-        self, gradients: Sequence[Tensor | None] | None, *, leaves: Mapping[str, Tensor]
+        self, gradients: Sequence[Tensor | None] | None, *, leaves: Leaves = None
     ) -> list[Tensor | None]:
         """Adds to the gradients of ``leaves`` and frees the graph.
 
@@ -129,7 +132,7 @@ class Stage:
         value: Any,
         *,
         minibatch: int,
-        leaves: Mapping[str, Tensor],
+        leaves: Leaves = None,
         close: Close | None = None,
     ) -> Flight:
         """Runs the layers of a minibatch in training.
@@ -138,7 +141,7 @@ class Stage:
             value: input of the span, a pytree. Gradients come back for its tensors that
                 require one; they may be leaves or not.
             minibatch: its number in the whole run, for ``randomness``.
-            leaves: parameters by name; those that are missing are the module's own.
+            leaves: the weights.
             close: what the last stage does around its layers; None in other stages.
         """
         inputs, entered = _enter(value)
@@ -150,7 +153,7 @@ class Stage:
         roots = differentiable(output)
         return Flight(self._call, inputs=inputs, roots=roots, output=_cut(output, roots))
 
-    def forward_whole(self, step: Step, *, minibatch: int, leaves: Mapping[str, Tensor]) -> Flight:
+    def forward_whole(self, step: Step, *, minibatch: int, leaves: Leaves = None) -> Flight:
         """Runs a step of a minibatch in training, where all layers are here.
 
         Args:
@@ -183,7 +186,7 @@ class Stage:
         self,
         function: Callable[[], tuple[Tensor, Any]],
         *,
-        leaves: Mapping[str, Tensor],
+        leaves: Leaves,
         inputs: Sequence[Tensor] = (),
     ) -> Flight:
         """Calls what runs the layers and goes on to the loss."""
@@ -191,8 +194,10 @@ class Stage:
             loss, extra = self._call(leaves, function)
         return Flight(self._call, inputs=inputs, roots=[loss], loss=loss.detach(), extra=extra)
 
-    def _call(self, leaves: Mapping[str, Tensor], function: Callable[[], Any]) -> Any:
+    def _call(self, leaves: Leaves, function: Callable[[], Any]) -> Any:
         """Calls a function while the module's parameters are ``leaves``."""
+        if not leaves:
+            return function()
         return functional_call(
             self._caller, {f"module.{name}": leaf for name, leaf in leaves.items()}, (function,)
         )

@@ -7,7 +7,7 @@ first stage and around those of the last.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -17,7 +17,7 @@ from torch import Tensor
 from sparsepipe.runtime.mail import Mail
 from sparsepipe.runtime.protocols import Steps
 from sparsepipe.runtime.replicas import Replicas
-from sparsepipe.runtime.stage import Flight, Stage
+from sparsepipe.runtime.stage import Flight, Leaves, Stage
 from sparsepipe.runtime.transport import Kind, Network
 from sparsepipe.schedule import Plan
 
@@ -157,9 +157,7 @@ class StageWorker(ABC, Generic[_Told]):
         self._mail.send(Kind.BATCH, self._plan.num_stages - 1, minibatch, rest)
         return value, rest
 
-    def _flight(
-        self, value: Any, rest: Any, *, minibatch: int, leaves: Mapping[str, Tensor]
-    ) -> Flight:
+    def _flight(self, value: Any, rest: Any, *, minibatch: int, leaves: Leaves = None) -> Flight:
         """Takes a minibatch, by its number in the whole run, forward through this stage."""
         if not self._last:
             return self._stage.forward(value, minibatch=minibatch, leaves=leaves)

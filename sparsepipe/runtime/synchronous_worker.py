@@ -1,7 +1,7 @@
 """What a rank of a synchronous pipeline does: all of a minibatch, then its update.
 
-Weights have one version. The microbatches of a minibatch add to the gradients of one set of
-leaves, in the order of the schedule, as gradients accumulate in one process.
+Weights have one version: that of the parameters themselves. The microbatches of a minibatch add to
+their gradients in the order of the schedule, as gradients accumulate in one process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from sparsepipe.runtime.single_values import naming_single_values
 from sparsepipe.runtime.stage import Flight
 from sparsepipe.runtime.stage_worker import StageWorker
 from sparsepipe.runtime.transport import Kind
-from sparsepipe.runtime.weights.modes import leaf
 from sparsepipe.schedule import Action, Intake, Plan
 
 
@@ -86,7 +85,6 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         self._own = self._plan.microbatches_of(self._rank, microbatches)
         self._rounds = 0
         self._minibatch = 0  # its number in the whole run
-        self._leaves: dict[str, Tensor] = {}
         self._read: dict[int, tuple[Part, float]] = {}
         self._in_flight: dict[int, _InFlight] = {}
         self._returned: list[Microbatch] = []
@@ -114,7 +112,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         if self._first:
             with self._naming(f"cutting minibatch {number}"):
                 self._read = self._cut(batch if self._replica < count else None, count)
-        self._leaves = {name: leaf(p, None) for name, p in self._parameters.items()}
+        self._taken_gradients()  # what somebody left there is none of this minibatch's
         with self._norms.gathering():
             for action in self._order(self._plan, self._rank, Intake(1), self._microbatches):
                 self._do(action)
@@ -178,7 +176,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
     def _computed(self, number: int, value: Any, rest: Any, *, samples: int) -> Flight:
         with self._slowed(), naming_single_values(samples, parts=self._microbatches):
             in_run = self._minibatch * self._microbatches + number
-            return self._flight(value, rest, minibatch=in_run, leaves=self._leaves)
+            return self._flight(value, rest, minibatch=in_run)
 
     def _backward(self, number: int) -> None:
         microbatch = self._in_flight.pop(number)
@@ -213,7 +211,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             with self._slowed():
                 self._events.before_backward(loss)
                 weight = torch.full_like(loss, microbatch.weight)
-                return loss, flight.extra, flight.backward([weight], leaves=self._leaves)
+                return loss, flight.extra, flight.backward([weight])
         message = self._mail.receive(Kind.GRADIENT, self._number + 1, number)
         if flight is None:
             return None, None, None
@@ -221,14 +219,11 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         loss = message.tree["loss"].clone()
         del message
         with self._slowed():
-            return loss, logs, flight.backward(gradients, leaves=self._leaves)
+            return loss, logs, flight.backward(gradients)
 
     def _finish(self) -> None:
         """The update, with the sum of what all replicas' microbatches gave."""
-        leaves, self._leaves = self._leaves, {}
-        gradients = {name: tensor.grad for name, tensor in leaves.items()}
-        for tensor in leaves.values():
-            tensor.grad = None  # whoever still holds the leaf shall not hold its gradient
+        gradients = self._taken_gradients()
         returned, self._returned = self._returned, []
         with self._naming(f"update of minibatch {self._minibatch}"):
             total = self._replicas.total(gradients)
@@ -236,3 +231,10 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             self._events.done(sorted(returned, key=lambda part: part.number))
             with self._slowed():
                 self._events.update(total, step=self._rounds)
+
+    def _taken_gradients(self) -> dict[str, Tensor | None]:
+        """What the parameters have gathered, which they have no longer."""
+        gradients = {name: parameter.grad for name, parameter in self._parameters.items()}
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        return gradients

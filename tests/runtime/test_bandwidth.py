@@ -39,14 +39,14 @@ EFFORT = Effort(repeats=3, warmups=0, most_s=30.0, timeout_s=LONG_S)
 
 def delay(to_rank: int, least_bytes: int) -> None:
     """Whatever this rank sends there from now on waits, if it has a tensor as large as that."""
-    send = Wire.send
+    begin = Wire.begin
 
-    def late(self: Wire, packet: Any, made: Any) -> None:
+    def late(self: Wire, packet: Any, **options: Any) -> Any:
         if self._line._other == to_rank and sum(map(torch.numel, packet.host)) >= least_bytes:
             time.sleep(DELAY_S)
-        send(self, packet, made)
+        return begin(self, packet, **options)
 
-    Wire.send = late  # type: ignore[method-assign]
+    Wire.begin = late  # type: ignore[method-assign]
 
 
 def late_rank(rank: int) -> list[Sending]:
@@ -208,14 +208,14 @@ def test_sums_are_timed_over_all_and_inside_hosts() -> None:
 
 def killed_rank(rank: int) -> None:
     """Rank 2 dies when it is to answer rank 0, while rank 1 waits for both."""
-    send = Wire.send
+    begin = Wire.begin
 
-    def die(self: Wire, packet: Any, made: Any) -> None:
+    def die(self: Wire, packet: Any, **options: Any) -> Any:
         if (rank, self._line._other) == (2, 0):
             os.kill(os.getpid(), signal.SIGKILL)
-        send(self, packet, made)
+        return begin(self, packet, **options)
 
-    Wire.send = die  # type: ignore[method-assign]
+    Wire.begin = die  # type: ignore[method-assign]
     time_pairs(Bench(EFFORT), pairs_of([0, 0, 0], all_up_to=8), SIZES)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch.distributed as dist
 
 from sparsepipe.runtime.transport.codec import Packet
 from sparsepipe.runtime.transport.mailbox import Mailbox
@@ -60,25 +62,43 @@ class Outgoing:
     ) -> None:
         self.route = route
         self._usual = usual
-        self.box: Mailbox[tuple[Packet, Any]] = Mailbox(depth)
+        self.box: Mailbox[tuple[Packet, Sequence[dist.Work], Any]] = Mailbox(depth)
         self._wire = wire
         self._report = report
         self.thread = _start(self._run, route, "out")
 
-    def put(self, packet: tuple[Packet, Any], held_back: bool, limit_s: float) -> None:
-        """Takes a packet; its limit is :class:`Mailbox`'s."""
-        self.box.put(packet, limit_s=limit_s, room=self._usual if held_back else None)
+    def put(self, packet: Packet, *, made: Any, held_back: bool, limit_s: float) -> None:
+        """Begins to send a packet, in the caller's thread: another one would have to wake up.
+
+        Args:
+            packet: the next.
+            made: event after which its device tensors are ready; None where it has none.
+            held_back: there is to be no more under way than usual, and packets do not repeat.
+            limit_s: of the wait for room.
+
+        Raises:
+            TimeoutError: there was no room within ``limit_s``.
+            FaultMet: the connection is broken.
+        """
+        self.box.wait_for_room(limit_s=limit_s, room=self._usual if held_back else None)
+        try:
+            works = self._wire.begin(packet, repeats=not held_back)
+        except Exception as error:
+            fault = Fault(route=self.route, minibatch=packet.minibatch, error=error)
+            self._report(fault)
+            raise FaultMet(fault) from error
+        self.box.put((packet, works, made))
 
     def _run(self) -> None:
         minibatch = None
         try:
-            for packet, made in self.box:
+            for packet, works, made in self.box:
                 minibatch = packet.minibatch
-                self._wire.send(packet, made)
+                self._wire.end(packet, works, made)
                 if packet.changed():
                     raise Changed
                 minibatch = None
-                del packet, made  # the tensors are free before the next ones come
+                del packet, works, made  # the tensors are free before the next ones come
             self._wire.send_end()
         except Exception as error:
             self._report(Fault(route=self.route, minibatch=minibatch, error=error))

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.transport.alike import How
 from sparsepipe.runtime.transport.message import Kind, Message
 from sparsepipe.runtime.transport.tensors import TensorSpec, Unsendable, describe, materialise
 
@@ -28,6 +29,8 @@ INLINE_BYTES = 2048
 """Tensors on the host travel inside the header up to this sum: it saves a transfer each."""
 
 _LENGTH_BYTES = 8
+_PREFIX_BYTES = _LENGTH_BYTES + 1
+"""The length, and :class:`How` tensors come."""
 Letters = Sequence[tuple[Kind, Message]]
 
 
@@ -144,12 +147,23 @@ def end_block() -> Tensor:
 def missing_bytes(block: Tensor) -> int | None:
     """Length of the header's second block, 0 where there is none; None at the end."""
     length = int(block[:_LENGTH_BYTES].view(torch.int64))
-    return None if length == 0 else max(0, length - (BLOCK_BYTES - _LENGTH_BYTES))
+    return None if length == 0 else max(0, length - (BLOCK_BYTES - _PREFIX_BYTES))
+
+
+def say_how(block: Tensor, how: How) -> None:
+    """Writes into a header's first block how tensors come."""
+    block[_LENGTH_BYTES] = how.awaited + 2 * how.again
+
+
+def how_it_comes(block: Tensor) -> How:
+    """What :func:`say_how` has written."""
+    word = int(block[_LENGTH_BYTES])
+    return How(awaited=bool(word & 1), again=bool(word & 2))
 
 
 def parse(blocks: Sequence[Tensor]) -> Header:
     """The header whose blocks these are."""
-    specs, letters = pickle.loads(b"".join(b.numpy().tobytes() for b in blocks)[_LENGTH_BYTES:])
+    specs, letters = pickle.loads(b"".join(b.numpy().tobytes() for b in blocks)[_PREFIX_BYTES:])
     return Header(specs=specs, letters=letters)
 
 
@@ -251,8 +265,8 @@ def _open(letter: bytes, tensors: Sequence[Tensor]) -> tuple[Kind, Message]:
 
 
 def _blocks(header: bytes) -> tuple[Tensor, ...]:
-    """A header with its length before it, cut after the first block, which is padded."""
-    whole = bytearray(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
+    """A header with what goes before it, cut after the first block, which is padded."""
+    whole = bytearray(len(header).to_bytes(_LENGTH_BYTES, "little") + b"\0" + header)
     whole.extend(bytes(max(0, BLOCK_BYTES - len(whole))))
     flat = torch.frombuffer(whole, dtype=torch.uint8)
     return (flat,) if len(whole) == BLOCK_BYTES else (flat[:BLOCK_BYTES], flat[BLOCK_BYTES:])

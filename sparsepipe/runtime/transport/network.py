@@ -141,7 +141,10 @@ class Network:
         packet = encode(mail)
         made = cuda.mark(self._device) if packet.device else None
         with self._waiting(kind, to_rank, message.minibatch, sending=True) as wait:
-            put = partial(channel.put, (packet, made), held_back)
+
+            def put(limit_s: float) -> None:
+                channel.put(packet, made=made, held_back=held_back, limit_s=limit_s)
+
             self._board.wait(wait, put, limit_s=self._timeout_s)
         for i, (part, _) in enumerate(mail):
             traffic = self.sent[part]

@@ -65,9 +65,10 @@ def describe(
             remedy="hand on plain dense tensors: .as_subclass(torch.Tensor) or .to_dense()",
         )
     plain = tensor.detach().resolve_conj().resolve_neg()
-    order = sorted(range(plain.dim()), key=plain.stride, reverse=True)
-    if not plain.permute(order).is_contiguous():
-        plain = plain.contiguous()
+    if not plain.is_contiguous():  # most are, and to look closer takes a while
+        order = sorted(range(plain.dim()), key=plain.stride, reverse=True)
+        if not plain.permute(order).is_contiguous():
+            plain = plain.contiguous()
     where = {"cpu": "host", "meta": "meta"}.get(plain.device.type, "device")
     flat = _flat_bytes(plain)
     inline = flat.numel() == 0 or (where == "host" and flat.numel() <= inline_bytes)

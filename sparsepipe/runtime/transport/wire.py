@@ -1,9 +1,10 @@
 """Packets over a gloo group of two ranks, one direction.
 
 Both sides post all transfers of a packet at once, so that its time is one latency for the
-header and one for everything else, however many tensors it has. No wait here has a limit:
-gloo cannot cancel a wait without breaking the connection, and an idle channel is no fault.
-Limits are kept by those who wait for the channel's thread.
+header and one for everything else, however many tensors it has. Where packets are alike, tensors
+are awaited before their header is read, and there is one latency (``alike.py``). No wait here has
+a limit: gloo cannot cancel a wait without breaking the connection, and an idle channel is no
+fault. Limits are kept by those who wait for the channel's thread.
 """
 
 from __future__ import annotations
@@ -11,24 +12,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import IntEnum
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sparsepipe.runtime.transport.alike import Alike, Sizes
 from sparsepipe.runtime.transport.buffers import SMALLEST_BYTES, BufferPool
 from sparsepipe.runtime.transport.codec import (
     BLOCK_BYTES,
     Letters,
     Packet,
     end_block,
+    how_it_comes,
     missing_bytes,
     parse,
+    say_how,
 )
 from sparsepipe.runtime.transport.tensors import TensorSpec
 
 _FOREVER = timedelta(days=30)
+
+
+class _Tag(IntEnum):
+    """Of transfers, each kind of which comes in the order in which it was sent."""
+
+    HEADER = 0
+    TENSOR = 1
+    AWAITED = 2
+    """A tensor for which the receiver has posted before it knew the header."""
+    DEVICE = 3
+    """What a carrier sends: later than the rest of its packet, when the next may have begun."""
 
 
 class Carrier(Protocol):
@@ -53,13 +69,13 @@ class Line:
         self._group = group
         self._other = other
 
-    def send(self, flat: Tensor) -> dist.Work:
+    def send(self, flat: Tensor, *, tag: int = _Tag.DEVICE) -> dist.Work:
         """Begins to send host memory, which must not change before the end."""
-        return _begun(dist.isend(flat, dst=self._other, group=self._group))
+        return _begun(dist.isend(flat, dst=self._other, group=self._group, tag=tag))
 
-    def receive(self, flat: Tensor) -> dist.Work:
+    def receive(self, flat: Tensor, *, tag: int = _Tag.DEVICE) -> dist.Work:
         """Begins to receive into host memory."""
-        return _begun(dist.irecv(flat, src=self._other, group=self._group))
+        return _begun(dist.irecv(flat, src=self._other, group=self._group, tag=tag))
 
 
 def finish(works: Sequence[dist.Work]) -> None:
@@ -106,55 +122,111 @@ class Wire:
         self._carrier = carrier
         self._device = device
         self._block = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
+        self._alike = Alike()
+        self._awaited_bytes: Sizes = ()
+        self._awaited: _Tensors | None = None
 
-    def send(self, packet: Packet, made: Any) -> None:
-        """Returns when the other side has taken everything.
+    def begin(self, packet: Packet, *, repeats: bool = False) -> list[dist.Work]:
+        """Begins to send; what is under way, for :meth:`end`.
+
+        Packets go in the order in which they begin; none waits for another to end.
 
         Args:
             packet: what to send.
+            repeats: the next packets may be like this one, as in training.
+        """
+        sizes = tuple(flat.numel() for flat in packet.host)
+        how = self._alike.next(sizes, repeats=repeats and not packet.device)
+        say_how(packet.blocks[0], how)
+        tag = _Tag.AWAITED if how.awaited else _Tag.TENSOR
+        works = [self._line.send(block, tag=_Tag.HEADER) for block in packet.blocks]
+        return works + [self._line.send(flat, tag=tag) for flat in packet.host]
+
+    def end(self, packet: Packet, works: Sequence[dist.Work], made: Any) -> None:
+        """Returns when the other side has taken everything.
+
+        Args:
+            packet: that has begun.
+            works: what :meth:`begin` returned.
             made: event after which its device tensors are ready; None where it has none.
         """
-        works = [self._line.send(flat) for flat in (*packet.blocks, *packet.host)]
+        finish(works)  # the other side expects device tensors now: no kernel will spin for it
         if packet.device:
             assert self._carrier is not None, "a CUDA tensor on a transport for the host"
-            finish(works)  # the other side expects them now: no kernel will spin for it
             self._carrier.send(self._line, packet.device, made)
-        else:
-            finish(works)
+
+    def send(self, packet: Packet, made: Any = None) -> None:
+        """Begins and ends."""
+        self.end(packet, self.begin(packet), made)
 
     def send_end(self) -> None:
         """Tells the other side that no more packets will come."""
-        finish([self._line.send(end_block())])
+        finish([self._line.send(end_block(), tag=_Tag.HEADER)])
 
     def receive(self) -> Arrival | None:
         """The next packet; None at the end."""
-        finish([self._line.receive(self._block)])
+        block = self._line.receive(self._block, tag=_Tag.HEADER)
+        if self._awaited_bytes and self._awaited is None:
+            self._awaited = self._expect(self._awaited_bytes, tag=_Tag.AWAITED)
+        finish([block])
         missing = missing_bytes(self._block)
         if missing is None:
+            self._expect_no_more()
             return None
+        how = how_it_comes(self._block)
         blocks = [self._block]
         if missing:
             blocks.append(torch.empty(missing, dtype=torch.uint8))
-            finish([self._line.receive(blocks[1])])
+            finish([self._line.receive(blocks[1], tag=_Tag.HEADER)])
         header = parse(blocks)
-        arrival = Arrival(mail=())
-        host = [self._storage(spec.size_bytes, arrival) for spec in header.following("host")]
-        sized = zip(host, header.following("host"), strict=True)
-        works = [self._line.receive(flat[: spec.size_bytes]) for flat, spec in sized]
+        sizes = tuple(spec.size_bytes for spec in header.following("host"))
+        if how.awaited:
+            assert self._awaited is not None
+            host, self._awaited = self._awaited, None
+        else:
+            host = self._expect(sizes, tag=_Tag.TENSOR)
+        if how.again:
+            self._awaited_bytes = sizes
+        arrival = Arrival(mail=(), buffers=host.pooled)
         for_device = header.following("device")
         if for_device:
             assert self._carrier is not None, "a CUDA tensor on a transport for the host"
             arrival.device_tensors = self._carrier.receive(self._line, for_device)
-        finish(works)
-        arrival.mail = header.assemble(host, arrival.device_tensors, device=self._device)
+        finish(host.works)
+        arrival.mail = header.assemble(host.flat, arrival.device_tensors, device=self._device)
         return arrival
 
-    def _storage(self, size_bytes: int, arrival: Arrival) -> Tensor:
-        if size_bytes < SMALLEST_BYTES:
-            return torch.empty(size_bytes, dtype=torch.uint8)
-        buffer = self._pool.take(size_bytes)
-        arrival.buffers.append(buffer)
-        return buffer
+    def _expect_no_more(self) -> None:
+        """Nothing comes any more into what was asked for beforehand."""
+        for buffer in self._awaited.pooled if self._awaited else ():
+            self._pool.give_back(buffer)
+
+    def _expect(self, sizes: Sizes, *, tag: int) -> _Tensors:
+        """Begins to receive tensors."""
+        found = _Tensors()
+        for size in sizes:
+            flat = torch.empty(size, dtype=torch.uint8) if size < SMALLEST_BYTES else None
+            if flat is None:
+                flat = self._pool.take(size)
+                found.pooled.append(flat)
+            found.flat.append(flat)
+            found.works.append(self._line.receive(flat[:size], tag=tag))
+        return found
+
+
+@dataclass(slots=True)
+class _Tensors:
+    """Tensors that are being received.
+
+    Attributes:
+        flat: uint8 memory of each, in order.
+        pooled: those of the pool.
+        works: the transfers.
+    """
+
+    flat: list[Tensor] = field(default_factory=list)
+    pooled: list[Tensor] = field(default_factory=list)
+    works: list[dist.Work] = field(default_factory=list)
 
 
 def _begun(work: dist.Work | None) -> dist.Work:

@@ -1,0 +1,89 @@
+"""Which packets' tensors are asked for beforehand, and that all arrive as they were."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from processes import run
+from torch import Tensor
+from transport_cases import A, message, network
+
+from sparsepipe.runtime.transport import wire
+from sparsepipe.runtime.transport.alike import Alike, How
+from sparsepipe.runtime.transport.codec import end_block, how_it_comes, missing_bytes, say_how
+
+_PLAIN, _BEGINS, _AWAITED = How(False, False), How(False, True), How(True, True)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "how"),
+    [
+        ("abcab", "....."),
+        ("aaaa", ".b!!"),
+        ("abbbab", "..b!.!"),
+        ("aabbbba", ".b....!"),  # what is asked for cannot be taken back
+        ("aa  a", ".b  !"),  # nothing follows some headers
+        ("aaAAaa", ".b..!!"),  # capitals: of an evaluation
+        ("AAaa", "...b"),
+    ],
+)
+def test_sizes_that_come_twice_running_are_asked_for(sizes: str, how: str) -> None:
+    alike = Alike()
+    marks = {_PLAIN: ".", _BEGINS: "b", _AWAITED: "!"}
+    found = [
+        alike.next(() if s == " " else (ord(s.lower()),), repeats=s.islower() or s == " ")
+        for s in sizes
+    ]
+    assert "".join(map(marks.__getitem__, found)) == how.replace(" ", ".")
+
+
+@pytest.mark.parametrize("how", [_PLAIN, _BEGINS, _AWAITED])
+def test_a_header_says_how(how: How) -> None:
+    block = end_block()
+    say_how(block, how)
+    assert how_it_comes(block) == how
+    assert missing_bytes(block) is None
+
+
+_ROWS = [10_000, 10_000, 10_000, 10_000, 70, 10_000, 3, 3, 3, 0, 10_000, 500_000, 10_000]
+"""Of packets, over and under what goes into a header and what is pooled."""
+
+
+def mixed_rank(rank: int) -> tuple[list[bool], int]:
+    """Sends packets alike and not; which were asked for beforehand, and buffers left in use."""
+    awaited = []
+
+    def noted(block: Tensor) -> How:
+        awaited.append(how_it_comes(block).awaited)
+        return how_it_comes(block)
+
+    wire.how_it_comes = noted
+    net = network("1-1", rank)
+    for m, rows in enumerate(_ROWS * 2):
+        values = torch.arange(rows) * (m + 1)
+        if rank == 0:
+            net.send(A, 1, message(m, [values, values[:1].clone()]), held_back=m % 5 == 4)
+        else:
+            got = net.receive(A, 0, minibatch=m).tree
+            assert torch.equal(got[0], values)
+            assert torch.equal(got[1], values[:1])
+            del got
+        net.release(m)
+    net.close()
+    return awaited, net.pool.in_use
+
+
+def test_packets_alike_and_not_arrive_in_their_order() -> None:
+    awaited, left = run(mixed_rank, 2)[1]
+    alike = Alike()
+    expected = [
+        alike.next((8 * rows,) if 8 * rows > 2048 else (), repeats=m % 5 != 4).awaited
+        for m, rows in enumerate(_ROWS * 2)
+    ]
+    assert sum(expected) > 8
+    assert any(a and not b for a, b in pairwise(expected))
+    assert any(b and not a for a, b in pairwise(expected))
+    assert awaited == expected
+    assert left == 0
