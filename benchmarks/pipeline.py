@@ -61,9 +61,12 @@ Rows = dict[str, list[float]]
 """Seconds a minibatch by row, one for each repetition."""
 
 
-def balanced_plan(workload: Workload, ranks: int, passes: int) -> Plan:
-    """One rank a stage, cut where the layers' times are shared best."""
-    seconds = on_ranks(layer_seconds, ranks, workload, passes)[0]
+def balanced_plan(
+    workload: Vgg | Images, ranks: int, passes: int, *, microbatches: int = 1
+) -> Plan:
+    """One rank a stage, cut where the layers' times on one of the microbatches are shared best."""
+    one = replace(workload, batch_size=max(1, workload.batch_size // microbatches))
+    seconds = on_ranks(layer_seconds, ranks, one, passes * microbatches)[0]
     cuts = balanced(seconds, [1] * ranks)
     return Plan.of(config="-".join("1" * ranks), cuts=cuts, num_layers=len(seconds))
 
@@ -201,7 +204,8 @@ def sleep(workload: Sleeping, options: argparse.Namespace) -> None:
 
 def beside_torch(workload: Images, options: argparse.Namespace) -> None:
     """Synchronous pipelines of two, ours and torch's, in turns."""
-    plan, parts = balanced_plan(workload, 2, options.passes), options.microbatches
+    parts = options.microbatches
+    plan = balanced_plan(workload, 2, options.passes, microbatches=parts)
     print(f"\n{workload}; cut before layer {plan.cuts[0]} of {plan.num_layers}, T = {parts}")
     one = Way(name="one process", ranks=1, metrics=False)
     two = replace(one, ranks=2, plan=plan, microbatches=parts)

@@ -19,7 +19,7 @@ from pipeline import EPOCHS, Rows, balanced_plan, ratio
 from pipeline_options import announced, at_least, images, networks, parsed, parser_of
 from pipeline_ranks import on_ranks
 from pipeline_training import Way, train
-from pipeline_workloads import Workload
+from pipeline_workloads import Images, Vgg, Workload
 
 from sparsepipe.schedule import Plan
 
@@ -27,23 +27,20 @@ MOST = 1.4
 """Time with recomputation, of that without: the goal."""
 
 
-def compare(workload: Workload, ranks: int, options: argparse.Namespace) -> None:
+def compare(workload: Vgg | Images, ranks: int, options: argparse.Namespace) -> None:
     """Trains in as many stages without and with recomputation, in turns."""
-    plan = balanced_plan(workload, ranks, 3) if ranks > 1 else _one_stage(workload)
-    kept = Way(
-        name="none",
-        ranks=ranks,
-        plan=plan,
-        schedule="gpipe",
-        microbatches=min(options.microbatches, workload.batch_size),
-    )
+    parts = min(options.microbatches, workload.batch_size)
+    plan = _one_stage(workload)
+    if ranks > 1:
+        plan = balanced_plan(workload, ranks, 3, microbatches=parts)
+    kept = Way(name="none", ranks=ranks, plan=plan, schedule="gpipe", microbatches=parts)
     ways = (kept, replace(kept, name="all", recompute="all"))
     whole: Rows = {way.name: [] for way in ways}
     for _ in range(options.repeats):
         for way in ways:
             epoch = on_ranks(train, ranks, workload, way, options.minibatches, EPOCHS)[0].last
             whole[way.name].append(epoch.whole_s / epoch.steps)
-    print(f"\n{workload}; stages {plan.config}, T = {kept.microbatches}")
+    print(f"\n{workload}; stages {plan.config}, cuts {plan.cuts}, T = {parts}", flush=True)
     for name, seconds in whole.items():
         least, most = min(seconds), max(seconds)
         median = statistics.median(seconds)
@@ -73,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measures and prints everything."""
     options = parse(arguments)
     with announced(options):
-        cnn: list[Workload] = [images(options)] if "images" in options.only else []
+        cnn: list[Vgg | Images] = [images(options)] if "images" in options.only else []
         for workload in [*cnn, *networks(options)]:
             for ranks in (1, 2):
                 compare(workload, ranks, options)

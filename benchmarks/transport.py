@@ -125,7 +125,8 @@ def stream(rank: int, size: int, messages: int, wire: Wire, pool: BufferPool) ->
     x = torch.ones(size)
     for m in range(messages):
         if rank == 0:
-            wire.send(encode([(Kind.ACTIVATION, Message(minibatch=m, tree=x))]), None)
+            packet = encode([(Kind.ACTIVATION, Message(minibatch=m, tree=x))])
+            wire.end(packet, wire.begin(packet), None)
         else:
             arrival = wire.receive()
             assert arrival is not None

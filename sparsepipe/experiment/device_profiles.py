@@ -13,6 +13,7 @@ from sparsepipe.cluster import Device, Inventory
 from sparsepipe.errors import ProfileError
 from sparsepipe.experiment.compose import config_dir
 from sparsepipe.experiment.outputs import expanded
+from sparsepipe.experiment.schedules import synchronous_of
 from sparsepipe.machine import usable_cores
 from sparsepipe.profiling import Profile, graph_profile, read_graph
 
@@ -158,6 +159,7 @@ def check_devices(
             ("dtype", dtype_of(config), told),
             ("optimizer", optimizer_words(config), told),
             ("threads", _threads(device, inventory), told),
+            ("microbatches", _microbatches(config), told),
         ):
             measured = meta.get(name)
             if name == "slowdown" and isinstance(measured, (int, float)):
@@ -193,6 +195,11 @@ def dtype_of(config: Mapping[str, Any]) -> str:
     """What numbers a configuration computes with, as torch calls it; else its precision."""
     precision = str(config["trainer"]["precision"])
     return _DTYPES.get(precision, precision)
+
+
+def _microbatches(config: Mapping[str, Any]) -> str:
+    synchronous = synchronous_of(config["parallel"])
+    return str(1 if synchronous is None else synchronous.microbatches)
 
 
 def _threads(device: Device, inventory: Inventory) -> str | None:

@@ -20,6 +20,7 @@ from sparsepipe.errors import SparsePipeError
 from sparsepipe.experiment.compose import config_dir
 from sparsepipe.experiment.device_profiles import dtype_of
 from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.experiment.schedules import synchronous_of
 from sparsepipe.experiment.schema import Measuring
 from sparsepipe.profiling import Profile
 from sparsepipe.results.files import read_json
@@ -35,7 +36,7 @@ _WAIT_S = 7200.0
 """For another training that measures the same: as long as data caches wait for their builder."""
 _KEYS = {
     r"\btask\.(num_warmup|num_measured|num_batches)\b": r"parallel.search.measure.\1",
-    r"\btask\.(layers|direct)\b": r"parallel.strategy.\1",
+    r"\btask\.(layers|direct|microbatches)\b": r"parallel.strategy.\1",
 }
 """Of the runs that measure, and what a training calls them."""
 
@@ -66,14 +67,19 @@ def measure_devices(
 
 
 def profile_config(config: Mapping[str, Any], device: str, how: Measuring) -> dict[str, Any]:
-    """A configuration that measures a device, of what matters to that only."""
+    """A configuration that measures a device, of what matters to that only.
+
+    Layers that will run on microbatches are measured on those that one reader would cut.
+    """
     strategy, data = config["parallel"]["strategy"] or {}, config["data"]
+    synchronous = synchronous_of(config["parallel"])
     return {
         **_alone(config, name=_PROFILES),
         "data": {**data, "seed": 0} if "seed" in data else data,
         "task": {
             **_group("task/profile"),
             **asdict(how),
+            "microbatches": 1 if synchronous is None else synchronous.microbatches,
             "layers": strategy.get("layers"),
             "device": device,
             "for_plan": True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import metadata
 from itertools import islice
 from typing import Any, cast
@@ -37,9 +38,11 @@ from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.seeding import seed_epoch
 from sparsepipe.experiment.training_length import batches_of_training
+from sparsepipe.partition.microbatches import check_microbatches
 from sparsepipe.profiling import Profile
 from sparsepipe.profiling.measure import measure
 from sparsepipe.results.files import write_text_atomic
+from sparsepipe.runtime.microbatches import split
 from sparsepipe.runtime.throttle import Throttle
 from sparsepipe.strategies.pipeline.capture import run_until_layers
 from sparsepipe.strategies.pipeline.layers import find_layers
@@ -53,6 +56,7 @@ def profile(
     num_warmup: int = 50,
     num_measured: int = 100,
     num_batches: int = 8,
+    microbatches: int = 1,
     layers: str | None = None,
     device: str | None = None,
     plan: str | None = None,
@@ -66,6 +70,8 @@ def profile(
         num_warmup: passes before those that count.
         num_measured: passes that count.
         num_batches: batches of the training split that take turns.
+        microbatches: into which each is cut for the layers to run on, one after another; times
+            are those of all of them.
         layers: name of the ``nn.Sequential``; None: the one there is.
         device: name of the inventory's device to measure; None where it has one kind only.
         plan: file of a plan whose cuts are marked in the picture, which then shows the profiles
@@ -92,6 +98,7 @@ def profile(
         num_warmup=num_warmup,
         num_measured=num_measured,
         num_batches=num_batches,
+        microbatches=microbatches,
         layers=layers,
     )
     found.save(run.directory.path / "profile.json")
@@ -139,6 +146,7 @@ def _check(config: Mapping[str, Any], inventory: Inventory) -> None:
             f"task.num_batches={batches}: there is nothing to measure",
             remedy="give one batch or more",
         )
+    check_microbatches(config["task"].get("microbatches", 1), name="task.microbatches")
     if dtype_of(config) != "float32":
         precision = config["trainer"]["precision"]
         raise ConfigError(
@@ -160,6 +168,7 @@ def _measured(
     num_warmup: int,
     num_measured: int,
     num_batches: int,
+    microbatches: int,
     layers: str | None,
 ) -> tuple[Profile, int | None]:
     """The profile, and how many batches the training takes; None where its end is not given."""
@@ -181,10 +190,11 @@ def _measured(
         device=device,
         num_warmup=num_warmup,
         num_measured=num_measured,
-        meta=_meta(run, module, data, place),
+        meta=_meta(run, module, data, place) | {"microbatches": microbatches},
         optimizer=getattr(module, "make_optimizer", None),
         between=_progress(run, num_warmup + num_measured),
         slowed=slowed,
+        cut=partial(_parts, count=microbatches),
     )
     cost_s = time.perf_counter() - started_s
     length = batches_of_training(run.config["trainer"], len(loader))
@@ -230,6 +240,11 @@ def _input_of(
     """What the module's training step hands to its layers."""
     batch = module.transfer_batch_to_device(batch, device, 0)
     return run_until_layers(net, lambda: module.training_step(batch, 0)).value
+
+
+def _parts(value: Any, count: int) -> list[Any]:
+    """An input of the layers cut as a synchronous pipeline cuts it, without what is empty."""
+    return [part.batch for part in split(value, count) if part.samples]
 
 
 def _progress(run: Run, passes: int) -> Callable[[int], None]:

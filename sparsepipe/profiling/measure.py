@@ -17,11 +17,14 @@ from sparsepipe.errors import ProfileError
 from sparsepipe.profiling.activations import crossing_bytes, fresh
 from sparsepipe.profiling.alive import layer_peaks
 from sparsepipe.profiling.clock import median_and_spread
-from sparsepipe.profiling.passes import Pass, one_pass
+from sparsepipe.profiling.passes import Pass, one_pass, pass_over
 from sparsepipe.profiling.profile import LayerProfile, Profile
 from sparsepipe.profiling.saved import border_bytes, heaviest, saved_bytes
 from sparsepipe.profiling.step import Slowed, step_seconds
 from sparsepipe.profiling.update import MakeOptimizer, Updates
+
+Cut = Callable[[Any], Sequence[Any]]
+"""Gives the parts of a batch."""
 
 _PASSES_A_STEP = 4
 """Measured passes for each step of the whole network and each update: amid them, so that a machine
@@ -39,6 +42,7 @@ def measure(
     optimizer: MakeOptimizer | None = None,
     between: Callable[[int], None] | None = None,
     slowed: Slowed = nullcontext,
+    cut: Cut = lambda batch: [batch],
 ) -> Profile:
     """Times the layers of a network.
 
@@ -55,6 +59,8 @@ def measure(
             shared by the layers in proportion to their parameters; None: layers have neither.
         between: is called after each pass with its number, to report or to stop.
         slowed: of a device that is made slower than it is.
+        cut: gives the parts of a batch on which layers run one after another, as they do on
+            microbatches. Times are then sums over them, and sizes go on being those of batches.
 
     Raises:
         ProfileError: there are no batches, or no passes.
@@ -72,6 +78,7 @@ def measure(
             updates=updates,
             between=between,
             slowed=slowed,
+            cut=cut,
         )
         sizes = _sizes(layers, batches, passes, device)
     shares_s = {} if updates is None else updates.shares_s(layers)
@@ -110,6 +117,7 @@ def _measured(
     updates: Updates | None,
     between: Callable[[int], None] | None,
     slowed: Slowed,
+    cut: Cut,
 ) -> tuple[list[Pass], list[float]]:
     """The passes that count, and amid them seconds of steps of the whole network, and updates.
 
@@ -121,6 +129,7 @@ def _measured(
         updates: that are timed; its parameters are put back afterwards.
         between: is called after each pass with its number.
         slowed: of a device that is made slower than it is.
+        cut: gives the parts of a batch.
     """
     passes: list[Pass] = []
     steps_s: list[float] = []
@@ -129,11 +138,14 @@ def _measured(
             afterwards.callback(updates.put_back)
             updates.take(counts=False)
         for number in range(sum(numbers)):
-            found = one_pass(layers, fresh(batches[number % len(batches)]), device, slowed)
+            parts = cut(fresh(batches[number % len(batches)]))
+            found = pass_over(layers, parts, device, slowed)
             if number >= numbers[0]:
                 if len(passes) % _PASSES_A_STEP == 0:
-                    value = fresh(batches[len(steps_s) % len(batches)])
-                    steps_s.append(step_seconds(layers, value, device=device, slowed=slowed))
+                    parts = cut(fresh(batches[len(steps_s) % len(batches)]))
+                    steps_s.append(
+                        sum(step_seconds(layers, p, device=device, slowed=slowed) for p in parts)
+                    )
                     if updates is not None:
                         updates.take()
                 passes.append(found)
@@ -153,7 +165,7 @@ def _sizes(
         "saved_bytes": saved_bytes(layers, batch),
         "begin_bytes": begins,
         "end_bytes": ends,
-        "peak_bytes": _most(passes)
+        "peak_bytes": _most([*passes, one_pass(layers, fresh(batch), device, nullcontext)])
         if device.type == "cuda"
         else [max(peaks) for peaks in zip(*layer_peaks(layers, batches), strict=True)],
     }

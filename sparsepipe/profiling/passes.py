@@ -14,9 +14,9 @@ The layers share the pause in proportion to their times.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,8 @@ from sparsepipe.profiling.activations import copied, crossing_bytes, detached, d
 from sparsepipe.profiling.clock import Clock
 from sparsepipe.profiling.step import Slowed
 from sparsepipe.sparse import watching_kernel_maps
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,27 @@ class Pass:
     activation_bytes: list[int]
     held_bytes: list[int]
     peak_bytes: list[int]
+
+
+def pass_over(
+    layers: nn.Sequential, parts: Sequence[Any], device: torch.device, slowed: Slowed
+) -> Pass:
+    """One pass over each part of a batch: the sums, and of what is taken for a while the most."""
+    found = [one_pass(layers, part, device, slowed) for part in parts]
+    if len(found) == 1:
+        return found[0]
+    return Pass(
+        forward_s=_by_layer(sum, [each.forward_s for each in found]),
+        backward_s=_by_layer(sum, [each.backward_s for each in found]),
+        kernel_map_s=_by_layer(sum, [each.kernel_map_s for each in found]),
+        activation_bytes=_by_layer(sum, [each.activation_bytes for each in found]),
+        held_bytes=_by_layer(max, [each.held_bytes for each in found]),
+        peak_bytes=_by_layer(max, [each.peak_bytes for each in found]),
+    )
+
+
+def _by_layer(merge: Callable[[Sequence[_T]], _T], parts: Sequence[Sequence[_T]]) -> list[_T]:
+    return [merge(each) for each in zip(*parts, strict=True)]
 
 
 def one_pass(layers: nn.Sequential, batch: Any, device: torch.device, slowed: Slowed) -> Pass:

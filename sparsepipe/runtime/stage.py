@@ -276,7 +276,12 @@ def _enter(tree: Any) -> tuple[list[Tensor], Any]:
 
 def _cut(tree: Any, roots: Sequence[Tensor]) -> Any:
     """A tree without its graph."""
-    return _replaced(tree, roots, [root.detach().requires_grad_() for root in roots])
+    return _replaced(tree, roots, [_apart(root).requires_grad_() for root in roots])
+
+
+def _apart(root: Tensor) -> Tensor:
+    """Without graph; an update of a parameter that is an output changes nothing that was sent."""
+    return root.data if isinstance(root, nn.Parameter) else root.detach()
 
 
 def _replaced(tree: Any, old: Sequence[Tensor], new: Sequence[Tensor]) -> Any:

@@ -61,6 +61,37 @@ def test_times_are_those_of_layers_that_sleep() -> None:
     assert found.meta["num_measured"] == 3
 
 
+def test_layers_run_on_the_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only sleep moves, layers that take longer for a call and for each sample."""
+    now_s, sizes = 100.0, []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    class ByRow(Sleep):
+        def forward(self, x: Tensor) -> Tensor:
+            sizes.append(len(x))
+            return Nap.apply(x, *(0.5 + len(x) * s for s in self.times))  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    net = nn.Sequential(nn.Linear(4, 4), ByRow(2.0, 5.0))
+    batch = torch.randn(7, 4)
+    whole = measure(net, [batch], device=CPU, num_warmup=0, num_measured=1)
+    sizes.clear()
+    found = measure(
+        net, [batch], device=CPU, num_warmup=1, num_measured=1, cut=lambda b: b.tensor_split(3)
+    )
+    assert sizes[:6] == [3, 2, 2] * 2
+    assert whole.layers[1].forward_s == pytest.approx(0.5 + 7 * 2)
+    assert found.layers[1].forward_s == pytest.approx(3 * 0.5 + 7 * 2)
+    assert found.layers[1].backward_s == pytest.approx(3 * 0.5 + 7 * 5)
+    assert found.meta["step_s"] == pytest.approx(3 * (0.5 + 0.5) + 7 * (2 + 5))
+    for name in ("activation_bytes", "saved_bytes", "peak_bytes"):
+        assert getattr(found.layers[1], name) == getattr(whole.layers[1], name)
+
+
 def test_times_are_those_of_layers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that only sleep moves: no layer gets the time of another or of its other way."""
     now_s = 100.0

@@ -80,8 +80,7 @@ def same_size_rank(rank: int, minibatches: int) -> tuple[int, int]:
 
 def test_receive_buffers_are_used_again_and_none_leaks() -> None:
     addresses, made = run(same_size_rank, 2, 200)[1]
-    # One in the worker's hands, one that came meanwhile, one that is asked for: packets are alike.
-    assert 1 <= addresses <= made <= 3
+    assert 1 <= addresses <= made <= 2  # one in the worker's hands, one on its way
 
 
 def keeps_rank(rank: int) -> list[list[float]]:

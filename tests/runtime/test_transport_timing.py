@@ -120,10 +120,12 @@ def reopened_rank(rank: int) -> tuple[list[int], bool]:
     left, before = [], []
     for number in range(4):
         net = network("1-1-1", rank)
-        if rank < 2:
-            net.send(A, rank + 1, message(0, torch.zeros(9)))
-        if rank > 0:
-            net.receive(A, rank - 1, minibatch=0)
+        for m in range(6):  # alike, so that one more is asked for as the network closes
+            if rank < 2:
+                net.send(A, rank + 1, message(m, torch.zeros(40_000)))
+            if rank > 0:
+                net.receive(A, rank - 1, minibatch=m)
+                net.release(m)
         net.close()
         net.close()  # twice is no harm
         left.append(len([t for t in threading.enumerate() if t.name.endswith(("-in", "-out"))]))

@@ -19,7 +19,7 @@ from sparsepipe.strategies.pipeline.capture import (
     run_until_layers,
     without_input,
 )
-from sparsepipe.strategies.pipeline.generators import OfStep, generators_of
+from sparsepipe.strategies.pipeline.generators import generators_of
 
 Step = Callable[[nn.Sequential, Any], Any]
 
@@ -127,20 +127,13 @@ class Drawing(nn.Module):
         return before, output.sum(), self.draw()
 
 
-def generators(module: Drawing) -> OfStep:
-    """Those of a step of it that begins now."""
-    found = OfStep(module, module.layers)
-    found.begin()
-    return found
-
-
 def test_generators_of_ones_own_draw_alike_in_both_halves(batch: dict[str, Tensor]) -> None:
     """And then the second half goes on with its own."""
     first, last, alone = Drawing(1), Drawing(2), Drawing(2)
     shared = SHARED.bit_generator.state
     whole = Drawing(1).draw()
     SHARED.bit_generator.state = shared
-    opened = run_until_layers(first.layers, lambda: first(batch), sources=generators(first))
+    opened = run_until_layers(first.layers, lambda: first(batch), module=first)
     drawn = pickle.loads(pickle.dumps(opened.randomness))
     assert set(drawn) == {
         "self.torchs",
@@ -162,7 +155,7 @@ def test_generators_of_ones_own_draw_alike_in_both_halves(batch: dict[str, Tenso
         last.layers,
         lambda: last(batch),
         run=lambda: net_of(last.layers, opened.value),
-        sources=generators(last),
+        module=last,
         randomness=drawn,
     )
     assert before == whole
@@ -180,35 +173,20 @@ class Late(Drawing):
 def test_generators_that_ranks_do_not_share_are_refused(batch: dict[str, Tensor]) -> None:
     late = Late(1)
     with pytest.raises(ConfigError, match=r"makes a random generator, self\.late") as refused:
-        run_until_layers(late.layers, lambda: late(batch), sources=generators(late))
+        run_until_layers(late.layers, lambda: late(batch), module=late)
     assert "__init__" in refused.value.remedy
     first, last = Drawing(1), Drawing(2)
     del last.pythons
-    opened = run_until_layers(first.layers, lambda: first(batch), sources=generators(first))
+    opened = run_until_layers(first.layers, lambda: first(batch), module=first)
     with pytest.raises(ConfigError, match=r"draws from self\.pythons") as refused:
         run_from_layers(
             last.layers,
             lambda: last(batch),
             run=lambda: opened.value,
-            sources=generators(last),
+            module=last,
             randomness=opened.randomness,
         )
     assert "__init__" in refused.value.remedy
-
-
-def test_generators_are_looked_for_once_a_step_and_noted_for_each_microbatch() -> None:
-    module = Drawing(1)
-    sources = generators(module)
-    assert sources().keys() == sources().keys() == generators_of(module, module.layers).keys()
-    module.late = np.random.default_rng()
-    batch = {"x": torch.randn(2, 3)}
-    second = run_until_layers(module.layers, lambda: module(batch), sources=sources)
-    third = run_until_layers(module.layers, lambda: module(batch), sources=sources)
-    assert second.randomness.keys() == third.randomness.keys() != set()
-    assert not torch.equal(second.randomness["self.torchs"], third.randomness["self.torchs"])
-    assert "self.late" not in sources()
-    sources.begin()
-    assert "self.late" in sources()
 
 
 def test_what_shares_memory_with_the_input_is_left_out(batch: dict[str, Tensor]) -> None:

@@ -59,9 +59,22 @@ class Steps(pl.Callback):
         self.logged.append(float(trainer.callback_metrics["loss_step"]))
 
 
+class Untidy(pl.Callback):
+    """Leaves gradients behind, which are none of the step's."""
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, *_: Any) -> None:
+        for parameter in pl_module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+
+
 def fitted(strategy: Any, folder: Path | None, devices: int = 1) -> tuple[Any, ...]:
     steps, net = Steps(), make_net()
-    options: dict[str, Any] = {**QUIET, "max_epochs": 2, "callbacks": [steps], "devices": devices}
+    options: dict[str, Any] = {
+        **QUIET,
+        "max_epochs": 2,
+        "callbacks": [steps, Untidy()],
+        "devices": devices,
+    }
     trainer = pl.Trainer(**options, **({} if strategy is None else {"strategy": strategy}))
     trainer.fit(net, *loaders())
     if folder is not None:

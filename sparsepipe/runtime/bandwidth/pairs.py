@@ -175,7 +175,8 @@ class _Ends:
     def _send(self, load: Any, *, last: bool = False) -> None:
         assert self._other is not None
         message = Message(minibatch=next(self._sent), meta={"last": last}, tree=load)
-        self._network.send(self._kinds[self._me], self._other, message)
+        # As a large message goes, whatever its size: tensors follow once the header has been read.
+        self._network.send(self._kinds[self._me], self._other, message, held_back=True)
 
     def _receive(self) -> bool:
         assert self._other is not None

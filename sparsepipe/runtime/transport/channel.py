@@ -18,11 +18,11 @@ from sparsepipe.schedule.inbox import INBOX_DEPTH
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What ended a channel's thread.
+    """What ended a channel.
 
     Attributes:
         route: the channel.
-        minibatch: the one under way; None where the thread waited for the next.
+        minibatch: the one under way; None where its thread waited for the next.
         error: what it met.
     """
 
@@ -52,9 +52,9 @@ class Outgoing:
     Args:
         route: what it is for.
         wire: how it sends.
-        depth: packets it takes before :meth:`put` waits, beside the one in transfer.
+        depth: packets it takes before :meth:`put` waits, beside the first one in transfer.
         usual: as many as it takes where senders are held back.
-        report: called from the thread with what ended it.
+        report: called with what ended it, from the thread or in :meth:`put`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Outgoing:
         except Exception as error:
             fault = Fault(route=self.route, minibatch=packet.minibatch, error=error)
             self._report(fault)
-            raise FaultMet(fault) from error
+            self.box.wait_for_room()  # raises what was reported first
         self.box.put((packet, works, made))
 
     def _run(self) -> None:

@@ -29,7 +29,7 @@ class Teller:
         self._called = called
 
     def lost(self, fault: Fault, *, doing: str) -> SparsePipeError:
-        """A channel's thread ended.
+        """A channel ended.
 
         Args:
             fault: what it met.

@@ -121,7 +121,7 @@ class Network:
                 self._open(route, wire, depth=queue_depth or usual, usual=usual)
 
     def send(self, kind: Kind, to_rank: int, message: Message, *, held_back: bool = False) -> None:
-        """Hands a message over; waits only while the channel's queue is full.
+        """Begins to send a message; waits only while the channel's queue is full.
 
         Where there are two stages, a batch goes with the activation of the same minibatch,
         which must be sent after it. With ``held_back`` the queue holds no more than by default.
@@ -265,7 +265,7 @@ class Network:
         return [*self._out.values(), *self._in.values()]
 
     def _report(self, fault: Fault) -> None:
-        """From a channel's thread: wakes the worker wherever it waits."""
+        """Of a channel, mostly from its thread: wakes the worker wherever it waits."""
         self._fault = self._fault or fault
         for channel in self._channels():
             channel.box.fail(FaultMet(self._fault))

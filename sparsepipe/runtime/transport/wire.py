@@ -108,7 +108,7 @@ class Wire:
     """One direction between two ranks.
 
     Args:
-        line: the connection.
+        line: the connection, which nobody else uses in this direction.
         pool: where receive buffers come from.
         carrier: for tensors on a CUDA device, None where there is none.
         device: this rank's.
@@ -143,7 +143,7 @@ class Wire:
         return works + [self._line.send(flat, tag=tag) for flat in packet.host]
 
     def end(self, packet: Packet, works: Sequence[dist.Work], made: Any) -> None:
-        """Returns when the other side has taken everything.
+        """Returns when everything has left this process, and the other side expects it.
 
         Args:
             packet: that has begun.
@@ -155,20 +155,16 @@ class Wire:
             assert self._carrier is not None, "a CUDA tensor on a transport for the host"
             self._carrier.send(self._line, packet.device, made)
 
-    def send(self, packet: Packet, made: Any = None) -> None:
-        """Begins and ends."""
-        self.end(packet, self.begin(packet), made)
-
     def send_end(self) -> None:
         """Tells the other side that no more packets will come."""
         finish([self._line.send(end_block(), tag=_Tag.HEADER)])
 
     def receive(self) -> Arrival | None:
         """The next packet; None at the end."""
-        block = self._line.receive(self._block, tag=_Tag.HEADER)
+        # Before the header is asked for: once it is, the last may come, and the other side go.
         if self._awaited_bytes and self._awaited is None:
             self._awaited = self._expect(self._awaited_bytes, tag=_Tag.AWAITED)
-        finish([block])
+        finish([self._line.receive(self._block, tag=_Tag.HEADER)])
         missing = missing_bytes(self._block)
         if missing is None:
             self._expect_no_more()

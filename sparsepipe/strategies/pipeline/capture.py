@@ -21,12 +21,7 @@ from torch.utils import _pytree as pytree
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.generators import Replaced, put_back, states_of
-from sparsepipe.strategies.pipeline.generators import (
-    Sources,
-    drawn_from,
-    global_ones,
-    put_states,
-)
+from sparsepipe.strategies.pipeline.generators import drawn_from, generators_of, put_states
 
 _ONCE = "call it exactly once in each step, with one argument"
 
@@ -53,14 +48,14 @@ class Opened:
 
 
 def run_until_layers(
-    layers: nn.Sequential, step: Callable[[], Any], *, sources: Sources = global_ones
+    layers: nn.Sequential, step: Callable[[], Any], *, module: nn.Module | None = None
 ) -> Opened:
     """Runs a step up to its call of ``layers``.
 
     Args:
         layers: the Sequential.
         step: the whole step.
-        sources: gives what the step may draw from.
+        module: whose generators the step may draw from, beside the global ones.
 
     Raises:
         ConfigError: it does not call them, its input needs a gradient, or it makes a random
@@ -70,13 +65,13 @@ def run_until_layers(
     def forward(*args: Any, **kwargs: Any) -> Any:
         raise _Called(_only(args, kwargs))
 
-    before = states_of(sources())
+    before = states_of(generators_of(module, layers))
     try:
         with _in_place_of(layers, forward):
             step()
     except _Called as called:
         _check_input(called.value)
-        after = states_of(sources())
+        after = states_of(generators_of(module, layers))
         return Opened(value=called.value, randomness=drawn_from(before, after))
     raise ConfigError("the step does not call layers", remedy=_ONCE)
 
@@ -86,7 +81,7 @@ def run_from_layers(
     step: Callable[[], Any],
     *,
     run: Callable[[], Any],
-    sources: Sources = global_ones,
+    module: nn.Module | None = None,
     randomness: Mapping[str, Any] | None = None,
     input_sent: bool = True,
 ) -> Any:
@@ -96,7 +91,7 @@ def run_from_layers(
         layers: the Sequential.
         step: the whole step, on a batch whose input may have no data.
         run: gives the output of ``layers``.
-        sources: gives what the step may draw from.
+        module: whose generators the step may draw from, beside the global ones.
         randomness: see :class:`Opened`.
         input_sent: the batch is complete.
 
@@ -117,7 +112,7 @@ def run_from_layers(
         return run()
 
     if randomness:
-        own = put_states(sources(), randomness)
+        own = put_states(generators_of(module, layers), randomness)
     try:
         with _in_place_of(layers, forward):
             result = step()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -22,42 +22,20 @@ from sparsepipe.runtime.generators import (
     put,
 )
 
-Sources = Callable[[], dict[str, Generator]]
-"""Gives generators by names that all ranks share."""
-
 _CUDA = "torch.cuda"  # on ranks with such a device only
 
 
-class OfStep:
-    """The generators of a module's steps: :data:`Sources` that look for them once a step.
+def generators_of(module: nn.Module | None, layers: nn.Sequential) -> dict[str, Generator]:
+    """What a step may draw from outside of its layers, by names that all ranks share.
 
-    Looking takes as long as a layer. So what there is before and after a step's first microbatch
-    is what there is for its others.
+    The global generators of torch, numpy and python; attributes of the module, of its
+    children, and of objects that are attributes of these; what is global in the files of the
+    module's classes; and in each of these places what is in a list, a tuple or a dictionary.
 
     Args:
-        module: the LightningModule.
-        layers: its Sequential.
+        module: the LightningModule; None for the global generators alone.
+        layers: its Sequential, whose own generators are drawn from where its entries run.
     """
-
-    def __init__(self, module: nn.Module, layers: nn.Sequential) -> None:
-        self._module = module
-        self._layers = layers
-        self._found: dict[str, Generator] = {}
-        self._looks = 0
-
-    def begin(self) -> None:
-        """A step begins."""
-        self._looks = 2  # before and after
-
-    def __call__(self) -> dict[str, Generator]:
-        if self._looks:
-            self._looks -= 1
-            self._found = generators_of(self._module, self._layers)
-        return self._found
-
-
-def global_ones() -> dict[str, Generator]:
-    """The global generators of torch, numpy and python."""
     found: dict[str, Generator] = {
         "torch": torch.default_generator,
         "numpy": NUMPY,
@@ -65,21 +43,8 @@ def global_ones() -> dict[str, Generator]:
     }
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found[_CUDA] = torch.cuda.default_generators[torch.cuda.current_device()]
-    return found
-
-
-def generators_of(module: nn.Module, layers: nn.Sequential) -> dict[str, Generator]:
-    """What a step may draw from outside of its layers, by names that all ranks share.
-
-    The global generators; attributes of the module, of its
-    children, and of objects that are attributes of these; what is global in the files of the
-    module's classes; and in each of these places what is in a list, a tuple or a dictionary.
-
-    Args:
-        module: the LightningModule.
-        layers: its Sequential, whose own generators are drawn from where its entries run.
-    """
-    found = global_ones()
+    if module is None:
+        return found
     for kind in type(module).__mro__:
         if kind not in pl.LightningModule.__mro__ and kind.__module__ in sys.modules:
             shared = among(vars(sys.modules[kind.__module__]))

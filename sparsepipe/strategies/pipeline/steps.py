@@ -16,7 +16,6 @@ from sparsepipe.strategies.pipeline.capture import (
     run_until_layers,
     without_input,
 )
-from sparsepipe.strategies.pipeline.generators import OfStep
 from sparsepipe.strategies.pipeline.keeping import Keeping
 from sparsepipe.strategies.pipeline.logs import Logged, Recorder
 from sparsepipe.strategies.pipeline.metrics import Metrics
@@ -50,21 +49,17 @@ class ModuleSteps:
         self._send_input = send_input
         self._recorder = Recorder(module)
         self._keeping = Keeping(module)
-        self._generators = OfStep(module, layers)
         self._hook = "training_step"
         self._arguments: tuple[Any, ...] = ()
 
     def choose(self, hook: str, arguments: tuple[Any, ...]) -> None:
         """Sets the step to run, and what it takes after the batch."""
         self._hook, self._arguments = hook, arguments
-        self._generators.begin()
 
     def open(self, batch: Any) -> tuple[Any, Any]:
         """Runs the step up to its call of ``layers``."""
         with self._recorder.silence(), self._autocast():
-            opened = run_until_layers(
-                self._layers, lambda: self._step(batch), sources=self._generators
-            )
+            opened = run_until_layers(self._layers, lambda: self._step(batch), module=self._module)
         drawn = pickle.dumps(opened.randomness) if opened.randomness else None
         rest = batch if self._send_input else without_input(batch, opened.value)
         return opened.value, {"batch": rest, "randomness": drawn}
@@ -105,7 +100,7 @@ class ModuleSteps:
                 self._layers,
                 lambda: self._step(batch),
                 run=run,
-                sources=self._generators,
+                module=self._module,
                 randomness=None if drawn is None else pickle.loads(drawn),
                 input_sent=self._send_input,
             )
