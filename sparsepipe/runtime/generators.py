@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,8 @@ PYTHON: random.Random = random.getstate.__self__  # type: ignore[attr-defined]
 _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _BARE = frozenset({bool, int, float, str, type(None), set, Tensor})
 """What most attributes of modules are: no generators, and without anything to look into."""
+_OF_MODULES = vars(torch.nn.Module()).keys()
+"""Attributes of every module: its parameters, buffers, children and hooks."""
 
 
 def is_generator(value: Any) -> bool:
@@ -38,10 +40,18 @@ def among(values: Mapping[str, Any]) -> Iterator[tuple[str, Generator]]:
             yield from _held(name, value)
 
 
-def attributes_of(owner: Any) -> Iterator[tuple[str, Generator]]:
-    """Generators that are attributes of a module, or of an object that is one, by name."""
-    yield from among(vars(owner))
-    for name, value in vars(owner).items():
+def attributes_of(
+    owner: Any, *, but: Container[str] = _OF_MODULES
+) -> Iterator[tuple[str, Generator]]:
+    """Generators that are attributes of a module, or of an object that is one, by name.
+
+    Args:
+        owner: the module.
+        but: attributes that are not looked at.
+    """
+    own = {name: value for name, value in vars(owner).items() if name not in but}
+    yield from among(own)
+    for name, value in own.items():
         if type(value) in _BARE or isinstance(value, torch.nn.Module):  # which has its own turn
             continue
         for inner, found in among(getattr(value, "__dict__", {})):

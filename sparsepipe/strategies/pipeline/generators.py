@@ -23,14 +23,17 @@ from sparsepipe.runtime.generators import (
 )
 
 _CUDA = "torch.cuda"  # on ranks with such a device only
+_LIGHTNINGS = vars(pl.LightningModule()).keys()
+"""Attributes of every LightningModule, such as its Trainer, which is large and draws nothing."""
 
 
 def generators_of(module: nn.Module | None, layers: nn.Sequential) -> dict[str, Generator]:
     """What a step may draw from outside of its layers, by names that all ranks share.
 
     The global generators of torch, numpy and python; attributes of the module, of its
-    children, and of objects that are attributes of these; what is global in the files of the
-    module's classes; and in each of these places what is in a list, a tuple or a dictionary.
+    children, and of objects that are attributes of these, but for Lightning's own; what is global
+    in the files of the module's classes; and in each of these places what is in a list, a tuple or
+    a dictionary.
 
     Args:
         module: the LightningModule; None for the global generators alone.
@@ -51,7 +54,7 @@ def generators_of(module: nn.Module | None, layers: nn.Sequential) -> dict[str, 
             found |= {f"{name} of {kind.__name__}'s file": value for name, value in shared}
     for path, child in module.named_modules(memo={layers}):  # all but the layers
         prefix = f"self.{path}." if path else "self."
-        found |= {prefix + name: value for name, value in attributes_of(child)}
+        found |= {prefix + name: value for name, value in attributes_of(child, but=_LIGHTNINGS)}
     return found
 
 
