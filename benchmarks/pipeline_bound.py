@@ -73,14 +73,16 @@ def _one_pass(layers: nn.Sequential, optimizers: Sequence[Any], value: Any) -> l
         ends.append((value, output))
         value = _apart(output)
     gradient: Tensor | None = torch.randn_like(_features(output))
+    del output
     for number in reversed(range(len(layers))):
+        value, output = ends.pop()  # freed layer by layer, as by a backward pass in one piece
         start_s = time.thread_time()
-        torch.autograd.backward(_features(ends[number][1]), gradient)
+        torch.autograd.backward(_features(output), gradient)
         if optimizers[number] is not None:
             optimizers[number].step()
             optimizers[number].zero_grad()
         seconds[number] += time.thread_time() - start_s
-        gradient = _features(ends[number][0]).grad
+        gradient = _features(value).grad
     return seconds
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,22 +22,32 @@ PYTHON: random.Random = random.getstate.__self__  # type: ignore[attr-defined]
 """Python's global generator."""
 
 _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-_BARE = frozenset({bool, int, float, str, type(None), set, Tensor})
-"""What most attributes of modules are: no generators, and without anything to look into."""
+_CONTAINERS = (list, tuple, dict)
 _OF_MODULES = vars(torch.nn.Module()).keys()
 """Attributes of every module: its parameters, buffers, children and hooks."""
 
 
+# Steps look for generators in every microbatch, and torch.Generator answers isinstance in Python.
+@lru_cache(maxsize=4096)
+def _are_generators(kind: type) -> bool:
+    """Whether values of a type are generators whose state can be known: SystemRandom has none."""
+    return issubclass(kind, _KINDS) and not issubclass(kind, random.SystemRandom)
+
+
+@lru_cache(maxsize=4096)
+def _to_look_into(kind: type) -> bool:
+    return _are_generators(kind) or issubclass(kind, _CONTAINERS)
+
+
 def is_generator(value: Any) -> bool:
     """Whether a value is a generator whose state can be known."""
-    # SystemRandom has no state.
-    return isinstance(value, _KINDS) and not isinstance(value, random.SystemRandom)
+    return _are_generators(type(value))
 
 
 def among(values: Mapping[str, Any]) -> Iterator[tuple[str, Generator]]:
     """The generators of a namespace, and of lists, tuples and dictionaries in it, by name."""
     for name, value in values.items():
-        if type(value) not in _BARE:
+        if _to_look_into(type(value)):
             yield from _held(name, value)
 
 
@@ -52,7 +63,7 @@ def attributes_of(
     own = {name: value for name, value in vars(owner).items() if name not in but}
     yield from among(own)
     for name, value in own.items():
-        if type(value) in _BARE or isinstance(value, torch.nn.Module):  # which has its own turn
+        if isinstance(value, torch.nn.Module):  # which has its own turn
             continue
         for inner, found in among(getattr(value, "__dict__", {})):
             yield f"{name}.{inner}", found
@@ -62,9 +73,9 @@ def _held(name: str, value: Any) -> Iterator[tuple[str, Generator]]:
     """A value that is a generator; those of a container that has some, such as ``rngs[0]``."""
     if is_generator(value):
         yield name, value
-    elif isinstance(value, (list, tuple, dict)) and value:
+    elif value:
         items = value.values() if isinstance(value, dict) else value
-        if not any(issubclass(kind, _KINDS) for kind in set(map(type, items))):
+        if not any(map(_are_generators, set(map(type, items)))):
             return  # as of most, some of which are long
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
             if is_generator(item):

@@ -32,6 +32,23 @@ class Order(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Given:
+    """A microbatch as this stage takes it in.
+
+    Args:
+        samples: how many; without any there is nothing to compute.
+        weight: what its loss counts in the minibatch's.
+        value: the input of the first layer here.
+        rest: what else the step needs, in the last stage.
+    """
+
+    samples: int
+    weight: float
+    value: Any = None
+    rest: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _InFlight:
     """A microbatch between its forward and its backward here.
 
@@ -86,6 +103,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         self._rounds = 0
         self._minibatch = 0  # its number in the whole run
         self._read: dict[int, tuple[Part, float]] = {}
+        self._opened: dict[int, _Given] = {}
         self._in_flight: dict[int, _InFlight] = {}
         self._returned: list[Microbatch] = []
         self.sizes_read: list[int] = []
@@ -124,7 +142,9 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             self._finish()
             return
         assert action.microbatch is not None
-        with self._naming(self._description(action)):
+        if action.kind == "B":
+            self._open_next()
+        with self._naming(self._description(action.kind, action.microbatch)):
             do = {"F": self._forward, "B": self._backward}
             do[action.kind](action.microbatch)
 
@@ -144,39 +164,53 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         shares = (part.samples / samples / count for part in parts)
         return dict(zip(self._own, zip(parts, shares, strict=True), strict=True))
 
-    def _description(self, action: Action) -> str:
-        doing = {"F": "forward", "B": "backward"}[action.kind]
-        return f"{doing} of microbatch {action.microbatch} of minibatch {self._minibatch}"
+    def _description(self, kind: str, number: int) -> str:
+        doing = {"F": "forward", "B": "backward"}[kind]
+        return f"{doing} of microbatch {number} of minibatch {self._minibatch}"
 
     def _forward(self, number: int) -> None:
-        value = rest = None
-        if self._first:
-            part, weight = self._read.pop(number)
-            samples = part.samples
-            if samples:
-                with naming_single_values(samples, parts=self._microbatches, before_layers=True):
-                    value, rest = self._open(number, part.batch)
-        else:
-            message = self._mail.receive(Kind.ACTIVATION, self._number - 1, number)
-            value, samples, weight = message.tree, message.meta["samples"], message.meta["weight"]
-            if samples:
-                rest = self._rest(number)
-            del message
-        flight = self._computed(number, value, rest, samples=samples) if samples else None
-        self._in_flight[number] = _InFlight(samples=samples, weight=weight, flight=flight)
+        given = self._opened.pop(number, None) or self._given(number)
+        flight = self._computed(number, given) if given.samples else None
+        self._in_flight[number] = _InFlight(
+            samples=given.samples, weight=given.weight, flight=flight
+        )
         in_flight = sum(each.flight is not None for each in self._in_flight.values())
         self.most_in_flight = max(self.most_in_flight, in_flight)
         if not self._last:
             output = None if flight is None else flight.output
-            meta = {"samples": samples, "weight": weight}
+            meta = {"samples": given.samples, "weight": given.weight}
             self._mail.send(Kind.ACTIVATION, self._number + 1, number, output, meta=meta)
             if flight is not None:
                 flight.output = None
 
-    def _computed(self, number: int, value: Any, rest: Any, *, samples: int) -> Flight:
-        with self._slowed(), naming_single_values(samples, parts=self._microbatches):
+    def _open_next(self) -> None:
+        """Takes in what goes forward next: a gradient that is to go backward may be on its way."""
+        number = next(iter(self._read), None)
+        if number is not None and not self._opened and not self._last:
+            with self._naming(self._description("F", number)):
+                self._opened[number] = self._given(number)
+
+    def _given(self, number: int) -> _Given:
+        """What is read here, with the step run up to its layers, or has come."""
+        if self._first:
+            part, weight = self._read.pop(number)
+            if not part.samples:
+                return _Given(samples=0, weight=weight)
+            single = naming_single_values(
+                part.samples, parts=self._microbatches, before_layers=True
+            )
+            with single:
+                value, rest = self._open(number, part.batch)
+            return _Given(samples=part.samples, weight=weight, value=value, rest=rest)
+        message = self._mail.receive(Kind.ACTIVATION, self._number - 1, number)
+        samples, weight = message.meta["samples"], message.meta["weight"]
+        rest = self._rest(number) if samples else None
+        return _Given(samples=samples, weight=weight, value=message.tree, rest=rest)
+
+    def _computed(self, number: int, given: _Given) -> Flight:
+        with self._slowed(), naming_single_values(given.samples, parts=self._microbatches):
             in_run = self._minibatch * self._microbatches + number
-            return self._flight(value, rest, minibatch=in_run)
+            return self._flight(given.value, given.rest, minibatch=in_run)
 
     def _backward(self, number: int) -> None:
         microbatch = self._in_flight.pop(number)

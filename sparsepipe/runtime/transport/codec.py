@@ -127,7 +127,8 @@ def encode(mail: Letters) -> Packet:
             remedy = "hand on tensors and plain values, or classes defined at a module's top level"
             raise _refusal(kind, message, f"what cannot be pickled ({error})", remedy) from None
         payload_bytes.append(table.size_bytes - before)
-    blocks = _blocks(pickle.dumps((tuple(table.specs), tuple(letters)), protocol=5))
+    # Plain tuples are pickled several times as fast as classes.
+    blocks = _blocks(pickle.dumps((tuple(map(tuple, table.specs)), tuple(letters)), protocol=5))
     return Packet(
         minibatch=mail[0][1].minibatch,
         blocks=blocks,
@@ -146,25 +147,26 @@ def end_block() -> Tensor:
 
 def missing_bytes(block: Tensor) -> int | None:
     """Length of the header's second block, 0 where there is none; None at the end."""
-    length = int(block[:_LENGTH_BYTES].view(torch.int64))
+    length = int.from_bytes(block.numpy()[:_LENGTH_BYTES].tobytes(), "little")
     return None if length == 0 else max(0, length - (BLOCK_BYTES - _PREFIX_BYTES))
 
 
 def say_how(block: Tensor, how: How) -> None:
     """Writes into a header's first block how tensors come."""
-    block[_LENGTH_BYTES] = how.awaited + 2 * how.again
+    block.numpy()[_LENGTH_BYTES] = how.awaited + 2 * how.again
 
 
 def how_it_comes(block: Tensor) -> How:
     """What :func:`say_how` has written."""
-    word = int(block[_LENGTH_BYTES])
+    word = int(block.numpy()[_LENGTH_BYTES])
     return How(awaited=bool(word & 1), again=bool(word & 2))
 
 
 def parse(blocks: Sequence[Tensor]) -> Header:
     """The header whose blocks these are."""
-    specs, letters = pickle.loads(b"".join(b.numpy().tobytes() for b in blocks)[_PREFIX_BYTES:])
-    return Header(specs=specs, letters=letters)
+    whole = b"".join(block.numpy().data for block in blocks)
+    specs, letters = pickle.loads(memoryview(whole)[_PREFIX_BYTES:])
+    return Header(specs=tuple(map(TensorSpec._make, specs)), letters=letters)
 
 
 class _TensorTable:
