@@ -41,13 +41,13 @@ def _to_look_into(kind: type) -> bool:
 
 def is_generator(value: Any) -> bool:
     """Whether a value is a generator whose state can be known."""
-    return _are_generators(type(value))
+    return _are_generators(type(value))  # type: ignore[arg-type]
 
 
 def among(values: Mapping[str, Any]) -> Iterator[tuple[str, Generator]]:
     """The generators of a namespace, and of lists, tuples and dictionaries in it, by name."""
     for name, value in values.items():
-        if _to_look_into(type(value)):
+        if _to_look_into(type(value)):  # type: ignore[arg-type]
             yield from _held(name, value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -222,10 +222,10 @@ class Stage:
     ) -> Any:
         """Runs some layers one after another; tells ``ran`` of each."""
         keyed = self._randomness
-        for layer in part:
+        for layer, entry in zip(part, islice(self._layers, part.start, part.stop), strict=True):
             if keyed is not None and minibatch is not None:
                 keyed.key(minibatch=minibatch, layer=layer)
-            value = self._layers[layer](value)
+            value = entry(value)
             ran(layer)
         return value
 
