@@ -75,8 +75,8 @@ def _one_pass(layers: nn.Sequential, optimizers: Sequence[Any], value: Any) -> l
     gradient: Tensor | None = torch.randn_like(_features(output))
     del output
     for number in reversed(range(len(layers))):
-        value, output = ends.pop()  # freed layer by layer, as by a backward pass in one piece
         start_s = time.thread_time()
+        value, output = ends.pop()  # freed layer by layer, as by a backward pass in one piece
         torch.autograd.backward(_features(output), gradient)
         if optimizers[number] is not None:
             optimizers[number].step()

@@ -201,6 +201,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             )
             with single:
                 value, rest = self._open(number, part.batch)
+            rest = rest if self._last else None  # which the last stage has been sent
             return _Given(samples=part.samples, weight=weight, value=value, rest=rest)
         message = self._mail.receive(Kind.ACTIVATION, self._number - 1, number)
         samples, weight = message.meta["samples"], message.meta["weight"]
