@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from sparsepipe.runtime import group
-from sparsepipe.runtime.meeting import cut_off, name_of
+from sparsepipe.runtime.meeting import cut_off, name_of, new_group
 from sparsepipe.runtime.transport import cuda
 from sparsepipe.runtime.transport.buffers import BufferPool
 from sparsepipe.runtime.transport.channel import Changed, Fault, FaultMet, Incoming, Outgoing
 from sparsepipe.runtime.transport.codec import encode
-from sparsepipe.runtime.transport.connections import Connections
 from sparsepipe.runtime.transport.faults import Teller, stage_name
 from sparsepipe.runtime.transport.mailbox import Ended
 from sparsepipe.runtime.transport.message import Kind, Message, Traffic, name_of_message
@@ -27,7 +27,7 @@ from sparsepipe.runtime.transport.routes import (
     routes,
     shares_messages,
 )
-from sparsepipe.runtime.transport.wire import Wire
+from sparsepipe.runtime.transport.wire import Carrier, Line, Wire
 from sparsepipe.runtime.waits import Wait, WaitBoard, WaitedInVain
 from sparsepipe.schedule import Plan
 
@@ -92,6 +92,7 @@ class Network:
         if direct:
             cuda.check_direct(device)
         self._device = device
+        self._direct = direct
         self._timeout_s = timeout_s
         self.called: Callable[[int], str] = name_of_message
         name = partial(stage_name, plan=plan) if ranks is None else name_of
@@ -99,11 +100,13 @@ class Network:
         self._rank = rank
         self._joint = shares_messages(plan)
         self.pool = BufferPool()
+        self._pinned = BufferPool(pinned=True)
         self._fault: Fault | None = None
         self._told = False  # the worker has heard of the fault
         self._closed = False
         self._out: dict[_Key, Outgoing] = {}
         self._in: dict[_Key, Incoming] = {}
+        self._groups: list[dist.ProcessGroup] = []
         self._riders: dict[tuple[int, int], Message] = {}  # by rank and minibatch
         self._arrived: dict[_Key, deque[Message]] = defaultdict(deque)
         self._held: dict[int, list[Tensor]] = defaultdict(list)
@@ -111,10 +114,7 @@ class Network:
         channels = routes(plan)
         self._board = WaitBoard(group.store() if channels else None)
         placed = [route if ranks is None else route.among(ranks) for route in channels]
-        self._connections = Connections(
-            rank, device=device, direct=direct, pool=self.pool, timeout_s=timeout_s
-        )
-        wires = [self._connections.wire(route) for route in placed]
+        wires = [self._wire(route) for route in placed]
         depths = [default_depth(plan, route) for route in channels]
         for route, wire, usual in zip(placed, wires, depths, strict=True):
             if wire is not None:  # all groups are made: from here on it cannot fail halfway
@@ -199,7 +199,8 @@ class Network:
             deadline_s = time.monotonic() + self._timeout_s
             for channel in self._channels():
                 self._see_end(channel, deadline_s)
-        self._connections.close()
+        for connection in self._groups:
+            dist.destroy_process_group(connection)
         unread = [c.route for c in self._in.values() if c.box.discarded]
         assert not unread, f"closed before everything was received: {unread}"
         assert not self._riders, "closed before the activations of these batches were sent"
@@ -233,6 +234,24 @@ class Network:
         for part, message in arrival.mail:
             self._arrived[part, from_rank].append(message)
         arrival.mail = ()  # the channel's thread may still hold the arrival
+
+    def _wire(self, route: Route) -> Wire | None:
+        """The connection of a channel; every rank must call it, in the same order."""
+        ranks = [route.source, route.target]
+        other = route.other(self._rank)
+        limit_s = self._timeout_s
+        gloo = new_group(ranks, backend="gloo", timeout_s=limit_s)
+        nccl = new_group(ranks, backend="nccl", timeout_s=limit_s) if self._direct else None
+        if self._rank not in ranks:
+            return None
+        self._groups += [gloo] if nccl is None else [gloo, nccl]
+        carrier: Carrier | None = None
+        if nccl is not None:
+            carrier = direct = cuda.Direct(self._device, nccl=nccl, other=other)
+            direct.connect(sending=self._rank == route.source)
+        elif self._device.type == "cuda":
+            carrier = cuda.HostStaged(self._device, pool=self._pinned)
+        return Wire(Line(gloo, other), pool=self.pool, carrier=carrier, device=self._device)
 
     def _open(self, route: Route, wire: Wire, *, depth: int, usual: int) -> None:
         """Starts this rank's end of a channel."""

@@ -63,21 +63,19 @@ class Line:
     Args:
         group: two ranks.
         other: the other one's number in the whole.
-        number: from 0, of the lines that share the group.
     """
 
-    def __init__(self, group: dist.ProcessGroup, other: int, *, number: int = 0) -> None:
+    def __init__(self, group: dist.ProcessGroup, other: int) -> None:
         self._group = group
         self._other = other
-        self._tag = number * len(_Tag)
 
     def send(self, flat: Tensor, *, tag: int = _Tag.DEVICE) -> dist.Work:
         """Begins to send host memory, which must not change before the end."""
-        return _begun(dist.isend(flat, dst=self._other, group=self._group, tag=self._tag + tag))
+        return _begun(dist.isend(flat, dst=self._other, group=self._group, tag=tag))
 
     def receive(self, flat: Tensor, *, tag: int = _Tag.DEVICE) -> dist.Work:
         """Begins to receive into host memory."""
-        return _begun(dist.irecv(flat, src=self._other, group=self._group, tag=self._tag + tag))
+        return _begun(dist.irecv(flat, src=self._other, group=self._group, tag=tag))
 
 
 def finish(works: Sequence[dist.Work]) -> None:
@@ -110,7 +108,7 @@ class Wire:
     """One direction between two ranks.
 
     Args:
-        line: to the other rank, which nobody else uses in this direction.
+        line: the connection, which nobody else uses in this direction.
         pool: where receive buffers come from.
         carrier: for tensors on a CUDA device, None where there is none.
         device: this rank's.
