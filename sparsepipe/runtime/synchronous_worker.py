@@ -44,8 +44,8 @@ class _Given:
 
     samples: int
     weight: float
-    value: Any = None
-    rest: Any = None
+    value: Any
+    rest: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,15 +194,12 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         """What is read here, with the step run up to its layers, or has come."""
         if self._first:
             part, weight = self._read.pop(number)
-            if not part.samples:
-                return _Given(samples=0, weight=weight)
-            single = naming_single_values(
-                part.samples, parts=self._microbatches, before_layers=True
-            )
-            with single:
-                value, rest = self._open(number, part.batch)
+            samples, value, rest = part.samples, None, None
+            if samples:
+                with naming_single_values(samples, parts=self._microbatches, before_layers=True):
+                    value, rest = self._open(number, part.batch)
             rest = rest if self._last else None  # which the last stage has been sent
-            return _Given(samples=part.samples, weight=weight, value=value, rest=rest)
+            return _Given(samples=samples, weight=weight, value=value, rest=rest)
         message = self._mail.receive(Kind.ACTIVATION, self._number - 1, number)
         samples, weight = message.meta["samples"], message.meta["weight"]
         rest = self._rest(number) if samples else None

@@ -36,9 +36,14 @@ class Noting(Net):
         return super().training_step(batch, batch_idx)
 
 
+def readers_and_ranks(config: str) -> tuple[int, int]:
+    replicas = [int(part) for part in config.split("-")]
+    return replicas[0], sum(replicas)
+
+
 def train(net: Net, config: str, schedule: str, microbatches: int, **options: Any) -> None:
     """One minibatch of 16 samples for each reader."""
-    devices = sum(map(int, config.split("-")))
+    readers, devices = readers_and_ranks(config)
     strategy = SynchronousPipelineStrategy(
         schedule=schedule,
         microbatches=microbatches,
@@ -48,7 +53,7 @@ def train(net: Net, config: str, schedule: str, microbatches: int, **options: An
         **options,
     )
     trainer = pl.Trainer(**QUIET, devices=devices, max_epochs=1, strategy=strategy)
-    trainer.fit(net, DataLoader(Dense(16 * int(config[0])), batch_size=16))
+    trainer.fit(net, DataLoader(Dense(16 * readers), batch_size=16))
 
 
 def noted(rank: int, config: str, schedule: str, microbatches: int) -> str:
@@ -71,9 +76,9 @@ def test_the_next_microbatch_opens_before_the_wait_for_a_gradient(
     config: str, schedule: str, microbatches: int, expected: str
 ) -> None:
     """No more than one is ahead; on one device there is no wait, hence none."""
-    ranks = sum(map(int, config.split("-")))
+    readers, ranks = readers_and_ranks(config)
     found = run(noted, ranks, config, schedule, microbatches)
-    assert found[: int(config[0])] == [expected] * int(config[0])
+    assert found[:readers] == [expected] * readers
 
 
 def failing(rank: int) -> None:
