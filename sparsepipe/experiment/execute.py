@@ -20,6 +20,7 @@ from sparsepipe.experiment.signature import locate
 from sparsepipe.experiment.stopping import kept_from_saving, tell_loss
 from sparsepipe.experiment.threads import limit_threads
 from sparsepipe.experiment.told_errors import told
+from sparsepipe.freed_memory import keep_freed_memory
 from sparsepipe.runtime import group
 
 
@@ -35,6 +36,8 @@ def execute(
     """
     quiet()
     limit_threads()
+    if inventory.accelerator == "cpu":
+        keep_freed_memory()
     run = Run(config=config, directory=directory, inventory=inventory, watch=watch)
     with _group(run):
         group.assert_world_size(run.ranks)

@@ -13,6 +13,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 from typing_extensions import override
 
+from sparsepipe.freed_memory import keep_freed_memory
 from sparsepipe.runtime import group
 from sparsepipe.runtime.meeting import meeting
 from sparsepipe.runtime.throttle import Throttle
@@ -60,6 +61,8 @@ class RankedStrategy(DDPStrategy):
         if self._asks_for_one and not _distributed_is_initialized():
             self._place_before = {name: os.environ.get(name) for name in _PLACE}
         super().setup_environment()
+        if not self._asks_for_one and self.root_device.type == "cpu":  # processes of their own
+            keep_freed_memory()
         # A group's threads that outlive the interpreter abort the process now and then.
         atexit.unregister(group.leave)
         atexit.register(group.leave)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from experiment_harness import composed
+from freed_blocks import kept_mib
 
 from sparsepipe.errors import (
     ConfigError,
@@ -25,6 +26,7 @@ from sparsepipe.experiment.profile import profile
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.signals import SignalWatch
+from sparsepipe.freed_memory import give_freed_memory_back
 from sparsepipe.machine import usable_cores
 from sparsepipe.profiling import Profile
 from sparsepipe.results.shares import Costs, accumulated_shares
@@ -68,6 +70,14 @@ def test_a_profile_and_the_plan_that_it_leads_to(tmp_path: Path) -> None:
     plan = Plan.from_json(planned.plan.read_text())
     assert plan.num_ranks == 3
     assert plan.num_layers == found.num_layers
+
+
+def test_runs_on_processors_keep_what_they_free() -> None:
+    give_freed_memory_back()
+    run(*PROFILE)
+    found = kept_mib()
+    give_freed_memory_back()  # tests that follow measure memory too
+    assert found > 190
 
 
 def test_of_somebodys_own_module_no_update_is_measured() -> None:

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+from freed_blocks import kept_mib
 from pipeline_cases import QUIET, make_loader, make_net, pipeline_trainer
-from processes import outcomes
+from processes import outcomes, run
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.freed_memory import give_freed_memory_back
 from sparsepipe.runtime import group
 from sparsepipe.strategies import DataParallelStrategy
 
@@ -99,3 +101,14 @@ def test_ranks_that_the_trainer_did_not_ask_for(kind: str, devices: int) -> None
             f"the Trainer has devices={devices} and num_nodes=1, but 2 ranks run"
         )
         assert end.error.remedy
+
+
+def kept_after_training(rank: int) -> int:
+    give_freed_memory_back()
+    trainer = pipeline_trainer("1-1", [3], max_epochs=1)
+    trainer.fit(make_net("dense"), make_loader("dense", batches=3))
+    return kept_mib()
+
+
+def test_ranks_on_processors_keep_what_they_free() -> None:
+    assert min(run(kept_after_training, 2)) > 190

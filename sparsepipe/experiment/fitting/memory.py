@@ -7,7 +7,6 @@ moment. Linux only.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import re
 import resource
 import threading
@@ -15,14 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sparsepipe.errors import HardwareError
+from sparsepipe.freed_memory import give_freed_memory_back
 
 _STATUS = Path("/proc/self/status")
 _SET_BACK = Path("/proc/self/clear_refs")
 _VICTIM = Path("/proc/self/oom_score_adj")
 _SURELY = 1000
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_LARGE_BYTES = 128 * 1024
-"""From where on glibc maps a block by itself, until it has learnt larger ones."""
 _POLL_S = 0.005
 """Between two looks at the memory: what is written in so short a time is little."""
 
@@ -30,9 +27,9 @@ _POLL_S = 0.005
 class ResidentPeak:
     """The most memory that was resident at a time since this was made, beyond what was then.
 
-    From then on freed blocks of :data:`_LARGE_BYTES` and more go back to the system at once. Else
-    glibc would keep some of them, now these and now those, and the same step would take a tenth
-    more or less from one process to the next.
+    From then on large blocks that are freed go back to the system at once. Else glibc would keep
+    some of them, now these and now those, and the same step would take a tenth more or less from
+    one process to the next.
 
     Attributes:
         before_bytes: what was resident then.
@@ -42,7 +39,7 @@ class ResidentPeak:
     """
 
     def __init__(self) -> None:
-        _keep_no_freed_memory()
+        give_freed_memory_back()
         try:
             _SET_BACK.write_text("5")
             self.before_bytes = status_bytes("VmRSS")
@@ -67,15 +64,6 @@ def status_bytes(name: str) -> int:
     if found is None:
         raise OSError(f"{_STATUS} has no {name}")
     return 1024 * int(found[1])
-
-
-def _keep_no_freed_memory() -> None:
-    """Neither what is free by now, which a step would take up again unseen, nor from now on."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim"):  # glibc has them
-        libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)  # which also stops it from growing
-        libc.mallopt(_M_TRIM_THRESHOLD, _LARGE_BYTES)
-        libc.malloc_trim(0)
 
 
 def watch_resident(

@@ -1,0 +1,75 @@
+"""Freed memory stays with a process or goes back, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.freed_memory import user_decides
+
+KEEP = "keep_freed_memory()\n"
+GIVE_BACK = "give_freed_memory_back()\n"
+MEASURED = "print(kept_mib())\n"
+PREAMBLE = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from freed_blocks import kept_mib, resident_mib
+from sparsepipe.freed_memory import give_freed_memory_back, keep_freed_memory
+"""
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's and Linux's")
+
+
+def printed(program: str, **variables: str) -> int:
+    """What a program prints that runs where nobody has told glibc anything else."""
+    environment = {name: value for name, value in os.environ.items() if "MALLOC" not in name}
+    environment.pop("GLIBC_TUNABLES", None)
+    done = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + program],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return int(done.stdout)
+
+
+@linux
+@pytest.mark.parametrize(
+    ("program", "kept"),
+    [("", False), (KEEP, True), (GIVE_BACK, False), (KEEP + GIVE_BACK, False)],
+    ids=["glibc's own way", "kept", "given back", "given back after all"],
+)
+def test_freed_memory_stays_or_goes(program: str, kept: bool) -> None:
+    found = printed(program + MEASURED)
+    assert found > 190 if kept else found < 10
+
+
+@linux
+def test_what_was_kept_goes_back_when_it_is_to() -> None:
+    more = f"before = resident_mib()\nkept_mib()\n{GIVE_BACK}print(resident_mib() - before)\n"
+    assert printed(KEEP + more) < 10
+
+
+@linux
+def test_who_sets_glibcs_variables_decides() -> None:
+    assert printed(KEEP + MEASURED, MALLOC_MMAP_THRESHOLD_="131072") < 10
+
+
+@pytest.mark.parametrize(
+    ("environment", "decides"),
+    [
+        ({}, False),
+        ({"MALLOC_TRIM_THRESHOLD_": "0"}, True),
+        ({"MALLOC_ARENA_MAX": "2"}, False),  # which says nothing of freed memory
+        ({"GLIBC_TUNABLES": "glibc.malloc.mmap_max=9"}, True),
+        ({"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}, False),
+    ],
+)
+def test_variables_that_decide(environment: Mapping[str, str], decides: bool) -> None:
+    assert user_decides(environment) is decides
