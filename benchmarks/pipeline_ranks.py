@@ -14,9 +14,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from sparsepipe.freed_memory import keep_freed_memory
+
 _CONTEXT = multiprocessing.get_context("forkserver")
 # Ranks are forked from a process that has imported these, hence start within milliseconds.
 _CONTEXT.set_forkserver_preload(["sparsepipe.strategies", "sparsepipe.models"])
+
+
+GLIBCS_OWN = {"MALLOC_MMAP_MAX_": "65536"}
+"""Says what glibc does anyhow, so that nobody changes what it does with freed memory."""
 
 
 class RankFailed(Exception):
@@ -31,11 +37,13 @@ class Crew:
         function: defined at a module's top level; called with the rank first.
         ranks: how many processes.
         arguments: that follow, anything that can be pickled.
+        keeps_freed: memory, as runs of ``sparsepipe`` on processors do.
     """
 
     function: Callable[..., Any]
     ranks: int
     arguments: tuple[Any, ...]
+    keeps_freed: bool = True
 
 
 class Turns:
@@ -59,7 +67,11 @@ class Turns:
 
 
 def on_ranks(
-    function: Callable[..., Any], ranks: int, *arguments: Any, limit_s: float = 600.0
+    function: Callable[..., Any],
+    ranks: int,
+    *arguments: Any,
+    keeps_freed: bool = True,
+    limit_s: float = 600.0,
 ) -> list[Any]:
     """Calls ``function(rank, *arguments)`` in new processes; what they return, in rank order.
 
@@ -70,12 +82,14 @@ def on_ranks(
         function: defined at a module's top level.
         ranks: how many.
         arguments: anything that can be pickled.
+        keeps_freed: memory, as runs of ``sparsepipe`` on processors do.
         limit_s: after which all are killed.
 
     Raises:
         RankFailed: one failed.
     """
-    return on_crews([Crew(function, ranks, arguments)], limit_s=limit_s)[0]
+    crew = Crew(function, ranks, arguments, keeps_freed=keeps_freed)
+    return on_crews([crew], limit_s=limit_s)[0]
 
 
 def on_crews(crews: Sequence[Crew], *, limit_s: float = 600.0) -> list[list[Any]]:
@@ -100,7 +114,7 @@ def on_crews(crews: Sequence[Crew], *, limit_s: float = 600.0) -> list[list[Any]
         stores.append(store)
         for rank in range(crew.ranks):
             ours, theirs = _CONTEXT.Pipe(duplex=False)
-            variables = _variables(rank, crew.ranks, store.port) if crew.ranks > 1 else {}
+            variables = _variables(rank, crew, store.port)
             process = _CONTEXT.Process(
                 target=_rank,
                 args=(theirs, variables, crew.function, rank, crew.arguments),
@@ -120,11 +134,15 @@ def on_crews(crews: Sequence[Crew], *, limit_s: float = 600.0) -> list[list[Any]
     return [[next(found) for _ in range(crew.ranks)] for crew in crews]
 
 
-def _variables(rank: int, ranks: int, port: int) -> Mapping[str, str]:
+def _variables(rank: int, crew: Crew, port: int) -> Mapping[str, str]:
+    memory = {} if crew.keeps_freed else GLIBCS_OWN
+    if crew.ranks == 1:
+        return memory
     return {
+        **memory,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
+        "WORLD_SIZE": str(crew.ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -140,6 +158,7 @@ def _rank(
     arguments: Sequence[Any],
 ) -> None:
     os.environ.update(variables)
+    keep_freed_memory()
     torch.set_num_threads(1)
     try:
         results.send((True, function(rank, *arguments)))

@@ -55,10 +55,27 @@ def test_rows_bytes_and_versions_of_the_benchmark() -> None:
 def test_rows_beside_torchs_own_pipelines() -> None:
     ran = run("pipeline.py", "--quick", "--only", "torch")
     assert ran.returncode == 0, ran.stderr
-    for row in ("one process", "gpipe, ours", "gpipe, torch", "1f1b, ours", "1f1b, torch"):
+    ways = ("ours", "torch", "torch, kept")
+    for row in ("one process", *(f"{name}, {way}" for name in ("gpipe", "1f1b") for way in ways)):
         assert re.search(rf"^  {row} +[\d.]+ \[[\d.]+\.\.[\d.]+\]", ran.stdout, re.MULTILINE)
-    assert number(r"gpipe, times torch's: ([\d.]+) \(goal 1.00\)", ran.stdout) > 0
-    assert number(r"1f1b, times torch's: ([\d.]+) \(goal 1.00\)", ran.stdout) > 0
+    for name in ("gpipe", "1f1b"):
+        for beside in ("torch's", "torch's with freed memory kept, too"):
+            assert number(rf"{name}, times {beside}: ([\d.]+) \(goal 1.00\)", ran.stdout) > 0
+
+
+@pytest.mark.full
+def test_what_keeping_freed_memory_brings() -> None:
+    ran = run("freed_memory.py", "--quick")
+    assert ran.returncode == 0, ran.stderr
+    parts = ran.stdout.split("\n\n")[1:7]
+    assert [part.split("; ")[1].splitlines()[0] for part in parts] == [
+        *("one process", "asynchronous, 1-1") * 2,
+        *("one process", "1F1B, 1-1, T = 4"),
+    ]
+    for part in parts:
+        ways = ("glibc's own", "kept")
+        own, kept = (number(rf"{way} +([\d.]+) .* [\d.]+ GiB resident", part) for way in ways)
+        assert number(r"kept is ([\d.]+) times as fast", part) == pytest.approx(own / kept, rel=0.2)
 
 
 @pytest.mark.full
