@@ -36,11 +36,11 @@ def compare(workload: Workload, way: Way, options: argparse.Namespace) -> None:
     seconds: dict[str, list[float]] = {OWN: [], KEPT: []}
     resident: dict[str, list[list[int]]] = {OWN: [], KEPT: []}
     for _ in range(options.repeats):
-        for name in seconds:
+        for name, each in seconds.items():
             found = on_ranks(
                 trained, way.ranks, workload, way, options.minibatches, keeps_freed=name == KEPT
             )
-            seconds[name].append(found[0][0])
+            each.append(found[0][0])
             resident[name].append([most for _, most in found])
     print(f"\n{workload}; {way.name}")
     for name, each in seconds.items():

@@ -9,8 +9,8 @@ Everything in one run, one thread for each process, real Trainers and gloo on lo
 - Layers that sleep in as many stages as there are ranks, so that cores are no limit.
 - A CNN on images by synchronous pipelines of two stages (GPipe and 1F1B with flush), ours and
   those of torch.distributed.pipelining: the same layers, cut, minibatches, microbatches, loss and
-  optimizer, without metrics and logs on either side. Torch's are measured as they are, and once more
-  with freed memory kept, as all other rows here and runs of ``sparsepipe`` have it.
+  optimizer, without metrics and logs on either side. Torch's are measured as they are, and once
+  more with freed memory kept, as all other rows here and runs of ``sparsepipe`` have it.
 - Bytes that were sent beside the least that can be: features once each way, coordinates once
   down. Sets of weights of each stage beside what the schedule tells.
 

@@ -58,8 +58,8 @@ def test_one_device_leaves_nothing_behind(kind: str, monkeypatch: pytest.MonkeyP
     else:
         trainer = pipeline_trainer("1", [], keyed_randomness=kind == "keyed", max_epochs=1)
     net, loader = make_net("dense"), make_loader("dense", batches=2)
-    for run in (trainer.fit, trainer.validate):
-        run(net, loader)
+    for use in (trainer.fit, trainer.validate):
+        use(net, loader)
         assert place() == before
         assert (group.world_size(), group.started_externally()) == (1, False)
         assert group.gather_objects("here") == ["here"]
