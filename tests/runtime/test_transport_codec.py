@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict, deque
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from codec_cases import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.transport import Kind, Message, differentiable
@@ -33,6 +35,18 @@ from sparsepipe.runtime.transport.codec import (
     parse,
 )
 from sparsepipe.sparse import SparseTensor
+
+
+class Kept:
+    """A pytree node whose cache is none of it."""
+
+    def __init__(self, weight: Tensor, cached: Tensor | None = None) -> None:
+        self.weight, self.cached = weight, cached
+
+
+pytree.register_pytree_node(
+    Kept, lambda node: ([node.weight], None), lambda children, _: Kept(*children)
+)
 
 
 @settings(max_examples=200, deadline=None)
@@ -219,3 +233,31 @@ def test_a_later_write_is_noticed_where_it_matters() -> None:
     assert not packet.changed()
     large.add_(1)
     assert packet.changed()
+
+
+def test_nodes_of_other_libraries_come_back_as_they_are() -> None:
+    table = torch.randn(3, 400)
+    tree = {
+        "largest": torch.max(table, dim=1),
+        "by name": defaultdict(list, {"rows": [table]}),
+        "last": deque([table], maxlen=2),
+    }
+    found = over(tree)
+    assert isinstance(found["largest"], torch.return_types.max)
+    assert_same(list(tree["largest"]), list(found["largest"]))
+    assert found["by name"]["none"] == []
+    assert found["by name"]["rows"][0] is found["last"][0]
+    assert found["last"].maxlen == 2
+
+
+def test_a_registered_class_travels_as_what_it_flattens_to() -> None:
+    weight, cached = torch.randn(600, requires_grad=True), torch.randn(9000)
+    node = Kept(weight, cached)
+    packet = packet_of([node])
+    assert packet.payload_bytes == (2400,)
+    ((_, message),) = received(packet)
+    (found,) = message.tree
+    assert type(found) is Kept
+    assert found.weight.requires_grad
+    assert raw(found.weight) == raw(weight)
+    assert found.cached is None

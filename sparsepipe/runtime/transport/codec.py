@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -212,7 +213,7 @@ class _TensorTable:
 
 
 class _Pickler(pickle.Pickler):
-    """Puts numbers for tensors, wherever in an object they are."""
+    """Puts numbers for tensors, wherever in an object they are, and takes pytree nodes apart."""
 
     def __init__(self, file: io.BytesIO, table: _TensorTable, *, differentiable: bool) -> None:
         super().__init__(file, protocol=5)
@@ -230,6 +231,22 @@ class _Pickler(pickle.Pickler):
             )
         return self._table.index(value, wants_gradient=False)
 
+    def reducer_override(self, value: Any) -> Any:
+        """How a node that is no plain container is put together again: of what it flattens to."""
+        kind = type(value)
+        node = pytree.SUPPORTED_NODES.get(kind)
+        if node is None or kind in _PICKLED_AS_THEY_ARE:
+            return NotImplemented
+        children, context = node.flatten_fn(value)
+        return _put_together, (kind, list(children), context)
+
+
+_PICKLED_AS_THEY_ARE = (OrderedDict, defaultdict, deque)
+
+
+def _put_together(kind: type, children: list[Any], context: Any) -> Any:
+    return pytree.SUPPORTED_NODES[kind].unflatten_fn(children, context)
+
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor]) -> None:
@@ -241,10 +258,9 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _letter(kind: Kind, message: Message, table: _TensorTable) -> bytes:
-    """A message without its tensors: the tree's nodes are pickled with numbers for leaves."""
-    leaves, structure = pytree.tree_flatten(message.tree)
+    """A message without its tensors, of which it has the numbers."""
     differentiable = kind in (Kind.ACTIVATION, Kind.BATCH)
-    for leaf in leaves:
+    for leaf in pytree.tree_leaves(message.tree):
         if not isinstance(leaf, Tensor):
             continue
         if kind is Kind.BATCH and leaf.grad_fn is not None and leaf not in table:
@@ -253,16 +269,14 @@ def _letter(kind: Kind, message: Message, table: _TensorTable) -> bytes:
                 remedy="compute it within the layers, or from their result",
             )
         table.index(leaf, wants_gradient=differentiable and leaf.requires_grad)
-    skeleton = pytree.tree_unflatten(range(len(leaves)), structure)
     file = io.BytesIO()
-    content = kind.value, message.minibatch, dict(message.meta), skeleton, leaves
+    content = kind.value, message.minibatch, dict(message.meta), message.tree
     _Pickler(file, table, differentiable=differentiable).dump(content)
     return file.getvalue()
 
 
 def _open(letter: bytes, tensors: Sequence[Tensor]) -> tuple[Kind, Message]:
-    kind, minibatch, meta, skeleton, leaves = _Unpickler(io.BytesIO(letter), tensors).load()
-    tree = pytree.tree_map(leaves.__getitem__, skeleton)
+    kind, minibatch, meta, tree = _Unpickler(io.BytesIO(letter), tensors).load()
     return Kind(kind), Message(minibatch=minibatch, meta=meta, tree=tree)
 
 
