@@ -10,7 +10,8 @@ Everything in one run, one thread for each process, real Trainers and gloo on lo
 - A CNN on images by synchronous pipelines of two stages (GPipe and 1F1B with flush), ours and
   those of torch.distributed.pipelining: the same layers, cut, minibatches, microbatches, loss and
   optimizer, without metrics and logs on either side. Torch's are measured as they are, and once
-  more with freed memory kept, as all other rows here and runs of ``sparsepipe`` have it.
+  more with freed memory kept, as all other rows here and runs of ``sparsepipe`` have it: the one is
+  what their users have, the other how the pipelines themselves compare.
 - Bytes that were sent beside the least that can be: features once each way, coordinates once
   down. Sets of weights of each stage beside what the schedule tells.
 

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from pipeline_workloads import Images, Vgg
 
+from sparsepipe.freed_memory import user_decides
 from sparsepipe.machine import usable_cores
 
 KINDS = ("dense", "sparse")
@@ -121,6 +122,8 @@ def announced(options: argparse.Namespace) -> Iterator[None]:
         f"load {os.getloadavg()[0]:.1f}; {options.repeats} repetitions of "
         f"{options.minibatches} minibatches"
     )
+    if user_decides(os.environ):
+        print("glibc's variables say what becomes of freed memory: no row has it kept")
     yield
     print(f"\ntook {time.perf_counter() - started_s:.0f} s")
 

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
+import pytest
 import torch
+
+from sparsepipe.freed_memory import has_glibc, user_decides
 
 BLOCKS, BLOCK_MIB = 4, 50
 """What is freed. Blocks of more than 32 MiB glibc never keeps by itself."""
 
+needs_glibc = pytest.mark.skipif(not has_glibc(), reason="glibc's malloc alone is told what to do")
+needs_glibcs_own = pytest.mark.skipif(
+    not has_glibc() or user_decides(os.environ), reason="glibc's variables are set, or it is none"
+)
+
 
 def kept_mib() -> int:
-    """Allocates blocks, writes to them and frees them; MiB that are resident more than before."""
-    _take_and_free(2)
-    before = resident_mib()
-    _take_and_free(BLOCK_MIB)
-    return resident_mib() - before
+    """Allocates blocks, writes to them and frees them; how many MiB of them stay resident."""
+    blocks = [torch.ones(BLOCK_MIB * 2**20 // 4) for _ in range(BLOCKS)]
+    alive = resident_mib()
+    del blocks
+    return BLOCKS * BLOCK_MIB - (alive - resident_mib())
 
 
 def resident_mib() -> int:
@@ -24,8 +33,3 @@ def resident_mib() -> int:
     found = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
     assert found is not None
     return int(found[1]) // 1024
-
-
-def _take_and_free(mib: int) -> None:
-    blocks = [torch.ones(mib * 2**20 // 4) for _ in range(BLOCKS)]
-    del blocks

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from freed_blocks import needs_glibc
 
 from sparsepipe.freed_memory import user_decides
 
@@ -21,7 +22,6 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 from freed_blocks import kept_mib, resident_mib
 from sparsepipe.freed_memory import give_freed_memory_back, keep_freed_memory
 """
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's and Linux's")
 
 
 def printed(program: str, **variables: str) -> int:
@@ -39,7 +39,7 @@ def printed(program: str, **variables: str) -> int:
     return int(done.stdout)
 
 
-@linux
+@needs_glibc
 @pytest.mark.parametrize(
     ("program", "kept"),
     [("", False), (KEEP, True), (GIVE_BACK, False), (KEEP + GIVE_BACK, False)],
@@ -50,13 +50,13 @@ def test_freed_memory_stays_or_goes(program: str, kept: bool) -> None:
     assert found > 190 if kept else found < 10
 
 
-@linux
+@needs_glibc
 def test_what_was_kept_goes_back_when_it_is_to() -> None:
     more = f"before = resident_mib()\nkept_mib()\n{GIVE_BACK}print(resident_mib() - before)\n"
     assert printed(KEEP + more) < 10
 
 
-@linux
+@needs_glibc
 def test_who_sets_glibcs_variables_decides() -> None:
     assert printed(KEEP + MEASURED, MALLOC_MMAP_THRESHOLD_="131072") < 10
 
@@ -67,8 +67,9 @@ def test_who_sets_glibcs_variables_decides() -> None:
         ({}, False),
         ({"MALLOC_TRIM_THRESHOLD_": "0"}, True),
         ({"MALLOC_ARENA_MAX": "2"}, False),  # which says nothing of freed memory
+        ({"MALLOC_PERTURB_": "2"}, False),
         ({"GLIBC_TUNABLES": "glibc.malloc.mmap_max=9"}, True),
-        ({"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}, False),
+        ({"GLIBC_TUNABLES": "glibc.malloc.arena_max=9"}, False),
     ],
 )
 def test_variables_that_decide(environment: Mapping[str, str], decides: bool) -> None:

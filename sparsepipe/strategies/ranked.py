@@ -61,7 +61,7 @@ class RankedStrategy(DDPStrategy):
         if self._asks_for_one and not _distributed_is_initialized():
             self._place_before = {name: os.environ.get(name) for name in _PLACE}
         super().setup_environment()
-        if not self._asks_for_one and self.root_device.type == "cpu":  # processes of their own
+        if not self._asks_for_one and self.root_device.type == "cpu":
             keep_freed_memory()
         # A group's threads that outlive the interpreter abort the process now and then.
         atexit.unregister(group.leave)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -47,6 +49,16 @@ class Kept:
 pytree.register_pytree_node(
     Kept, lambda node: ([node.weight], None), lambda children, _: Kept(*children)
 )
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A pytree node without leaves."""
+
+    name: str
+
+
+pytree.register_constant(Constant)
 
 
 @settings(max_examples=200, deadline=None)
@@ -235,7 +247,7 @@ def test_a_later_write_is_noticed_where_it_matters() -> None:
     assert packet.changed()
 
 
-def test_nodes_of_other_libraries_come_back_as_they_are() -> None:
+def test_containers_that_are_subclasses_come_back_as_they_are() -> None:
     table = torch.randn(3, 400)
     tree = {
         "largest": torch.max(table, dim=1),
@@ -250,14 +262,32 @@ def test_nodes_of_other_libraries_come_back_as_they_are() -> None:
     assert found["last"].maxlen == 2
 
 
+@pytest.mark.parametrize("wrap", [list, OrderedDict], ids=["a plain tree", "another one"])
+def test_sizes_inside_of_what_is_no_node_stay_sizes(wrap: Callable[[Any], Any]) -> None:
+    import torch._dynamo  # registers torch.Size as a node
+
+    size = torch.Size([2, 3])
+    tree = wrap([("opaque", Opaque(size, "x"))])
+    ((_, message),) = received(packet_of(tree, meta={"size": size}))
+    opaque = dict(message.tree)["opaque"]
+    assert type(opaque.label) is type(message.meta["size"]) is torch.Size
+    assert opaque.label == message.meta["size"] == size
+
+
 def test_a_registered_class_travels_as_what_it_flattens_to() -> None:
     weight, cached = torch.randn(600, requires_grad=True), torch.randn(9000)
     node = Kept(weight, cached)
-    packet = packet_of([node])
+    packet = packet_of([node, node])
     assert packet.payload_bytes == (2400,)
     ((_, message),) = received(packet)
-    (found,) = message.tree
+    found, again = message.tree
     assert type(found) is Kept
     assert found.weight.requires_grad
     assert raw(found.weight) == raw(weight)
     assert found.cached is None
+    assert again.weight is found.weight
+
+
+def test_constants_of_a_tree_come_back() -> None:
+    ((_, message),) = received(packet_of({"x": torch.ones(3), "constant": Constant("here")}))
+    assert message.tree["constant"] == Constant("here")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
-from freed_blocks import kept_mib
+from freed_blocks import kept_mib, needs_glibcs_own
 from pipeline_cases import QUIET, make_loader, make_net, pipeline_trainer
 from processes import outcomes, run
 
@@ -103,12 +103,18 @@ def test_ranks_that_the_trainer_did_not_ask_for(kind: str, devices: int) -> None
         assert end.error.remedy
 
 
-def kept_after_training(rank: int) -> int:
+def kept_after_training(rank: int, config: str, cuts: list[int]) -> int:
     give_freed_memory_back()
-    trainer = pipeline_trainer("1-1", [3], max_epochs=1)
+    trainer = pipeline_trainer(config, cuts, max_epochs=1)
     trainer.fit(make_net("dense"), make_loader("dense", batches=3))
     return kept_mib()
 
 
+@needs_glibcs_own
 def test_ranks_on_processors_keep_what_they_free() -> None:
-    assert min(run(kept_after_training, 2)) > 190
+    assert min(run(kept_after_training, 2, "1-1", [3])) > 190
+
+
+@needs_glibcs_own
+def test_one_device_leaves_the_memory_of_its_process_alone() -> None:
+    assert run(kept_after_training, 1, "1", [], join_group=False)[0] < 10

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -213,7 +212,7 @@ class _TensorTable:
 
 
 class _Pickler(pickle.Pickler):
-    """Puts numbers for tensors, wherever in an object they are, and takes pytree nodes apart."""
+    """Puts numbers for tensors, wherever in an object they are."""
 
     def __init__(self, file: io.BytesIO, table: _TensorTable, *, differentiable: bool) -> None:
         super().__init__(file, protocol=5)
@@ -231,22 +230,6 @@ class _Pickler(pickle.Pickler):
             )
         return self._table.index(value, wants_gradient=False)
 
-    def reducer_override(self, value: Any) -> Any:
-        """How a node that is no plain container is put together again: of what it flattens to."""
-        kind = type(value)
-        node = pytree.SUPPORTED_NODES.get(kind)
-        if node is None or kind in _PICKLED_AS_THEY_ARE:
-            return NotImplemented
-        children, context = node.flatten_fn(value)
-        return _put_together, (kind, list(children), context)
-
-
-_PICKLED_AS_THEY_ARE = (OrderedDict, defaultdict, deque)
-
-
-def _put_together(kind: type, children: list[Any], context: Any) -> Any:
-    return pytree.SUPPORTED_NODES[kind].unflatten_fn(children, context)
-
 
 class _Unpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor]) -> None:
@@ -258,9 +241,14 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _letter(kind: Kind, message: Message, table: _TensorTable) -> bytes:
-    """A message without its tensors, of which it has the numbers."""
+    """A message without its tensors, of which it has the numbers.
+
+    A tree of plain containers is pickled as it is. In another one numbers stand for the leaves, so
+    that of its nodes goes what they flatten to: no caches.
+    """
+    leaves = pytree.tree_leaves(message.tree)
     differentiable = kind in (Kind.ACTIVATION, Kind.BATCH)
-    for leaf in pytree.tree_leaves(message.tree):
+    for leaf in leaves:
         if not isinstance(leaf, Tensor):
             continue
         if kind is Kind.BATCH and leaf.grad_fn is not None and leaf not in table:
@@ -269,15 +257,32 @@ def _letter(kind: Kind, message: Message, table: _TensorTable) -> bytes:
                 remedy="compute it within the layers, or from their result",
             )
         table.index(leaf, wants_gradient=differentiable and leaf.requires_grad)
+    content: tuple[Any, ...] = kind.value, message.minibatch, dict(message.meta)
+    if _of_plain_containers(message.tree):
+        content = *content, message.tree, None
+    else:
+        numbers = iter(range(len(leaves)))
+        content = *content, pytree.tree_map(lambda _: next(numbers), message.tree), leaves
     file = io.BytesIO()
-    content = kind.value, message.minibatch, dict(message.meta), message.tree
     _Pickler(file, table, differentiable=differentiable).dump(content)
     return file.getvalue()
 
 
 def _open(letter: bytes, tensors: Sequence[Tensor]) -> tuple[Kind, Message]:
-    kind, minibatch, meta, tree = _Unpickler(io.BytesIO(letter), tensors).load()
+    kind, minibatch, meta, tree, leaves = _Unpickler(io.BytesIO(letter), tensors).load()
+    if leaves is not None:
+        tree = pytree.tree_map(leaves.__getitem__, tree)
     return Kind(kind), Message(minibatch=minibatch, meta=meta, tree=tree)
+
+
+def _of_plain_containers(tree: Any) -> bool:
+    """Whether a tree's nodes are lists, tuples and dicts, and no subclasses of them."""
+    kind = type(tree)
+    if kind is dict:
+        return all(map(_of_plain_containers, tree.values()))
+    if kind is list or kind is tuple:
+        return all(map(_of_plain_containers, tree))
+    return pytree.tree_is_leaf(tree)
 
 
 def _blocks(header: bytes) -> tuple[Tensor, ...]:
