@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
-from pathlib import Path
 
 import pytest
 import torch
 
+from sparsepipe.experiment.fitting.memory import status_bytes
 from sparsepipe.freed_memory import has_glibc, user_decides
 
 BLOCKS, BLOCK_MIB = 4, 50
@@ -30,6 +29,4 @@ def kept_mib() -> int:
 
 def resident_mib() -> int:
     """Of this process."""
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
-    assert found is not None
-    return int(found[1]) // 1024
+    return status_bytes("VmRSS") // 2**20
