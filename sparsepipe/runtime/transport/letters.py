@@ -75,7 +75,10 @@ def write(kind: Kind, message: Message, table: TensorTable) -> bytes:
     Raises:
         Unsendable: a tensor that is no plain one, or whose gradient would be lost.
     """
-    leaves = pytree.tree_leaves(message.tree)
+    leaves: list[Any] = []
+    plain = _of_plain_containers(message.tree, leaves)
+    if not plain:
+        leaves = pytree.tree_leaves(message.tree)
     differentiable = kind in (Kind.ACTIVATION, Kind.BATCH)
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
@@ -87,7 +90,7 @@ def write(kind: Kind, message: Message, table: TensorTable) -> bytes:
             )
         table.index(leaf, wants_gradient=differentiable and leaf.requires_grad)
     content: tuple[Any, ...] = kind.value, message.minibatch, dict(message.meta)
-    if _of_plain_containers(message.tree):
+    if plain:
         content = *content, message.tree, None
     else:
         numbers = iter(range(len(leaves)))
@@ -134,11 +137,14 @@ class _Unpickler(pickle.Unpickler):
         return self._tensors[number]
 
 
-def _of_plain_containers(tree: Any) -> bool:
-    """Whether a tree's nodes are lists, tuples and dicts, and no subclasses of them."""
+def _of_plain_containers(tree: Any, leaves: list[Any]) -> bool:
+    """Whether a tree's nodes are lists, tuples and dicts, and no subclasses; adds their leaves."""
     kind = type(tree)
     if kind is dict:
-        return all(map(_of_plain_containers, tree.values()))
+        return all(_of_plain_containers(each, leaves) for each in tree.values())
     if kind is list or kind is tuple:
-        return all(map(_of_plain_containers, tree))
-    return pytree.tree_is_leaf(tree)
+        return all(_of_plain_containers(each, leaves) for each in tree)
+    if not pytree.tree_is_leaf(tree):
+        return False
+    leaves.append(tree)
+    return True
