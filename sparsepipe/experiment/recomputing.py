@@ -117,8 +117,8 @@ def _refuse_file(config: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{parallel['plan']['file']} is the plan of a synchronous pipeline that recomputes "
             "layers, which no other one does",
-            remedy="choose parallel=gpipe or sync_1f1b, or give its stages without that, as "
-            "parallel.plan.config and parallel.plan.cuts",
+            remedy="choose parallel=gpipe, sync_1f1b or eager_1f1b, or give its stages without "
+            "that, as parallel.plan.config and parallel.plan.cuts",
         )
     assert division.config is not None
     assert division.num_layers is not None

@@ -7,6 +7,7 @@ from sparsepipe.experiment.schedules import Synchronous
 from sparsepipe.schedule import (
     Plan,
     asynchronous,
+    eager_one_f_one_b,
     gpipe,
     lanes,
     one_f_one_b,
@@ -20,7 +21,7 @@ _BACKWARD = 2.0  # times as long as the forward
 
 
 _MINIBATCHES = 3  # of a synchronous schedule
-_SYNCHRONOUS = {"gpipe": gpipe, "1f1b": one_f_one_b}
+_SYNCHRONOUS = {"gpipe": gpipe, "1f1b": one_f_one_b, "eager_1f1b": eager_one_f_one_b}
 
 
 def draw_schedule(directory: RunDir, synchronous: Synchronous | None = None) -> None:

@@ -25,7 +25,7 @@ class Synchronous:
     @property
     def option(self) -> str:
         """What of ``parallel`` has it."""
-        return self.schedule if self.schedule == "gpipe" else f"sync_{self.schedule}"
+        return "sync_1f1b" if self.schedule == "1f1b" else self.schedule
 
 
 def synchronous_of(parallel: Mapping[str, Any]) -> Synchronous | None:

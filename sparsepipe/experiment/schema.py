@@ -128,7 +128,7 @@ class SearchChoice:
 
 _OF_SYNCHRONOUS = dict.fromkeys(
     ("batch_norm", "microbatches", "recompute", "schedule"),
-    "of synchronous pipelines: choose parallel=gpipe or sync_1f1b",
+    "of synchronous pipelines: choose parallel=gpipe, sync_1f1b or eager_1f1b",
 )
 
 

@@ -20,7 +20,7 @@ class Microbatches:
     """How a synchronous schedule cuts a minibatch.
 
     Args:
-        schedule: ``gpipe`` or ``1f1b``.
+        schedule: ``gpipe``, ``1f1b`` or ``eager_1f1b``.
         count: T, into which what all devices of the first stage read is cut.
         batch_size: samples that each of these reads, and of which the profiles are; None where
             nobody knows: microbatches are taken for even then.
@@ -53,7 +53,8 @@ class Microbatches:
         """
         most = np.asarray(-(-self.count // replicas))
         if self.schedule != "gpipe":
-            most = np.minimum(most, (left - 1) // replicas + 1)
+            warmups = 2 if self.schedule == "eager_1f1b" else 1
+            most = np.minimum(most, warmups * ((left - 1) // replicas) + 1)
         return most
 
     def in_flight_of(self, replicas: int, at_once: int, *, readers: int) -> float:

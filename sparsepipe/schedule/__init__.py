@@ -6,6 +6,8 @@ from sparsepipe.schedule.balance import balanced
 from sparsepipe.schedule.intake import Intake
 from sparsepipe.schedule.plan import Plan, Stage
 from sparsepipe.schedule.synchronous import (
+    eager_one_f_one_b,
+    eager_order,
     gpipe,
     gpipe_order,
     naive,
@@ -40,6 +42,8 @@ __all__ = [
     "asynchronous_order",
     "balanced",
     "check",
+    "eager_one_f_one_b",
+    "eager_order",
     "gpipe",
     "gpipe_order",
     "included_at",

@@ -6,7 +6,7 @@ minibatches are in the asynchronous schedule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from sparsepipe.schedule.actions import Action, Schedule
 from sparsepipe.schedule.intake import Intake
@@ -60,8 +60,29 @@ def one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
 
 def one_f_one_b_order(plan: Plan, rank: int, intake: Intake, microbatches: int) -> Iterator[Action]:
     """What one rank does in :func:`one_f_one_b`, told as it is asked for."""
-    parts = plan.microbatches_of(rank, microbatches)
     ahead = plan.warmup(plan.stage_of(rank))
+    return _in_turn(plan.microbatches_of(rank, microbatches), intake, ahead=ahead)
+
+
+def eager_one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
+    """Eager 1F1B (Zhuang et al., "On Optimizing the Communication of Model Parallelism").
+
+    1F1B with flush whose warm-up is twice as long. In 1F1B a microbatch that a stage hands on is
+    awaited already where neighbours take equally long, so that they lose the time of two messages
+    for each microbatch. Here it is on its way while its receiver has another one to go on with,
+    and more of them are in flight: 2 w + 1 where 1F1B has w + 1.
+    """
+    return _of(plan, lambda rank: eager_order(plan, rank, Intake(minibatches), microbatches))
+
+
+def eager_order(plan: Plan, rank: int, intake: Intake, microbatches: int) -> Iterator[Action]:
+    """What one rank does in :func:`eager_one_f_one_b`, told as it is asked for."""
+    ahead = 2 * plan.warmup(plan.stage_of(rank))
+    return _in_turn(plan.microbatches_of(rank, microbatches), intake, ahead=ahead)
+
+
+def _in_turn(parts: Sequence[int], intake: Intake, *, ahead: int) -> Iterator[Action]:
+    """One forward, one backward, after some forwards."""
     for minibatch, _ in enumerate(intake.portions(1)):
         for place, part in enumerate(parts):
             yield Action("F", minibatch, part)

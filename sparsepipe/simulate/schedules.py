@@ -13,6 +13,7 @@ from sparsepipe.schedule import (
     Plan,
     Schedule,
     asynchronous_order,
+    eager_order,
     gpipe_order,
     naive_order,
     one_f_one_b_order,
@@ -46,6 +47,7 @@ SCHEDULES: Mapping[str, Recipe] = {
     "naive": Recipe(order=lambda p, rank, intake, _: naive_order(p, rank, intake)),
     "gpipe": Recipe(order=gpipe_order, splits=True),
     "1f1b": Recipe(order=one_f_one_b_order, splits=True),
+    "eager_1f1b": Recipe(order=eager_order, splits=True),
 }
 
 
@@ -109,7 +111,7 @@ class Simulation:
             if microbatches is not None:
                 raise ConfigError(
                     f"the schedule {schedule} has no microbatches, and {microbatches} are given",
-                    remedy="leave microbatches out, or choose gpipe or 1f1b",
+                    remedy="leave microbatches out, or choose gpipe, 1f1b or eager_1f1b",
                 )
             return cls(workload=workload, setting=setting, recipe=recipe, microbatches=1)
         parts = MICROBATCHES if microbatches is None else microbatches

@@ -67,7 +67,7 @@ def test_data_parallelism_on_loopback(shell: Shell) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b"])
+@pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b", "eager_1f1b"])
 def test_a_synchronous_pipeline_on_loopback(shell: Shell, parallel: str) -> None:
     """A step takes as long as the slow stage, and the fast one's way there and back beside it."""
     parts, steps, scale = 4, 8, 4

@@ -20,6 +20,7 @@ from sparsepipe.runtime.stage import Stage
 from sparsepipe.schedule import Plan
 
 CUT, BATCH, PARTS = 7, 32, 8
+IN_FLIGHT = [("gpipe", (PARTS, PARTS)), ("1f1b", (2, 1)), ("eager_1f1b", (3, 1))]
 
 
 def network() -> nn.Sequential:
@@ -66,7 +67,7 @@ def saved_by(stage: nn.Sequential, parts: Sequence[Tensor]) -> tuple[int, list[T
     return sum(sizes), outputs
 
 
-@pytest.mark.parametrize(("schedule", "in_flight"), [("gpipe", (PARTS, PARTS)), ("1f1b", (2, 1))])
+@pytest.mark.parametrize(("schedule", "in_flight"), IN_FLIGHT)
 def test_it_is_what_torch_saves_of_the_microbatches_in_flight(
     schedule: str, in_flight: tuple[int, int]
 ) -> None:
@@ -119,7 +120,7 @@ def inside_of(stage: nn.Sequential, span: range, part: Tensor) -> int:
     return saved_by(layers, [begin])[0] - begin.nbytes
 
 
-@pytest.mark.parametrize(("schedule", "in_flight"), [("gpipe", (PARTS, PARTS)), ("1f1b", (2, 1))])
+@pytest.mark.parametrize(("schedule", "in_flight"), IN_FLIGHT)
 def test_recomputed_spans_keep_their_inputs_and_the_inside_of_one(
     schedule: str, in_flight: tuple[int, int]
 ) -> None:

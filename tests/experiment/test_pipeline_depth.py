@@ -46,7 +46,7 @@ def test_every_cell_is_a_job_of_the_sweep_and_every_job_a_cell() -> None:
     alone = {frozenset(words_of(cell.command)) for cell in block.cells if cell.command}
     # Serial runs are the same with any partition.
     serial = {job for job in swept if any("serial" in word for word in job)}
-    assert len(swept) == 22
+    assert len(swept) == 28
     assert {job - {"partition=variance", "partition=straight"} for job in serial} | (
         swept - serial
     ) == alone
@@ -101,7 +101,7 @@ def test_commands_of_other_microbatches_are_those_of_synchronous_runs_alone() ->
     for command in {cell.command for cell in block.cells if cell.command}:
         assert is_taken(words_of(command)), command
         (name,) = [word for word in words_of(command) if word.startswith("trial=")]
-        is_synchronous = "/gpipe_" in name or "/sync_1f1b_" in name
+        is_synchronous = "asynchronous" not in name and "serial" not in name
         assert (parts in words_of(command)) == is_synchronous
         trials[is_synchronous].add(name.removeprefix("trial="))
     for sweep, more in zip(block.sweep.split(" && "), ([], [parts]), strict=True):
@@ -155,7 +155,7 @@ def test_serial_runs_do_not_depend_on_the_partition(name: str) -> None:
     assert "depth" not in one
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "sync_1f1b", "asynchronous"])
+@pytest.mark.parametrize("schedule", ["gpipe", "sync_1f1b", "eager_1f1b", "asynchronous"])
 @pytest.mark.parametrize("partition", ["variance", "straight"])
 def test_depths_and_partitions_are_those_that_are_asked_for(schedule: str, partition: str) -> None:
     asked = f"partition={partition}"

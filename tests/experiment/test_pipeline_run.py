@@ -38,7 +38,7 @@ def test_model_parallel_run(shell: Shell, job: Job) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b"])
+@pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b", "eager_1f1b"])
 def test_synchronous_run(shell: Shell, job: Job, parallel: str) -> None:
     """Its curves and its weights are those of one device."""
     settings = ("hardware=cores", "parallel.devices=2", "parallel.plan.balance=layers")

@@ -154,7 +154,7 @@ def test_memory_follows_the_training() -> None:
     assert [None if model is None else model.predicted for model in predicted] == [False, True]
 
 
-@pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b"])
+@pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b", "eager_1f1b"])
 def test_a_synchronous_pipeline_has_a_search_that_is_asked_for(parallel: str) -> None:
     config = composed(*MODEL, *TWO, f"parallel={parallel}")
     assert search_of(config) is None

@@ -38,7 +38,7 @@ def test_forms_that_it_may_have() -> None:
 @pytest.mark.parametrize("parallel", ["pipeline", "hete_mp", "dp", "single"])
 def test_who_has_options_of_synchronous_pipelines_is_told(parallel: str, setting: str) -> None:
     key = setting.partition("=")[0]
-    told = rf"'(parallel\.strategy\.)?{key}' .*choose parallel=gpipe or sync_1f1b"
+    told = rf"'(parallel\.strategy\.)?{key}' .*choose parallel=gpipe, sync_1f1b or eager_1f1b"
     for plus in ("", "+"):
         with pytest.raises(ConfigError, match=told):
             composed(*MODEL, f"parallel={parallel}", f"{plus}parallel.strategy.{setting}")

@@ -216,7 +216,7 @@ def test_a_scale_narrows_what_fig_9_sweeps() -> None:
 
 def test_a_scale_narrows_what_the_study_of_depth_sweeps() -> None:
     smoke, whole = (jobs("pipeline_depth", *scale) for scale in (["scale=smoke"], []))
-    assert len(whole) == 11 * 2
+    assert len(whole) == 14 * 2
     assert sorted(_swept(job) for job in smoke) == [
         ["partition=straight", "trial=pipeline_depth/serial_emulated"],
         ["partition=straight", "trial=pipeline_depth/sync_1f1b_4"],

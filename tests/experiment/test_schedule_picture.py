@@ -57,16 +57,21 @@ def test_stages_of_a_plan_by_hand_are_alike(tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "order"), [("gpipe", "F F F B B B U"), ("1f1b", "F F B F B B U")]
+    ("schedule", "parts", "order"),
+    [
+        ("gpipe", 3, "F F F B B B U"),
+        ("1f1b", 3, "F F B F B B U"),
+        ("eager_1f1b", 4, "F F F B F B B B U"),
+    ],
 )
 def test_a_synchronous_schedule_is_that_of_the_training(
-    tmp_path, monkeypatch, schedule: str, order: str
+    tmp_path, monkeypatch, schedule: str, parts: int, order: str
 ) -> None:
-    plan = replace(plan_of("1-1"), details={"stage_times_s": [0.09, 0.09]})
-    seen = drawn(plan, tmp_path, monkeypatch, Synchronous(schedule, 3))
+    plan = replace(plan_of("1-1"), details={"stage_times_s": [0.03 * parts] * 2})
+    seen = drawn(plan, tmp_path, monkeypatch, Synchronous(schedule, parts))
     assert seen["title"] == f"Synchronous ({schedule}) pipeline 1-1, times as its search expected"
     _, first = seen["lanes"][0]
-    assert [row[0] for row in first[:7]] == order.split()
+    assert [row[0] for row in first[: 2 * parts + 1]] == order.split()
     assert {round(row[4] - row[3], 6) for row in first} == {0, 10, 20}, "of a microbatch"
 
 

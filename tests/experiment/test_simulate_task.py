@@ -100,18 +100,18 @@ def test_data_parallelism_waits_for_the_slowest_and_for_its_sums(tmp_path: Path)
 @pytest.mark.full
 def test_schedules_that_flush_leave_devices_idle(tmp_path: Path) -> None:
     times_s = {}
-    for schedule in ("asynchronous", "1f1b", "gpipe", "naive"):
+    for schedule in ("asynchronous", "eager_1f1b", "1f1b", "gpipe", "naive"):
         done = run(tmp_path, *BY_HAND, f"task.schedule={schedule}")
         times_s[schedule] = result(done)["minibatch_s"]
         assert result(done)["schedule"] == schedule
-    assert times_s["asynchronous"] < times_s["1f1b"]
+    assert times_s["asynchronous"] < times_s["eager_1f1b"] <= times_s["1f1b"]
     assert times_s["asynchronous"] < times_s["naive"]
     more = run(tmp_path, *BY_HAND, "task.schedule=gpipe", "task.microbatches=32")
     assert result(more)["minibatch_s"] < times_s["gpipe"]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b"])
+@pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b", "eager_1f1b"])
 def test_a_synchronous_pipeline_is_simulated_as_it_trains(tmp_path: Path, parallel: str) -> None:
     schedule = parallel.removeprefix("sync_")
     own = [word.replace("parallel=pipeline", f"parallel={parallel}") for word in BY_HAND]

@@ -46,7 +46,7 @@ def random_recomputing(seed: int, setting: Any) -> tuple[Problem, list[int]]:
     layers, num_kinds = rng.randint(2, 5), rng.randint(1, 2)
     profiles = _profiles(rng, layers, num_kinds)
     microbatches = Microbatches(
-        schedule=rng.choice(["gpipe", "1f1b"]),
+        schedule=rng.choice(["gpipe", "1f1b", "eager_1f1b"]),
         count=rng.choice([1, 2, 4, 7]),
         batch_size=rng.choice([None, 3, 8]),
     )
@@ -150,8 +150,9 @@ def _more_s(problem: Problem, plan: Sequence[Choice], number: int) -> float:
         return float("inf")
     sizes = _sizes(cut, sum(plan[0].counts))
     share, most = max(sizes), -(-cut.count // replicas)
-    if cut.schedule == "1f1b":
-        most = min(most, (left - 1) // replicas + 1)
+    if cut.schedule != "gpipe":
+        ahead = (left - 1) // replicas
+        most = min(most, 1 + ahead + ahead * (cut.schedule == "eager_1f1b"))
     rows = [sizes[device::replicas] for device in range(replicas)]
     in_flight = max(sum(row[n : n + most]) for row in rows for n in range(len(row))) / share
     held = [problem.profiles[kind] for kind, count in enumerate(stage.counts) if count]

@@ -9,9 +9,9 @@ import pytest
 from plans import plan_of
 
 from sparsepipe.partition.microbatches import Microbatches, sizes_of
-from sparsepipe.schedule import Action, Intake, Plan, gpipe_order, one_f_one_b_order
+from sparsepipe.schedule import Action, Intake, Plan, eager_order, gpipe_order, one_f_one_b_order
 
-ORDERS = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order}
+ORDERS = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order, "eager_1f1b": eager_order}
 CONFIGS = ["-".join(map(str, each)) for n in range(1, 5) for each in product((1, 2, 3), repeat=n)]
 
 

@@ -100,10 +100,12 @@ def test_1f1b_has_less_in_flight() -> None:
     [
         ("1-1-1", "gpipe", [8, 8, 8]),
         ("1-1-1", "1f1b", [3, 2, 1]),
+        ("1-1-1", "eager_1f1b", [5, 3, 1]),
         ("2-1", "gpipe", [4, 8]),
         ("2-1", "1f1b", [2, 1]),
         ("1-3", "gpipe", [8, 3]),
         ("1-3", "1f1b", [4, 1]),
+        ("1-3", "eager_1f1b", [7, 1]),
     ],
 )
 def test_microbatches_in_flight(config: str, schedule: str, expected: list[int]) -> None:

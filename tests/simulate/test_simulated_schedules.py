@@ -55,11 +55,28 @@ def test_microbatches_take_their_share() -> None:
     assert four.pace(100).minibatch_s == pytest.approx(3.75)
 
 
+@pytest.mark.parametrize(("schedule", "lost_s"), [("1f1b", 0.5), ("eager_1f1b", 0.0)])
+def test_stages_that_wait_for_messages_need_a_longer_warm_up(schedule: str, lost_s: float) -> None:
+    """1F1B loses a message's time for each microbatch, of which each takes 3 s a stage."""
+    setting = Setting(network=Network.flat(2, Link(bytes_per_s=float("inf"), latency_s=0.5)))
+    few, many = (
+        Simulation.of(
+            Workload.uniform(plan_of("1-1"), scale=[parts] * 2, output_bytes=1.0),
+            setting,
+            schedule=schedule,
+            microbatches=parts,
+        )
+        for parts in (8, 20)
+    )
+    each_s = (many.pace(100).minibatch_s - few.pace(100).minibatch_s) / 12
+    assert each_s == pytest.approx(3.0 + lost_s)
+
+
 @pytest.mark.parametrize(
     ("settings", "message", "remedy"),
     [
         ({"schedule": "gpip"}, "no schedule called 'gpip'", "asynchronous, naive, gpipe, 1f1b"),
-        ({"microbatches": 4}, "asynchronous has no microbatches", "gpipe or 1f1b"),
+        ({"microbatches": 4}, "asynchronous has no microbatches", "gpipe, 1f1b or eager_1f1b"),
         ({"schedule": "naive", "microbatches": 1}, "naive has no microbatches", "leave"),
         (
             {"schedule": "gpipe", "microbatches": 0},
@@ -75,7 +92,7 @@ def test_what_cannot_be_is_refused(settings: dict[str, object], message: str, re
     assert remedy in caught.value.remedy
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager_1f1b"])
 @pytest.mark.parametrize(("config", "stage"), [("5-1", 0), ("1-5-2", 1)])
 def test_a_device_without_microbatches_is_refused_as_in_training(
     schedule: str, config: str, stage: int

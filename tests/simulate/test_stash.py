@@ -126,7 +126,7 @@ def test_stages_before_the_last_are_slower_by_it_in_the_long_run() -> None:
     assert found.busy == pytest.approx([1.0, 1.0, (each_s - COPY_S) / each_s])
 
 
-@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b", "eager_1f1b"])
 def test_other_schedules_keep_no_older_weights(schedule: str) -> None:
     """Whatever the mode: minibatches end before the next update."""
     workload = workload_of("1-1", vertical_sync=True)

@@ -21,6 +21,7 @@ from sparsepipe.strategies.environment import check_ranks
         ("sparsepipe_async", PipelineStrategy),
         ("sparsepipe_gpipe", SynchronousPipelineStrategy),
         ("sparsepipe_1f1b", SynchronousPipelineStrategy),
+        ("sparsepipe_eager_1f1b", SynchronousPipelineStrategy),
     ],
 )
 def test_registered_by_name(name: str, kind: type) -> None:

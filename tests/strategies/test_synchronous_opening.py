@@ -66,6 +66,7 @@ def noted(rank: int, config: str, schedule: str, microbatches: int) -> str:
     ("config", "schedule", "microbatches", "expected"),
     [
         ("1-1", "1f1b", 4, "open open open back open back back back"),
+        ("1-1", "eager_1f1b", 5, "open open open open back open back back back back"),
         ("1-1", "gpipe", 4, "open open open open back back back back"),
         ("1-1-1", "1f1b", 6, "open open open open back open back open back back back back"),
         ("2-1", "1f1b", 8, "open open open back open back back back"),

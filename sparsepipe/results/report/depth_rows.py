@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 from sparsepipe.results.report.cell import Row
 
-_SCHEDULES = {"gpipe": "GPipe", "sync_1f1b": "1F1B", "asynchronous": "asynchronous"}
+_SCHEDULES = {
+    "gpipe": "GPipe",
+    "sync_1f1b": "1F1B",
+    "eager_1f1b": "eager 1F1B",
+    "asynchronous": "asynchronous",
+}
 _PARTITIONS = {"variance": "variance", "straight": "ours"}
 _TASKS = ("train", "train_emulated")
 

@@ -19,7 +19,7 @@ _KEYS = {
     "model.convolutions": "convolutions",
     "model.width": "width",
 }
-_SYNCHRONOUS = ("gpipe", "sync_1f1b")
+_SYNCHRONOUS = ("gpipe", "sync_1f1b", "eager_1f1b")
 _PARTS = "parallel.strategy.microbatches"
 _PROFILE = "parallel.search.profiles.core"
 OF_PARALLEL = (_PARTS, _PROFILE.rpartition(".")[0])

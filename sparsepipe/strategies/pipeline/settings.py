@@ -20,7 +20,7 @@ from sparsepipe.runtime.stage_worker import StageWorker
 from sparsepipe.runtime.synchronous_worker import Order, SynchronousWorker
 from sparsepipe.runtime.weights import Mode, Weights
 from sparsepipe.runtime.worker import Worker
-from sparsepipe.schedule import Plan, gpipe_order, one_f_one_b_order
+from sparsepipe.schedule import Plan, eager_order, gpipe_order, one_f_one_b_order
 from sparsepipe.strategies.pipeline.events import MicrobatchEvents, StepEvents, TrainingEvents
 from sparsepipe.strategies.pipeline.layers import Share
 from sparsepipe.strategies.pipeline.recomputed import check_recompute, spans_of
@@ -28,7 +28,11 @@ from sparsepipe.strategies.pipeline.recomputed import check_recompute, spans_of
 MakeWorker = Callable[..., StageWorker[Any]]
 """Makes a worker of what all of them need (:class:`StageWorker`)."""
 
-ORDERS: Mapping[str, Order] = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order}
+ORDERS: Mapping[str, Order] = {
+    "gpipe": gpipe_order,
+    "1f1b": one_f_one_b_order,
+    "eager_1f1b": eager_order,
+}
 """Synchronous schedules, by the names that simulations give them."""
 
 
@@ -179,8 +183,8 @@ class SynchronousSettings(Settings):
 
     @property
     def queue_depth(self) -> int | None:
-        """GPipe's forwards do not wait for backwards: room for all of a minibatch."""
-        return self.microbatches if self.schedule == "gpipe" else None
+        """All of a minibatch where stages run further ahead: the schedule bounds them."""
+        return None if self.schedule == "1f1b" else self.microbatches
 
     @property
     def clips_whole(self) -> bool:

@@ -39,8 +39,9 @@ class SynchronousPipelineStrategy(StagedStrategy):
       ``batch_norm`` says nothing else.
 
     Args:
-        schedule: ``gpipe`` (all forwards, then all backwards) or ``1f1b`` (one forward, one
-            backward as soon as may be; no more in flight than stages follow).
+        schedule: ``gpipe`` (all forwards, then all backwards), ``1f1b`` (one forward, one
+            backward as soon as may be; no more in flight than stages follow) or ``eager_1f1b``
+            (the same with a warm-up twice as long, so that messages are not waited for).
         microbatches: T, parts of a minibatch; at least as many as any stage has replicas. The
             replicas of stage 0 share them: each cuts its own batch into its share of them.
         recompute: which layers keep the input of their span only, for the backward to run them
@@ -78,7 +79,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
     def __init__(
         self,
         *,
-        schedule: Literal["gpipe", "1f1b"] = "gpipe",
+        schedule: Literal["gpipe", "1f1b", "eager_1f1b"] = "gpipe",
         microbatches: int = 4,
         recompute: Literal["none", "all", "auto"] | dict[str, list[Any]] = "none",
         config: str | None = None,
@@ -145,9 +146,9 @@ class SynchronousPipelineStrategy(StagedStrategy):
         return self._trainer.current_epoch * int(self._trainer.num_training_batches) + step
 
 
-for _name, _schedule in (("sparsepipe_gpipe", "gpipe"), ("sparsepipe_1f1b", "1f1b")):
+for _schedule in ("gpipe", "1f1b", "eager_1f1b"):
     StrategyRegistry.register(
-        _name,
+        f"sparsepipe_{_schedule}",
         SynchronousPipelineStrategy,
         description="synchronous pipeline over the layers of an nn.Sequential, in microbatches",
         schedule=_schedule,
