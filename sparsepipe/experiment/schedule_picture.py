@@ -7,10 +7,8 @@ from sparsepipe.experiment.schedules import Synchronous
 from sparsepipe.schedule import (
     Plan,
     asynchronous,
-    eager_one_f_one_b,
-    gpipe,
     lanes,
-    one_f_one_b,
+    synchronous_by_name,
     timeline,
     unit_times,
 )
@@ -21,7 +19,6 @@ _BACKWARD = 2.0  # times as long as the forward
 
 
 _MINIBATCHES = 3  # of a synchronous schedule
-_SYNCHRONOUS = {"gpipe": gpipe, "1f1b": one_f_one_b, "eager_1f1b": eager_one_f_one_b}
 
 
 def draw_schedule(directory: RunDir, synchronous: Synchronous | None = None) -> None:
@@ -52,8 +49,7 @@ def draw_schedule(directory: RunDir, synchronous: Synchronous | None = None) -> 
     else:
         parts = synchronous.microbatches
         name, unit = f"Synchronous ({synchronous.schedule})", "microbatch"
-        make = _SYNCHRONOUS[synchronous.schedule]
-        schedule = make(plan, _MINIBATCHES, microbatches=parts)
+        schedule = synchronous_by_name(synchronous.schedule, plan, _MINIBATCHES, microbatches=parts)
         stages = stages and [time_s / parts for time_s in stages]
     times = unit_times(backward=_BACKWARD, stages=stages)
     told = "times as its search expected" if expected_s else "all stages alike"

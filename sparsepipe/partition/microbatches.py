@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.schedule import Plan
+from sparsepipe.schedule import WARMUPS, Plan
 from sparsepipe.schedule.plan import in_turn
 
 Ints = NDArray[np.intp]
@@ -52,8 +52,7 @@ class Microbatches:
             left: R, devices of this stage and of those after it.
         """
         most = np.asarray(-(-self.count // replicas))
-        if self.schedule != "gpipe":
-            warmups = 2 if self.schedule == "eager_1f1b" else 1
+        if (warmups := WARMUPS.get(self.schedule)) is not None:
             most = np.minimum(most, warmups * ((left - 1) // replicas) + 1)
         return most
 

@@ -6,6 +6,8 @@ from sparsepipe.schedule.balance import balanced
 from sparsepipe.schedule.intake import Intake
 from sparsepipe.schedule.plan import Plan, Stage
 from sparsepipe.schedule.synchronous import (
+    SYNCHRONOUS,
+    WARMUPS,
     eager_one_f_one_b,
     eager_order,
     gpipe,
@@ -14,6 +16,7 @@ from sparsepipe.schedule.synchronous import (
     naive_order,
     one_f_one_b,
     one_f_one_b_order,
+    synchronous_by_name,
 )
 from sparsepipe.schedule.timeline import Span, lanes, timeline, unit_times
 from sparsepipe.schedule.validity import check
@@ -29,6 +32,8 @@ from sparsepipe.schedule.versions import (
 )
 
 __all__ = [
+    "SYNCHRONOUS",
+    "WARMUPS",
     "Action",
     "Intake",
     "Passage",
@@ -56,6 +61,7 @@ __all__ = [
     "peak_predicted",
     "peak_stashed",
     "peak_vertical",
+    "synchronous_by_name",
     "timeline",
     "unit_times",
     "until_return",

@@ -6,11 +6,14 @@ minibatches are in the asynchronous schedule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from sparsepipe.schedule.actions import Action, Schedule
 from sparsepipe.schedule.intake import Intake
 from sparsepipe.schedule.plan import Plan
+
+WARMUPS = {"1f1b": 1, "eager_1f1b": 2}
+"""Of schedules of one forward, one backward: their warm-up, over the asynchronous schedule's."""
 
 
 def naive(plan: Plan, minibatches: int) -> Schedule:
@@ -37,7 +40,7 @@ def gpipe(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
 
     Backwards run in the reverse order of forwards.
     """
-    return _of(plan, lambda rank: gpipe_order(plan, rank, Intake(minibatches), microbatches))
+    return synchronous_by_name("gpipe", plan, minibatches, microbatches=microbatches)
 
 
 def gpipe_order(plan: Plan, rank: int, intake: Intake, microbatches: int) -> Iterator[Action]:
@@ -55,34 +58,47 @@ def one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
     The warm-up is that of the asynchronous schedule; then one forward, one backward, until
     the minibatch has drained and the update comes.
     """
-    return _of(plan, lambda rank: one_f_one_b_order(plan, rank, Intake(minibatches), microbatches))
+    return synchronous_by_name("1f1b", plan, minibatches, microbatches=microbatches)
 
 
 def one_f_one_b_order(plan: Plan, rank: int, intake: Intake, microbatches: int) -> Iterator[Action]:
     """What one rank does in :func:`one_f_one_b`, told as it is asked for."""
-    ahead = plan.warmup(plan.stage_of(rank))
-    return _in_turn(plan.microbatches_of(rank, microbatches), intake, ahead=ahead)
+    return _in_turn(plan, rank, intake, microbatches, warmups=WARMUPS["1f1b"])
 
 
 def eager_one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
     """Eager 1F1B (Zhuang et al., "On Optimizing the Communication of Model Parallelism").
 
-    1F1B with flush whose warm-up is twice as long. In 1F1B a microbatch that a stage hands on is
-    awaited already where neighbours take equally long, so that they lose the time of two messages
-    for each microbatch. Here it is on its way while its receiver has another one to go on with,
-    and more of them are in flight: 2 w + 1 where 1F1B has w + 1.
+    1F1B with flush whose warm-up is twice as long: 2 w + 1 microbatches are in flight where 1F1B
+    has w + 1, w being :meth:`Plan.warmup`. Of K stages that take equally long, 1F1B loses the time
+    of 2 (K - 1)/K messages for each microbatch: the first stage begins microbatch m + K after the
+    backward of m, whose way to the last stage and back is 2 (K - 1) messages. Eager 1F1B loses
+    nothing as long as a message takes no more than half of a microbatch's time in a stage.
     """
-    return _of(plan, lambda rank: eager_order(plan, rank, Intake(minibatches), microbatches))
+    return synchronous_by_name("eager_1f1b", plan, minibatches, microbatches=microbatches)
 
 
 def eager_order(plan: Plan, rank: int, intake: Intake, microbatches: int) -> Iterator[Action]:
     """What one rank does in :func:`eager_one_f_one_b`, told as it is asked for."""
-    ahead = 2 * plan.warmup(plan.stage_of(rank))
-    return _in_turn(plan.microbatches_of(rank, microbatches), intake, ahead=ahead)
+    return _in_turn(plan, rank, intake, microbatches, warmups=WARMUPS["eager_1f1b"])
 
 
-def _in_turn(parts: Sequence[int], intake: Intake, *, ahead: int) -> Iterator[Action]:
-    """One forward, one backward, after some forwards."""
+SYNCHRONOUS = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order, "eager_1f1b": eager_order}
+"""What one rank does, of schedules that cut minibatches into microbatches, by their names."""
+
+
+def synchronous_by_name(name: str, plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
+    """One of :data:`SYNCHRONOUS`."""
+    order = SYNCHRONOUS[name]
+    return _of(plan, lambda rank: order(plan, rank, Intake(minibatches), microbatches))
+
+
+def _in_turn(
+    plan: Plan, rank: int, intake: Intake, microbatches: int, *, warmups: int
+) -> Iterator[Action]:
+    """One forward, one backward, after the forwards of the warm-up."""
+    parts = plan.microbatches_of(rank, microbatches)
+    ahead = warmups * plan.warmup(plan.stage_of(rank))
     for minibatch, _ in enumerate(intake.portions(1)):
         for place, part in enumerate(parts):
             yield Action("F", minibatch, part)

@@ -8,15 +8,13 @@ from dataclasses import dataclass, replace
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.microbatches import check_microbatches, sizes_of
 from sparsepipe.schedule import (
+    SYNCHRONOUS,
     Action,
     Intake,
     Plan,
     Schedule,
     asynchronous_order,
-    eager_order,
-    gpipe_order,
     naive_order,
-    one_f_one_b_order,
 )
 from sparsepipe.simulate.record import Record
 from sparsepipe.simulate.run import Setting, simulate
@@ -45,9 +43,7 @@ class Recipe:
 SCHEDULES: Mapping[str, Recipe] = {
     "asynchronous": Recipe(order=lambda p, rank, intake, _: asynchronous_order(p, rank, intake)),
     "naive": Recipe(order=lambda p, rank, intake, _: naive_order(p, rank, intake)),
-    "gpipe": Recipe(order=gpipe_order, splits=True),
-    "1f1b": Recipe(order=one_f_one_b_order, splits=True),
-    "eager_1f1b": Recipe(order=eager_order, splits=True),
+    **{name: Recipe(order=order, splits=True) for name, order in SYNCHRONOUS.items()},
 }
 
 

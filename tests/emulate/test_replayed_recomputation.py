@@ -14,7 +14,7 @@ from sparsepipe.strategies import SynchronousPipelineStrategy
 MINIBATCHES, ROWS = 3, 8
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager_1f1b"])
 @pytest.mark.parametrize(
     ("recompute", "again"),
     [("none", []), ("all", [0, 1, 2, 3]), ({"layers": [0, [2, 3]]}, [0, 2, 3])],

@@ -18,7 +18,7 @@ ON = ("experiment=tiny", "hardware=cores")
 PARTS = "parallel.strategy.microbatches"
 
 
-@pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b"])
+@pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b", "eager_1f1b"])
 @pytest.mark.parametrize(
     ("plan", "most", "stage"),
     [

@@ -9,15 +9,14 @@ import pytest
 from plans import plan_of
 
 from sparsepipe.partition.microbatches import Microbatches, sizes_of
-from sparsepipe.schedule import Action, Intake, Plan, eager_order, gpipe_order, one_f_one_b_order
+from sparsepipe.schedule import SYNCHRONOUS, Action, Intake, Plan
 
-ORDERS = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order, "eager_1f1b": eager_order}
 CONFIGS = ["-".join(map(str, each)) for n in range(1, 5) for each in product((1, 2, 3), repeat=n)]
 
 
 def actions_of(schedule: str, plan: Plan, rank: int, count: int) -> list[Action]:
     """Of two minibatches: what the first one leaves would count."""
-    return list(ORDERS[schedule](plan, rank, Intake(2), count))
+    return list(SYNCHRONOUS[schedule](plan, rank, Intake(2), count))
 
 
 def forwards(actions: Iterable[Action]) -> list[int]:
@@ -39,7 +38,7 @@ def most_held(actions: Iterable[Action], sizes: list[float]) -> float:
     return most
 
 
-@pytest.mark.parametrize("schedule", ORDERS)
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
 @pytest.mark.parametrize("batch_size", [None, 5])
 def test_microbatches_in_flight_are_the_schedules(schedule: str, batch_size: int | None) -> None:
     for config, count in product(CONFIGS, range(1, 9)):

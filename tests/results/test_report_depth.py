@@ -88,6 +88,7 @@ def test_speedups_are_over_the_serial_run_of_their_kind() -> None:
         trained(2, "gpipe", "variance", train_shapes_per_s=175.0, bubble_share=0.04),
         emulated(1, 200.0, kept_bytes=400e6),
         emulated(8, 1200.0, "1f1b", kept_bytes=60e6, bubble_share=0.2),
+        emulated(8, 1300.0, "eager_1f1b", kept_bytes=120e6),
     )
     assert value(block, "time", "1", "measured", "serial", "-") == pytest.approx(7.0)
     two = ("2", "measured", "GPipe", "variance")
@@ -100,6 +101,9 @@ def test_speedups_are_over_the_serial_run_of_their_kind() -> None:
     assert value(block, "ideal", *eight) == pytest.approx(700 / 39)
     assert value(block, "memory", *eight) == pytest.approx(60)
     assert value(block, "factor", *eight) == pytest.approx(0.15)
+    eager = ("8", "emulated", "eager 1F1B", "ours")
+    assert value(block, "speedup", *eager) == pytest.approx(6.5)
+    assert value(block, "ideal", *eager) == pytest.approx(700 / 39)
     assert value(block, "memory", "1", "measured", "serial", "-") == pytest.approx(400)
 
 

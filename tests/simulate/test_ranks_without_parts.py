@@ -18,7 +18,7 @@ from sparsepipe.simulate.workload import Workload
 
 EXACT = 1e-9
 # Two microbatches of 0.5 s and 1 s on one rank, and at the same time on two of three others.
-MINIBATCH_S = {"gpipe": 4.5, "1f1b": 4.0}
+MINIBATCH_S = {"gpipe": 4.5, "1f1b": 4.0, "eager_1f1b": 4.0}
 
 
 def simulation(schedule: str, *, update_s: float, parameter_bytes: float = 0.0) -> Simulation:

@@ -55,7 +55,7 @@ def outcome(made: Simulation, minibatches: int) -> Outcome:
 STEP_S = 0.5 + 6.0 + 1.0 + 1.0 + 0.25
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager_1f1b"])
 def test_two_readers_make_one_minibatch_of_their_batches(schedule: str) -> None:
     made = simulation("2-1", schedule, 4, parameter_bytes=100.0, update_s=0.25)
     found = made.pace(100)

@@ -10,6 +10,7 @@ from plans import plan_of, plan_on
 from sparsepipe.cluster import Link
 from sparsepipe.errors import ConfigError, PlanError, ProfileError
 from sparsepipe.profiling import LayerProfile, Profile
+from sparsepipe.schedule import WARMUPS
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.run import Setting
 from sparsepipe.simulate.schedules import MICROBATCHES, SCHEDULES, Simulation
@@ -55,21 +56,31 @@ def test_microbatches_take_their_share() -> None:
     assert four.pace(100).minibatch_s == pytest.approx(3.75)
 
 
-@pytest.mark.parametrize(("schedule", "lost_s"), [("1f1b", 0.5), ("eager_1f1b", 0.0)])
-def test_stages_that_wait_for_messages_need_a_longer_warm_up(schedule: str, lost_s: float) -> None:
-    """1F1B loses a message's time for each microbatch, of which each takes 3 s a stage."""
-    setting = Setting(network=Network.flat(2, Link(bytes_per_s=float("inf"), latency_s=0.5)))
-    few, many = (
-        Simulation.of(
-            Workload.uniform(plan_of("1-1"), scale=[parts] * 2, output_bytes=1.0),
-            setting,
+@pytest.mark.parametrize("schedule", WARMUPS)
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+@pytest.mark.parametrize("message_s", [0.0, 0.5, 1.4, 2.0])
+def test_a_longer_warm_up_hides_messages(schedule: str, stages: int, message_s: float) -> None:
+    """The first stage begins no microbatch before the gradient of one some before it is back.
+
+    That one goes forward and backward in 3 s a stage, and its messages there and back.
+    """
+    plan = plan_of("-".join("1" * stages))
+    link = Link(bytes_per_s=float("inf"), latency_s=message_s)
+
+    def minibatch_s(parts: int) -> float:
+        made = Simulation.of(
+            Workload.uniform(plan, scale=[parts] * stages, output_bytes=1.0),
+            Setting(network=Network.flat(stages, link)),
             schedule=schedule,
             microbatches=parts,
         )
-        for parts in (8, 20)
-    )
-    each_s = (many.pace(100).minibatch_s - few.pace(100).minibatch_s) / 12
-    assert each_s == pytest.approx(3.0 + lost_s)
+        return made.pace(1).total_s
+
+    rounds = 2 * 3 * 5 * 15  # whole, however many are in flight
+    each_s = (minibatch_s(60 + rounds) - minibatch_s(60)) / rounds
+    in_flight = WARMUPS[schedule] * (stages - 1) + 1
+    back_s = 3.0 * stages + 2 * (stages - 1) * message_s
+    assert each_s == pytest.approx(max(3.0, back_s / in_flight), rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from sparsepipe.simulate.memory import memory_over_time
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.record import Record
 from sparsepipe.simulate.run import Setting
-from sparsepipe.simulate.schedules import Simulation
+from sparsepipe.simulate.schedules import SCHEDULES, Simulation
 from sparsepipe.simulate.trace import trace_text
 from sparsepipe.simulate.workload import StageCosts, Workload
 
@@ -54,6 +54,7 @@ CASES = [
     ("1-1-1", "gpipe", Sends()),
     ("2-1", "gpipe", Sends()),
     ("1-1-1", "1f1b", Sends()),
+    ("1-1-1", "eager_1f1b", Sends()),
 ]
 
 
@@ -106,7 +107,7 @@ def test_every_receive_follows_its_send(config: str, schedule: str, sends: Sends
         assert made["ts"] + made["dur"] <= message["ts"] + ROUNDING_US
         step = 1 if kind == "F" else -1
         assert plan.stage_of(end["pid"]) == plan.stage_of(begin["pid"]) + step
-        shares = 4 / plan.replicas(0) if schedule in ("gpipe", "1f1b") else 1
+        shares = 4 / plan.replicas(0) if SCHEDULES[schedule].splits else 1
         assert message["args"] == {"bytes": 30.0 / shares, "target": end["pid"]}
 
 

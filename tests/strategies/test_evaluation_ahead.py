@@ -61,7 +61,7 @@ def ends(rank: int, schedule: str | None) -> list[float]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", None])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager_1f1b", None])
 def test_the_first_stage_is_held_back(schedule: str | None) -> None:
     """By a last stage that stays with its first batch.
 

@@ -153,7 +153,7 @@ def test_nothing_changes_on_one_device(case: Case) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager_1f1b"])
 @pytest.mark.parametrize("net", [*SPANS])
 @pytest.mark.parametrize("config", ["1", "1-1", "1-1-1", "1-1-1-1", "2-1", "1-2"])
 def test_nothing_changes_whatever_the_plan(config: str, net: str, schedule: str) -> None:

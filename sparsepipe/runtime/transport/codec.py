@@ -122,7 +122,10 @@ def encode(mail: Letters) -> Packet:
         except Unsendable as error:
             raise _refusal(kind, message, error.what, error.remedy) from None
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
-            remedy = "hand on tensors and plain values, or classes defined at a module's top level"
+            remedy = (
+                "hand on tensors and plain values, or classes defined at a module's top level, of "
+                "which those registered as pytree nodes take anything as a leaf"
+            )
             raise _refusal(kind, message, f"what cannot be pickled ({error})", remedy) from None
         payload_bytes.append(table.size_bytes - before)
     # As plain tuples, which pickle without a call into Python, as classes do not.

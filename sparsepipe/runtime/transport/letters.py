@@ -70,13 +70,14 @@ def write(kind: Kind, message: Message, table: TensorTable) -> bytes:
     """A message without its tensors, of which it has the numbers.
 
     A tree of plain containers is pickled as it is. In another one numbers stand for the leaves, so
-    that of its nodes goes what they flatten to: no caches.
+    that of its nodes goes what they flatten to: no caches. A class that is registered as a node
+    must therefore take anything as a leaf while it is flattened and put together, and be picklable.
 
     Raises:
         Unsendable: a tensor that is no plain one, or whose gradient would be lost.
     """
     leaves: list[Any] = []
-    plain = _of_plain_containers(message.tree, leaves)
+    plain = _add_leaves_of_plain(message.tree, leaves)
     if not plain:
         leaves = pytree.tree_leaves(message.tree)
     differentiable = kind in (Kind.ACTIVATION, Kind.BATCH)
@@ -137,13 +138,16 @@ class _Unpickler(pickle.Unpickler):
         return self._tensors[number]
 
 
-def _of_plain_containers(tree: Any, leaves: list[Any]) -> bool:
-    """Whether a tree's nodes are lists, tuples and dicts, and no subclasses; adds their leaves."""
+def _add_leaves_of_plain(tree: Any, leaves: list[Any]) -> bool:
+    """Whether a tree's nodes are lists, tuples and dicts, and no subclasses.
+
+    Only then all of its leaves are added, in pytree's order.
+    """
     kind = type(tree)
     if kind is dict:
-        return all(_of_plain_containers(each, leaves) for each in tree.values())
+        return all(_add_leaves_of_plain(each, leaves) for each in tree.values())
     if kind is list or kind is tuple:
-        return all(_of_plain_containers(each, leaves) for each in tree)
+        return all(_add_leaves_of_plain(each, leaves) for each in tree)
     if not pytree.tree_is_leaf(tree):
         return False
     leaves.append(tree)

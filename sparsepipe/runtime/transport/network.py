@@ -65,7 +65,7 @@ class Network:
         direct: on CUDA, NCCL from device to device instead of through pinned memory.
             Needs a device for every rank.
         queue_depth: messages that a channel holds before its sender waits; by default as many
-            as the schedule lets a stage run ahead (see :func:`default_depth`).
+            as the asynchronous schedule lets a stage run ahead (see :func:`default_depth`).
         ranks: which ranks those of the plan are, where it is not for all; by default the same.
 
     Attributes:

@@ -51,14 +51,12 @@ def shares_messages(plan: Plan) -> bool:
 
 
 def default_depth(plan: Plan, route: Route) -> int:
-    """Messages that a channel holds before its sender waits.
+    """Messages that a channel holds before its sender waits, if its owner wants no other number.
 
-    A stage has at most warm-up + 1 minibatches in flight, so between two stages no more
-    messages than the upper one's can be under way, but for one batch that the first stage of a
-    synchronous pipeline may have opened ahead: the channel's thread has taken the oldest message
-    by then, or is about to. So in training a send never waits for another stage, and memory is
-    bounded by the schedule. Where there is no gradient to wait for (evaluation), the depth is
-    what holds a fast stage back.
+    In the asynchronous schedule a stage has at most warm-up + 1 minibatches in flight, so between
+    two stages no more messages than the upper one's can be under way: in its training a send never
+    waits for another stage, and memory is bounded by the schedule. Where there is no gradient to
+    wait for (evaluation, of any pipeline), the depth is what holds a fast stage back.
     """
     upper = min(plan.stage_of(route.source), plan.stage_of(route.target))
     return plan.warmup(upper) + 1

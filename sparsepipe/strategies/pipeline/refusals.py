@@ -59,8 +59,8 @@ def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
         raise ConfigError(
             f"accumulate_grad_batches={trainer.accumulate_grad_batches} does not go with a "
             "pipeline, whose stages update after each minibatch",
-            remedy="set it to 1; use a larger batch (parallel=gpipe and sync_1f1b go through it in "
-            "parts), or more replicas of each stage",
+            remedy="set it to 1; use a larger batch (synchronous pipelines, such as "
+            "parallel=gpipe, go through it in parts), or more replicas of each stage",
         )
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
         raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -17,23 +17,16 @@ from sparsepipe.partition.microbatches import check_microbatches
 from sparsepipe.partition.recompute.layers import Setting, StageSpans
 from sparsepipe.runtime.minibatch_norms import MinibatchNorms, NormMode, check_norms
 from sparsepipe.runtime.stage_worker import StageWorker
-from sparsepipe.runtime.synchronous_worker import Order, SynchronousWorker
+from sparsepipe.runtime.synchronous_worker import SynchronousWorker
 from sparsepipe.runtime.weights import Mode, Weights
 from sparsepipe.runtime.worker import Worker
-from sparsepipe.schedule import Plan, eager_order, gpipe_order, one_f_one_b_order
+from sparsepipe.schedule import SYNCHRONOUS, Plan
 from sparsepipe.strategies.pipeline.events import MicrobatchEvents, StepEvents, TrainingEvents
 from sparsepipe.strategies.pipeline.layers import Share
 from sparsepipe.strategies.pipeline.recomputed import check_recompute, spans_of
 
 MakeWorker = Callable[..., StageWorker[Any]]
 """Makes a worker of what all of them need (:class:`StageWorker`)."""
-
-ORDERS: Mapping[str, Order] = {
-    "gpipe": gpipe_order,
-    "1f1b": one_f_one_b_order,
-    "eager_1f1b": eager_order,
-}
-"""Synchronous schedules, by the names that simulations give them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +51,7 @@ class Settings(ABC):
 
     @property
     def queue_depth(self) -> int | None:
-        """Messages of training that a channel holds; None: as many as stages run ahead."""
+        """Messages of training that a channel holds; None: the channel's own number."""
         return None
 
     @property
@@ -160,9 +153,10 @@ class SynchronousSettings(Settings):
     recompute: Setting = "none"
 
     def __post_init__(self) -> None:
-        if self.schedule not in ORDERS:
+        if self.schedule not in SYNCHRONOUS:
             raise ConfigError(
-                f"schedule={self.schedule!r} is unknown", remedy=f"use one of {', '.join(ORDERS)}"
+                f"schedule={self.schedule!r} is unknown",
+                remedy=f"use one of {', '.join(SYNCHRONOUS)}",
             )
         if self.batch_norm not in list(NormMode):
             raise ConfigError(
@@ -183,8 +177,8 @@ class SynchronousSettings(Settings):
 
     @property
     def queue_depth(self) -> int | None:
-        """All of a minibatch where stages run further ahead: the schedule bounds them."""
-        return None if self.schedule == "1f1b" else self.microbatches
+        """Room for all of a minibatch: what is under way the schedule bounds."""
+        return self.microbatches
 
     @property
     def clips_whole(self) -> bool:
@@ -208,7 +202,7 @@ class SynchronousSettings(Settings):
         )
         return partial(
             SynchronousWorker,
-            order=ORDERS[self.schedule],
+            order=SYNCHRONOUS[self.schedule],
             microbatches=self.microbatches,
             parameters=dict(share.parameters()) if trains else {},
             norms=norms,

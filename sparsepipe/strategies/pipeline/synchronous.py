@@ -41,7 +41,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
     Args:
         schedule: ``gpipe`` (all forwards, then all backwards), ``1f1b`` (one forward, one
             backward as soon as may be; no more in flight than stages follow) or ``eager_1f1b``
-            (the same with a warm-up twice as long, so that messages are not waited for).
+            (the same with a warm-up twice as long, for links that take their time).
         microbatches: T, parts of a minibatch; at least as many as any stage has replicas. The
             replicas of stage 0 share them: each cuts its own batch into its share of them.
         recompute: which layers keep the input of their span only, for the backward to run them
