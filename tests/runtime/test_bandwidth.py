@@ -76,9 +76,10 @@ def tell_time_by_messages(rank: int, late_s: Callable[[int, Any], float]) -> Non
     now_s = 0.0
     send, receive = Network.send, Network.receive
 
-    def stamped(self: Network, kind: Any, to_rank: int, message: Message) -> None:
+    def stamped(self: Network, kind: Any, to_rank: int, message: Message, **options: Any) -> None:
         comes_s = now_s + TICK_S + late_s(to_rank, message.tree)
-        send(self, kind, to_rank, replace(message, meta={**message.meta, "comes_s": comes_s}))
+        stamp = {**message.meta, "comes_s": comes_s}
+        send(self, kind, to_rank, replace(message, meta=stamp), **options)
 
     def waited(self: Network, kind: Any, from_rank: int, *, minibatch: int) -> Message:
         nonlocal now_s
