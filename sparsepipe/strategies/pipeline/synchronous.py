@@ -11,6 +11,7 @@ from pytorch_lightning.strategies import StrategyRegistry
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
+from sparsepipe.schedule import SYNCHRONOUS
 from sparsepipe.strategies.pipeline.plan_by_hand import Balance
 from sparsepipe.strategies.pipeline.settings import SynchronousSettings
 from sparsepipe.strategies.pipeline.staged import StagedStrategy
@@ -146,7 +147,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
         return self._trainer.current_epoch * int(self._trainer.num_training_batches) + step
 
 
-for _schedule in ("gpipe", "1f1b", "eager_1f1b"):
+for _schedule in SYNCHRONOUS:
     StrategyRegistry.register(
         f"sparsepipe_{_schedule}",
         SynchronousPipelineStrategy,
