@@ -29,7 +29,7 @@ def cnn_5x5(
     num_classes: int,
     *,
     in_channels: int = 1,
-    convolutions: int = 22,
+    convolutions: int = 25,
     width: float = 1.0,
     dropout: float = 0.0,
 ) -> nn.Sequential:

@@ -170,13 +170,13 @@ def test_depths_and_partitions_are_those_that_are_asked_for(schedule: str, parti
         assert config["parallel"]["search"]["search"] == partition
         parts = config["parallel"]["strategy"].get("microbatches")
         assert parts == (None if schedule == "asynchronous" else 32)
-    assert two["data"]["batch_size"] == 512
+    assert two["data"]["batch_size"] == 1024
 
 
 def test_the_profile_is_of_the_network_and_the_batch() -> None:
     config = dict(as_emulated(trial("gpipe_8")))
     (found,) = emulated_profiles(config, build_inventory(config)).values()
-    assert found.num_layers == 49
+    assert found.num_layers == 55
     assert found.meta["batch_size"] == config["data"]["batch_size"]
     assert found.meta["threads"] == 1
 

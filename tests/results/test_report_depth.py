@@ -38,8 +38,8 @@ def trained(depth: int, schedule: str = "", partition: str = "straight", **more:
             "ranks": depth,
             "threads_per_rank": 1,
             "data.source._target_": "sparsepipe.data.DrawnDigits",
-            "data.batch_size": 512,
-            "model.convolutions": 22,
+            "data.batch_size": 1024,
+            "model.convolutions": 25,
             "model.width": 1.0,
             **way,
             **more,
@@ -132,7 +132,7 @@ def test_other_sizes_have_a_table_of_their_own() -> None:
     other = {"data.batch_size": 64}
     blocks = PIPELINE_DEPTH.blocks([emulated(1, 200.0), emulated(1, 150.0, **other)])
     assert len(blocks) == 2
-    assert {"512" in block.title for block in blocks} == {True, False}
+    assert {"1024" in block.title for block in blocks} == {True, False}
     assert all(
         value(block, "speedup", "1", "emulated", "serial", "-") == pytest.approx(1)
         for block in blocks

@@ -43,8 +43,8 @@ class DepthSetting:
     """
 
     source: str = "DrawnDigits"
-    batch_size: int = 512
-    convolutions: int = 22
+    batch_size: int = 1024
+    convolutions: int = 25
     width: float = 1.0
     microbatches: int = MICROBATCHES
     profile: str | None = None
