@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import dropwhile
+from itertools import dropwhile, pairwise
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,7 @@ from sparsepipe.profiling import Profile
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.pipeline_depth import PIPELINE_DEPTH
 from sparsepipe.schedule import Plan
+from sparsepipe.schedule.balance import balanced
 
 NAME = "experiment=pipeline_depth"
 ALIKE = "parallel.search.profiles={core: profiles/pipeline_depth/alike.json}"
@@ -176,9 +177,21 @@ def test_depths_and_partitions_are_those_that_are_asked_for(schedule: str, parti
 def test_the_profile_is_of_the_network_and_the_batch() -> None:
     config = dict(as_emulated(trial("gpipe_8")))
     (found,) = emulated_profiles(config, build_inventory(config)).values()
-    assert found.num_layers == 55
+    convolutions = config["model"]["convolutions"]
+    assert found.meta["model_settings"]["convolutions"] == convolutions
+    assert found.num_layers == 2 * convolutions + 5
     assert found.meta["batch_size"] == config["data"]["batch_size"]
     assert found.meta["threads"] == 1
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_stages_can_have_nearly_equal_shares_of_the_profile(stages: int) -> None:
+    config = dict(as_emulated(trial("gpipe_8")))
+    (found,) = emulated_profiles(config, build_inventory(config)).values()
+    costs = [layer.forward_s + layer.backward_s for layer in found.layers]
+    bounds = [0, *balanced(costs, [1] * stages), len(costs)]
+    slowest = max(sum(costs[a:b]) for a, b in pairwise(bounds))
+    assert slowest < 1.1 * sum(costs) / stages
 
 
 def test_a_profile_of_layers_that_are_alike_goes_with_the_same_trials() -> None:

@@ -39,7 +39,7 @@ def trained(depth: int, schedule: str = "", partition: str = "straight", **more:
             "threads_per_rank": 1,
             "data.source._target_": "sparsepipe.data.DrawnDigits",
             "data.batch_size": 1024,
-            "model.convolutions": 25,
+            "model.convolutions": 24,
             "model.width": 1.0,
             **way,
             **more,

@@ -14,6 +14,7 @@ from sparsepipe.cluster import Link
 from sparsepipe.experiment.simulated_run import Outcome
 from sparsepipe.experiment.simulated_ways import Contest
 from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.schedule import SYNCHRONOUS
 from sparsepipe.simulate.memory import long_run_peaks_bytes
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.run import Setting
@@ -55,7 +56,7 @@ def outcome(made: Simulation, minibatches: int) -> Outcome:
 STEP_S = 0.5 + 6.0 + 1.0 + 1.0 + 0.25
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager_1f1b"])
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
 def test_two_readers_make_one_minibatch_of_their_batches(schedule: str) -> None:
     made = simulation("2-1", schedule, 4, parameter_bytes=100.0, update_s=0.25)
     found = made.pace(100)

@@ -8,7 +8,7 @@ import pytest
 from plans import plan_of
 
 from sparsepipe.cluster import Link
-from sparsepipe.schedule import asynchronous
+from sparsepipe.schedule import SYNCHRONOUS, asynchronous
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.run import Setting, simulate
 from sparsepipe.simulate.schedules import Simulation
@@ -62,7 +62,7 @@ def test_pipelines_that_are_not_full_before_they_drain(scale, minibatches: int) 
     assert found.total_s == pytest.approx(run.end_s, rel=EXACT)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager_1f1b"])
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
 def test_flushed_pipelines_of_one_minibatch(schedule: str) -> None:
     """T microbatches of 3 / T s in K stages: (T + K - 1) 3 / T."""
     simulation = Simulation.of(

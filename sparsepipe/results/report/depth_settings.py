@@ -44,7 +44,7 @@ class DepthSetting:
 
     source: str = "DrawnDigits"
     batch_size: int = 1024
-    convolutions: int = 25
+    convolutions: int = 24
     width: float = 1.0
     microbatches: int = MICROBATCHES
     profile: str | None = None
