@@ -144,7 +144,7 @@ def networks(options: argparse.Namespace) -> list[Vgg]:
 
 
 def images(options: argparse.Namespace) -> Images:
-    """A CNN like that of experiment=pipeline_depth, or a small one, on as many images as are asked for."""
+    """A CNN like that of experiment=pipeline_depth, or a small one, on the images asked for."""
     if options.quick:
         return Images(convolutions=4, width=0.125, batch_size=options.images)
     return Images(convolutions=22, width=1.0, batch_size=options.images)

@@ -169,7 +169,7 @@ class Sleeping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Images:
-    """The kind of CNN of the study of depth (``cnn_5x5``) on noise: what it learns takes no other time.
+    """A ``cnn_5x5``, as in the study of depth, on noise: what it learns takes no other time.
 
     Args:
         convolutions: of the network.

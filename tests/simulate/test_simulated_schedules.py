@@ -61,9 +61,10 @@ def test_microbatches_take_their_share() -> None:
 @pytest.mark.parametrize("stages", [2, 3, 4, 8])
 @pytest.mark.parametrize("message_s", [0.0, 0.5, 1.4, 2.0])
 def test_what_a_microbatch_loses_to_messages(schedule: str, stages: int, message_s: float) -> None:
-    """By 1F1B the first stage begins none before the gradient of the one ``in_flight`` earlier is back.
+    """By 1F1B the first stage begins none before the gradient of an earlier one is back.
 
-    That one goes forward and backward in 1 s and 2 s a stage, and its messages there and back.
+    That one, ``in_flight`` before, goes forward and backward in 1 s and 2 s a stage, and its
+    messages there and back.
     By GPipe all go forward, and then all backward, as fast as stages or links are.
     """
     plan = plan_of("-".join("1" * stages))
