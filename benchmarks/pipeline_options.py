@@ -147,4 +147,5 @@ def images(options: argparse.Namespace) -> Images:
     """A CNN like that of experiment=pipeline_depth, or a small one, on the images asked for."""
     if options.quick:
         return Images(convolutions=4, width=0.125, batch_size=options.images)
+    # As many as in what is recorded in docs/pipeline.md and experiments/pipeline_depth.
     return Images(convolutions=22, width=1.0, batch_size=options.images)

@@ -38,7 +38,7 @@ def test_by_default_eight_stages_can_have_nearly_equal_shares() -> None:
     for stages in (2, 4, 8):
         bounds = [0, *balanced(costs, [1] * stages), len(costs)]
         shares = [sum(costs[a:b]) for a, b in pairwise(bounds)]
-        assert max(shares) / (sum(shares) / stages) < 1.2, (stages, shares)
+        assert max(shares) / (sum(shares) / stages) < 1.1, (stages, shares)
 
 
 def test_it_learns_digits_without_norms() -> None:

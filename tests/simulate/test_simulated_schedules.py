@@ -64,8 +64,8 @@ def test_what_a_microbatch_loses_to_messages(schedule: str, stages: int, message
     """By 1F1B the first stage begins none before the gradient of an earlier one is back.
 
     That one, ``in_flight`` before, goes forward and backward in 1 s and 2 s a stage, and its
-    messages there and back.
-    By GPipe all go forward, and then all backward, as fast as stages or links are.
+    messages there and back. By GPipe all go forward, and then all backward, as fast as stages or
+    links are.
     """
     plan = plan_of("-".join("1" * stages))
     link = Link(bytes_per_s=float("inf"), latency_s=message_s)
@@ -79,7 +79,7 @@ def test_what_a_microbatch_loses_to_messages(schedule: str, stages: int, message
         )
         return made.pace(1).total_s
 
-    more = lcm(7, 8, 15)  # whole rounds, however many are in flight
+    more = lcm(7, 8, 15)  # whole rounds of 2, 3, 4, 5, 7, 8 and 15 in flight
     each_s = (minibatch_s(60 + more) - minibatch_s(60)) / more
     if schedule == "gpipe":
         expected_s = max(1.0, message_s) + max(2.0, message_s)

@@ -201,7 +201,7 @@ PIPELINE_DEPTH = Exhibit(
     title="Depth of pipelines (Zhang and Sun, Table I)",
     about=(
         "Zhang and Sun train a CNN with 5x5 kernels on 42,000 images of 28x28, in TensorFlow on 8 "
-        "cores. The same study: a CNN of 5x5 convolutions that cost the same, "
+        "cores. The same study: a CNN of 5x5 convolutions, all but the first one alike, "
         f"T = {MICROBATCHES}. One and two stages are measured with one thread a process, four and "
         "eight emulated on equal devices that take as long as one core was measured to; each kind "
         "has a serial run of its own. Theirs is the time of their training, of which they print "
