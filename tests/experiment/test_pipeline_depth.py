@@ -82,7 +82,7 @@ def test_every_command_is_one_of_a_run_that_its_cell_is_for(profiles: str | None
         trials.add(name.removeprefix("trial="))
         if config["hardware"].get("emulate"):
             emulated.add(prepare(config, inventory).path)
-    assert (len(told), len(emulated)) == ((20, 13) if profiles is None else (13, 13))
+    assert (len(told), len(emulated)) == ((26, 17) if profiles is None else (17, 17))
     swept = [word for word in words_of(block.sweep) if word.startswith("trial=")]
     if profiles is None:
         assert not swept
