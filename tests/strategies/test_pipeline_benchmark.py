@@ -83,7 +83,7 @@ def test_times_of_recomputation() -> None:
     ran = run("recomputation.py", "--quick")
     assert ran.returncode == 0, ran.stderr
     parts = ran.stdout.split("\n\n")[1:5]
-    stages = [re.search(r"stages (1|1-1), T = \d", part) for part in parts]
+    stages = [re.search(r"stages (1|1-1), cuts \([\d,]*\), T = \d", part) for part in parts]
     assert [each and each[1] for each in stages] == ["1", "1-1", "1", "1-1"]
     for part in parts:
         kept, again = (number(rf"recompute={how} +([\d.]+)", part) for how in ("none", "all"))
