@@ -44,7 +44,7 @@ def compare(workload: Vgg | Images, ranks: int, options: argparse.Namespace) -> 
     for name, seconds in whole.items():
         least, most = min(seconds), max(seconds)
         median = statistics.median(seconds)
-        print(f"  recompute={name:6}{median:8.3f} [{least:.3f}..{most:.3f}] s a minibatch")
+        print(f"  recompute={name:6}{median:9.4f} [{least:.4f}..{most:.4f}] s a minibatch")
     longer = ratio(whole, "all", "none")
     verdict = "met" if longer <= MOST else "MISSED"
     print(f"  {longer:.2f} times as long (goal at most {MOST:.2f}), {verdict}")
