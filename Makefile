@@ -5,6 +5,7 @@
 #   make test-full  the quick suite and what takes longer
 #   make notebooks  executes the notebooks, on recorded ledgers
 #   make smoke      the paper's Table II, killed on its way, and others, as small as can be
+#   make gpu        every figure that is wanted of a GPU, in nine minutes; into outputs/gpu
 #   make lint       ruff, mypy, import contracts
 #
 # On a machine without an NVIDIA GPU the much smaller CPU build of PyTorch will do:
@@ -14,13 +15,14 @@ PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
 DEMO_ARGS ?=
+GPU_ARGS ?=
 PYTEST_ARGS ?=
 TEST_JOBS ?= 4
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-full notebooks smoke lint format clean
+.PHONY: setup demo test test-full notebooks smoke gpu lint format clean
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -52,6 +54,9 @@ notebooks: $(READY)
 smoke: $(READY)
 	$(BIN)/python -m pytest tests/experiment/test_smoke_sweep.py \
 		tests/experiment/test_smoke_exhibits.py $(PYTEST_ARGS)
+
+gpu: $(READY)
+	$(BIN)/python benchmarks/gpu/run.py --out outputs/gpu $(GPU_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -18,6 +18,7 @@ from sparsepipe.schedule import Plan
 from sparsepipe.strategies import (
     DataParallelStrategy,
     PipelineStrategy,
+    StagedStrategy,
     SynchronousPipelineStrategy,
 )
 
@@ -35,6 +36,8 @@ class Way:
         schedule: of a synchronous pipeline, gpipe or 1f1b; None: an asynchronous one.
         microbatches: T, of a synchronous one.
         recompute: layers of it that run once more before their backward: none or all.
+        accelerator: of all ranks; ``gpu``: they share one device, each as a node of its own, since
+            Lightning gives no device to two ranks of a node.
         metrics: the module has metrics and logs, as users' have; else it has its loss alone.
     """
 
@@ -44,6 +47,7 @@ class Way:
     schedule: Literal["gpipe", "1f1b"] | None = None
     microbatches: int = 1
     recompute: Literal["none", "all"] = "none"
+    accelerator: Literal["cpu", "gpu"] = "cpu"
     metrics: bool = True
 
     @property
@@ -119,22 +123,19 @@ class Clock(pl.Callback):
 
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not isinstance(trainer.strategy, PipelineStrategy):
+        if not isinstance(trainer.strategy, StagedStrategy):
             return
         pipeline = trainer.strategy.pipeline
         assert pipeline is not None
         worker = pipeline.worker
-        assert isinstance(worker, Worker)
-        assert worker.weights is not None
-        weights = worker.weights
-        self.pipeline = {
-            "sent": {
-                kind.value: (traffic.messages, traffic.payload_bytes, traffic.overhead_bytes)
-                for kind, traffic in pipeline.worker.network.sent.items()
-            },
-            "peak_versions": weights.peak_versions,
-            "peak_bytes": weights.peak_bytes,
+        self.pipeline["sent"] = {
+            kind.value: (traffic.messages, traffic.payload_bytes, traffic.overhead_bytes)
+            for kind, traffic in worker.network.sent.items()
         }
+        if isinstance(worker, Worker):
+            assert worker.weights is not None
+            self.pipeline["peak_versions"] = worker.weights.peak_versions
+            self.pipeline["peak_bytes"] = worker.weights.peak_bytes
 
     def found(self) -> Trained:
         """What was measured."""
@@ -150,7 +151,20 @@ def train(
     *,
     callbacks: Sequence[pl.Callback] = (),
 ) -> Trained:
-    """Trains on this rank.
+    """As :func:`fit`, without the module."""
+    return fit(rank, workload, way, minibatches, epochs, callbacks=callbacks)[0]
+
+
+def fit(
+    rank: int,
+    workload: Workload,
+    way: Way,
+    minibatches: int,
+    epochs: int,
+    *,
+    callbacks: Sequence[pl.Callback] = (),
+) -> tuple[Trained, pl.LightningModule]:
+    """Trains on this rank; what it measured, and the trained module.
 
     Args:
         rank: this one.
@@ -165,8 +179,9 @@ def train(
         logging.getLogger(name).setLevel(logging.ERROR)
     clock = Clock()
     trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=way.ranks,
+        accelerator=way.accelerator,
+        devices=way.ranks if way.accelerator == "cpu" else 1,
+        num_nodes=1 if way.accelerator == "cpu" else way.ranks,
         strategy=_strategy(way),
         max_epochs=epochs,
         callbacks=[*callbacks, clock],
@@ -178,7 +193,7 @@ def train(
     )
     net = module(workload) if way.metrics else LossAlone(workload)
     trainer.fit(net, loader(workload, minibatches // way.readers))
-    return clock.found()
+    return clock.found(), net
 
 
 def _strategy(way: Way) -> Any:

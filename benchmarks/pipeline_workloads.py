@@ -51,6 +51,7 @@ class Vgg:
         resolution: of the grid.
         points: on each surface.
         batch_size: B.
+        dropout: before the linear layers.
     """
 
     sparse: bool
@@ -59,6 +60,7 @@ class Vgg:
     resolution: int
     points: int
     batch_size: int
+    dropout: float = 0.5
 
     def __str__(self) -> str:
         kind = "sparse" if self.sparse else "dense"
@@ -70,7 +72,7 @@ class Vgg:
     def layers(self) -> nn.Sequential:
         torch.manual_seed(0)
         vgg: Callable[..., nn.Sequential] = sparse_vgg if self.sparse else dense_vgg
-        return vgg(self.depth, CLASSES, width=self.width, dropout=0.5)
+        return vgg(self.depth, CLASSES, width=self.width, dropout=self.dropout)
 
     def input(self, number: int) -> Any:
         generator = torch.Generator().manual_seed(number % DIFFERENT)

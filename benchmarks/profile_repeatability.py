@@ -67,6 +67,35 @@ class Taken:
         return bottleneck_s(solution.stages, problem.spans, problem.fleet, problem.model)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Apart:
+    """How far profiles of one device are apart, as shares.
+
+    Attributes:
+        totals: the largest sum of layers and update over the smallest, less 1.
+        plans: what the dearest of their plans costs more by another profile than that one's own.
+        layers_off_step: the sum of layers over the measured step, less 1, of the worst.
+    """
+
+    totals: float
+    plans: float
+    layers_off_step: float
+
+
+def apart_of(taken: Sequence[Taken]) -> Apart:
+    """Of several profiles."""
+    totals_s = [one.profile.compute_s + (one.profile.update_s or 0.0) for one in taken]
+    return Apart(
+        totals=max(totals_s) / min(totals_s) - 1,
+        plans=max(
+            one.cost_s(other.solution) / one.cost_s(one.solution) - 1
+            for one in taken
+            for other in taken
+        ),
+        layers_off_step=max(abs(one.profile.compute_s / one.step_s - 1) for one in taken),
+    )
+
+
 def take(number: int, outputs: Path, overrides: Sequence[str]) -> Profile:
     """One profile by the command line."""
     ran = subprocess.run(
@@ -106,18 +135,11 @@ def report(taken: Sequence[Taken]) -> bool:
         "bottleneck ms",
     )
     print(markdown_table(head, rows))
-    totals_s = [one.profile.compute_s + (one.profile.update_s or 0.0) for one in taken]
-    apart = max(totals_s) / min(totals_s) - 1
-    dearer = max(
-        one.cost_s(other.solution) / one.cost_s(one.solution) - 1
-        for one in taken
-        for other in taken
-    )
-    off = max(abs(one.profile.compute_s / one.step_s - 1) for one in taken)
+    apart = apart_of(taken)
     met = [
-        _verdict("totals lie apart by", apart, TOTAL_GOAL),
-        _verdict("a plan by another profile costs more by", dearer, PLAN_GOAL),
-        _verdict("layers differ from the step by", off, STEP_GOAL),
+        _verdict("totals lie apart by", apart.totals, TOTAL_GOAL),
+        _verdict("a plan by another profile costs more by", apart.plans, PLAN_GOAL),
+        _verdict("layers differ from the step by", apart.layers_off_step, STEP_GOAL),
     ]
     return all(met)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import platform
 import re
+import subprocess
 from pathlib import Path, PurePosixPath
 
 _GROUPS = Path("/sys/fs/cgroup")
@@ -128,3 +130,29 @@ def plain_name(model: str) -> str:
     """
     unmarked = re.sub(r"\((?:R|TM|C)\)", "", model, flags=re.IGNORECASE)
     return " ".join(re.sub(r"[^\w .@/+-]", " ", unmarked).split())
+
+
+@functools.cache  # of a process, which goes on with the modules that it has loaded
+def git_commit() -> str | None:
+    """The commit of the checkout this package runs from, marked where it was changed.
+
+    It is that of the moment when a process first asks, which is to be its beginning.
+    """
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return os.environ.get("SPARSEPIPE_COMMIT")  # of a copy whose history stayed behind
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        ).stdout.strip()
+
+    try:
+        dirty = git("status", "--porcelain", "--untracked-files=no", "--", "sparsepipe", "conf")
+        return git("rev-parse", "HEAD") + ("-dirty" if dirty else "")
+    except (OSError, subprocess.SubprocessError):
+        return None  # no git, or not our checkout

@@ -29,7 +29,6 @@ from sparsepipe.experiment.outcome import log_outcome
 from sparsepipe.experiment.outputs import writing
 from sparsepipe.experiment.prepare import prepare
 from sparsepipe.experiment.renumber import renumber
-from sparsepipe.experiment.result import git_commit
 from sparsepipe.experiment.run import Run, num_ranks
 from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.experiment.samples_to_cut import (
@@ -42,7 +41,7 @@ from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.experiment.signature import locate
 from sparsepipe.experiment.stopping import failing_as_rank, tell_stop
 from sparsepipe.experiment.understanding import understood
-from sparsepipe.machine import usable_cores
+from sparsepipe.machine import git_commit, usable_cores
 from sparsepipe.results.files import read_json
 from sparsepipe.runtime import group
 from sparsepipe.runtime.attempts import attempt

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 
 _OF_MACHINE = ("can't allocate memory", "not enough memory", "bad_alloc")
@@ -44,6 +46,14 @@ def filled_share(budget_bytes: int | None) -> float:
         return 0.0
     whole = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     return torch.cuda.max_memory_reserved() / min(whole, budget_bytes or whole)
+
+
+def empty_device() -> None:
+    """Gives back what a failed step has left on the GPU, and lets all of its memory be used."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def _has(said: str, words: tuple[str, ...]) -> bool:

@@ -12,9 +12,10 @@ from typing import Any
 from sparsepipe import __version__
 from sparsepipe.cluster import Inventory
 from sparsepipe.experiment.reported import Reported
-from sparsepipe.experiment.result import git_commit, write_result
+from sparsepipe.experiment.result import write_result
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.simulate import one_process
+from sparsepipe.machine import git_commit
 from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.chapters import Chapter
 from sparsepipe.results.report.exhibits import EXHIBITS

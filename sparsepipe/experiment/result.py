@@ -5,16 +5,13 @@ What all tasks tell of a run is put together here; docs/results.md lists what ea
 
 from __future__ import annotations
 
-import functools
 import platform
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -27,7 +24,7 @@ from sparsepipe.experiment.planned import search_of
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.rundir import RunDir, flatten
 from sparsepipe.experiment.schedules import synchronous_of
-from sparsepipe.machine import usable_cores
+from sparsepipe.machine import git_commit, usable_cores
 from sparsepipe.partition.recompute.layers import bounds_of
 from sparsepipe.results.files import read_json, write_json
 from sparsepipe.results.run_tree import moment
@@ -168,29 +165,3 @@ def peak_memory_bytes() -> dict[str, int]:
     if torch.cuda.is_available():
         peaks["device_memory_bytes"] = torch.cuda.max_memory_allocated()
     return peaks
-
-
-@functools.cache  # of a process, which goes on with the modules that it has loaded
-def git_commit() -> str | None:
-    """The commit of the checkout this package runs from, marked where it was changed.
-
-    It is that of the moment when a process first asks, which is to be its beginning.
-    """
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(root), *arguments],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        ).stdout.strip()
-
-    try:
-        dirty = git("status", "--porcelain", "--untracked-files=no", "--", "sparsepipe", "conf")
-        return git("rev-parse", "HEAD") + ("-dirty" if dirty else "")
-    except (OSError, subprocess.SubprocessError):
-        return None  # no git, or not our checkout

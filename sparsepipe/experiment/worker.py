@@ -25,9 +25,9 @@ def _run(path: Path) -> None:
     from sparsepipe.experiment.build import build_inventory
     from sparsepipe.experiment.execute import execute
     from sparsepipe.experiment.logs import configure
-    from sparsepipe.experiment.result import git_commit
     from sparsepipe.experiment.rundir import RunDir
     from sparsepipe.experiment.signals import SIGNALS, SignalWatch, ignore
+    from sparsepipe.machine import git_commit
 
     configure()
     with SignalWatch() as watch:

@@ -122,6 +122,7 @@ def test_a_probe_that_nobody_waits_for_ends_though_torch_is_still_to_come(tmp_pa
         config={},
         batch_size=1,
         budget_bytes=1,
+        isolated=True,
         steps=1,
         whole=True,
         answer=tmp_path / "answer",

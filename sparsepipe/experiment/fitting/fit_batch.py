@@ -29,12 +29,13 @@ def fit_batch(
     precision: Annotated[float, Limits(0, 1)] = 0.0,
     steps: Annotated[int, Limits(1, 1000)] = 2,
     timeout_s: Annotated[float, Limits(1, 1e6)] = 600.0,
+    isolated: bool = True,
 ) -> None:
     """Searches by doubling, then by bisection; every size is tried by training steps of its own.
 
-    Each trial is a fresh process that trains on real batches of the training split, forward,
-    backward and update. Its answers are kept in ``probes.json``, so that a search that was ended
-    goes on. Of data that do not tell how many shapes there are it ends where they have no batch of
+    Each trial, a fresh process unless ``isolated`` is false, trains on real batches of the training
+    split, forward, backward and update. Its answers are kept in ``probes.json``, so that a search
+    that was ended goes on. Of data that do not tell how many shapes there are it ends where they have no batch of
     the size; of others no batch is larger than they are.
 
     What the settings say, :class:`~sparsepipe.experiment.fitting.prober.Prober` tells of trials and
@@ -48,7 +49,14 @@ def fit_batch(
     """
     run.assert_one_rank()
     _check(run.config)
-    prober = Prober(run, budget_bytes=budget_bytes, steps=steps, timeout_s=timeout_s, whole=True)
+    prober = Prober(
+        run,
+        budget_bytes=budget_bytes,
+        steps=steps,
+        timeout_s=timeout_s,
+        isolated=isolated,
+        whole=True,
+    )
     shapes = _shapes(run)
     top = min(most, shapes or most)
     found = largest_that_fits(
@@ -63,6 +71,7 @@ def fit_batch(
 # to it; a limit ends a search or leaves it as it is.
 fit_batch.not_identity = (  # type: ignore[attr-defined]
     "data.batch_size",
+    "task.isolated",
     "task.timeout_s",
     "threads",
     *(f"trainer.{name}" for name in ("max_epochs", "max_steps", "limit_train_batches")),

@@ -14,7 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from sparsepipe.errors import DataError, HardwareError, SparsePipeError
+from pytorch_lightning.utilities.seed import isolate_rng
+
+from sparsepipe.errors import ConfigError, DataError, HardwareError, SparsePipeError
 from sparsepipe.experiment.fitting.request import (
     OUT_OF_MEMORY,
     OVER_BUDGET,
@@ -25,6 +27,7 @@ from sparsepipe.experiment.fitting.unanswered import broken, endless, killed, to
 from sparsepipe.experiment.fitting.victim import Seen, most_bytes, took_much
 from sparsepipe.experiment.measured_device import memory_of
 from sparsepipe.experiment.oom import kills_since, oom_kills
+from sparsepipe.experiment.out_of_memory import empty_device, filled_share, ran_out
 from sparsepipe.experiment.run import Run
 from sparsepipe.experiment.scratch import scratch
 from sparsepipe.results.files import read_json, write_json
@@ -76,9 +79,12 @@ class Prober:
         steps: of training, in each probe. The first has no state of the optimizer beside its
             activations.
         timeout_s: limit of each probe.
+        isolated: each probe is a process of its own; else it runs in this one, which only a GPU
+            allows: its memory may run out without ending anybody.
         whole: steps of smaller batches, of data with too few shapes, are no answer.
 
     Raises:
+        ConfigError: a processor's memory is to be filled by this process.
         HardwareError: nobody knows what memory there is.
     """
 
@@ -89,15 +95,22 @@ class Prober:
         budget_bytes: float | None,
         steps: int,
         timeout_s: float,
+        isolated: bool = True,
         whole: bool = False,
     ) -> None:
+        if not isolated and run.inventory.accelerator != "cuda":
+            raise ConfigError(
+                "task.isolated=false on a processor: a step that needs too much would end the run",
+                remedy="leave task.isolated=true, or train on a GPU",
+            )
         self._run = run
         self._budget_bytes = budget_of(
             budget_bytes,
             accelerator=run.inventory.accelerator,
             known_bytes=memory_of(run.places[0], run.inventory),
         )
-        self._steps, self._timeout_s, self._whole = steps, timeout_s, whole
+        self._steps, self._timeout_s = steps, timeout_s
+        self._isolated, self._whole = isolated, whole
         self._file = run.directory.path / "probes.json"
         self._known = _read(self._file)
 
@@ -141,6 +154,8 @@ class Prober:
         )
 
     def _answer(self, batch_size: int) -> tuple[Outcome, int | None]:
+        if not self._isolated:
+            return self._answer_here(batch_size)
         for_memory = False
         for _ in range(_TRIES):
             with scratch() as place:
@@ -154,21 +169,42 @@ class Prober:
             log.warning("batch size %d: a process that tried it out was killed", batch_size)
         raise killed(batch_size, times=_TRIES, for_memory=for_memory)
 
+    def _answer_here(self, batch_size: int) -> tuple[Outcome, int | None]:
+        """Takes the steps in this process, which then goes on as if it had not."""
+        from sparsepipe.experiment.fitting.steps import TooFewShapes, memory_of_steps
+
+        try:
+            with scratch() as place, isolate_rng():
+                return self._within(memory_of_steps(self._request(place, batch_size)))
+        except TooFewShapes:
+            return "too_few_shapes", None
+        except (MemoryError, RuntimeError) as error:
+            if not ran_out(error, filled=filled_share(self._budget_bytes)):
+                raise
+        finally:
+            empty_device()
+        empty_device()  # once more: the error has held what its frames refer to
+        return "out_of_memory", None
+
     def _run_in(self, place: Path, batch_size: int) -> tuple[int, Request]:
-        request = Request(
-            config=self._run.config,
-            batch_size=batch_size,
-            budget_bytes=self._budget_bytes,
-            steps=self._steps,
-            whole=self._whole,
-            answer=place / "answer",
-            parent=os.getpid(),
-        )
+        request = self._request(place, batch_size)
         (place / "request").write_bytes(pickle.dumps(request))
         code = _run(place / "request", said=place / "said", timeout_s=self._timeout_s)
         if code is None:
             raise too_slow(batch_size, self._timeout_s)
         return code, request
+
+    def _request(self, place: Path, batch_size: int) -> Request:
+        return Request(
+            config=self._run.config,
+            batch_size=batch_size,
+            budget_bytes=self._budget_bytes,
+            steps=self._steps,
+            isolated=self._isolated,
+            whole=self._whole,
+            answer=place / "answer",
+            parent=os.getpid(),
+        )
 
     def _understood(self, code: int, request: Request) -> tuple[Outcome, int | None]:
         """What a process says that nobody has killed."""
@@ -180,9 +216,12 @@ class Prober:
         answer: int | SparsePipeError = pickle.loads(request.answer.read_bytes())
         if isinstance(answer, SparsePipeError):
             raise answer
-        # The watch may have looked away at the very peak.
-        over = self._budget_bytes is not None and answer > self._budget_bytes
-        return ("over_budget", None) if over else ("fits", answer)
+        return self._within(answer)
+
+    def _within(self, memory_bytes: int) -> tuple[Outcome, int | None]:
+        """What to say of steps that took so much: the watch may have looked away at the peak."""
+        over = self._budget_bytes is not None and memory_bytes > self._budget_bytes
+        return ("over_budget", None) if over else ("fits", memory_bytes)
 
     def _took_much(self, seen: Seen) -> bool:
         on_host = self._run.inventory.accelerator == "cpu"  # else the budget is of a GPU

@@ -20,6 +20,7 @@ class Request:
         batch_size: in place of the configuration's.
         budget_bytes: that may be taken; None: all that a GPU has.
         steps: of training.
+        isolated: the steps are taken in a process of their own.
         whole: batches have to be of that size; else those of data with too few shapes do, as in a
             training.
         answer: the file to answer by.
@@ -30,6 +31,7 @@ class Request:
     batch_size: int
     budget_bytes: int | None
     steps: int
+    isolated: bool
     whole: bool
     answer: Path
     parent: int

@@ -126,8 +126,8 @@ def _limited(device: torch.device, request: Request) -> ResidentPeak | None:
     """Sets the budget from now on; what measures it, unless a GPU does."""
     budget_bytes = request.budget_bytes
     if device.type == "cuda":
-        # Its host's memory may run out, which nothing limits.
-        watch_resident(math.inf, lambda: None, grown=_noting(request.seen))
+        if request.isolated:  # its host's memory may run out, which nothing limits
+            watch_resident(math.inf, lambda: None, grown=_noting(request.seen))
         if budget_bytes is not None:
             whole = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / whole), device)

@@ -20,6 +20,7 @@ def train_if_fits(
     budget_bytes: Annotated[float, Limits(1, 1e15)] | None = None,
     steps: Annotated[int, Limits(1, 1000)] = 2,
     timeout_s: Annotated[float, Limits(1, 1e6)] = 600.0,
+    isolated: bool = True,
     warmup_batches: Annotated[int, Limits(0, 1_000_000)] = 2,
     timed_batches: Annotated[int, Limits(1, 1_000_000)] = 20,
     test: bool = True,
@@ -27,7 +28,7 @@ def train_if_fits(
     mode: Literal["max", "min"] = "max",
     gallery: int = 24,
 ) -> None:
-    """Takes a few training steps in a process of their own first, as ``task=fit_batch`` does.
+    """Takes a few training steps first, as ``task=fit_batch`` does.
 
     Where they do not fit, the run is finished, and its result says ``fits: false``; nothing is
     trained. Else it is a training that measures also how fast the network infers.
@@ -43,7 +44,9 @@ def train_if_fits(
         Stopped: a signal ended it.
     """
     run.assert_one_rank()
-    prober = Prober(run, budget_bytes=budget_bytes, steps=steps, timeout_s=timeout_s)
+    prober = Prober(
+        run, budget_bytes=budget_bytes, steps=steps, timeout_s=timeout_s, isolated=isolated
+    )
     found = prober.probe(int(run.config["data"]["batch_size"]))
     told = {**_told(found), **prober.values}
     if not found.fits:
@@ -66,4 +69,4 @@ def _told(found: Probe) -> dict[str, Any]:
 
 
 # A limit ends a run or leaves it as it is.
-train_if_fits.not_identity = ("task.timeout_s",)  # type: ignore[attr-defined]
+train_if_fits.not_identity = ("task.isolated", "task.timeout_s")  # type: ignore[attr-defined]

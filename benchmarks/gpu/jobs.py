@@ -1,0 +1,72 @@
+"""Runs of ``sparsepipe`` in this process, as its command line makes them, on generated shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+
+from sparsepipe.experiment import compose, logs
+from sparsepipe.experiment.job import run_job
+from sparsepipe.results.files import read_json
+
+
+class Jobs:
+    """Runs and their data, below one directory.
+
+    Args:
+        work: the directory.
+    """
+
+    def __init__(self, work: Path) -> None:
+        self._common = (
+            "data=shapes",
+            f"paths.data={work / 'data'}",
+            f"paths.outputs={work / 'outputs'}",
+            "trainer.enable_progress_bar=false",
+        )
+        logs.configure()
+
+    def run(self, *overrides: str) -> tuple[dict[str, Any], Path]:
+        """What ``result.json`` of the run of these overrides holds, and its directory.
+
+        Raises:
+            SparsePipeError: the run cannot be made.
+        """
+        path = run_job(self._config(overrides)).path
+        result: dict[str, Any] = read_json(path / "result.json")
+        return {"name": path.parent.name, "run_id": path.name, **result}, path
+
+    def value(self, *overrides: str, key: str) -> Any:
+        """A value of the configuration that these overrides compose."""
+        found: Any = self._config(overrides)
+        for name in key.split("."):
+            found = found[name]
+        return found
+
+    def _config(self, overrides: tuple[str, ...]) -> dict[str, Any]:
+        # An experiment comes first, then what it is made of, which counts.
+        words = compose.admit([*overrides, *self._common])
+        with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
+            return compose.resolve(hydra_compose(compose.CONFIG_NAME, words))
+
+
+@contextmanager
+def products_in(precision: str) -> Iterator[None]:
+    """Whether matrix products and convolutions of float32 may use TF32 within the block.
+
+    Args:
+        precision: ``tf32``: they may; any other: they may not.
+    """
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    allowed = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
