@@ -71,3 +71,21 @@ def test_torch_distributed_is_used_in_runtime_only(path: Path) -> None:
 )
 def test_a_file_stays_readable(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 300, "one idea a file: split it"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT))
+)
+def test_what_needs_a_cuda_device_has_a_file_of_its_own(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    words = {ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute | ast.UnaryOp)}
+    names = {ast.unparse(n) for node in tree.body if isinstance(node, ast.Assign)
+             and ast.unparse(node.targets[0]) == "pytestmark"
+             for n in ast.walk(node.value) if isinstance(n, ast.Attribute)}  # fmt: skip
+    if re.fullmatch(r"test_\w+_cuda\.py", path.name):
+        assert path.parent.parent == ROOT / "tests", "in the directory of its room"
+        assert "pytest.mark.cuda" in names, "mark all of the file"
+    else:
+        assert not words & {"pytest.mark.cuda", "not torch.cuda.is_available()"}, (
+            "move the tests that need a device to a test_*_cuda.py of this room"
+        )

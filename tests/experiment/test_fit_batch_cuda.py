@@ -8,9 +8,9 @@ import torch
 from sparsepipe.results.files import read_json
 
 pytestmark = [
-    pytest.mark.full,
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.usefixtures("networks_for_ranks"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 
 

@@ -21,6 +21,8 @@ from sparsepipe.sparse import (
     GlobalAvgPool,
 )
 
+CPU = torch.device("cpu")
+
 
 def sparse_with_dropout() -> nn.Sequential:
     """The first two levels of a VGG, and its end."""
@@ -59,7 +61,13 @@ class Ran:
     upstream: dict[str, Tensor | None]
     gradients: dict[str, Tensor | None]
     buffers: dict[str, Tensor]
-    generator: Tensor
+    generators: list[Tensor]
+
+
+def generators(device: torch.device) -> list[Tensor]:
+    """The states of the host's generator and of the device's own."""
+    own = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return [torch.get_rng_state(), *own]
 
 
 def spans_of(*bounds: tuple[int, int]) -> list[range]:
@@ -80,12 +88,13 @@ def ran(
     order: str = "F0 F1 B0 B1",
     keyed: bool = False,
     values: Sequence[Any] | None = None,
+    device: torch.device = CPU,
     **options: Any,
 ) -> Ran:
     """Several minibatches in flight on one set of leaves, as a synchronous schedule has them."""
-    network = case.fresh()
+    network = case.fresh().to(device)
     leaves = {n: p.detach().clone().requires_grad_() for n, p in network.named_parameters()}
-    randomness = KeyedRandomness(seed=3) if keyed else None
+    randomness = KeyedRandomness(seed=3, device=device) if keyed else None
     stage = Stage(
         network,
         network,
@@ -100,21 +109,20 @@ def ran(
     for action in order.split():
         number = int(action[1:])
         if action[0] == "F":
-            value = wanting(case.batch(number) if values is None else values[number])
+            value = case.batch(number) if values is None else values[number]
+            value = wanting(value.to(device))
             flights[number] = stage.forward(value, minibatch=number, leaves=leaves)
             outputs.append(flights[number].output)
         else:
-            (given,) = flights[number].backward(
-                [torch.linspace(-1, 2, outputs[number].numel()).view_as(outputs[number])],
-                leaves=leaves,
-            )
+            slope = torch.linspace(-1, 2, outputs[number].numel(), device=device)
+            (given,) = flights[number].backward([slope.view_as(outputs[number])], leaves=leaves)
             upstream[str(number)] = given
     return Ran(
         outputs=outputs,
         upstream=upstream,
         gradients={name: leaf.grad for name, leaf in leaves.items()},
         buffers=dict(network.named_buffers()),
-        generator=torch.get_rng_state(),
+        generators=generators(device),
     )
 
 
@@ -124,7 +132,7 @@ def assert_equal(found: Ran, expected: Ran) -> None:
     assert_same(found.upstream, expected.upstream)
     assert_same(found.gradients, expected.gradients)
     assert_same(found.buffers, expected.buffers)
-    assert torch.equal(found.generator, expected.generator)
+    assert all(map(torch.equal, found.generators, expected.generators))
 
 
 def choices(length: int) -> dict[str, list[range]]:

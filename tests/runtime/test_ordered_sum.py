@@ -109,3 +109,11 @@ def test_processes_of_one_machine_are_on_one_host() -> None:
     said = run(here, 2)
     assert said[0][0] == said[1][0] == ordered_sum._host_number()
     assert said[0][1] != said[1][1]
+
+
+def test_a_chain_refuses_memory_of_a_device() -> None:
+    """Before it asks anything of its group; ``meta`` stands for devices that are not here."""
+    vector = torch.empty(1000, device="meta")
+    with pytest.raises(ValueError, match="in host memory, and this one is on meta") as caught:
+        Chain(None, vector)  # type: ignore[arg-type]
+    assert "sum a copy there" in str(caught.value)

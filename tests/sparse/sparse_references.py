@@ -1,14 +1,16 @@
-"""Dense references in float64 and hypothesis strategies for the sparse layers."""
+"""Random sparse batches, and dense references in float64, for the sparse layers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from hypothesis import strategies as st
 
-from sparsepipe.sparse import KernelSpec, SparseTensor
+from sparsepipe.sparse import KernelSpec, NativeBackend, SparseTensor
+
+BACKEND = NativeBackend()
 
 
 @dataclass(frozen=True)
@@ -40,30 +42,6 @@ class Case:
         return torch.randn(size, dtype=torch.float64, generator=generator).to(dtype)
 
 
-KERNEL_AND_STRIDE = [*((k, s) for k in (1, 2, 3, 5) for s in (1, 2)), (3, 3)]
-
-
-@st.composite
-def cases(draw: st.DrawFn, *, pooling: bool = False) -> Case:
-    """Windows of every kind on small grids, empty and full ones among them."""
-    axes = [draw(st.sampled_from(KERNEL_AND_STRIDE)) for _ in range(3)]
-    if draw(st.booleans()):
-        axes = [axes[0]] * 3
-    size, stride = zip(*axes, strict=True)
-    dilation = draw(st.sampled_from([1, 1, 2, 3]))
-    return Case(
-        shape=(draw(st.integers(1, 9)), draw(st.integers(1, 9)), draw(st.integers(1, 9))),
-        batch_size=draw(st.integers(1, 3)),
-        occupancy=draw(st.sampled_from([0.0, 0.03, 0.2, 0.6, 1.0])),
-        channels=draw(st.sampled_from([1, 3, 5, 8])),
-        width=draw(st.sampled_from([1, 4, 6])),
-        spec=KernelSpec.for_pooling(size, stride=stride)
-        if pooling
-        else KernelSpec.of(size, stride=stride, dilation=dilation),
-        seed=draw(st.integers(0, 2**20)),
-    )
-
-
 def dense_kernel(kernel_KCD: torch.Tensor, spec: KernelSpec) -> torch.Tensor:
     """[K, C, D] with x fastest as PyTorch's [D, C, X, Y, Z]."""
     x, y, z = spec.size
@@ -92,10 +70,33 @@ def at_sites(dense_BCXYZ: torch.Tensor, coords: torch.Tensor) -> torch.Tensor:
     return dense_BCXYZ[b, :, x, y, z]
 
 
+def run(case: Case, dtype: torch.dtype, device: str = "cpu") -> Any:
+    """Input, output, what is upstream, input gradient and kernel gradient of the convolution."""
+    x = case.tensor(dtype).to(device)
+    feats = x.feats.clone().requires_grad_()
+    kernel = case.kernel(dtype).to(device).requires_grad_()
+    y = BACKEND.conv3d(x.replace_feats(feats), kernel, None, case.spec)
+    upstream = torch.randn(
+        y.feats.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(case.seed)
+    )
+    grads = torch.autograd.grad(y.feats, (feats, kernel), upstream.to(y.feats))
+    return x, y, upstream, *grads
+
+
+def run_dense(case: Case, x: SparseTensor, y: SparseTensor, upstream: torch.Tensor) -> Any:
+    """The same from a dense convolution in float64."""
+    dense = case.tensor().dense().requires_grad_()
+    kernel = case.kernel().requires_grad_()
+    out = dense_conv(dense, kernel, case.spec)
+    picked = at_sites(out, y.coords)
+    grad_dense, grad_kernel = torch.autograd.grad(picked, (dense, kernel), upstream)
+    return out, picked, at_sites(grad_dense, x.coords), grad_kernel
+
+
 def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
     """Norm-wise; 0 for two zeros."""
     norm = float(reference.detach().norm())
-    error = float((value.detach().double() - reference.detach()).norm())
+    error = float((value.detach().double().to(reference.device) - reference.detach()).norm())
     return error / norm if norm else error
 
 

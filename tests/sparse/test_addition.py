@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from drawn_cases import cases
 from hypothesis import given, settings
-from sparse_references import cases
 
 from sparsepipe.errors import CoordinateError
 from sparsepipe.sparse import KernelSpec, NativeBackend, SparseTensor, add

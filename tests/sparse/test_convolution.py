@@ -3,22 +3,15 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from drawn_cases import cases
 from hypothesis import given, settings
-from sparse_references import (
-    Case,
-    at_sites,
-    cases,
-    dense_conv,
-    dense_kernel,
-    relative_error,
-)
+from sparse_references import BACKEND, Case, dense_kernel, relative_error, run, run_dense
 
 from sparsepipe.errors import BackendError
-from sparsepipe.sparse import Conv3d, KernelSpec, NativeBackend, SparseTensor
+from sparsepipe.sparse import Conv3d, KernelSpec, SparseTensor
 from sparsepipe.sparse.backends import convolution
 
 TOLERANCE = 1e-5
-BACKEND = NativeBackend()
 
 
 @pytest.fixture(params=["one block", "blocks"])
@@ -28,29 +21,6 @@ def block_bytes(request, monkeypatch):
         monkeypatch.setattr(convolution, "_BLOCK_BYTES", 600)
         monkeypatch.setattr(convolution, "_MIN_BLOCK_ROWS", 4)
     return request.param
-
-
-def run(case, dtype):
-    """Output, input gradient and kernel gradient of the sparse convolution."""
-    x = case.tensor(dtype)
-    feats = x.feats.clone().requires_grad_()
-    kernel = case.kernel(dtype).requires_grad_()
-    y = BACKEND.conv3d(x.replace_feats(feats), kernel, None, case.spec)
-    upstream = torch.randn(
-        y.feats.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(case.seed)
-    )
-    grads = torch.autograd.grad(y.feats, (feats, kernel), upstream.to(dtype))
-    return x, y, upstream, *grads
-
-
-def run_dense(case, x, y, upstream):
-    """The same from a dense convolution in float64."""
-    dense = case.tensor().dense().requires_grad_()
-    kernel = case.kernel().requires_grad_()
-    out = dense_conv(dense, kernel, case.spec)
-    picked = at_sites(out, y.coords)
-    grad_dense, grad_kernel = torch.autograd.grad(picked, (dense, kernel), upstream)
-    return out, picked, at_sites(grad_dense, x.coords), grad_kernel
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
@@ -234,24 +204,3 @@ def test_operands_that_do_not_fit():
         BACKEND.conv3d(x, torch.zeros(27, 4, 2).double(), None, case.spec)
     with pytest.raises(BackendError, match="autocast"):
         BACKEND.conv3d(x, torch.zeros(27, 3, 2), None, case.spec)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("channels", [1, 16])
-def test_cuda_matches_cpu_and_repeats_its_bits(stride, channels):
-    case = Case((16, 16, 16), 3, 0.2, channels, 24, KernelSpec.of(3, stride=stride), seed=9)
-
-    def on(device, dtype):
-        x, kernel = case.tensor(dtype).to(device), case.kernel(dtype).to(device)
-        feats, kernel = x.feats.requires_grad_(), kernel.requires_grad_()
-        y = BACKEND.conv3d(x.replace_feats(feats), kernel, None, case.spec)
-        grads = torch.autograd.grad(y.feats.square().sum(), (feats, kernel))
-        return y.coords, y.feats.detach(), *grads
-
-    expected = on("cpu", torch.float64)
-    one, two = on("cuda", torch.float32), on("cuda", torch.float32)
-    assert torch.equal(one[0].cpu(), expected[0])
-    for a, b, reference in zip(one[1:], two[1:], expected[1:], strict=True):
-        assert torch.equal(a, b)
-        assert relative_error(a.cpu(), reference) < 1e-4

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from drawn_cases import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sparse_references import cases
 
 from sparsepipe.errors import CoordinateError
 from sparsepipe.sparse import (

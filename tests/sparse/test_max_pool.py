@@ -3,8 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from drawn_cases import cases
 from hypothesis import given, settings
-from sparse_references import Case, at_sites, cases, pad_dense
+from sparse_references import Case, at_sites, pad_dense
 
 from sparsepipe.sparse import KernelSpec, MaxPool3d, NativeBackend, SparseTensor
 

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from drawn_cases import cases
 from hypothesis import given, settings
-from sparse_references import cases, dense_conv, sites
+from sparse_references import dense_conv, sites
 
 from sparsepipe.errors import CoordinateError
 from sparsepipe.sparse import KernelSpec, NativeBackend, SparseTensor

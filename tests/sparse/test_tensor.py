@@ -143,10 +143,3 @@ def test_collate_numbers_the_samples():
     assert x.feats.flatten().tolist() == [1, 2, 3]
     assert x.batch_size == 3
     assert "sites=3" in repr(x)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_moves_to_cuda_and_back(x):
-    moved = x.pin_memory().to("cuda", non_blocking=True)
-    assert moved.coords.is_cuda
-    assert same(moved.to("cpu"), x)

@@ -27,7 +27,10 @@ def _why_not():
 
 
 _reason = _why_not()
-pytestmark = pytest.mark.skipif(_reason is not None, reason=str(_reason))
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(_reason is not None, reason=str(_reason)),
+]
 
 
 @pytest.fixture(autouse=True)

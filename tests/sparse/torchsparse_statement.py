@@ -3,7 +3,7 @@
 torchsparse itself needs CUDA and is on no index. These two stand-ins state, slowly and
 on their own terms, what its sources do with coordinates, offsets, extents, kernel maps
 and hash tables; the features go through differentiable torch operations. Where
-torchsparse is installed test_torchsparse_gpu.py compares the real thing.
+torchsparse is installed test_torchsparse_cuda.py compares the real thing.
 """
 
 import itertools

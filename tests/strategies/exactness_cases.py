@@ -58,8 +58,14 @@ class Case:
         return " ".join(every) + (" lr" if self.step_size else "")
 
 
-def train(rank: int, cases: Sequence[Case]) -> list[Any]:
-    """Each case's weights, losses and recorded versions on this rank."""
+def train(rank: int, cases: Sequence[Case], **places: Any) -> list[Any]:
+    """Each case's weights, losses and recorded versions on this rank.
+
+    Args:
+        rank: this one's number.
+        cases: trained one after the other.
+        places: which devices the Trainer gets, in its own words; by default processors.
+    """
     found = []
     for case in cases:
         net = make_net(case.net, optimizer=case.optimizer, step_size=case.step_size)
@@ -76,6 +82,7 @@ def train(rank: int, cases: Sequence[Case]) -> list[Any]:
             predict_backward=case.predict_backward,
             max_epochs=case.epochs,
             callbacks=[Recording()],
+            **places,
         )
         recording = trainer.callbacks[0]
         trainer.fit(net, loader)

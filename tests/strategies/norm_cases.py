@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from synchronous_cases import Accumulation, Case
+from accumulation import Accumulation
+from synchronous_cases import Case
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm

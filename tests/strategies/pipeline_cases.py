@@ -252,4 +252,14 @@ def plain_trainer(**options: Any) -> pl.Trainer:
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+    """Copies on the host."""
+    return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
+
+
+def same(found: Tensor, expected: Tensor, *, rounding: float = 0.0) -> bool:
+    """Bit for bit, or as near as ``rounding`` times the largest value, on whatever device."""
+    found, expected = found.cpu(), expected.cpu()
+    if not rounding:
+        return torch.equal(found, expected)
+    difference = (found.double() - expected.double()).abs().max()
+    return bool(difference <= rounding * expected.double().abs().max())

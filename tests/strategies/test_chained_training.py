@@ -9,7 +9,7 @@ from exactness_cases import Case, train
 from namespace_cases import needs_namespaces
 from pipeline_cases import make_net
 from processes import run
-from test_pipeline_exactness import check
+from replayed_cases import check
 
 from sparsepipe.cluster import Device, Host, Inventory, Link
 from sparsepipe.emulate import emulated_hosts, enter_host, told_to_ranks

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from accumulation import Accumulation
 from pipeline_cases import QUIET
 from processes import outcomes, run
 from pytorch_lightning.plugins.precision import MixedPrecision, Precision
 from pytorch_lightning.utilities import GradClipAlgorithmType
-from synchronous_cases import Accumulation, Case, loader, make_net, train, train_one
+from synchronous_cases import Case, loader, make_net, train, train_one
 from torch import nn
 
 from sparsepipe.errors import ConfigError, TransportError

@@ -4,35 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
-import torch
+from accumulation import check
 from pipeline_cases import OPTIMIZERS
 from processes import run
-from synchronous_cases import Accumulation, Case, train, train_one
-
-
-def check(case: Case, found: Sequence[Any]) -> None:
-    oracle = Accumulation(case)
-    oracle.train()
-    expected = oracle.state()
-    of_epoch = sum(loss * samples for loss, samples in oracle.losses)
-    of_epoch /= sum(samples for _, samples in oracle.losses)
-    ranks = [(stage, i) for stage, count in enumerate(case.replicas) for i in range(count)]
-    for (stage, replica), (state, told, most) in zip(ranks, found, strict=True):
-        assert told["epoch"] == pytest.approx(of_epoch, rel=1e-6), f"{case}: loss"
-        if max(case.replicas) == 1:  # every microbatch comes by every rank
-            assert told["step"] == pytest.approx(oracle.step_loss, rel=1e-6), f"{case}: loss"
-        assert state.keys() == expected.keys()
-        for name, value in state.items():
-            # Sums are made in the same order everywhere, so that not even rounding differs.
-            assert torch.equal(value, expected[name]), f"{case}: {name}"
-        if most is not None:
-            own = len(range(replica, case.microbatches, case.replicas[stage]))
-            ahead = (sum(case.replicas[stage:]) - 1) // case.replicas[stage]
-            bound = {"gpipe": own, "1f1b": ahead + 1, "eager_1f1b": 2 * ahead + 1}
-            assert most == min(own, bound[case.schedule]), str(case)
+from synchronous_cases import Case, train, train_one
 
 
 def check_all(cases: Sequence[Case]) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from accumulation import Accumulation
 from norm_cases import distance
 from pipeline_cases import weights
 from processes import run
-from synchronous_cases import Accumulation, Case, make_net, train, train_one
+from synchronous_cases import Case, make_net, train, train_one
 from torch import Tensor
 
 FP32 = 1e-6
