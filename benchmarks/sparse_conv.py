@@ -117,15 +117,15 @@ class Layer:
 
 
 def make_layers(batch: SparseTensor, dtype: torch.dtype) -> list[Layer]:
-    """The 13 convolutions on the five levels' own coordinates, random features."""
+    """The 13 convolutions on the five levels' own coordinates, random features, on its device."""
     torch.manual_seed(0)
-    layers, cache = [], batch.cache
+    layers, cache, device = [], batch.cache, batch.device
     for depth, shapes in enumerate(LEVELS):
         if depth:
             cache = cache.kernel_map(DOWN).output or cache
         pairs_K = (cache.kernel_map(WINDOW).neighbours_KM >= 0).sum(1).tolist()
         for channels, width in shapes:
-            feats = torch.rand(len(cache.coords_N4), channels, dtype=dtype)
+            feats = torch.rand(len(cache.coords_N4), channels, dtype=dtype, device=device)
             x = SparseTensor(
                 feats.requires_grad_(channels > 1),
                 cache.coords_N4,
@@ -133,8 +133,10 @@ def make_layers(batch: SparseTensor, dtype: torch.dtype) -> list[Layer]:
                 batch_size=cache.batch_size,
                 cache=cache,
             )
-            conv = Conv3d(channels, width).to(dtype)
-            layers.append(Layer(x, conv, torch.randn(len(x), width, dtype=dtype), pairs_K))
+            with device:  # draws the kernel there: on a CPU that takes a second
+                conv = Conv3d(channels, width).to(dtype)
+            grad_ND = torch.randn(len(x), width, dtype=dtype, device=device)
+            layers.append(Layer(x, conv, grad_ND, pairs_K))
     return layers
 
 
@@ -179,7 +181,7 @@ def build_maps(batch: SparseTensor) -> None:
             cache = down.output or cache
         kernel_map = cache.kernel_map(WINDOW)
         for channels, width in shapes:
-            prepare(kernel_map, torch.empty(WINDOW.volume, channels, width))
+            prepare(kernel_map, torch.empty(WINDOW.volume, channels, width, device=batch.device))
 
 
 def large_mm(dtype: torch.dtype) -> tuple[Callable[[], object], float]:

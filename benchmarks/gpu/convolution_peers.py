@@ -1,0 +1,428 @@
+"""Ours and other sparse convolutions behind one interface: kernel maps, forward and both gradients.
+
+Other libraries order sites and offsets in their own way. Each gets the same numbers in its order,
+and :class:`Operations` knows the way back, so that results can be compared.
+
+Shape suffixes: N voxels, K offsets, C input and D output channels.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from sparse_conv import LEVELS, WINDOW, Layer, build_maps
+from torch import Tensor
+
+import sparsepipe
+from sparsepipe.sparse import SparseTensor
+from sparsepipe.sparse.backends.convolution import convolve
+from sparsepipe.sparse.coordinates import linear_keys
+
+# The peers' grid: a power of two, so that halving it five times drops no voxel. 50^3 fits into it.
+_GRID_BITS = 6
+_GRID = (1 << _GRID_BITS,) * 3
+
+# Ours counts offsets with x fastest, the peers with the last axis fastest, which is z. Changing
+# one into the other is the same reordering as changing back.
+_REVERSED_K = torch.arange(WINDOW.volume).view(WINDOW.size).permute(2, 1, 0).reshape(-1)
+
+Convolve = Callable[[Tensor, Tensor], Tensor]
+"""From features and kernel to the output's features."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operations:
+    """What one layer computes, each alone.
+
+    Attributes:
+        forward: the output's features.
+        input_gradient: None for the first layer, and where a library has none of its own.
+        weight_gradient: of the kernel.
+        to_our_rows: reorders rows of the library's sites as ours.
+        to_our_kernel: reorders a kernel of the library as ours, [K, C, D].
+    """
+
+    forward: Callable[[], Tensor]
+    input_gradient: Callable[[], Tensor] | None
+    weight_gradient: Callable[[], Tensor]
+    to_our_rows: Callable[[Tensor], Tensor] = lambda rows: rows
+    to_our_kernel: Callable[[Tensor], Tensor] = lambda kernel: kernel
+
+
+class Library(Protocol):
+    """A sparse convolution.
+
+    Attributes:
+        name: as users know it.
+        version: of it.
+        note: what a reader of its times must know.
+    """
+
+    name: str
+    version: str
+    note: str
+
+    def maps(self, batch: SparseTensor) -> Any:
+        """Everything that the five levels derive from coordinates, from nothing."""
+
+    def operations(self, maps: Any, depth: int, layer: Layer) -> Operations:
+        """The operations of a layer on the level ``depth`` of the maps."""
+
+    def allow_tf32(self, allowed: bool) -> None:
+        """Whether products of float32 numbers may be rounded to TF32."""
+
+
+def apart(
+    convolve: Convolve, feats_NC: Tensor, kernel_KCD: Tensor, grad_ND: Tensor, **fields: Any
+) -> Operations:
+    """Operations by autograd, from two graphs: in each only one operand requires a gradient."""
+    feats_NC, kernel_KCD = feats_NC.detach(), kernel_KCD.detach()
+    of_feats, of_kernel = (x.clone().requires_grad_() for x in (feats_NC, kernel_KCD))
+    needs_input_gradient = feats_NC.shape[1] > 1
+    out_of_feats = convolve(of_feats, kernel_KCD) if needs_input_gradient else None
+    out_of_kernel = convolve(feats_NC, of_kernel)
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return convolve(feats_NC, kernel_KCD)
+
+    def gradient(out: Tensor, of: Tensor) -> Tensor:
+        return torch.autograd.grad(out, of, grad_ND, retain_graph=True)[0]
+
+    return Operations(
+        forward=forward,
+        input_gradient=None if out_of_feats is None else lambda: gradient(out_of_feats, of_feats),
+        weight_gradient=lambda: gradient(out_of_kernel, of_kernel),
+        **fields,
+    )
+
+
+class Ours:
+    """The native backend."""
+
+    name = "ours"
+    version = sparsepipe.__version__
+    note = ""
+
+    def maps(self, batch: SparseTensor) -> None:
+        """See :class:`Library`; the layers' own are made at first use and kept."""
+        build_maps(batch)
+
+    def operations(self, maps: Any, depth: int, layer: Layer) -> Operations:
+        """See :class:`Library`."""
+        kernel_map = layer.x.cache.kernel_map(WINDOW)
+        return apart(
+            lambda feats_NC, kernel_KCD: convolve(feats_NC, kernel_KCD, kernel_map),
+            layer.x.feats,
+            layer.conv.kernel,
+            layer.grad_ND,
+        )
+
+    def allow_tf32(self, allowed: bool) -> None:
+        """Follows ``torch.backends.cuda.matmul``."""
+
+
+class _Spconv:
+    """spconv, and libraries with its interface; kernels are [D, x, y, z, C]."""
+
+    package = "spconv"
+    name = "spconv"
+    note = "both gradients at once, in the weight gradient's time"
+
+    def __init__(self) -> None:
+        self._functional: Any = importlib.import_module(f"{self.package}.pytorch.functional")
+        self._ops: Any = importlib.import_module(f"{self.package}.pytorch.ops")
+        self._constants: Any = importlib.import_module(f"{self.package}.constants")
+        self.version = getattr(importlib.import_module(self.package), "__version__", "unknown")
+
+    def maps(self, batch: SparseTensor) -> list[Any]:
+        """See :class:`Library`: coordinates, and the pairs of the windows on them, by level."""
+        coords_N4, size, levels = batch.coords, _GRID[0], []
+        for depth in range(len(LEVELS)):
+            if depth:
+                coords_N4 = self._pairs(coords_N4, batch, size, window=2, stride=2)[0]
+                size //= 2
+            pairs = self._pairs(coords_N4, batch, size, window=3, stride=1)
+            levels.append((coords_N4, pairs))
+        return levels
+
+    def _pairs(
+        self, coords_N4: Tensor, batch: SparseTensor, size: int, *, window: int, stride: int
+    ) -> Any:
+        return self._ops.get_indice_pairs_implicit_gemm(
+            coords_N4,
+            batch.batch_size,
+            [size] * 3,
+            self._ops.ConvAlgo.MaskImplicitGemm,
+            ksize=[window] * 3,
+            stride=[stride] * 3,
+            padding=[0] * 3,
+            dilation=[1] * 3,
+            out_padding=[0] * 3,
+            subm=stride == 1,
+            is_train=True,
+        )
+
+    def operations(self, maps: Any, depth: int, layer: Layer) -> Operations:
+        """See :class:`Library`."""
+        coords_N4, pairs = maps[depth]
+        theirs, back = _matching(layer.x.coords, coords_N4)
+        kernel_KCD = layer.conv.kernel.detach()
+        kernel_DKC = kernel_KCD[_REVERSED_K].permute(2, 0, 1).contiguous()
+        return self._with_pairs(
+            pairs,
+            layer.x.feats.detach()[theirs],
+            kernel_DKC.view(-1, *WINDOW.size, layer.conv.in_channels),
+            layer.grad_ND[theirs],
+            to_our_rows=lambda rows: rows[back],
+            to_our_kernel=lambda kernel: kernel.reshape(kernel_DKC.shape).permute(1, 2, 0)[
+                _REVERSED_K
+            ],
+        )
+
+    def _convolve(self, pairs: Any) -> Convolve:
+        (_, _, forward, backward, forward_masks, backward_masks, *rest) = pairs
+        forward_order, backward_order, masks = rest
+
+        def convolve(feats_NC: Tensor, kernel: Tensor) -> Tensor:
+            out: Tensor = self._functional.implicit_gemm(
+                feats_NC,
+                kernel,
+                forward,
+                backward,
+                forward_masks,
+                backward_masks,
+                forward_order,
+                backward_order,
+                len(feats_NC),
+                masks,
+                True,
+                True,
+            )
+            return out
+
+        return convolve
+
+    def _with_pairs(
+        self, pairs: Any, feats_NC: Tensor, kernel: Tensor, grad_ND: Tensor, **fields: Any
+    ) -> Operations:
+        convolve = self._convolve(pairs)
+        of_feats = feats_NC.clone().requires_grad_(feats_NC.shape[1] > 1)
+        of_kernel = kernel.clone().requires_grad_()
+        out = convolve(of_feats, of_kernel)
+
+        def forward() -> Tensor:
+            with torch.no_grad():
+                return convolve(feats_NC, kernel)
+
+        return Operations(
+            forward=forward,
+            input_gradient=None,
+            weight_gradient=lambda: torch.autograd.grad(out, of_kernel, grad_ND, retain_graph=True)[
+                0
+            ],
+            **fields,
+        )
+
+    def allow_tf32(self, allowed: bool) -> None:
+        """See :class:`Library`."""
+        self._constants.SPCONV_ALLOW_TF32 = allowed
+
+
+class _SpconvTriton(_Spconv):
+    """spconv-triton: its backward computes both gradients, its kernels can be called apart."""
+
+    package = "spconv_triton"
+    name = "spconv-triton"
+
+    # Of 37 and 21 configurations, which for 8 shapes would be 700 kernels to compile.
+    _TILES = ((128, 64, 64, 4, 3), (128, 128, 32, 8, 3), (128, 128, 64, 8, 4))
+    _GRADIENT_TILES = ((64, 64, 64, 4, 3), (64, 128, 128, 8, 3))
+    _MAP_TILES = ((512, 4, 3), (1024, 4, 3))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._gemm: Any = importlib.import_module(f"{self.package}.pytorch._impl.gemm")
+        kept = (
+            _limit_tuning(self._gemm._gather_gemm_kernel, self._TILES),
+            _limit_tuning(self._gemm._dweight_masked_kernel, self._GRADIENT_TILES),
+        )
+        pairs = importlib.import_module(f"{self.package}.pytorch._impl.pair_kernels")
+        for name, kernel in vars(pairs).items():
+            if name.endswith("_kernel") and hasattr(kernel, "configs"):
+                _limit_tuning(kernel, self._MAP_TILES)
+        self.note = "tuned over {} configurations, weight gradient {}".format(*kept)
+
+    def _with_pairs(
+        self, pairs: Any, feats_NC: Tensor, kernel: Tensor, grad_ND: Tensor, **fields: Any
+    ) -> Operations:
+        convolve, kernel_DKC = self._convolve(pairs), kernel.flatten(1, 3)
+        forward_rows, backward_rows = pairs[2:4]
+
+        def forward() -> Tensor:
+            with torch.no_grad():
+                return convolve(feats_NC, kernel)
+
+        def input_gradient() -> Tensor:
+            grad_NC: Tensor = self._gemm.conv_backward_input(
+                grad_ND, kernel_DKC, backward_rows, len(feats_NC)
+            )
+            return grad_NC
+
+        def weight_gradient() -> Tensor:
+            grad_DKC: Tensor = self._gemm.conv_backward_weight(
+                feats_NC, grad_ND, forward_rows, kernel_DKC.shape
+            )
+            return grad_DKC
+
+        return Operations(
+            forward=forward,
+            input_gradient=input_gradient if feats_NC.shape[1] > 1 else None,
+            weight_gradient=weight_gradient,
+            **fields,
+        )
+
+
+class _Octrees:
+    """O-CNN: convolutions on the nodes of an octree that hold points; kernels are [K, C, D]."""
+
+    name = "ocnn"
+
+    # Of 8 configurations, and of as many divisions of a sum as there are powers of two.
+    _TILES = ((128, 128, 32, 4, 4), (128, 64, 32, 4, 4))
+    _SPLITS = 2
+
+    def __init__(self) -> None:
+        # Tuned here and now, not in an earlier run or for another precision.
+        os.environ["OCNN_AUTOSAVE_AUTOTUNE"] = "0"
+        os.environ["OCNN_AUTOTUNE_CACHE_PATH"] = os.devnull + "/none"
+        with _standing_in_for_torchvision():
+            self._octree: Any = importlib.import_module("ocnn.octree")
+        self.version = importlib.metadata.version("ocnn")
+        self._convolution = importlib.import_module("ocnn.nn.octree_conv_t").octree_conv_triton
+        self._config: Any = importlib.import_module("ocnn.nn.kernels.config")
+        kernels: dict[str, Any] = {}
+        for way in ("fwd", "bwd"):
+            for split in ("", "_splitk"):
+                name = f"ocnn.nn.kernels.conv_{way}_implicit_gemm{split}"
+                kernels |= vars(importlib.import_module(name))
+        for name, kernel in kernels.items():
+            if name.endswith("_kernel"):
+                kept = _limit_tuning(kernel, self._TILES)
+        self._splits = [
+            kernels[f"conv_{way}_implicit_gemm_splitk"]
+            for way in ("fwd", "bwd_input", "bwd_weight")
+        ]
+        for split in self._splits:
+            split.config_fn = _first(split.config_fn, self._SPLITS)
+        self.note = f"Triton kernels, tuned over {kept} configurations and {self._SPLITS} splits"
+
+    def maps(self, batch: SparseTensor) -> Any:
+        """See :class:`Library`: an octree whose nodes at the depths 6 to 2 are the five levels."""
+        bits = _GRID_BITS
+        points_N3 = (batch.coords[:, 1:].float() + 0.5) / (1 << (bits - 1)) - 1
+        points = self._octree.Points(
+            points_N3, batch_id=batch.coords[:, 0].long(), batch_size=batch.batch_size
+        )
+        octree = self._octree.Octree(bits, batch_size=batch.batch_size, device=batch.coords.device)
+        octree.build_octree(points)
+        octree.construct_all_neigh()
+        for depth in range(len(LEVELS)):
+            octree.get_neigh(bits - depth, "333", 1, True)
+        return octree
+
+    def operations(self, maps: Any, depth: int, layer: Layer) -> Operations:
+        """See :class:`Library`."""
+        for split in self._splits:  # which distinguish no precisions
+            split.cache.clear()
+        x, y, z, b = maps.xyzb(_GRID_BITS - depth, True)
+        coords_N4 = torch.stack([b, x, y, z], dim=1).int()
+        theirs, back = _matching(layer.x.coords, coords_N4)
+        neighbours_NK = maps.get_neigh(_GRID_BITS - depth, "333", 1, True)
+        return apart(
+            lambda feats_NC, kernel_KCD: self._convolution(
+                feats_NC, kernel_KCD.permute(2, 0, 1), None, neighbours_NK
+            ),
+            layer.x.feats.detach()[theirs],
+            layer.conv.kernel.detach()[_REVERSED_K],
+            layer.grad_ND[theirs],
+            to_our_rows=lambda rows: rows[back],
+            to_our_kernel=lambda kernel: kernel[_REVERSED_K],
+        )
+
+    def allow_tf32(self, allowed: bool) -> None:
+        """See :class:`Library`."""
+        self._config.allow_tf32 = allowed
+
+
+PEERS: Mapping[str, Callable[[], Library]] = {
+    "spconv-triton": _SpconvTriton,
+    "ocnn": _Octrees,
+    "spconv": _Spconv,
+}
+"""Makers of the other libraries; an absent one raises ImportError."""
+
+
+def _matching(ours_N4: Tensor, theirs_N4: Tensor) -> tuple[Tensor, Tensor]:
+    """Our row of each of their sites, and their row of each of ours."""
+    if ours_N4.shape != theirs_N4.shape:
+        raise ValueError(f"{len(theirs_N4)} sites where ours are {len(ours_N4)}")
+    order_ours, order_theirs = (linear_keys(c, _GRID).argsort() for c in (ours_N4, theirs_N4))
+    if not torch.equal(ours_N4[order_ours], theirs_N4[order_theirs]):
+        raise ValueError("its sites are not ours")
+    theirs, back = torch.empty_like(order_ours), torch.empty_like(order_ours)
+    theirs[order_theirs], back[order_ours] = order_ours, order_theirs
+    return theirs, back
+
+
+def _limit_tuning(kernel: Any, tiles: tuple[tuple[int, ...], ...]) -> str:
+    """Leaves a Triton kernel only these tiles to try, and short trials; tells how many of how many.
+
+    Args:
+        kernel: tuned by Triton's autotuner.
+        tiles: the first three block sizes in the kernel's order, warps and stages; where two
+            configurations agree in them the first is taken.
+    """
+    known: dict[tuple[int, ...], Any] = {}
+    for config in kernel.configs:
+        key = (*list(config.kwargs.values())[:3], config.num_warps, config.num_stages)
+        known.setdefault(key, config)
+    total = len(kernel.configs)
+    # Cards for which a library has its own list may know none of these.
+    kernel.configs = [known[tile] for tile in tiles if tile in known] or kernel.configs[:2]
+    kernel._do_bench = _short_trial
+    return f"{len(kernel.configs)} of {total}"
+
+
+def _short_trial(call: Callable[[], object], quantiles: Any) -> Any:
+    testing: Any = importlib.import_module("triton.testing")
+    return testing.do_bench(call, warmup=5, rep=20, quantiles=quantiles)
+
+
+def _first(choices: Callable[..., list[Any]], count: int) -> Callable[..., list[Any]]:
+    return lambda *args, **kwargs: choices(*args, **kwargs)[:count]
+
+
+@contextmanager
+def _standing_in_for_torchvision() -> Iterator[None]:
+    """O-CNN imports torchvision for a network that is not used here; it may be absent."""
+    if importlib.util.find_spec("torchvision") is not None:
+        yield
+        return
+    models: Any = types.ModuleType("torchvision.models")
+    models.resnet18 = None
+    sys.modules |= {"torchvision": types.ModuleType("torchvision"), "torchvision.models": models}
+    try:
+        yield
+    finally:
+        del sys.modules["torchvision"], sys.modules["torchvision.models"]
