@@ -70,7 +70,7 @@ def test_torch_distributed_is_used_in_runtime_only(path: Path) -> None:
     ids=lambda p: str(p.relative_to(ROOT)),
 )
 def test_a_file_stays_readable(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 300, "one idea a file: split it"
+    assert len(path.read_text().splitlines()) <= 600, "one idea a file: split it"
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,8 @@ def fit_batch(
 
     Each trial, a fresh process unless ``isolated`` is false, trains on real batches of the training
     split, forward, backward and update. Its answers are kept in ``probes.json``, so that a search
-    that was ended goes on. Of data that do not tell how many shapes there are it ends where they have no batch of
-    the size; of others no batch is larger than they are.
+    that was ended goes on. Of data that do not tell how many shapes there are it ends where they
+    have no batch of the size; of others no batch is larger than they are.
 
     What the settings say, :class:`~sparsepipe.experiment.fitting.prober.Prober` tells of trials and
     :func:`~sparsepipe.experiment.fitting.search.largest_that_fits` of the search.
