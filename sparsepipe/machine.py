@@ -138,9 +138,11 @@ def git_commit() -> str | None:
 
     It is that of the moment when a process first asks, which is to be its beginning.
     """
+    if named := os.environ.get("SPARSEPIPE_COMMIT"):  # of a copy whose history stayed behind
+        return named
     root = Path(__file__).resolve().parents[1]
     if not (root / ".git").exists():
-        return os.environ.get("SPARSEPIPE_COMMIT")  # of a copy whose history stayed behind
+        return None
 
     def git(*arguments: str) -> str:
         return subprocess.run(

@@ -27,6 +27,7 @@ from records import Row, Rows
 from sparse_conv import LEVELS, Layer, make_batch, make_layers
 from torch import Tensor
 
+from sparsepipe.errors import SparsePipeError
 from sparsepipe.profiling.clock import Clock
 from sparsepipe.profiling.speed import copy_speed
 from sparsepipe.sparse import SparseTensor
@@ -148,8 +149,9 @@ def measure(rows: Rows, *, device: torch.device, work: Path | None = None) -> No
         for peer in peers:
             for batch in batches:
                 if time.perf_counter() - started_s > _PEERS_S:
-                    print("further rows of other libraries are left for another start", flush=True)
-                    return
+                    raise SparsePipeError(
+                        "rows of other libraries are left", remedy="give the command once more"
+                    )
                 _measure_maps(rows, peer, batch)
                 _measure_layers(rows, case(peer, precision, batch))
 
@@ -215,7 +217,18 @@ def _measure_maps(rows: Rows, library: Library, batch: SparseTensor) -> None:
 
 def _measure_layers(rows: Rows, case: Case) -> Row | None:
     name = f"batch {case.batch.batch_size} {case.precision.name} {case.library.name}"
-    return rows.measure(name, lambda: _layers_row(case))
+    return rows.measure(name, lambda: _row_of(case))
+
+
+def _row_of(case: Case) -> Row:
+    """The row; where another library fails, what it says: that is no failure of ours."""
+    if isinstance(case.library, Ours):
+        return _layers_row(case)
+    try:
+        return _layers_row(case)
+    except RuntimeError as error:
+        said = f"fails here: {type(error).__name__}: {error}"[:300]
+        return {"library": case.library.name, "version": case.library.version, "missing": said}
 
 
 def _layers_row(case: Case) -> Row:

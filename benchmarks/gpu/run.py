@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+STARTED_S = time.perf_counter()
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT)]
@@ -73,35 +74,35 @@ PARTS = (
     Part(
         name="device_tests",
         title="Tests that need a device",
-        limit_s=115,
+        limit_s=130,
         needs_device=True,
         packages=("pytest", *_FRAMEWORK),
     ),
     Part(
         name="convolutions",
         title="Sparse convolutions of VGG16-BN at 50³",
-        limit_s=100,
+        limit_s=110,
         needs_device=False,
         packages=("numpy",),
     ),
     Part(
         name="trainings",
         title="Training steps, epochs, memory and largest batches",
-        limit_s=200,
+        limit_s=160,
         needs_device=True,
         packages=(*_FRAMEWORK, "pyarrow", "matplotlib", "scipy"),
     ),
     Part(
         name="profiles",
         title="SmartProfile",
-        limit_s=65,
+        limit_s=78,
         needs_device=False,
         packages=(*_FRAMEWORK, "matplotlib", "scipy"),
     ),
     Part(
         name="shared_device",
         title="A pipeline of two ranks on one device",
-        limit_s=50,
+        limit_s=60,
         needs_device=True,
         packages=("pytorch_lightning", "torchmetrics"),
     ),
@@ -132,7 +133,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=DEFAULT_MINUTES, help="for all parts (9)")
     parser.add_argument("--part", choices=[part.name for part in PARTS], help="only this one")
     parser.add_argument("--dry-run", action="store_true", help="say what would run")
-    parser.add_argument("--commit", help="of this copy, where it has no .git")
+    parser.add_argument("--commit", help="of this copy, whose history stayed behind")
     parser.add_argument("--work", help="where data and runs go; by default removed at the end")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -266,6 +267,7 @@ def _work(part: Part, out: Path, work: Path) -> None:
         replace(fresh, state="skipped", reason=reason).write(path)
         return
     module = importlib.import_module(part.name)
+    print(f"{part.name}: ready after {time.perf_counter() - STARTED_S:.1f} s", flush=True)
     replace(fresh, rows=before.rows, columns=module.COLUMNS).write(path)
     device = torch.device("cuda" if machine["device"] else "cpu")
     module.measure(Rows(path), device=device, work=work)

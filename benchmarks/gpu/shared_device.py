@@ -46,7 +46,7 @@ _WHOLE = replace(_SYNCHRONOUS, name="1F1B, whole minibatches", microbatches=1)
 _TIMED = Vgg(sparse=True, depth=16, width=1.0, resolution=50, points=4096, batch_size=32)
 _COMPARED = replace(_TIMED, width=0.25, resolution=32, batch_size=8, dropout=0.0)
 """Small, and without draws, which a pipeline keys by minibatch and one process does not."""
-_MINIBATCHES, _EPOCHS = 24, 2
+_MINIBATCHES, _EPOCHS = 12, 2
 _SIZES_BYTES = (2**20, 2**24, 2**26)
 _LIMIT_S = 120.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
@@ -19,6 +20,8 @@ from sparsepipe.machine import usable_cores
 _CORES_PER_WORKER = 4
 _MAX_WORKERS = 8
 
+_SLOW = ("torch", "pytorch_lightning", "torchmetrics.classification", "hydra", "trimesh", __name__)
+"""Modules that take long to import."""
 _DEATHS = ("exited unexpectedly", "is killed by signal", "bus error")
 """What torch says when a worker is gone."""
 
@@ -73,8 +76,6 @@ def make_loader(
         num_workers: processes that read; 0 reads in this one.
         collate: puts samples together; workers get a copy of it.
     """
-    methods = multiprocessing.get_all_start_methods()
-    method = "forkserver" if "forkserver" in methods else "spawn"
     return ShapeLoader(
         dataset,
         sampler=sampler,
@@ -82,10 +83,21 @@ def make_loader(
         num_workers=num_workers,
         collate_fn=collate,
         pin_memory=torch.cuda.is_available(),
-        multiprocessing_context=method if num_workers else None,
+        multiprocessing_context=_start_method() if num_workers else None,
         persistent_workers=num_workers > 0,
         worker_init_fn=_start_worker,
     )
+
+
+def _start_method() -> str:
+    """Of workers, which are forked from a server that has imported what takes seconds.
+
+    They import the main module of the training process as well, and so what that has imported.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return "spawn"
+    multiprocessing.set_forkserver_preload([name for name in _SLOW if name in sys.modules])
+    return "forkserver"
 
 
 def _start_worker(worker: int) -> None:
