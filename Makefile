@@ -6,6 +6,7 @@
 #   make notebooks  executes the notebooks, on recorded ledgers
 #   make smoke      the paper's Table II, killed on its way, and others, as small as can be
 #   make gpu        every figure that is wanted of a GPU, in nine minutes; into outputs/gpu
+#   make docs       the documentation as a site, into build/site; a dead link is an error
 #   make lint       ruff, mypy, import contracts
 #
 # On a machine without an NVIDIA GPU the much smaller CPU build of PyTorch will do:
@@ -21,8 +22,9 @@ TEST_JOBS ?= 4
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.docs_ready
 
-.PHONY: setup demo test test-full notebooks smoke gpu lint format clean
+.PHONY: setup demo test test-full notebooks smoke gpu docs lint format clean
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -58,6 +60,15 @@ smoke: $(READY)
 gpu: $(READY)
 	$(BIN)/python benchmarks/gpu/run.py --out outputs/gpu $(GPU_ARGS)
 
+# A layer over the set-up, so that tests do not need it. Warnings of mkdocs are errors.
+$(DOCS_READY): $(READY)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --no-compile \
+		--disable-pip-version-check $(PIP_ARGS) --editable ".[docs]"
+	@touch $@
+
+docs: $(DOCS_READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -69,4 +80,4 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build/site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

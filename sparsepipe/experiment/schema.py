@@ -202,10 +202,10 @@ class TrainerArguments:
 class Emulation:
     """Whether and how hardware is emulated, beside what builds the inventory."""
 
-    emulate: bool = False
-    time_scale: Annotated[float, Limits(0.001, 10_000)] = 1.0
-    network: Literal["auto", "namespaces", "loopback"] = "auto"
-    link_bytes_per_s: Annotated[float, Limits(1, 1e15)] | None = None
+    emulate: bool = False  # train on processors that take the times of profiles; docs/emulation.md
+    time_scale: Annotated[float, Limits(0.001, 10_000)] = 1.0  # how many times slower all goes
+    network: Literal["auto", "namespaces", "loopback"] = "auto"  # auto: namespaces where allowed
+    link_bytes_per_s: Annotated[float, Limits(1, 1e15)] | None = None  # null: the inventory's
 
 
 @dataclass
@@ -233,5 +233,5 @@ class Config:
     scale: str | None = None
     instead_of_scale: dict[str, list[str]] | None = None  # of an experiment; no setting of a run
     batch_shared_by: int | str | None = None  # of a trial; a run has data.batch_size for it
-    depth: Annotated[int, Limits(1, 1024)] | None = None  # likewise; a run has the hardware for it
-    partition: Search | None = None  # likewise; a run has parallel.search.search for it
+    depth: Annotated[int, Limits(1, 1024)] | None = None  # of a trial; hardware has it for a run
+    partition: Search | None = None  # of a trial; a run has parallel.search.search
