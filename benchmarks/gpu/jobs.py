@@ -42,13 +42,6 @@ class Jobs:
         result: dict[str, Any] = read_json(path / "result.json")
         return {"name": path.parent.name, "run_id": path.name, **result}, path
 
-    def value(self, *overrides: str, key: str) -> Any:
-        """A value of the configuration that these overrides compose."""
-        found: Any = self._config(overrides)
-        for name in key.split("."):
-            found = found[name]
-        return found
-
     def _config(self, overrides: tuple[str, ...]) -> dict[str, Any]:
         # An experiment comes first, then what it is made of, which counts.
         words = compose.admit([*overrides, *self._common])

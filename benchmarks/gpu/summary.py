@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,19 @@ def _chapter(record: Record, title: str) -> str:
     used = {
         key: text for key, text in record.columns.items() if any(key in r for r in record.measured)
     }
-    if record.measured:
-        rows = [(_text(r["row"]), *(_text(r.get(key)) for key in used)) for r in record.measured]
-        lines.append(markdown_table(("", *used.values()), rows))
+    shown = [row for row in record.measured if any(row.get(key) is not None for key in used)]
+    if shown:
+        cells = [(_text(row["row"]), *(_text(row.get(key)) for key in used)) for row in shown]
+        lines.append(markdown_table(("", *used.values()), cells))
+    lines += [f"- {outcome}: {count}" for outcome, count in _outcomes(record).items()]
     lines += [f"- {row['row']} failed: {_one_line(row)}" for row in record.failed]
     return "\n\n".join(lines)
+
+
+def _outcomes(record: Record) -> Counter[str]:
+    """How many rows have come to what, of those that tell no figures but that."""
+    told = [(row["outcome"], row.get("why")) for row in record.measured if "outcome" in row]
+    return Counter(" ".join(filter(None, words)) for words in told)
 
 
 def _one_line(row: Row) -> str:

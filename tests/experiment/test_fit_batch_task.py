@@ -246,3 +246,10 @@ def test_an_answer_of_no_known_kind_is_refused(kept, job) -> None:
     write_json(path / "probes.json", [{**probe, "outcome": "too_slow"}])
     with pytest.raises(DataError, match="does not hold probes"):
         job(*overrides)
+
+
+@BOTH
+def test_trials_in_the_runs_own_process_are_for_gpus(job, task: str) -> None:
+    with pytest.raises(ConfigError, match="would end the run") as caught:
+        job(f"task={task}", "parallel=single", "task.isolated=false")
+    assert "task.isolated=true" in caught.value.remedy
