@@ -22,8 +22,8 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from torch.nn import functional as F
 
-from sparsepipe.experiment import compose
-from sparsepipe.experiment.build import build_data, build_module
+from sparsepipe.config import compose
+from sparsepipe.config.build import build_data, build_module
 from sparsepipe.results.tables import markdown_table
 
 TABLE_2 = [

@@ -20,7 +20,7 @@ from pipeline_ranks import on_ranks
 from pipeline_training import Way, train
 from pipeline_workloads import Images, Vgg, Workload
 
-from sparsepipe.experiment.fitting.memory import status_bytes
+from sparsepipe.tasks.fitting.memory import status_bytes
 
 OWN, KEPT = "glibc's own", "kept"
 

@@ -27,9 +27,8 @@ from pathlib import Path
 import numpy as np
 
 from sparsepipe.errors import PlanError
-from sparsepipe.experiment.device_profiles import load_profiles
-from sparsepipe.experiment.paper_problem import paper_inventory
 from sparsepipe.machine import usable_cores
+from sparsepipe.paper.paper_problem import paper_inventory
 from sparsepipe.partition.cost import cost_model
 from sparsepipe.partition.fleet import Fleet, Kind
 from sparsepipe.partition.memory import MemoryModel
@@ -37,6 +36,7 @@ from sparsepipe.partition.problem import Problem, Solution
 from sparsepipe.partition.searches import exact, hete_mp
 from sparsepipe.partition.size import check_subsets
 from sparsepipe.partition.spans import Spans
+from sparsepipe.planning.device_profiles import load_profiles
 from sparsepipe.results import style
 
 TYPES = 4

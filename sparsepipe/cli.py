@@ -18,16 +18,17 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from sparsepipe.config import compose
+from sparsepipe.config.completion import answerable
+from sparsepipe.config.objective import scored
+from sparsepipe.config.suggestions import told_by
+from sparsepipe.config.sweep_directory import announced
 from sparsepipe.errors import ConfigError, SparsePipeError
-from sparsepipe.experiment import compose, logs
-from sparsepipe.experiment.completion import answerable
-from sparsepipe.experiment.objective import scored
-from sparsepipe.experiment.sweep.directory import announced
-from sparsepipe.experiment.sweep.ending import end_early, exit_code_of_sweep
-from sparsepipe.experiment.sweep.record import SweptJob
-from sparsepipe.experiment.sweep.several import refuse_several
-from sparsepipe.experiment.sweep.torchrun import refuse_within_torchrun
-from sparsepipe.experiment.telling import told_by
+from sparsepipe.runs import logs
+from sparsepipe.sweep.ending import end_early, exit_code_of_sweep
+from sparsepipe.sweep.record import SweptJob
+from sparsepipe.sweep.several import refuse_several
+from sparsepipe.sweep.torchrun import refuse_within_torchrun
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ def _job(config: DictConfig, outcome: _Outcome) -> str | None:
             if _is_first_rank():
                 print(told, flush=True)
             return None
-        from sparsepipe.experiment.job import Stopped, run_job
+        from sparsepipe.launch.job import Stopped, run_job
 
         try:
             if sweep:
@@ -123,7 +124,7 @@ def _job_of_sweep(config: DictConfig, hydra_config: HydraConf) -> str:
     Returns:
         The run's directory, worth its objective for sweepers that search.
     """
-    from sparsepipe.experiment.sweep.one_job import run_swept
+    from sparsepipe.sweep.one_job import run_swept
 
     logs.configure()  # it may be another process than the sweep's
     overrides = hydra_config.overrides.task
@@ -153,8 +154,8 @@ def _is_first_rank() -> bool:
 
 def _is_to_tell(said: str, *, sure: bool) -> bool:
     """Of all ranks, the first says it, or the one that is sure to be."""
-    from sparsepipe.experiment.job import first_to_tell
-    from sparsepipe.experiment.signals import ignore
+    from sparsepipe.launch.job import first_to_tell
+    from sparsepipe.runs.signals import ignore
 
     # The agent ends all ranks as soon as one has ended: before it asks, this one must be proof
     # against that, since others that ask leave it to this one and end. This one ends soon, too:

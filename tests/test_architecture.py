@@ -89,3 +89,19 @@ def test_what_needs_a_cuda_device_has_a_file_of_its_own(path: Path) -> None:
         assert not words & {"pytest.mark.cuda", "not torch.cuda.is_available()"}, (
             "move the tests that need a device to a test_*_cuda.py of this room"
         )
+
+
+def test_no_two_files_import_each_other() -> None:
+    """Directly or by way of others; imports within functions and for types count as well."""
+    names = {dotted(path): path for path in FILES}
+    ahead = {
+        name: {found for found in imported(ast.parse(path.read_text())) if found in names} - {name}
+        for name, path in names.items()
+    }
+    while leaves := {name for name, needs in ahead.items() if not needs & set(ahead)}:
+        ahead = {name: needs for name, needs in ahead.items() if name not in leaves}
+    assert not ahead, f"import each other, or are imported by those that do: {sorted(ahead)}"
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")

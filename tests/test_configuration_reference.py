@@ -16,8 +16,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf
 
-from sparsepipe.experiment.compose import config_dir, config_loader
-from sparsepipe.experiment.schema import Config
+from sparsepipe.config.compose import config_dir, config_loader
+from sparsepipe.config.schema import Config
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "site" / "configuration.py"
 KEYS = {entry.name for entry in fields(Config)}

@@ -11,9 +11,10 @@ import torch
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 
-from sparsepipe.experiment import compose, logs
-from sparsepipe.experiment.job import run_job
+from sparsepipe.config import compose
+from sparsepipe.launch.job import run_job
 from sparsepipe.results.files import read_json
+from sparsepipe.runs import logs
 
 
 class Jobs:

@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from sparsepipe.experiment.check import describe
-from sparsepipe.experiment.listing import Group, groups_in
-from sparsepipe.experiment.schema import Config
-from sparsepipe.experiment.signature import parameters_of
+from sparsepipe.config.check import describe
+from sparsepipe.config.listing import Group, groups_in
+from sparsepipe.config.schema import Config
+from sparsepipe.config.signature import parameters_of
 
 GENERAL = "general"
 _HEAD = ("| key | default | type | |", "|---|---|---|---|")

@@ -66,8 +66,8 @@ class SparsePipeLauncher(Launcher):
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
         """Runs jobs and waits for all of them."""
-        from sparsepipe.experiment.sweep.launch import launch
-        from sparsepipe.experiment.sweep.settings import Settings
+        from sparsepipe.sweep.launch import launch
+        from sparsepipe.sweep.settings import Settings
 
         assert self._config is not None
         assert self._context is not None

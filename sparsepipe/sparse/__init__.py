@@ -2,9 +2,9 @@
 
 from sparsepipe.sparse.addition import add
 from sparsepipe.sparse.backends import Backend, NativeBackend
-from sparsepipe.sparse.cache import CoordinateCache, watching_kernel_maps
 from sparsepipe.sparse.derived import derived_tensors
 from sparsepipe.sparse.global_pool import GlobalAvgPool, GlobalMaxPool
+from sparsepipe.sparse.kernel_map import CoordinateCache, watching_kernel_maps
 from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.layers import Conv3d, MaxPool3d
 from sparsepipe.sparse.pointwise import BatchNorm, Dropout, Linear, ReLU

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sparsepipe.sparse.cache import CoordinateCache
+from sparsepipe.sparse.kernel_map import CoordinateCache
 
 
 def derived_tensors(caches: Iterable[CoordinateCache]) -> Iterator[Tensor]:

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from sparsepipe.errors import CoordinateError
-from sparsepipe.sparse.cache import CoordinateCache
 from sparsepipe.sparse.coordinates import MAX_COORDINATE, linear_keys
+from sparsepipe.sparse.kernel_map import CoordinateCache
 from sparsepipe.sparse.kernel_spec import Triple, as_triple
 
 

@@ -9,7 +9,7 @@ import pytest
 from experiment_harness import Shell, composed, orphans, python_path
 from fault_cases import Point
 
-from sparsepipe.experiment.job import run_job
+from sparsepipe.launch.job import run_job
 
 
 @pytest.fixture

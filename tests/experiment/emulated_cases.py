@@ -6,11 +6,11 @@ from pathlib import Path
 
 from experiment_harness import composed
 
-from sparsepipe.experiment.asked_emulation import as_emulated
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.emulated import parallel
-from sparsepipe.experiment.prepare import prepare
+from sparsepipe.config.build import build_inventory
+from sparsepipe.launch.prepare import prepare
 from sparsepipe.profiling import LayerProfile, Profile
+from sparsepipe.tasks.emulated import parallel
+from sparsepipe.tasks.emulation_request import as_emulated
 
 FORWARD_S, BACKWARD_S = 0.004, 0.008
 ACTIVATION_BYTES, PARAMETER_BYTES = 200_000, 400_000

@@ -18,7 +18,7 @@ import torch
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 
-from sparsepipe.experiment import compose
+from sparsepipe.config import compose
 
 SUPPORT = Path(__file__).parent / "support"
 _HERE = ("--config-dir", str(SUPPORT / "conf"), "experiment=tiny")

@@ -20,10 +20,10 @@ from pathlib import Path
 from experiment_harness import orphans
 
 from sparsepipe.errors import NoRunsError
-from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.sweep.record import records_of
 from sparsepipe.results import load_results
 from sparsepipe.results.files import read_json
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.sweep.record import records_of
 
 log = logging.getLogger(__name__)
 GOING_ON_S = 600.0

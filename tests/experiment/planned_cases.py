@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiment_harness import composed
 
-from sparsepipe.experiment.build import build_inventory
+from sparsepipe.config.build import build_inventory
 from sparsepipe.profiling import LayerProfile, Profile
 
 MODEL = ("experiment=tiny", "model.width=64", "data.batch_size=2")

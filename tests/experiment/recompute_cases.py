@@ -10,10 +10,10 @@ from experiment_harness import composed
 from planned_cases import MODEL, SLOW
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.experiment.recomputing import refuse_recompute, settled_recompute
-from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.settle import settle
+from sparsepipe.config.recomputation import refuse_recompute, settled_recompute
+from sparsepipe.planning.plan_resolution import settle
 from sparsepipe.profiling import LayerProfile, Profile
+from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 
 SEARCHED = ("parallel=gpipe", "parallel.search.search=hete_mp", SLOW)

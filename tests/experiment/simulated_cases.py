@@ -8,8 +8,8 @@ from typing import Any
 
 from experiment_harness import composed
 
-from sparsepipe.experiment.job import run_job
-from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.launch.job import run_job
+from sparsepipe.runs.rundir import RunDir
 
 PAPER = ("task=simulate", "hardware=paper_5gpu", "task.timeline_minibatches=3")
 SEARCHED = (*PAPER, "parallel=hete_mp", "parallel.search.bandwidth_bytes_per_s=60e6")

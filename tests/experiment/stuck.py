@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from typing import Any
 
-from sparsepipe.experiment.sweep.process import JobProcess
+from sparsepipe.sweep.process import JobProcess
 
 NUMBER = 2**22 + 1  # which no process has
 

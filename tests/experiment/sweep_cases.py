@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.experiment.sweep.record import JobRecord, SweptJob, record_of, write_record
+from sparsepipe.sweep.record import JobRecord, SweptJob, record_of, write_record
 
 
 def leave_record(

@@ -16,11 +16,11 @@ DP = ("parallel=dp", "parallel.devices=2", "hardware.accelerator=cpu")
 
 
 def train_in(rank: int, directories: list[Path]) -> None:
-    from sparsepipe.experiment.build import build_inventory
-    from sparsepipe.experiment.run import Run
-    from sparsepipe.experiment.rundir import RunDir
-    from sparsepipe.experiment.signals import SignalWatch
-    from sparsepipe.experiment.train import train
+    from sparsepipe.config.build import build_inventory
+    from sparsepipe.runs.rundir import RunDir
+    from sparsepipe.runs.signals import SignalWatch
+    from sparsepipe.tasks.run import Run
+    from sparsepipe.tasks.train import train
 
     config = composed("experiment=tiny", "trainer.max_epochs=2", *DP)
     with SignalWatch() as watch:

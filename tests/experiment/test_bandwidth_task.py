@@ -16,9 +16,9 @@ from experiment_harness import Shell, composed
 from test_hosts import on_hosts
 
 from sparsepipe.cluster import Device, Host, Inventory, Link
+from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import ConfigError, HardwareError, SparsePipeError
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.links import Links, as_json, as_rows, as_text, doubts, snippet
+from sparsepipe.planning.links import Links, as_json, as_rows, as_text, doubts, snippet
 from sparsepipe.results.files import read_json
 from sparsepipe.runtime.bandwidth import Reduction, Sending
 

@@ -8,9 +8,9 @@ import pytest
 from experiment_harness import composed
 
 from sparsepipe.errors import PlanError, ProfileError
-from sparsepipe.experiment.job import run_job
-from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.launch.job import run_job
 from sparsepipe.results.shares import Costs, accumulated_shares
+from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 
 PAPER = ("task=partition", "hardware=paper_8gpu", "task.bandwidth_bytes_per_s=60e6")

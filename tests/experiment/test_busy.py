@@ -14,7 +14,7 @@ from replay_cases import plain_trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from sparsepipe.experiment.callbacks.busy import Busy, Step, steady_idle, synchronous_bubbles
+from sparsepipe.callbacks.busy import Busy, Step, steady_idle, synchronous_bubbles
 from sparsepipe.strategies import PipelineStrategy, SynchronousPipelineStrategy
 
 

@@ -16,13 +16,13 @@ from omegaconf import OmegaConf
 from quota_group import quota_group
 from reported_runs import leave, made_by
 
-from sparsepipe.experiment.job import run_job
-from sparsepipe.experiment.prepare import prepare
-from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.sweep import ending
-from sparsepipe.experiment.understanding import understood
+from sparsepipe.launch.checked_config import understood
+from sparsepipe.launch.job import run_job
+from sparsepipe.launch.prepare import prepare
 from sparsepipe.machine import usable_cores
 from sparsepipe.results.files import read_json
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.sweep import ending
 
 VARIABLE, ANNOUNCED = "OMP_NUM_THREADS", "SPARSEPIPE_SWEEP_THREADS"
 SOME, OTHERS = (str(usable_cores() + more) for more in (1, 2))
@@ -104,7 +104,7 @@ def test_another_launcher_computes_with_the_threads_that_it_says(run_id: Identif
 UNSAID = ("env", "-u", VARIABLE)
 LIMITED = """
 import torch
-from sparsepipe.experiment.threads import limit_threads
+from sparsepipe.launch.threads import limit_threads
 limit_threads()
 print(torch.get_num_threads())
 """

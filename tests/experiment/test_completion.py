@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from experiment_harness import SUPPORT
 
-from sparsepipe.experiment.completion import answerable, readable
+from sparsepipe.config.completion import answerable, readable
 
 # The command under its own name, from wherever the tests run.
 _COMMAND = """#!{python}

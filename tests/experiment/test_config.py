@@ -14,11 +14,11 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from sparsepipe.config.check import fits
+from sparsepipe.config.compose import CONFIG_NAME, config_dir
+from sparsepipe.config.schema import TrainerArguments
 from sparsepipe.errors import ConfigError, HardwareError
-from sparsepipe.experiment.check import fits
-from sparsepipe.experiment.compose import CONFIG_NAME, config_dir
-from sparsepipe.experiment.rundir import identity_of
-from sparsepipe.experiment.schema import TrainerArguments
+from sparsepipe.runs.rundir import identity_of
 
 # Options of a directory in a group are called by both: task=fig9/emulated.
 OPTIONS = [
@@ -91,7 +91,7 @@ def test_help_lists_the_options_that_compose(tmp_path: Path) -> None:
 
 def test_trainer_arguments_are_lightnings() -> None:
     known = set(inspect.signature(pl.Trainer).parameters)
-    # Decided by other groups or by the run directory (sparsepipe/experiment/run.py).
+    # Decided by other groups or by the run directory (sparsepipe/tasks/run.py).
     elsewhere = {"accelerator", "callbacks", "default_root_dir", "devices", "enable_checkpointing",
                  "logger", "num_nodes", "strategy", "use_distributed_sampler"}  # fmt: skip
     ours = set(TrainerArguments.__dataclass_fields__)

@@ -9,12 +9,12 @@ import pytest
 from experiment_harness import composed
 
 from sparsepipe.cluster import Device, Host, Inventory
+from sparsepipe.config.build import build_module
+from sparsepipe.config.division import division_of
 from sparsepipe.errors import ConfigError, HardwareError, PlanError
-from sparsepipe.experiment.build import build_module
-from sparsepipe.experiment.division import division_of
-from sparsepipe.experiment.run import num_ranks
-from sparsepipe.experiment.rundir import run_dir
+from sparsepipe.runs.rundir import run_dir
 from sparsepipe.schedule import Plan
+from sparsepipe.tasks.run import num_ranks
 
 pytestmark = pytest.mark.usefixtures("workplace")
 CORES = Inventory(

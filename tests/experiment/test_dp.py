@@ -16,10 +16,10 @@ import torch.distributed as dist
 from experiment_harness import Shell, fault, rows, wait_for, weights
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.signals import SignalWatch
-from sparsepipe.experiment.stopping import failing_as_rank
+from sparsepipe.launch.stopping import failing_as_rank
 from sparsepipe.results.files import read_json
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime import group
 
 Job = Callable[..., Path]

@@ -9,15 +9,16 @@ import pytest
 from emulated_cases import hosts, path_of
 from experiment_harness import composed
 
+from sparsepipe.config.build import build_inventory
+from sparsepipe.config.emulation import emulation_of
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.asked_emulation import as_emulated
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.emulated import minibatches_each, parallel
-from sparsepipe.experiment.emulation import emulation_of
-from sparsepipe.experiment.run import Run
-from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.settle import settle
-from sparsepipe.experiment.signals import SignalWatch
+from sparsepipe.launch.job import run_job
+from sparsepipe.planning.plan_resolution import settle
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.runs.signals import SignalWatch
+from sparsepipe.tasks.emulated import minibatches_each, parallel
+from sparsepipe.tasks.emulation_request import as_emulated
+from sparsepipe.tasks.run import Run
 
 pytestmark = pytest.mark.usefixtures("workplace")
 EMULATE = "task=emulate"
@@ -54,7 +55,7 @@ def test_data_parallelism_leaves_the_settings_of_searches_alone(tmp_path: Path) 
     assert path_of(*by_task, settings) == path_of(*by_task)
     config = asked(*by_task, settings)
     directory = RunDir(tmp_path / "run")
-    settle(config, build_inventory(config), directory, measure=True)
+    settle(config, build_inventory(config), directory, run_job=run_job)
     assert not directory.path.exists(), "no plan of a search"
 
 

@@ -12,15 +12,15 @@ from namespace_cases import left, needs_namespaces
 from plans import plan_on
 
 from sparsepipe.cluster import Inventory
+from sparsepipe.config.build import build_inventory
+from sparsepipe.config.division import division_of
 from sparsepipe.emulate import NotPermitted, emulated_layout, machine
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
-from sparsepipe.experiment.asked_emulation import as_emulated
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.division import division_of
-from sparsepipe.experiment.emulated import emulated_profiles, parallel
-from sparsepipe.experiment.emulated_hosts import hosts_emulated
-from sparsepipe.experiment.job import run_job
-from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.launch.emulated_hosts import hosts_emulated
+from sparsepipe.launch.job import run_job
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.tasks.emulated import emulated_profiles, parallel
+from sparsepipe.tasks.emulation_request import as_emulated
 
 pytestmark = pytest.mark.usefixtures("workplace")
 EMULATE = "hardware.emulate=true"

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import Metric
 from torchmetrics.aggregation import MaxMetric, SumMetric
 
-from sparsepipe.experiment.callbacks import EpochSums
+from sparsepipe.callbacks import EpochSums
 
 VALUES = (4.0, 9.0, 1.0, 2.0, 3.0, 5.0)
 """Of the batches; the largest and the smallest come first."""

@@ -15,9 +15,9 @@ from hydra import initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from sparsepipe.experiment import compose
-from sparsepipe.experiment.sweep_search import SweepSearch
+from sparsepipe.config import compose
 from sparsepipe.results.files import read_json
+from sparsepipe.sweep.sweep_search import SweepSearch
 
 PLANS = ("task=partition", "model=sparse_vgg16_bn", "hardware=paper_5gpu")
 SWEPT = {"demo": 1, "table2": 3 * 2 * 4, "fig8": 4 * 2}

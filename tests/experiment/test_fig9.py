@@ -18,13 +18,13 @@ from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 from sweep_cases import leave_record
 
-from sparsepipe.experiment import compose
-from sparsepipe.experiment.asked_emulation import as_emulated
-from sparsepipe.experiment.job import run_job
-from sparsepipe.experiment.planned import searched_plan_of
-from sparsepipe.experiment.report_sweep import SweepReport
+from sparsepipe.config import compose
+from sparsepipe.config.plan_search import searched_plan_of
+from sparsepipe.launch.job import run_job
+from sparsepipe.paper.report_sweep import SweepReport
 from sparsepipe.results.fig9_settings import EXPECTED, GPUS, STRATEGIES
 from sparsepipe.results.files import read_json
+from sparsepipe.tasks.emulation_request import as_emulated
 
 FIG9 = "experiment=fig9"
 TASKS = ["fig9/simulated_50", "fig9/simulated_100", "fig9/simulated_125", "fig9/emulated"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from experiment_harness import composed
 
-from sparsepipe.experiment.job import run_job
+from sparsepipe.launch.job import run_job
 from sparsepipe.results.fig9_settings import GPUS, STRATEGIES
 
 RECORD = Path(__file__).parents[2] / "experiments" / "fig9" / "fig9.csv"

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from sparsepipe.experiment import evaluate, figures, train
-from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.tasks import evaluate, figures, train
 
 SHAPES = 30
 

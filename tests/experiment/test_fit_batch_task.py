@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from experiment_harness import Shell, composed, rows, wait_for
 
+from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import ConfigError, DataError, SparsePipeError
-from sparsepipe.experiment import train
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.evaluate import inference_rate
-from sparsepipe.experiment.fitting import prober
-from sparsepipe.experiment.fitting.fit_batch import fit_batch
-from sparsepipe.experiment.fitting.train_if_fits import train_if_fits
-from sparsepipe.experiment.prepare import prepare
-from sparsepipe.experiment.run import Run
-from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.signals import SignalWatch
+from sparsepipe.launch.prepare import prepare
 from sparsepipe.results.files import read_json, write_json
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.runs.signals import SignalWatch
+from sparsepipe.tasks import train
+from sparsepipe.tasks.evaluate import inference_rate
+from sparsepipe.tasks.fitting import prober
+from sparsepipe.tasks.fitting.fit_batch import fit_batch
+from sparsepipe.tasks.fitting.train_if_fits import train_if_fits
+from sparsepipe.tasks.run import Run
 
 pytestmark = pytest.mark.usefixtures("networks_for_ranks")
 # A hidden layer of 2,000,000 features: a shape takes 8 MB in each activation. What the linear layer

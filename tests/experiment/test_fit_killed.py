@@ -15,11 +15,14 @@ import pytest
 from experiment_harness import Shell, composed, wait_for
 from memory_group import memory_group
 
+from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import SparsePipeError
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.fitting.prober import Prober
-from sparsepipe.experiment.fitting.steps import _noting
-from sparsepipe.experiment.fitting.victim import (
+from sparsepipe.results.files import read_json
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.runs.signals import SignalWatch
+from sparsepipe.tasks.fitting.prober import Prober
+from sparsepipe.tasks.fitting.steps import _noting
+from sparsepipe.tasks.fitting.victim import (
     Seen,
     limit_files,
     limit_in,
@@ -27,10 +30,7 @@ from sparsepipe.experiment.fitting.victim import (
     took_much,
     total_in,
 )
-from sparsepipe.experiment.run import Run
-from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.signals import SignalWatch
-from sparsepipe.results.files import read_json
+from sparsepipe.tasks.run import Run
 
 pytestmark = pytest.mark.usefixtures("networks_for_ranks")
 MB = 10**6
@@ -96,7 +96,7 @@ def test_what_a_machine_has() -> None:
     assert 0 < found <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-MOST = "from sparsepipe.experiment.fitting.victim import most_bytes; print(most_bytes())"
+MOST = "from sparsepipe.tasks.fitting.victim import most_bytes; print(most_bytes())"
 
 
 def test_a_real_limit_above_counts() -> None:
@@ -118,7 +118,7 @@ def probes(beyond: set[int]) -> Iterator[tuple[int, Path]]:
             words = (place / "cmdline").read_bytes().decode().split("\0")
         except OSError:
             continue  # it has ended
-        if "sparsepipe.experiment.fitting.probe" in words and int(place.name) not in beyond:
+        if "sparsepipe.tasks.fitting.probe" in words and int(place.name) not in beyond:
             yield int(place.name), Path(words[-2]).with_name("seen")
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from sparsepipe.errors import HardwareError
-from sparsepipe.experiment.fitting.memory import ResidentPeak, status_bytes
-from sparsepipe.experiment.fitting.prober import budget_of
-from sparsepipe.experiment.fitting.request import Request
+from sparsepipe.tasks.fitting.memory import ResidentPeak, status_bytes
+from sparsepipe.tasks.fitting.prober import budget_of
+from sparsepipe.tasks.fitting.request import Request
 
 MB = 10**6
 
@@ -76,7 +76,7 @@ def test_an_unknown_size_is_an_error() -> None:
 
 PREAMBLE = """
 import os, time
-from sparsepipe.experiment.fitting.memory import *
+from sparsepipe.tasks.fitting.memory import *
 """
 WATCHED = """
 watch_resident(status_bytes("VmRSS") + 100_000_000, lambda: os._exit(91))
@@ -131,7 +131,7 @@ def test_a_probe_that_nobody_waits_for_ends_though_torch_is_still_to_come(tmp_pa
     (tmp_path / "request").write_bytes(pickle.dumps(request))
     path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
-        [sys.executable, "-m", "sparsepipe.experiment.fitting.probe", tmp_path / "request"],
+        [sys.executable, "-m", "sparsepipe.tasks.fitting.probe", tmp_path / "request"],
         env={**os.environ, "PYTHONPATH": path},
         check=False,
         timeout=120,

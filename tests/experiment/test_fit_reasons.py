@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from sparsepipe.experiment.fitting.fit_batch import _limit
-from sparsepipe.experiment.fitting.prober import Outcome
-from sparsepipe.experiment.fitting.search import Found
 from sparsepipe.results.report.batches import OF_MEMORY, OTHERS
+from sparsepipe.tasks.fitting.fit_batch import _limit
+from sparsepipe.tasks.fitting.prober import Outcome
+from sparsepipe.tasks.fitting.search import Found
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -9,9 +9,9 @@ from experiment_harness import composed
 from planned_cases import profile
 
 from sparsepipe.cluster import Inventory
+from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import ProfileError
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.device_profiles import check_devices, load_profiles
+from sparsepipe.planning.device_profiles import check_devices, load_profiles
 from sparsepipe.profiling import Profile
 
 TWO_SPEEDS = ("experiment=tiny", "hardware=two_speeds", "parallel=hete_mp")
@@ -77,7 +77,7 @@ def test_threads_are_a_share_of_the_cores(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr("sparsepipe.experiment.device_profiles.usable_cores", lambda: 9)
+    monkeypatch.setattr("sparsepipe.planning.device_profiles.usable_cores", lambda: 9)
     check({**AS_IT_WILL_BE, "threads": 4})
     assert not caplog.records
     check({**AS_IT_WILL_BE, "threads": 9})

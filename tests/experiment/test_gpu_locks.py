@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from experiment_harness import python_path, wait_for
 
-from sparsepipe.experiment.sweep import tree
-from sparsepipe.experiment.sweep.gpu_locks import GpuLocks, machine_wide
-from sparsepipe.experiment.sweep.slots import Demand, Gpu, Grant, Machine, Slots
+from sparsepipe.sweep import tree
+from sparsepipe.sweep.gpu_locks import GpuLocks, machine_wide
+from sparsepipe.sweep.slots import Demand, Gpu, Grant, Machine, Slots
 
 THREE = tuple(
     Gpu(token=str(n), kind=kind, uuid=f"GPU-{n}") for n, kind in enumerate(("RTX", "RTX", "TITAN"))
@@ -140,8 +140,8 @@ def test_a_sweep_within_a_job_of_a_sweep_locks_nothing(
 HOLDING = """
 import sys, time
 from pathlib import Path
-from sparsepipe.experiment.sweep.gpu_locks import GpuLocks
-from sparsepipe.experiment.sweep.slots import Demand, Gpu, Machine, Slots
+from sparsepipe.sweep.gpu_locks import GpuLocks
+from sparsepipe.sweep.slots import Demand, Gpu, Machine, Slots
 machine = Machine(cores=(0,), gpus=(Gpu(token="0", kind="RTX", uuid="GPU-0"),))
 locks = GpuLocks(Path(sys.argv[1]))
 print(locks.grant(Slots(machine=machine), Demand(ranks=1, cores=1, gpus=("RTX",)), number=0))
@@ -168,13 +168,13 @@ SWEEPING = """
 import sys, time
 from pathlib import Path
 from experiment_harness import composed
-from sparsepipe.experiment.sweep.gpu_locks import GpuLocks
-from sparsepipe.experiment.sweep.record import SweptJob
-from sparsepipe.experiment.sweep.runner import Runner
-from sparsepipe.experiment.sweep.running import ReadyJob
-from sparsepipe.experiment.sweep.settings import Settings
-from sparsepipe.experiment.sweep.slots import Demand, Gpu, Machine, Slots
-from sparsepipe.experiment.sweep.view import Lines
+from sparsepipe.sweep.gpu_locks import GpuLocks
+from sparsepipe.sweep.record import SweptJob
+from sparsepipe.sweep.runner import Runner
+from sparsepipe.sweep.running import ReadyJob
+from sparsepipe.sweep.settings import Settings
+from sparsepipe.sweep.slots import Demand, Gpu, Machine, Slots
+from sparsepipe.sweep.view import Lines
 
 name, *wanted = sys.argv[1:]
 kinds = ("RTX", "TITAN")

@@ -22,8 +22,8 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from plans import plan_of
 
-from sparsepipe.experiment import compose
-from sparsepipe.experiment.build import build_data, build_inventory
+from sparsepipe.config import compose
+from sparsepipe.config.build import build_data, build_inventory
 from sparsepipe.results.files import read_json
 from sparsepipe.schedule import asynchronous
 from sparsepipe.sparse import SparseTensor

@@ -9,8 +9,8 @@ import yaml
 from experiment_harness import composed
 
 from sparsepipe.cluster import Device, Inventory
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.compose import config_dir
+from sparsepipe.config.build import build_inventory
+from sparsepipe.config.compose import config_dir
 
 TEMPLATE = config_dir() / "hardware" / "template.yaml"
 LISTED = yaml.safe_load("\n".join(re.findall(r"^# (- \{.*)$", TEMPLATE.read_text(), re.MULTILINE)))

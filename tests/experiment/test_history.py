@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparsepipe.experiment.callbacks import Resume
-from sparsepipe.experiment.history import STEP, History
+from sparsepipe.callbacks import Resume
+from sparsepipe.tracking.history import STEP, History
 
 EPOCHS = [
     {"epoch": str(n), "step": str(4 * n + 4), "time/epoch_s": "2", "train/loss": f"0.{9 - n}"}

@@ -13,7 +13,7 @@ import pytest
 from experiment_harness import Finished, Shell
 
 from sparsepipe.errors import PlanError
-from sparsepipe.experiment.renumber import Process, new_ranks
+from sparsepipe.launch.renumber import Process, new_ranks
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.results.files import read_json
 from sparsepipe.schedule import Plan

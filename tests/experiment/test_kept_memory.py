@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from sparsepipe.experiment.kept_memory import kept_bytes
-from sparsepipe.experiment.schedules import Synchronous
+from sparsepipe.config.schedules import Synchronous
 from sparsepipe.models import cnn_5x5
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.profiling.saved import border_bytes, saved_bytes
 from sparsepipe.runtime.stage import Stage
 from sparsepipe.schedule import Plan
+from sparsepipe.tasks.kept_memory import kept_bytes
 
 CUT, BATCH, PARTS = 7, 32, 8
 IN_FLIGHT = [("gpipe", (PARTS, PARTS)), ("1f1b", (2, 1)), ("eager_1f1b", (3, 1))]

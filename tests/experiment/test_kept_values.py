@@ -12,13 +12,13 @@ import pytest
 from experiment_harness import composed
 from planned_cases import profile
 
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.kept_memory import kept_values
-from sparsepipe.experiment.run import Run
-from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.signals import SignalWatch
+from sparsepipe.config.build import build_inventory
 from sparsepipe.profiling import Profile
 from sparsepipe.results.files import read_json
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.runs.signals import SignalWatch
+from sparsepipe.tasks.kept_memory import kept_values
+from sparsepipe.tasks.run import Run
 
 Job = Callable[..., Path]
 WORDS = "kept_bytes is not told"

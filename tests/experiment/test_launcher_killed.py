@@ -17,9 +17,9 @@ from pandas.testing import assert_frame_equal
 from same_ledgers import is_of_the_moment
 
 from sparsepipe.errors import DataError
-from sparsepipe.experiment.sweep.record import records_of
 from sparsepipe.results import load_results
 from sparsepipe.results.files import read_json
+from sparsepipe.sweep.record import records_of
 
 KILLS, EPOCHS, SEEDS = 5, 3, 2
 TRIALS, TRAININGS = ("one_device", "two_ranks", "batch_search"), 2

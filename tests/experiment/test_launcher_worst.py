@@ -9,8 +9,8 @@ import pytest
 from experiment_harness import Shell, fault
 from memory_group import memory_group
 
-from sparsepipe.experiment.sweep.record import records_of
 from sparsepipe.results import load_results
+from sparsepipe.sweep.record import records_of
 
 LIMIT_S = 90  # of a job; those that do not hang need a tenth of it
 GROUP_BYTES = 3 * 10**9  # of all processes: several times what any needs but the hungry one

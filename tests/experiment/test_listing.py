@@ -14,11 +14,11 @@ from hydra.conf import ConfigSourceInfo
 from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf
 
+from sparsepipe.config.compose import config_dir, config_loader
+from sparsepipe.config.listing import first_comment, groups_in, list_options
+from sparsepipe.config.suggestions import told_by
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.compose import config_dir, config_loader
-from sparsepipe.experiment.listing import first_comment, groups_in, list_options
-from sparsepipe.experiment.telling import told_by
-from sparsepipe.experiment.understanding import understood
+from sparsepipe.launch.checked_config import understood
 
 OURS = groups_in([config_dir()])
 LOADER = config_loader()
@@ -142,7 +142,7 @@ def test_a_misspelt_setting_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_run_is_made_of_it() -> None:
-    config = OmegaConf.create({"task": {"_target_": "sparsepipe.experiment.listing.list_options"}})
+    config = OmegaConf.create({"task": {"_target_": "sparsepipe.config.listing.list_options"}})
     source = ConfigSourceInfo(path=str(config_dir()), schema="file", provider="main")
     assert "task=train" in (told_by(config, [source]) or "")
     with pytest.raises(ConfigError, match="every job of a sweep would tell the same"):
@@ -150,5 +150,5 @@ def test_no_run_is_made_of_it() -> None:
 
 
 def test_other_tasks_tell_nothing() -> None:
-    for target in ("sparsepipe.experiment.partition.partition", "no.where", "???"):
+    for target in ("sparsepipe.tasks.partition.partition", "no.where", "???"):
         assert told_by(OmegaConf.create({"task": {"_target_": target}}), []) is None

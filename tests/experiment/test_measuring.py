@@ -14,15 +14,16 @@ from experiment_harness import SUPPORT, Shell, composed, python_path, wait_for
 from planned_cases import MODEL, SLOW, TWO, profile
 
 from sparsepipe.aside import Aside, heard_by
+from sparsepipe.config.build import build_inventory
+from sparsepipe.config.schema import Measuring
 from sparsepipe.errors import ConfigError, ProfileError, SparsePipeError
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.lock import locked
-from sparsepipe.experiment.measuring import measure_devices, profile_config
-from sparsepipe.experiment.prepare import prepare
-from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.schema import Measuring
+from sparsepipe.launch.job import run_job
+from sparsepipe.launch.prepare import prepare
+from sparsepipe.planning.measuring import measure_devices, profile_config
 from sparsepipe.profiling import Profile
 from sparsepipe.results.files import read_json
+from sparsepipe.runs.lock import locked
+from sparsepipe.runs.rundir import RunDir
 
 Job = Callable[..., Path]
 HOW = Measuring(num_warmup=1, num_measured=2)
@@ -34,10 +35,10 @@ WAITING = """
 import sys
 from pathlib import Path
 from experiment_harness import composed
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.logs import configure
-from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.settle import settle
+from sparsepipe.config.build import build_inventory
+from sparsepipe.runs.logs import configure
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.planning.plan_resolution import settle
 configure()
 config = composed(*sys.argv[1:])
 settle(config, build_inventory(config), RunDir(Path("waiting")), measure=True)
@@ -101,7 +102,7 @@ def test_that_wait_is_not_the_trainings_own_time() -> None:
             other.close()  # it is waited for: now the other one is done
 
         with heard_by(hear):
-            found = measure_devices([device()], composed(*TRAINING), HOW)
+            found = measure_devices([device()], composed(*TRAINING), HOW, run_job=run_job)
     assert told == ["waits", None]
     assert found[device()][1] == measured
 
@@ -122,8 +123,13 @@ def test_waiting_has_an_end(tmp_path: Path) -> None:
 def test_force_measures_anew(capfd: pytest.CaptureFixture[str]) -> None:
     before = finish(profile_run())
     config = composed(*TRAINING)
-    assert measure_devices([device()], config, HOW)[device()] == (Profile.load(before), before)
-    ((found, path),) = measure_devices([device()], {**config, "force": True}, HOW).values()
+    assert measure_devices([device()], config, HOW, run_job=run_job)[device()] == (
+        Profile.load(before),
+        before,
+    )
+    ((found, path),) = measure_devices(
+        [device()], {**config, "force": True}, HOW, run_job=run_job
+    ).values()
     assert path == before
     assert found.meta["source"] == "task=profile"
     assert RunDir(path.parent).attempt == 1
@@ -134,16 +140,16 @@ def test_force_measures_anew(capfd: pytest.CaptureFixture[str]) -> None:
     assert "of the training" not in told
     assert (path.parent / "profile.txt").read_text().startswith("| layer")
     assert "profile_share_of_training" not in read_json(path.parent / "result.json")
-    ((again, _),) = measure_devices([device()], config, HOW).values()
+    ((again, _),) = measure_devices([device()], config, HOW, run_job=run_job).values()
     assert again == found
 
 
 def test_a_failure_is_told_in_the_words_of_the_training() -> None:
     config = composed(*TRAINING)
     with pytest.raises(ConfigError, match=r"^while measuring nobody: the inventory has no device"):
-        measure_devices(["nobody"], config, HOW)
+        measure_devices(["nobody"], config, HOW, run_job=run_job)
     with pytest.raises(ProfileError) as refused:
-        measure_devices([device()], config, Measuring(num_batches=0))
+        measure_devices([device()], config, Measuring(num_batches=0), run_job=run_job)
     said = f"while measuring {device()}: parallel.search.measure.num_batches=0: there is nothing"
     assert refused.value.message.startswith(said)
 

@@ -14,9 +14,9 @@ import pytest
 from experiment_harness import composed
 from test_report_commands import jobs_of
 
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.run import num_ranks
+from sparsepipe.config.build import build_inventory
 from sparsepipe.results.files import write_json
+from sparsepipe.tasks.run import num_ranks
 
 NAME = "experiment=microbatches"
 SCRIPT = Path(__file__).parents[2] / "experiments" / "microbatches" / "draw.py"

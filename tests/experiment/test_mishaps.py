@@ -14,9 +14,9 @@ from experiment_harness import Shell, checkpoint, composed, fault, files_limited
 
 from sparsepipe.cluster import Device, Host, Inventory
 from sparsepipe.errors import ConfigError, OutputError, SparsePipeError
-from sparsepipe.experiment.run import num_ranks
 from sparsepipe.results.files import read_json
 from sparsepipe.runtime.launch import Stopped
+from sparsepipe.tasks.run import num_ranks
 
 Job = Callable[..., Path]
 

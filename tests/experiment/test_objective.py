@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from experiment_harness import SUPPORT, Shell, composed
 
+from sparsepipe.config.objective import scored, value_of
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.objective import scored, value_of
-from sparsepipe.experiment.rundir import identity_of
-from sparsepipe.experiment.sweep.one_job import run_swept
-from sparsepipe.experiment.sweep.record import JobRecord, SweptJob, read_record, records_of
 from sparsepipe.results.files import write_json
+from sparsepipe.runs.rundir import identity_of
+from sparsepipe.sweep.one_job import run_swept
+from sparsepipe.sweep.record import JobRecord, SweptJob, read_record, records_of
 
 PLANS = ("task=partition", "model=sparse_vgg16_bn", "hardware=paper_5gpu")
 

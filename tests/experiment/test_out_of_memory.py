@@ -11,14 +11,14 @@ import torch
 from experiment_harness import Shell, composed
 
 from sparsepipe.errors import HardwareError
-from sparsepipe.experiment.run import Run
-from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.signals import SignalWatch
-from sparsepipe.experiment.sweep.record import records_of
-from sparsepipe.experiment.told_errors import told
-from sparsepipe.experiment.understanding import understood
+from sparsepipe.launch.checked_config import understood
+from sparsepipe.launch.error_messages import told
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.attempts import may_pass
 from sparsepipe.runtime.launch import launch
+from sparsepipe.sweep.record import records_of
+from sparsepipe.tasks.run import Run
 
 CPU = ("hardware.accelerator=cpu", "hardware.cpu_devices=2")
 GREEDY = ("model._target_=tinyfaults.greedy", *CPU)
@@ -143,7 +143,7 @@ def test_ranks_that_run_out_of_it(
         started.append(command)
         launch(*command, **settings)
 
-    monkeypatch.setattr("sparsepipe.experiment.job.launch", counted)
+    monkeypatch.setattr("sparsepipe.launch.job.launch", counted)
     with pytest.raises(HardwareError) as error:
         job(*GREEDY, *DP, "parallel.max_restarts=1")
     assert len(started) == 1

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from experiment_harness import composed
 
+from sparsepipe.config.build import build_inventory
+from sparsepipe.config.compose import config_dir
+from sparsepipe.config.division import division_of
 from sparsepipe.errors import PlanError
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.compose import config_dir
-from sparsepipe.experiment.device_profiles import load_profiles
-from sparsepipe.experiment.division import division_of
-from sparsepipe.experiment.paper_mp import paper_mp_plan
-from sparsepipe.experiment.paper_problem import MODEL, MP_DEVICE, paper_problem
-from sparsepipe.experiment.simulated_plan import plan_to_simulate
+from sparsepipe.paper.paper_mp import paper_mp_plan
+from sparsepipe.paper.paper_problem import MODEL, MP_DEVICE, paper_problem
 from sparsepipe.partition.explain import as_plan, explain
 from sparsepipe.partition.searches import mp
+from sparsepipe.planning.device_profiles import load_profiles
+from sparsepipe.planning.simulated_plan import plan_to_simulate
 from sparsepipe.schedule import Plan
 
 SPLITS = {5: "1-2-1-1", 6: "4-1-1", 7: "4-1-1-1", 8: "4-1-1-1-1"}  # Table III

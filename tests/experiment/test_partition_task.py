@@ -13,23 +13,23 @@ from recompute_cases import saved
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
-from sparsepipe.experiment.device_profiles import load_profiles
-from sparsepipe.experiment.job import run_job
-from sparsepipe.experiment.paper_problem import paper_inventory
-from sparsepipe.experiment.partition import partition
-from sparsepipe.experiment.run import Run
-from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.signals import SignalWatch
-from sparsepipe.experiment.table3 import table3
-from sparsepipe.experiment.table3_paper import PAPER as PRINTED
-from sparsepipe.experiment.table3_paper import PaperRow, hete_mp_s
+from sparsepipe.launch.job import run_job
+from sparsepipe.paper.paper_problem import paper_inventory
+from sparsepipe.paper.table3 import table3
+from sparsepipe.paper.table3_paper import PAPER as PRINTED
+from sparsepipe.paper.table3_paper import PaperRow, hete_mp_s
 from sparsepipe.partition.cost import cost_model
 from sparsepipe.partition.explain import explain
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.searches import best_cuts
+from sparsepipe.planning.device_profiles import load_profiles
 from sparsepipe.results.files import read_json
 from sparsepipe.results.shares import Costs, accumulated_shares
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.schedule import Plan
+from sparsepipe.tasks.partition import partition
+from sparsepipe.tasks.run import Run
 
 PAPER = ("task=partition", "hardware=paper_8gpu", "task.bandwidth_bytes_per_s=60e6")
 

@@ -16,22 +16,22 @@ from reported_cells import cells
 from reported_runs import made_by
 from test_report_commands import jobs_of
 
-from sparsepipe.experiment.asked_emulation import as_emulated
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.emulated import emulated_profiles, parallel
-from sparsepipe.experiment.job import run_job
-from sparsepipe.experiment.kept_memory import kept_bytes
-from sparsepipe.experiment.prepare import prepare
-from sparsepipe.experiment.rundir import identity_of
-from sparsepipe.experiment.schedules import Synchronous
-from sparsepipe.experiment.understanding import understood
-from sparsepipe.experiment.usual import is_taken, usual
+from sparsepipe.config.build import build_inventory
+from sparsepipe.config.schedules import Synchronous
+from sparsepipe.launch.checked_config import understood
+from sparsepipe.launch.job import run_job
+from sparsepipe.launch.prepare import prepare
+from sparsepipe.paper.usual_config import is_taken, usual
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.profiling import Profile
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.pipeline_depth import PIPELINE_DEPTH
+from sparsepipe.runs.rundir import identity_of
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.balance import balanced
+from sparsepipe.tasks.emulated import emulated_profiles, parallel
+from sparsepipe.tasks.emulation_request import as_emulated
+from sparsepipe.tasks.kept_memory import kept_bytes
 
 NAME = "experiment=pipeline_depth"
 ALIKE = "parallel.search.profiles={core: profiles/pipeline_depth/alike.json}"

@@ -13,18 +13,18 @@ from planned_cases import MODEL, SLOW, TWO, given, profile
 
 from sparsepipe import __version__
 from sparsepipe.cluster import Link
-from sparsepipe.experiment.bandwidth import fingerprint as fingerprint_of_links
-from sparsepipe.experiment.bandwidth import parallel
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.measuring import link_config, profile_config
-from sparsepipe.experiment.planned import search_of
-from sparsepipe.experiment.prepare import prepare
-from sparsepipe.experiment.profile import fingerprint as fingerprint_of_profile
-from sparsepipe.experiment.rundir import identity_of
-from sparsepipe.experiment.schema import Measuring
-from sparsepipe.experiment.search import memory_model
+from sparsepipe.config.build import build_inventory
+from sparsepipe.config.plan_search import search_of
+from sparsepipe.config.schema import Measuring
+from sparsepipe.launch.prepare import prepare
 from sparsepipe.machine import cpu_name, usable_cores
 from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.planning.measuring import link_config, profile_config
+from sparsepipe.planning.search import memory_model
+from sparsepipe.runs.rundir import identity_of
+from sparsepipe.tasks.bandwidth import fingerprint as fingerprint_of_links
+from sparsepipe.tasks.bandwidth import parallel
+from sparsepipe.tasks.profile import fingerprint as fingerprint_of_profile
 
 pytestmark = pytest.mark.usefixtures("workplace", "networks_for_ranks")
 

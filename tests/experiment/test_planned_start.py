@@ -10,12 +10,12 @@ from experiment_harness import composed
 from planned_cases import MODEL, SLOW, TWO, given, profile
 from plans import plan_on
 
+from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import PlanError
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.evaluate import keep_plan_of_training
-from sparsepipe.experiment.job import _decide
-from sparsepipe.experiment.prepare import prepare
-from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.launch.job import _decide
+from sparsepipe.launch.prepare import prepare
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.tasks.evaluate import keep_plan_of_training
 
 pytestmark = pytest.mark.usefixtures("workplace")
 

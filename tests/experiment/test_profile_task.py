@@ -13,6 +13,7 @@ import torch
 from experiment_harness import composed
 from freed_blocks import kept_mib, needs_glibcs_own
 
+from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import (
     ConfigError,
     HardwareError,
@@ -20,17 +21,16 @@ from sparsepipe.errors import (
     ProfileError,
     SparsePipeError,
 )
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.job import run_job
-from sparsepipe.experiment.profile import profile
-from sparsepipe.experiment.run import Run
-from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.signals import SignalWatch
 from sparsepipe.freed_memory import give_freed_memory_back
+from sparsepipe.launch.job import run_job
 from sparsepipe.machine import usable_cores
 from sparsepipe.profiling import Profile
 from sparsepipe.results.shares import Costs, accumulated_shares
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.schedule import Plan
+from sparsepipe.tasks.profile import profile
+from sparsepipe.tasks.run import Run
 
 pytestmark = pytest.mark.usefixtures("workplace")
 PROFILE = ("experiment=tiny", "task=profile", "task.num_warmup=1", "task.num_measured=4")

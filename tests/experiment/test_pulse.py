@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from plans import plan_of
 
+from sparsepipe.callbacks import Pulse
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.callbacks import Pulse
 from sparsepipe.strategies import PipelineStrategy, SynchronousPipelineStrategy
 
 BEGIN_S = 90.0

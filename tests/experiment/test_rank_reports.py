@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparsepipe.errors import SparsePipeError
-from sparsepipe.experiment import job as module
+from sparsepipe.launch import job as module
 
 DP = ("parallel=dp", "parallel.devices=2", "hardware.accelerator=cpu")
 

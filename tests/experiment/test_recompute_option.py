@@ -12,11 +12,11 @@ from planned_cases import MODEL
 from recompute_cases import AUTO, BY_HAND, SEARCHED, given, inventory, saved, settled
 
 from sparsepipe.cluster import Inventory
+from sparsepipe.config.recomputation import recompute_of, refuse_recompute
 from sparsepipe.errors import ConfigError, PlanError, SparsePipeError
-from sparsepipe.experiment.prepare import prepare
-from sparsepipe.experiment.recomputing import recompute_of, refuse_recompute
-from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.settle import settle
+from sparsepipe.launch.prepare import prepare
+from sparsepipe.planning.plan_resolution import settle
+from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 
 

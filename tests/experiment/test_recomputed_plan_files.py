@@ -9,12 +9,12 @@ from experiment_harness import composed
 from planned_cases import MODEL
 from recompute_cases import AUTO, SEARCHED, given, inventory, settled
 
+from sparsepipe.config.division import division_of
+from sparsepipe.config.recomputation import refuse_recompute, settled_recompute, with_spans
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.device_profiles import load_profiles
-from sparsepipe.experiment.division import division_of
-from sparsepipe.experiment.prepare import prepare
-from sparsepipe.experiment.recomputing import refuse_recompute, settled_recompute, with_spans
-from sparsepipe.experiment.simulated_plan import plan_to_simulate
+from sparsepipe.launch.prepare import prepare
+from sparsepipe.planning.device_profiles import load_profiles
+from sparsepipe.planning.simulated_plan import plan_to_simulate
 from sparsepipe.schedule import Plan
 
 

@@ -12,8 +12,8 @@ from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from sparsepipe.experiment import compose
-from sparsepipe.experiment.usual import usual
+from sparsepipe.config import compose
+from sparsepipe.paper.usual_config import usual
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibits import EXHIBITS
 

@@ -18,7 +18,7 @@ from reported_runs import leave, leave_training
 from sweep_cases import leave_record
 from wandb_records import recorded
 
-from sparsepipe.experiment import compose
+from sparsepipe.config import compose
 from sparsepipe.results.files import read_json
 
 

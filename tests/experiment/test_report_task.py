@@ -16,12 +16,12 @@ from reported_runs import leave_training
 from wandb_records import recorded
 
 from sparsepipe.errors import ConfigError, DataError
-from sparsepipe.experiment import report_task, reported
-from sparsepipe.experiment.job import run_job
-from sparsepipe.experiment.rundir import RunDir, flatten
+from sparsepipe.launch.job import run_job
+from sparsepipe.paper import report_task, reported
 from sparsepipe.results import gather, load_results
 from sparsepipe.results.files import read_json
 from sparsepipe.results.report.exhibits import EXHIBITS
+from sparsepipe.runs.rundir import RunDir, flatten
 
 Report = Callable[..., RunDir]
 

@@ -10,11 +10,11 @@ import pytest
 from experiment_harness import composed
 from reported_runs import made_by
 
-from sparsepipe.experiment.rundir import flatten
-from sparsepipe.experiment.usual import usual
+from sparsepipe.paper.usual_config import usual
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import Block
 from sparsepipe.results.report.exhibits import EXHIBITS
+from sparsepipe.runs.rundir import flatten
 
 GPUS = {
     5: "1 x TITAN V, 4 x RTX 2080 Ti",

@@ -14,14 +14,14 @@ import torch
 from experiment_harness import Shell, composed, fault
 from torch import nn
 
-from sparsepipe.experiment import train as training
-from sparsepipe.experiment.result import strategy_name
-from sparsepipe.experiment.rundir import RunDir
 from sparsepipe.machine import usable_cores
 from sparsepipe.results import load_results
 from sparsepipe.results.columns import ALWAYS
 from sparsepipe.results.files import read_json, write_json
+from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.launch import Stopped
+from sparsepipe.tasks import train as training
+from sparsepipe.tasks.result import strategy_name
 
 Job = Callable[..., Path]
 
@@ -168,7 +168,7 @@ def test_of_a_plan(job: Job) -> None:
 
 def test_inference_stops_in_time() -> None:
     """One forward at least counts, however long it takes; large batches are few."""
-    from sparsepipe.experiment import evaluate
+    from sparsepipe.tasks import evaluate
 
     class Slow(nn.Module):
         forwards = 0

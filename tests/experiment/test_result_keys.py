@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from experiment_harness import composed
 
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.compose import config_dir
-from sparsepipe.experiment.prepare import prepare
-from sparsepipe.experiment.rundir import RunDir, flatten
+from sparsepipe.config.build import build_inventory
+from sparsepipe.config.compose import config_dir
+from sparsepipe.launch.prepare import prepare
 from sparsepipe.results import load_results
 from sparsepipe.results.columns import ALWAYS, OF_TASKS
 from sparsepipe.results.files import read_json, write_json
+from sparsepipe.runs.rundir import RunDir, flatten
 
 Job = Callable[..., Path]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.experiment.rundir import RunDir
+from sparsepipe.runs.rundir import RunDir
 
 FORCED = {"force": True, "seed": 0}
 AGAIN = {"force": False, "seed": 0}

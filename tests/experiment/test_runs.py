@@ -14,8 +14,8 @@ import torch
 from experiment_harness import Shell, checkpoint, rows
 
 from sparsepipe.errors import CheckpointError, ConfigError
-from sparsepipe.experiment.rundir import RunDir, file_fingerprint
 from sparsepipe.results.files import read_json
+from sparsepipe.runs.rundir import RunDir, file_fingerprint
 
 Job = Callable[..., Path]
 ROOT = Path(__file__).parents[2]
@@ -157,7 +157,7 @@ def test_best_checkpoint(job: Job) -> None:
 
 
 def test_two_processes_on_one_run(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparsepipe.experiment import job as module
+    from sparsepipe.launch import job as module
 
     def inner(directory: RunDir, *_: object) -> None:
         with pytest.raises(ConfigError, match="another process is working on"):
@@ -206,7 +206,7 @@ def test_wheel_holds_the_configuration(tmp_path: Path) -> None:
             sys.executable,
             "-c",
             "import sys; from hydra.core.plugins import Plugins; Plugins.instance();"
-            "from sparsepipe.experiment.compose import config_dir; print(config_dir());"
+            "from sparsepipe.config.compose import config_dir; print(config_dir());"
             "print(sys.modules['hydra_plugins.sparsepipe_launcher'].__file__)",
         ],
         cwd=tmp_path,

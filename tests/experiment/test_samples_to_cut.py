@@ -10,12 +10,12 @@ from emulated_cases import hosts
 from experiment_harness import composed
 from planned_cases import MODEL, SLOW, TWO, given, profile
 
+from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.prepare import prepare
-from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.samples_to_cut import refuse_empty_microbatches
-from sparsepipe.experiment.settle import settle
+from sparsepipe.launch.prepare import prepare
+from sparsepipe.launch.samples_to_cut import refuse_empty_microbatches
+from sparsepipe.planning.plan_resolution import settle
+from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 
 CUT = "parallel.strategy.microbatches="

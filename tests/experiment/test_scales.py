@@ -11,10 +11,10 @@ from hydra import initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from sparsepipe.config import compose
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment import compose
-from sparsepipe.experiment.rundir import identity_of
 from sparsepipe.results.paper import printed
+from sparsepipe.runs.rundir import identity_of
 
 TABLE_2 = {
     (

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from plans import plan_of
 
-from sparsepipe.experiment import schedule_picture
-from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.schedules import Synchronous
+from sparsepipe.config.schedules import Synchronous
+from sparsepipe.plots import schedule_picture
 from sparsepipe.results import timeline_picture as pictures
+from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.experiment.scratch import scratch
+from sparsepipe.runs.scratch import scratch
 
 OTHER = """
 import time
-from sparsepipe.experiment.scratch import scratch
+from sparsepipe.runs.scratch import scratch
 
 with scratch() as place:
     (place / "report").touch()

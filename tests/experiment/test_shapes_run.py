@@ -12,8 +12,8 @@ import pytorch_lightning as pl
 import torch
 from experiment_harness import fault, rows, weights
 
+from sparsepipe.config.compose import config_dir
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.compose import config_dir
 from sparsepipe.results.files import read_json
 from sparsepipe.runtime.launch import Stopped
 

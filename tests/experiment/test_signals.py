@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sparsepipe.experiment.signals import SignalWatch
+from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.launch import Stopped
 
 

@@ -10,7 +10,7 @@ import pytest
 from experiment_harness import composed
 
 from sparsepipe.errors import HardwareError
-from sparsepipe.experiment.job import run_job
+from sparsepipe.launch.job import run_job
 
 SIX = ("task=simulate", "hardware=paper_6gpu", "task.timeline_minibatches=1")
 ON_ONE_SERVER = (*SIX, "parallel=pipeline", "parallel.plan.config=1-1", "parallel.plan.cuts=[24]")

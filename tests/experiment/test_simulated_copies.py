@@ -10,7 +10,7 @@ import pytest
 from emulated_cases import BACKWARD_S, FORWARD_S, profile
 from experiment_harness import composed
 
-from sparsepipe.experiment.job import run_job
+from sparsepipe.launch.job import run_job
 
 COPY_S = 0.005
 

@@ -10,7 +10,7 @@ import pytest
 from emulated_cases import BACKWARD_S, FORWARD_S, profile
 from experiment_harness import composed
 
-from sparsepipe.experiment.job import run_job
+from sparsepipe.launch.job import run_job
 from sparsepipe.schedule.inbox import INBOX_DEPTH
 
 PAPER = ("task=simulate", "hardware=paper_5gpu", "task.timeline_minibatches=1")

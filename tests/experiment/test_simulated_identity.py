@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from experiment_harness import composed
 
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.job import run_job
-from sparsepipe.experiment.prepare import prepare
-from sparsepipe.experiment.simulate import one_process
+from sparsepipe.config.build import build_inventory
+from sparsepipe.launch.job import run_job
+from sparsepipe.launch.prepare import prepare
 from sparsepipe.schedule import Plan
+from sparsepipe.tasks.simulate import one_process
 
 PAPER = ("task=simulate", "hardware=paper_7gpu", "task.timeline_minibatches=1")
 

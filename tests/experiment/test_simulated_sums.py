@@ -10,7 +10,7 @@ import pytest
 from experiment_harness import composed
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.job import run_job
+from sparsepipe.launch.job import run_job
 
 # The first stage has the TITAN V of one server and three RTX of the other.
 OVER_TWO_SERVERS = (

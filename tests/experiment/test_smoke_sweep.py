@@ -21,9 +21,9 @@ from pandas.testing import assert_frame_equal
 from reported_cells import cells, there
 from same_ledgers import assert_as_recorded, is_of_the_moment
 
-from sparsepipe.experiment.sweep.record import records_of
 from sparsepipe.results import load_results
 from sparsepipe.results.report.exhibits import EXHIBITS
+from sparsepipe.sweep.record import records_of
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "sparsepipe -m experiment=table2 scale=smoke"

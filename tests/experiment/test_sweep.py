@@ -13,10 +13,10 @@ from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 from sweep_cases import leave_record
 
-from sparsepipe.experiment import compose
-from sparsepipe.experiment.sweep.record import records_of
-from sparsepipe.experiment.sweep_table import SweepTable
+from sparsepipe.config import compose
 from sparsepipe.results.files import read_json, write_json
+from sparsepipe.sweep.record import records_of
+from sparsepipe.sweep.sweep_table import SweepTable
 
 ONE_EPOCH = "trainer.max_epochs=1"
 PLANS = ("task=partition", "model=sparse_vgg16_bn", "hardware=paper_5gpu")

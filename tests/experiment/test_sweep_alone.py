@@ -15,14 +15,14 @@ from omegaconf import OmegaConf
 from sweep_cases import leave_record
 
 from sparsepipe.errors import ConfigError, OutputError
-from sparsepipe.experiment.sweep import alone, ending
-from sparsepipe.experiment.sweep.ending import SweepEnd
-from sparsepipe.experiment.sweep.record import records_of
+from sparsepipe.sweep import alone, ending
+from sparsepipe.sweep.ending import SweepEnd
+from sparsepipe.sweep.record import records_of
 
 PLANS = ("task=partition", "model=sparse_vgg16_bn", "hardware=paper_5gpu")
 TAKES = """
 import pathlib, sys, time
-from sparsepipe.experiment.sweep.alone import take
+from sparsepipe.sweep.alone import take
 take(pathlib.Path(sys.argv[1]))
 print(flush=True)
 time.sleep(600)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from experiment_harness import Shell, wait_for
 
-from sparsepipe.experiment.lock import locked
-from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.sweep.record import JobRecord, records_of
 from sparsepipe.results.files import read_json
+from sparsepipe.runs.lock import locked
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.sweep.record import JobRecord, records_of
 
 OURS = ("hydra/launcher=sparsepipe", "hardware.accelerator=cpu", "trainer.max_epochs=1")
 BESIDE = "hydra.launcher.cores_per_rank=1"

@@ -12,12 +12,12 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from sweep_cases import leave_record
 
-from sparsepipe.experiment.sweep import ending
-from sparsepipe.experiment.sweep.directory import command_of
-from sparsepipe.experiment.sweep.ending import SweepEnd
-from sparsepipe.experiment.sweep.record import JobRecord, records_of
-from sparsepipe.experiment.sweep_table import SweepTable
+from sparsepipe.config.sweep_directory import command_of
 from sparsepipe.results import load_results
+from sparsepipe.sweep import ending
+from sparsepipe.sweep.ending import SweepEnd
+from sparsepipe.sweep.record import JobRecord, records_of
+from sparsepipe.sweep.sweep_table import SweepTable
 
 STOPPED = {"status": "stopped", "error": "ended with the sweep", "exit_code": 130}
 

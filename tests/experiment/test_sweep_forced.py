@@ -8,10 +8,10 @@ import pytest
 from experiment_harness import composed
 from omegaconf import OmegaConf
 
-from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.sweep import ending
-from sparsepipe.experiment.sweep.one_job import run_swept
-from sparsepipe.experiment.sweep.record import SweptJob
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.sweep import ending
+from sparsepipe.sweep.one_job import run_swept
+from sparsepipe.sweep.record import SweptJob
 
 VARIABLES = tuple(f"SPARSEPIPE_SWEEP_{name}" for name in ("DIR", "COMMAND", "BEGAN", "THREADS"))
 

@@ -17,16 +17,16 @@ import pytest
 from experiment_harness import Shell, wait_for
 from rich.console import Console
 
-from sparsepipe.experiment.sweep import process, record, running
-from sparsepipe.experiment.sweep.board import Board
-from sparsepipe.experiment.sweep.process import JobProcess
-from sparsepipe.experiment.sweep.record import JobRecord, SweptJob, records_of
-from sparsepipe.experiment.sweep.runner import Runner
-from sparsepipe.experiment.sweep.running import ReadyJob
-from sparsepipe.experiment.sweep.settings import Settings
-from sparsepipe.experiment.sweep.slots import Demand, Machine, Slots
-from sparsepipe.experiment.sweep.view import Lines, LiveView, View
 from sparsepipe.runtime.launch import Stopped
+from sparsepipe.sweep import process, record, running
+from sparsepipe.sweep.board import Board
+from sparsepipe.sweep.process import JobProcess
+from sparsepipe.sweep.record import JobRecord, SweptJob, records_of
+from sparsepipe.sweep.runner import Runner
+from sparsepipe.sweep.running import ReadyJob
+from sparsepipe.sweep.settings import Settings
+from sparsepipe.sweep.slots import Demand, Machine, Slots
+from sparsepipe.sweep.view import Lines, LiveView, View
 
 CONFIG = {
     "hardware": {"_target_": "sparsepipe.cluster.Inventory.from_dict", "value": {}},

@@ -12,9 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 from pandas.testing import assert_frame_equal
 from sweep_cases import leave_record
 
-from sparsepipe.experiment.sweep_ledger import SweepLedger
 from sparsepipe.results import load_results
 from sparsepipe.results.files import read_json, write_json
+from sparsepipe.sweep.sweep_ledger import SweepLedger
 
 
 @pytest.fixture

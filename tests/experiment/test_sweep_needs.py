@@ -22,18 +22,18 @@ from quota_group import quota_group
 
 from sparsepipe.cluster import Device
 from sparsepipe.cluster.gpus import gpu_indices
+from sparsepipe.config import compose
+from sparsepipe.config.build import build_inventory
+from sparsepipe.config.job_hardware import tell
+from sparsepipe.config.signature import locate
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment import compose
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.measured_device import find_device
-from sparsepipe.experiment.placing import places_of_ranks
-from sparsepipe.experiment.signature import locate
-from sparsepipe.experiment.sweep.asked import answering
-from sparsepipe.experiment.sweep.needs import machine, needs, whole_machine
-from sparsepipe.experiment.sweep.settings import Settings
-from sparsepipe.experiment.sweep.slots import Demand, Gpu, Machine, Slots
-from sparsepipe.experiment.told_hardware import tell
 from sparsepipe.machine import quota_limits, usable_cores
+from sparsepipe.planning.measured_device import find_device
+from sparsepipe.planning.placing import places_of_ranks
+from sparsepipe.sweep.needs import machine, needs, whole_machine
+from sparsepipe.sweep.settings import Settings
+from sparsepipe.sweep.slots import Demand, Gpu, Machine, Slots
+from sparsepipe.sweep.sweep_overrides import answering
 
 CPU = Machine(cores=(0, 1, 2, 3))
 KINDS = ("RTX", "RTX", "RTX", "TITAN")
@@ -221,7 +221,7 @@ def test_a_part_of_the_machine_makes_no_other_run(
 @pytest.mark.skipif(usable_cores() < 2, reason="one core is no less with a quota")
 def test_cores_of_a_quota_only_count() -> None:
     """Others of this host have a quota, too, and would be bound to the same ones."""
-    asked = "from sparsepipe.experiment.sweep.needs import machine as m; print(m().binds)"
+    asked = "from sparsepipe.sweep.needs import machine as m; print(m().binds)"
     command = [sys.executable, "-c", asked]
     with quota_group(0.5) as within:
         found = subprocess.run([*within, *command], check=True, capture_output=True, text=True)

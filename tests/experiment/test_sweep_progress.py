@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.experiment.sweep.process import JobProcess
-from sparsepipe.experiment.sweep.record import SweptJob
-from sparsepipe.experiment.sweep.remaining import left_s
-from sparsepipe.experiment.sweep.runner import Runner
-from sparsepipe.experiment.sweep.running import ReadyJob, RunningJob
-from sparsepipe.experiment.sweep.settings import Settings
-from sparsepipe.experiment.sweep.slots import Demand, Grant, Machine, Slots
-from sparsepipe.experiment.sweep.stages import Telling
-from sparsepipe.experiment.sweep.view import Lines
+from sparsepipe.sweep.process import JobProcess
+from sparsepipe.sweep.record import SweptJob
+from sparsepipe.sweep.remaining import left_s
+from sparsepipe.sweep.runner import Runner
+from sparsepipe.sweep.running import ReadyJob, RunningJob
+from sparsepipe.sweep.settings import Settings
+from sparsepipe.sweep.slots import Demand, Grant, Machine, Slots
+from sparsepipe.sweep.stages import Telling
+from sparsepipe.sweep.view import Lines
 
 HEAD = "epoch,step,train/loss"
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from experiment_harness import Shell
 
+from sparsepipe.config.compose import config_loader
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.compose import config_loader
-from sparsepipe.experiment.sweep.several import refuse_several
+from sparsepipe.sweep.several import refuse_several
 
 MINE = {
     "lr": "# @package _global_\noptim:\n  optimizer:\n    lr: 0.5\n",

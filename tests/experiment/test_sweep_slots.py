@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from sparsepipe.experiment.sweep.slots import (
+from sparsepipe.sweep.slots import (
     Demand,
     Gpu,
     Grant,

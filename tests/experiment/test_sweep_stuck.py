@@ -20,17 +20,17 @@ from frozen import frozen
 from stuck import NUMBER, StuckJob, StuckProcess
 
 from sparsepipe.errors import HardwareError
-from sparsepipe.experiment.fitting import prober
-from sparsepipe.experiment.sweep import lost, running, tree
-from sparsepipe.experiment.sweep import runner as runner_module
-from sparsepipe.experiment.sweep.board import Board
-from sparsepipe.experiment.sweep.process import JobProcess
-from sparsepipe.experiment.sweep.record import SweptJob, read_record
-from sparsepipe.experiment.sweep.runner import Runner
-from sparsepipe.experiment.sweep.running import ReadyJob, RunningJob
-from sparsepipe.experiment.sweep.settings import Settings
-from sparsepipe.experiment.sweep.slots import Demand, Gpu, Grant, Machine, Slots
-from sparsepipe.experiment.sweep.view import Lines
+from sparsepipe.sweep import runner as runner_module
+from sparsepipe.sweep import running, tree
+from sparsepipe.sweep.board import Board
+from sparsepipe.sweep.process import JobProcess
+from sparsepipe.sweep.record import SweptJob, read_record
+from sparsepipe.sweep.runner import Runner
+from sparsepipe.sweep.running import ReadyJob, RunningJob
+from sparsepipe.sweep.settings import Settings
+from sparsepipe.sweep.slots import Demand, Gpu, Grant, Machine, Slots
+from sparsepipe.sweep.view import Lines
+from sparsepipe.tasks.fitting import prober
 
 LONG_S = 30  # none of these takes so long
 GRACE_S = -9.9  # to which a job adds ten seconds

@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from sparsepipe.experiment.sweep import tree
-from sparsepipe.experiment.sweep.process import JobProcess
+from sparsepipe.sweep import tree
+from sparsepipe.sweep.process import JobProcess
 
 # A child in a session of its own, and one whose parent is gone.
 FAMILY = """

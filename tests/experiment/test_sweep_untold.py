@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from experiment_harness import composed
 
-from sparsepipe.experiment.sweep import process, record, running
-from sparsepipe.experiment.sweep.ending import exit_code, failures
-from sparsepipe.experiment.sweep.one_job import run_swept
-from sparsepipe.experiment.sweep.process import JobProcess
-from sparsepipe.experiment.sweep.record import JobRecord, SweptJob, read_record, records_of
-from sparsepipe.experiment.sweep.runner import Runner
-from sparsepipe.experiment.sweep.running import ReadyJob
-from sparsepipe.experiment.sweep.settings import Settings
-from sparsepipe.experiment.sweep.slots import Demand, Machine, Slots
-from sparsepipe.experiment.sweep.stages import Telling
-from sparsepipe.experiment.sweep.view import Lines
 from sparsepipe.results.files import read_json, write_json
+from sparsepipe.sweep import process, record, running
+from sparsepipe.sweep.ending import exit_code, failures
+from sparsepipe.sweep.one_job import run_swept
+from sparsepipe.sweep.process import JobProcess
+from sparsepipe.sweep.record import JobRecord, SweptJob, read_record, records_of
+from sparsepipe.sweep.runner import Runner
+from sparsepipe.sweep.running import ReadyJob
+from sparsepipe.sweep.settings import Settings
+from sparsepipe.sweep.slots import Demand, Machine, Slots
+from sparsepipe.sweep.stages import Telling
+from sparsepipe.sweep.view import Lines
 
 CONFIG = {
     "hardware": {"_target_": "sparsepipe.cluster.Inventory.from_dict", "value": {}},

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.experiment.oom import counters, kills_in, kills_since, oom_kills
-from sparsepipe.experiment.sweep.board import Board, Row, own_texts
-from sparsepipe.experiment.sweep.record import JobRecord
-from sparsepipe.experiment.sweep.remaining import Going, duration_text, left_s, sweep_left_s
-from sparsepipe.experiment.sweep.verdict import End, verdict
+from sparsepipe.runs.oom import counters, kills_in, kills_since, oom_kills
+from sparsepipe.sweep.board import Board, Row, own_texts
+from sparsepipe.sweep.record import JobRecord
+from sparsepipe.sweep.remaining import Going, duration_text, left_s, sweep_left_s
+from sparsepipe.sweep.verdict import End, verdict
 
 KILLED = -signal.SIGKILL
 

@@ -18,17 +18,17 @@ from experiment_harness import composed, wait_for
 
 from sparsepipe.aside import Aside
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.lock import locked
-from sparsepipe.experiment.rundir import RunDir
-from sparsepipe.experiment.sweep import running as running_module
-from sparsepipe.experiment.sweep.one_job import run_swept
-from sparsepipe.experiment.sweep.process import JobProcess
-from sparsepipe.experiment.sweep.record import SweptJob, read_record
-from sparsepipe.experiment.sweep.running import ReadyJob, RunningJob
-from sparsepipe.experiment.sweep.settings import Settings
-from sparsepipe.experiment.sweep.slots import Demand, Grant
-from sparsepipe.experiment.sweep.stages import Doing, Telling, doing
 from sparsepipe.results.files import write_json
+from sparsepipe.runs.lock import locked
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.sweep import running as running_module
+from sparsepipe.sweep.one_job import run_swept
+from sparsepipe.sweep.process import JobProcess
+from sparsepipe.sweep.record import SweptJob, read_record
+from sparsepipe.sweep.running import ReadyJob, RunningJob
+from sparsepipe.sweep.settings import Settings
+from sparsepipe.sweep.slots import Demand, Grant
+from sparsepipe.sweep.stages import Doing, Telling, doing
 
 CONFIG = {"hardware": {}, "parallel": {"grace_s": 0.0}, "force": False}
 TINY = ("experiment=tiny", "trainer.max_epochs=1", "task.test=false")

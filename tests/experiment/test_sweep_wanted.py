@@ -12,13 +12,13 @@ from experiment_harness import composed
 from reported_runs import made_by
 from sweep_cases import leave_record
 
-from sparsepipe.experiment.sweep.record import JobRecord
-from sparsepipe.experiment.sweep_wanted import wanted_of
-from sparsepipe.experiment.usual import is_taken, usual
+from sparsepipe.paper.usual_config import is_taken, usual
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import Block
 from sparsepipe.results.report.exhibits import EXHIBITS
 from sparsepipe.results.report.wanted import Wanted
+from sparsepipe.sweep.record import JobRecord
+from sparsepipe.sweep.sweep_wanted import wanted_of
 
 TABLE2 = ("scale", "trial", "++data.resolution", "network")
 FIG9 = ("task", "hardware", "parallel")

@@ -10,7 +10,7 @@ import pytest
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import places
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.table1 import table
+from sparsepipe.paper.table1 import table
 from sparsepipe.profiling.speed import Speed
 from sparsepipe.results.files import read_json
 

@@ -15,8 +15,8 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from reported_runs import leave, made_by
 
-from sparsepipe.experiment import compose
-from sparsepipe.experiment.job import run_job
+from sparsepipe.config import compose
+from sparsepipe.launch.job import run_job
 from sparsepipe.results import gather
 
 SWEEP = ("experiment=table2", "scale=desk", "data.resolution=32", "data=modelnet40_points")

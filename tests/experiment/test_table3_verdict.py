@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparsepipe.experiment.table3 import _verdict
+from sparsepipe.paper.table3 import _verdict
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from plans import plan_on
 from simulated_cases import BY_HAND, run
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.samples_to_cut import refuse_few_microbatches
-from sparsepipe.experiment.understanding import understood
+from sparsepipe.launch.checked_config import understood
+from sparsepipe.launch.samples_to_cut import refuse_few_microbatches
 
 pytestmark = pytest.mark.usefixtures("workplace")
 ON = ("experiment=tiny", "hardware=cores")

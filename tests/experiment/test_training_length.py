@@ -11,7 +11,7 @@ from pytorch_lightning.demos.boring_classes import BoringModel, RandomDataset
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from sparsepipe.experiment.training_length import batches_of_training
+from sparsepipe.planning.training_length import batches_of_training
 
 LOADED = 7
 

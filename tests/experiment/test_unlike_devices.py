@@ -10,10 +10,10 @@ from experiment_harness import Shell, composed, rows, weights
 from plans import plan_on
 
 from sparsepipe.cluster import Inventory, places_for
+from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError
-from sparsepipe.experiment.build import build_inventory
-from sparsepipe.experiment.placing import cuda_devices, cuda_numbers, places_of_ranks
-from sparsepipe.experiment.prepare import prepare
+from sparsepipe.launch.prepare import prepare
+from sparsepipe.planning.placing import cuda_devices, cuda_numbers, places_of_ranks
 from sparsepipe.results.files import read_json
 from sparsepipe.schedule import Plan
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.loggers import wandb_logger
+from sparsepipe.tracking.loggers import wandb_logger
 
 KEY = 40 * "a"
 

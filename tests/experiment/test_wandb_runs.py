@@ -15,10 +15,10 @@ from experiment_harness import Shell, composed, fault, rows
 from wandb_records import recorded
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.experiment.history import STEP
-from sparsepipe.experiment.job import run_job
-from sparsepipe.experiment.loggers import wandb_logger
+from sparsepipe.launch.job import run_job
 from sparsepipe.results.files import read_json
+from sparsepipe.tracking.history import STEP
+from sparsepipe.tracking.loggers import wandb_logger
 
 Job = Callable[..., Path]
 TRACKED = ("logger=wandb", "trainer.log_every_n_steps=1")

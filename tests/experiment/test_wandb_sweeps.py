@@ -11,8 +11,8 @@ import yaml
 from experiment_harness import Shell, orphans, rows, wait_for
 from wandb_records import recorded
 
-from sparsepipe.experiment.history import STEP
 from sparsepipe.results.files import read_json
+from sparsepipe.tracking.history import STEP
 
 EPOCHS, STEPS = 3, {"single": 8, "dp": 4}  # of an epoch: 32 shapes, 4 for each device
 SWEEP = (

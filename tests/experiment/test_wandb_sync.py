@@ -18,7 +18,7 @@ import wandb
 from experiment_harness import fault
 from wandb_records import recorded
 
-from sparsepipe.experiment.history import STEP
+from sparsepipe.tracking.history import STEP
 
 Job = Callable[..., Path]
 TRACKED = ("logger=wandb", "trainer.log_every_n_steps=1")

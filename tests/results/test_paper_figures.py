@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.experiment.paper_problem import paper_inventory
-from sparsepipe.experiment.table3_paper import PAPER, PaperRow
+from sparsepipe.paper.paper_problem import paper_inventory
+from sparsepipe.paper.table3_paper import PAPER, PaperRow
 from sparsepipe.results.fig9_paper import FIG9, SMALLEST_HETE_MP
 from sparsepipe.results.paper import printed
 

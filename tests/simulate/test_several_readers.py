@@ -11,8 +11,6 @@ import pytest
 from plans import plan_of
 
 from sparsepipe.cluster import Link
-from sparsepipe.experiment.simulated_run import Outcome
-from sparsepipe.experiment.simulated_ways import Contest
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.schedule import SYNCHRONOUS
 from sparsepipe.simulate.memory import long_run_peaks_bytes
@@ -20,6 +18,8 @@ from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.run import Setting
 from sparsepipe.simulate.schedules import Simulation
 from sparsepipe.simulate.workload import Workload
+from sparsepipe.tasks.simulated_run import Outcome
+from sparsepipe.tasks.simulated_ways import Contest
 
 BATCH_SIZE = 8
 MEMORY = MemoryModel(stash=False, optimizer=0.0, gradients=0.0)

@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsepipe.errors import BackendError
 from sparsepipe.sparse.backends.convolution import convolve
 from sparsepipe.sparse.backends.pooling import max_pool
-from sparsepipe.sparse.cache import CoordinateCache
+from sparsepipe.sparse.kernel_map import CoordinateCache
 from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.tensor import SparseTensor
 

@@ -21,8 +21,7 @@ from torch import Tensor
 from sparsepipe.errors import BackendError
 from sparsepipe.sparse.backends import torchsparse_convert as convert
 from sparsepipe.sparse.backends.native import NativeBackend
-from sparsepipe.sparse.cache import CoordinateCache
-from sparsepipe.sparse.kernel_map import check_grid_is_known
+from sparsepipe.sparse.kernel_map import CoordinateCache, check_grid_is_known
 from sparsepipe.sparse.kernel_spec import KernelSpec
 from sparsepipe.sparse.tensor import SparseTensor
 

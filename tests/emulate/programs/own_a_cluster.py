@@ -8,7 +8,7 @@ from pathlib import Path
 from namespace_cases import cluster
 
 from sparsepipe.emulate import emulated_hosts
-from sparsepipe.experiment.signals import SignalWatch
+from sparsepipe.runs.signals import SignalWatch
 
 with SignalWatch(), emulated_hosts(cluster()) as layout:
     resident = subprocess.Popen(

@@ -7,7 +7,7 @@ import threading
 from namespace_cases import cluster
 
 from sparsepipe.emulate import emulated_hosts, machine
-from sparsepipe.experiment.signals import SignalWatch
+from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.reports import Stopped
 
 plain = machine.do

@@ -1,0 +1,269 @@
+"""Checkpoints of a run, and all that is needed to go on as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Checkpoint
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+from typing_extensions import override
+
+from sparsepipe.config.outputs import writing
+from sparsepipe.errors import ConfigError
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.runtime import group
+
+STATE_KEY = "RunCheckpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where a run goes on.
+
+    Args:
+        path: the checkpoint.
+        epoch: number of the epoch that comes next or is under way.
+        batches: how many of its batches are done, on each rank.
+        steps: training steps done, as loggers count them.
+        randomness: state of the random generators of each rank.
+        metrics: what the epoch under way has measured of validation.
+    """
+
+    path: Path
+    epoch: int
+    batches: int
+    steps: int
+    randomness: list[dict[str, Any]]
+    metrics: dict[str, Tensor]
+
+    @classmethod
+    def read(cls, path: Path, callbacks: dict[str, Any]) -> Resume:
+        """Takes the place from the callback states of a loaded checkpoint."""
+        state = callbacks[STATE_KEY]
+        steps = state.get("steps", 0)
+        place = (state["epoch"], state["batches"], steps, state["randomness"])
+        return cls(path, *place, metrics=state.get("metrics", {}))
+
+    def start(self, loader: Any) -> None:
+        """Lets the training loader begin at this place, with the random state of then.
+
+        Lightning makes the first iterator before it tells the samplers the epoch.
+        """
+        for sampler in _samplers(loader):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(self.epoch)
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        inner = getattr(batch_sampler, "sampler", None)
+        if self.batches and isinstance(inner, Sampler) and isinstance(loader, DataLoader):
+            assert batch_sampler is not None
+            batch_sampler.sampler = _Skipping(inner, self.batches * batch_sampler.batch_size)
+        self.restore_randomness()
+
+    def restore_randomness(self) -> None:
+        """Sets this rank's random generators, where as many ranks run as before."""
+        if len(self.randomness) == group.world_size():
+            set_randomness(self.randomness[group.rank()])
+
+
+class RunCheckpoint(Checkpoint):
+    """Writes ``last.ckpt`` after every epoch and when asked, ``best.ckpt`` by a metric.
+
+    Files appear whole or not at all. Every rank takes part; rank 0 writes.
+
+    Args:
+        directory: the run's.
+        monitor: metric that says which is best; None: ``val/accuracy`` where it is logged.
+        mode: ``max`` or ``min``.
+        resume: where this run goes on, if it does.
+
+    Raises:
+        ConfigError: at the end of an epoch, when ``monitor`` is named and not logged.
+    """
+
+    def __init__(
+        self, directory: RunDir, *, monitor: str | None, mode: str, resume: Resume | None
+    ) -> None:
+        self._directory = directory
+        self._monitor = monitor or "val/accuracy"
+        self._monitor_given = monitor is not None
+        self._validated = False
+        self._sign = 1.0 if mode == "max" else -1.0
+        self._best: float | None = None
+        self._resume = resume
+        self._position = (0, 0, 0)
+        self._metrics: dict[str, Tensor] = {}
+
+    @property
+    @override
+    def state_key(self) -> str:
+        return STATE_KEY
+
+    @property
+    def best(self) -> float | None:
+        """The best value of the monitored metric so far."""
+        return self._best
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Lightning does not keep what a validation within the epoch has measured.
+        if self._resume is not None:
+            trainer.callback_metrics.update(self._resume.metrics)
+
+    @override
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        # An epoch's start seeds torch anew; in its middle what was drawn since the process
+        # began must be taken back.
+        if self._resume is not None and self._resume.batches:
+            self._resume.restore_randomness()
+        self._resume = None
+
+    @override
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._validated = not trainer.sanity_checking
+
+    @override
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        value = trainer.callback_metrics.get(self._monitor)
+        if value is None and self._monitor_given and (self._validated or _not_validated(trainer)):
+            raise _unknown_monitor(self._monitor, trainer.callback_metrics)
+        # Decided by rank 0 alone: ranks must agree, and metrics may differ in the last bit.
+        improved = group.broadcast_object(value is not None and self._improves(float(value)))
+        if improved:
+            assert value is not None
+            self._best = float(value)
+        if getattr(trainer, "fast_dev_run", False):
+            return
+        self.save(trainer, epoch=trainer.current_epoch + 1, batches=0, best=improved)
+
+    def save(self, trainer: pl.Trainer, *, epoch: int, batches: int, best: bool = False) -> None:
+        """Writes ``last.ckpt`` for going on with ``epoch`` after ``batches``; all ranks call.
+
+        Args:
+            trainer: the training.
+            epoch: see :class:`Resume`.
+            batches: see :class:`Resume`.
+            best: it is ``best.ckpt`` as well; that comes first, since a run that is killed
+                in between repeats the epoch and writes both.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        # Within an epoch Lightning counts the last batch when it goes on.
+        steps = trainer.fit_loop.epoch_loop._batches_that_stepped + bool(batches)
+        self._position = (epoch, batches, steps)
+        self._metrics = {
+            name: value.detach().cpu().clone()
+            for name, value in trainer.callback_metrics.items()
+            if batches and not name.startswith("train/")
+        }
+        last = self._directory.last
+        partial = last.with_name(f".{last.name}.tmp")
+        with writing(last.parent):
+            trainer.save_checkpoint(partial)
+            if trainer.is_global_zero:
+                with partial.open("rb+") as stream:
+                    os.fsync(stream.fileno())
+                if best:
+                    _link(partial, self._directory.best)
+                partial.replace(last)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        epoch, batches, steps = self._position
+        return {
+            "epoch": epoch,
+            "batches": batches,
+            "steps": steps,
+            "best": self._best,
+            "metrics": self._metrics,
+            "randomness": group.gather_objects(get_randomness()),
+        }
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._best = state_dict["best"]
+
+    def _improves(self, value: float) -> bool:
+        return self._best is None or self._sign * value > self._sign * self._best
+
+
+class _Skipping(Sampler[Any]):
+    """A sampler that leaves out its first ``count`` entries, the first time only."""
+
+    def __init__(self, sampler: Sampler[Any], count: int) -> None:
+        self._sampler = sampler
+        self._count = count
+
+    def __len__(self) -> int:
+        return len(self._sampler)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        count, self._count = self._count, 0
+        for position, entry in enumerate(self._sampler):
+            if position >= count:
+                yield entry
+
+
+def _not_validated(trainer: pl.Trainer) -> bool:
+    """Whether validation was due in this epoch and found nothing to do, as it always will."""
+    every = trainer.check_val_every_n_epoch
+    due = every is None or (trainer.current_epoch + 1) % every == 0
+    return due and not any(trainer.num_val_batches)
+
+
+def _unknown_monitor(name: str, logged: Mapping[str, Any]) -> ConfigError:
+    names = {item.removesuffix("_epoch") for item in logged if not item.endswith("_step")}
+    return ConfigError(
+        f"task.monitor={name} is not logged; there are: {', '.join(sorted(names)) or 'none'}",
+        remedy="name one of these, or leave task.monitor=null",
+    )
+
+
+def _samplers(loader: Any) -> list[Any]:
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    found = (getattr(loader, "sampler", None), batch_sampler)
+    return [*found, getattr(batch_sampler, "sampler", None)]
+
+
+def _link(source: Path, target: Path) -> None:
+    """Gives a file a second name: checkpoints are replaced, never written into."""
+    partial = target.with_name(f".{target.name}.tmp")
+    partial.unlink(missing_ok=True)
+    try:
+        os.link(source, partial)
+    except OSError:  # a file system without links
+        shutil.copyfile(source, partial)
+    partial.replace(target)
+
+
+def get_randomness() -> dict[str, Any]:
+    """State of this process's random generators, as values a checkpoint may hold."""
+    name, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
+        "python": random.getstate(),
+    }
+
+
+def set_randomness(state: dict[str, Any]) -> None:
+    """Sets what :func:`get_randomness` read."""
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    random.setstate(state["python"])

@@ -1,0 +1,123 @@
+"""Ends a run in good order when a signal comes."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytorch_lightning as pl
+from typing_extensions import override
+
+from sparsepipe.callbacks.checkpoint import RunCheckpoint
+from sparsepipe.runs.signals import SignalWatch
+from sparsepipe.runtime import group
+from sparsepipe.runtime.launch import Stopped
+from sparsepipe.runtime.stops import StopAgreement
+from sparsepipe.strategies import StagedStrategy
+
+
+class StopOnSignal(pl.Callback):
+    """Stops all ranks after the same step, with a checkpoint of it.
+
+    During validation nothing is asked, since ranks may see unequal numbers of batches;
+    the epoch's end follows.
+
+    Args:
+        watch: notes the signals.
+        checkpoint: writes the checkpoint.
+    """
+
+    def __init__(self, watch: SignalWatch, checkpoint: RunCheckpoint) -> None:
+        self._watch = watch
+        self._checkpoint = checkpoint
+        self._agreement: StopAgreement | None = None
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Lightning has put its own handler in place of ours by now.
+        self._watch.install()
+        self._watch.deferred = True
+        if isinstance(trainer.strategy, StagedStrategy):
+            self._agreement = StopAgreement(spread=2 * trainer.world_size)
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        if trainer.is_last_batch:
+            return  # the epoch's end is near and leaves the better checkpoint
+        if (batch_idx + 1) % trainer.accumulate_grad_batches:
+            return  # a checkpoint does not hold gradients
+        if _validation_follows(trainer, batch_idx):
+            return  # Lightning would leave it out when the run goes on
+        if self._all_stop(trainer.global_step):
+            _log_step(trainer)
+            self._checkpoint.save(trainer, epoch=trainer.current_epoch, batches=batch_idx + 1)
+            raise Stopped(self._watch.signum or signal.SIGTERM)
+
+    def _all_stop(self, step: int) -> bool:
+        """Ranks of a pipeline are some steps apart and must not wait for each other to ask."""
+        asked = self._watch.signum is not None
+        if self._agreement is None:
+            return group.any_rank(asked)
+        return self._agreement.reached(step, asked=asked)
+
+    @override
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Here, not at the epoch's end: its checkpoint is written by then.
+        stop_if_any_asked(self._watch)
+
+    @override
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._watch.deferred = False  # the task asks once more, when it has noted the end
+
+    @override
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._watch.install()
+
+
+class StopAtOnce(pl.Callback):
+    """Ends training where a signal arrives, without a checkpoint.
+
+    Args:
+        watch: raises what ends it.
+    """
+
+    def __init__(self, watch: SignalWatch) -> None:
+        self._watch = watch
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Lightning has put its own handler in place of ours by now.
+        self._watch.install()
+
+
+def _log_step(trainer: pl.Trainer) -> None:
+    """Gives loggers what the step has measured, as Lightning does when it comes back from here."""
+    if trainer.loggers:
+        trainer._logger_connector.on_batch_end()
+        trainer._logger_connector.update_train_step_metrics()
+
+
+def _validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:
+    every = trainer.val_check_batch
+    if not isinstance(every, int):
+        return False
+    across_epochs = trainer.check_val_every_n_epoch is None
+    done = trainer.fit_loop.epoch_loop.total_batch_idx if across_epochs else batch_idx
+    return (done + 1) % every == 0
+
+
+def stop_if_any_asked(watch: SignalWatch) -> None:
+    """Stops every rank where a signal has come to one; all ranks must call it.
+
+    Raises:
+        Stopped: one has.
+    """
+    if group.any_rank(watch.signum is not None):
+        raise Stopped(watch.signum or signal.SIGTERM)

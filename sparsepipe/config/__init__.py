@@ -1,0 +1,1 @@
+"""The configuration: schema, checks and composition, from the command line to plain values."""

@@ -1,0 +1,220 @@
+"""From the command line to a checked, plain configuration.
+
+Hydra composes; its complaints about names are replaced by ours, which name the nearest
+valid one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sparsepipe.config.check import check, suggest
+from sparsepipe.config.outputs import expanded
+from sparsepipe.config.scales import KEY, in_place_of_scale
+from sparsepipe.config.schema import Config
+from sparsepipe.config.sweep_directory import announced_command
+from sparsepipe.errors import ConfigError
+
+CONFIG_NAME = "config"
+
+
+def _listed_devices(hardware: DictConfig | None) -> int | str:
+    """How many devices a node of ``hardware`` lists; "any" where it finds them out later."""
+    hosts = OmegaConf.select(hardware, "value.hosts") if hardware is not None else None
+    if hosts is None:
+        return "any"
+    try:
+        return sum(int(device["count"]) for host in hosts for device in host["devices"])
+    except (KeyError, TypeError, ValueError):  # wrongly listed, which is told later
+        return "any"
+
+
+def _choose(options: Mapping[str, Any], name: str | None, otherwise: Any = None) -> Any:
+    """The option of that name, which may look like a number, or what it is otherwise."""
+    return {str(key): value for key, value in options.items()}.get(str(name), otherwise)
+
+
+def _short(value: Any) -> str:
+    """A number as it is written with the fewest digits, whole or not: 1 for 1.0 as well."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:g}" if is_number else str(value)
+
+
+def _sweep_or(name: str) -> str:
+    """The sweep that a job belongs to, by ``name`` and its command; ``name`` without a sweep.
+
+    A sweep that is started again is the same one, so that it has no time in it.
+    """
+    if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
+        return name
+    return f"{name} {announced_command(Path(HydraConfig.get().sweep.dir).name)}"
+
+
+# Hydra writes what was swept before our own code sees any path.
+OmegaConf.register_new_resolver("expanded", lambda path: str(expanded(path)), replace=True)
+OmegaConf.register_new_resolver("listed_devices", _listed_devices, replace=True)
+OmegaConf.register_new_resolver("choose", _choose, replace=True)
+OmegaConf.register_new_resolver("short", _short, replace=True)
+OmegaConf.register_new_resolver("sweep_or", _sweep_or, replace=True)
+_OF_TRIALS = ("batch_shared_by", "depth", "partition")
+"""Keys that settings of a run are made of, and that are none themselves."""
+# A dotted key, or the one key of ours whose mapping starts empty; groups have no dots.
+_PLAIN_ASSIGNMENT = re.compile(r"^(callbacks|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
+
+
+def config_dir() -> Path:
+    """The directory of the YAML groups: in the package, or beside it in a checkout.
+
+    Raises:
+        ConfigError: neither is there.
+    """
+    package = Path(__file__).resolve().parent.parent
+    for directory in (package / "conf", package.parent / "conf"):
+        if (directory / f"{CONFIG_NAME}.yaml").is_file():
+            return directory
+    raise ConfigError(
+        f"no configuration directory beside or inside {package}",
+        remedy="install sparsepipe from its wheel, or run from a complete checkout",
+    )
+
+
+def config_loader(directories: Sequence[str] = ()) -> ConfigLoader:
+    """Knows the groups of :func:`config_dir` and of further directories."""
+    path = create_config_search_path(str(config_dir()))
+    for directory in directories:
+        where = f"file://{Path(directory).absolute()}"
+        path.prepend("command-line", where, anchor=SearchPathQuery(provider="schema", path=None))
+    return ConfigLoaderImpl(path)
+
+
+def admit(arguments: Sequence[str]) -> list[str]:
+    """Command-line arguments such that every dotted ``key=value`` reaches the schema.
+
+    Hydra refuses keys that the composed files leave out, even where the schema knows them;
+    with its ``++`` prefix it takes them, and :func:`check` decides. Nor does it take a path
+    that begins with ``~`` unless it is quoted. Experiments may have something else in the place
+    of a scale.
+    """
+    words = arguments
+    if any(item.lstrip("+").startswith("scale=") for item in arguments):
+        words = in_place_of_scale(arguments, config_dir())
+    return [
+        f"++{item}" if _PLAIN_ASSIGNMENT.match(item) and not item.startswith("hydra.") else item
+        for item in map(_with_home_quoted, words)
+    ]
+
+
+def _with_home_quoted(argument: str) -> str:
+    name, _, value = argument.partition("=")
+    plain = value.startswith("~") and not name.startswith("-") and not set(value) & set(",'\"")
+    return f"{name}='{value}'" if plain else argument
+
+
+def resolve(config: DictConfig) -> dict[str, Any]:
+    """The composed configuration as plain, checked values.
+
+    Raises:
+        ConfigError: see :func:`check`; an interpolation that leads nowhere; or a scale where the
+            experiment has none.
+    """
+    try:
+        value = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            f"the configuration cannot be resolved: {_first_line(error)}",
+            remedy="set the missing value, or the environment variable it is read from",
+        ) from error
+    assert isinstance(value, dict)
+    plain = {str(key): item for key, item in value.items() if key != "hydra"}
+    check(plain)
+    for name in _OF_TRIALS:
+        plain.pop(name, None)
+    if plain.pop(KEY, None) is not None and plain.get("scale") is not None:
+        raise ConfigError(
+            f"{plain['name']} has no scales of its own: it computes with what was measured "
+            "elsewhere",
+            remedy="sweep it without other experiments, where scale= narrows what it sweeps, or "
+            "give no scale=",
+        )
+    return plain
+
+
+def explain(error: Exception, overrides: Sequence[str], loader: ConfigLoader) -> ConfigError:
+    """Says in the house's terms why Hydra could not compose.
+
+    Args:
+        error: what Hydra raised.
+        overrides: the command line's assignments.
+        loader: knows the groups and their options.
+    """
+    for problem in _name_problems(overrides, loader):
+        return ConfigError(problem, remedy="`sparsepipe --help` lists groups and options")
+    return ConfigError(
+        f"the configuration cannot be composed: {_first_line(error)}",
+        remedy="check the overrides; `sparsepipe --help` lists groups and options",
+    )
+
+
+def _name_problems(overrides: Sequence[str], loader: ConfigLoader) -> Iterator[str]:
+    groups = [name for name in loader.list_groups("") if name != "hydra"]
+    keys = sorted({*groups, *Config.__dataclass_fields__})
+    for override in _parse(overrides):
+        name = override.key_or_group
+        if name in groups:
+            options = list(_options(name, loader))
+            for option in _chosen(override):
+                if option not in options:
+                    listed = ", ".join(sorted(options))
+                    yield (
+                        f"'{name}' has no option '{option}'{suggest(option, options)}; "
+                        f"there are: {listed}"
+                    )
+        elif "." not in name and not name.startswith("hydra") and name not in keys:
+            yield f"unknown key or group '{name}'{suggest(name, keys)}"
+
+
+def _options(group: str, loader: ConfigLoader) -> Iterator[str]:
+    """Those of a group, with those of directories in it as ``directory/option``."""
+    yield from loader.get_group_options(group, ObjectType.CONFIG)
+    for below in loader.get_group_options(group, ObjectType.GROUP):
+        yield from (f"{below}/{option}" for option in _options(f"{group}/{below}", loader))
+
+
+def _parse(overrides: Sequence[str]) -> list[Override]:
+    try:
+        return OverridesParser.create().parse_overrides(
+            [_with_home_quoted(item) for item in overrides]
+        )
+    except HydraException:
+        return []  # Hydra's own message about the syntax says it best
+
+
+def _chosen(override: Override) -> list[str]:
+    if override.is_sweep_override():
+        return [str(value) for value in override.sweep_string_iterator()]
+    value = override.value()
+    return [str(item) for item in (value if isinstance(value, list) else [value]) if item]
+
+
+def _first_line(error: BaseException) -> str:
+    cause: BaseException = error
+    if not str(error).strip() and error.__cause__ is not None:
+        cause = error.__cause__
+    lines = [line for line in str(cause).splitlines() if line.strip()]
+    return lines[0] if lines else type(cause).__name__

@@ -1,0 +1,228 @@
+"""How a configuration wants a model to be split: ``parallel.plan``, before there is a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytorch_lightning as pl
+from torch import nn
+
+from sparsepipe.config.compose import config_dir
+from sparsepipe.config.outputs import expanded
+from sparsepipe.config.schema import PlanChoice
+from sparsepipe.config.signature import parameters_of
+from sparsepipe.errors import ConfigError, PlanError
+from sparsepipe.schedule import Plan
+from sparsepipe.strategies.pipeline.layers import find_layers
+
+_HANDED_ON = ("config", "cuts", "balance")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """What is said about a plan.
+
+    Args:
+        config: devices of each stage, such as ``"2-1"``; None: one device a stage.
+        cuts: first layer of each stage but the first; None: equal shares.
+        balance: what is shared evenly where there are no cuts.
+        num_layers: layers that a plan file is for.
+        devices: that a plan file names, one for each rank; None where there is no file.
+        details: what else a plan file tells.
+    """
+
+    config: str | None
+    cuts: tuple[int, ...] | None
+    balance: str
+    num_layers: int | None = None
+    devices: tuple[str, ...] | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def searched(self) -> bool:
+        """Whether a plan file is the outcome of a search."""
+        return "strategy" in self.details
+
+    @property
+    def replicas(self) -> tuple[int, ...] | None:
+        """Devices of each stage; None where it suits any number of stages.
+
+        Raises:
+            PlanError: ``config`` does not tell.
+        """
+        if self.config is None:
+            return None if self.cuts is None else (1,) * (len(self.cuts) + 1)
+        parts = self.config.split("-")
+        # As many layers as stages fit any config; its form is what is checked here.
+        plan = Plan.of(config=self.config, cuts=range(1, len(parts)), num_layers=len(parts))
+        return plan.replicas_of_stages
+
+    @property
+    def num_ranks(self) -> int | None:
+        """Devices that it takes; None where it suits any number.
+
+        Raises:
+            PlanError: ``config`` does not tell.
+        """
+        replicas = self.replicas
+        return None if replicas is None else sum(replicas)
+
+    def check(self, *, num_layers: int) -> None:
+        """Refuses what does not fit a model.
+
+        Raises:
+            PlanError: the plan covers other layers than the model has, or has more stages.
+        """
+        if self.num_layers not in (None, num_layers):
+            raise PlanError(
+                f"the plan covers {self.num_layers} layers, the model has {num_layers}",
+                remedy="make a plan for this model, or choose the model that it was made for",
+            )
+        config = self.config or "-".join("1" for _ in range(len(self.cuts or ()) + 1))
+        if (stages := config.count("-") + 1) > num_layers:
+            raise PlanError(
+                f"a plan of {stages} stages ({config}), and the model has {num_layers} layers",
+                remedy="give it as many stages as there are layers at most",
+            )
+        if self.cuts is not None:
+            Plan.of(config=config, cuts=self.cuts, num_layers=num_layers)
+
+    def name(self, rank: int, *, ranks: int) -> str:
+        """A rank and its stage in words.
+
+        Args:
+            rank: which.
+            ranks: how many there are.
+        """
+        config = self.config or "-".join("1" * ranks)
+        parts = config.split("-")
+        plan = Plan.of(config=config, cuts=range(1, len(parts)), num_layers=len(parts))
+        return f"rank {rank} (stage {plan.stage_of(rank)})"
+
+    def arguments(self) -> dict[str, Any]:
+        """For a strategy that splits models."""
+        cuts = None if self.cuts is None else list(self.cuts)
+        return {"config": self.config, "cuts": cuts, "balance": self.balance}
+
+
+def division_of(config: Mapping[str, Any], *, kept: Path | None = None) -> Division | None:
+    """What ``parallel.plan`` says; None where models are not split.
+
+    Args:
+        config: resolved and checked.
+        kept: the plan with which a run has begun, if it has. It goes on with that: shares of
+            FLOPs depend on the batch they are counted on, and weights on the plan.
+
+    Raises:
+        ConfigError: it is said in the wrong place, twice, or to a strategy that cannot split.
+        PlanError: the plan file is missing or is none.
+    """
+    parallel = config["parallel"]
+    plan, strategy = parallel.get("plan"), parallel["strategy"] or {}
+    splits = bool(strategy) and {"config", "cuts"} <= set(parameters_of(strategy["_target_"]).types)
+    if splits and (misplaced := [name for name in _HANDED_ON if name in strategy]):
+        raise ConfigError(
+            f"parallel.strategy.{misplaced[0]} is set", remedy=f"set parallel.plan.{misplaced[0]}"
+        )
+    if plan is None:
+        return None
+    if not splits:
+        raise ConfigError(
+            "parallel.plan is set, and parallel.strategy splits no model",
+            remedy="choose parallel=pipeline, or leave parallel.plan out",
+        )
+    chosen = PlanChoice(**plan)
+    if kept is not None and kept.exists():
+        return read_plan_file(kept, balance=chosen.balance)
+    if chosen.file is not None:
+        for name in ("config", "cuts"):
+            if getattr(chosen, name) is not None:
+                raise ConfigError(
+                    f"parallel.plan has both file and {name}",
+                    remedy="set one of them and the other to null",
+                )
+        return read_plan_file(_found(chosen.file), balance=chosen.balance)
+    return Division(
+        config=None if chosen.config is None else str(chosen.config),
+        cuts=None if chosen.cuts is None else tuple(chosen.cuts),
+        balance=chosen.balance,
+    )
+
+
+def _found(name: str) -> Path:
+    """A plan file; a relative path that leads nowhere is looked for among those we ship.
+
+    Raises:
+        PlanError: it is none of those, and named as if it were.
+    """
+    path, shipped = expanded(name), config_dir() / name
+    if path.exists() or path.is_absolute():
+        return path
+    there = sorted(str(Path(name).with_name(file.name)) for file in shipped.parent.glob("*.json"))
+    if there and not shipped.exists():
+        raise PlanError(
+            f"there is no plan file {name}",
+            remedy=f"set parallel.plan.file to one of {', '.join(there)} (those of the paper are "
+            "for hardware=paper_5gpu to paper_8gpu), or to a path that exists",
+        )
+    return shipped if shipped.exists() else path
+
+
+def read_plan_file(
+    path: Path, *, balance: str = "flops", key: str = "parallel.plan.file"
+) -> Division:
+    """What a plan file says.
+
+    Args:
+        path: of the file.
+        balance: as of :class:`Division`; a plan has its cuts.
+        key: that names the file, for messages.
+
+    Raises:
+        PlanError: the file is missing or holds no plan, or one of no chain of layers.
+    """
+    try:
+        read = Plan.from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlanError(
+            f"the plan file {path} cannot be read: {error.strerror}",
+            remedy=f"correct {key}",
+        ) from error
+    except PlanError as error:
+        raise PlanError(f"{path}: {error.message}", remedy=error.remedy) from error
+    if read.details.get("states"):
+        raise PlanError(
+            f"{path} is a plan of the states of a branching graph, which no chain of layers has",
+            remedy="profile the model with task=profile, and plan by that",
+        )
+    return Division(
+        config=read.config,
+        cuts=read.cuts,
+        balance=balance,
+        num_layers=read.num_layers,
+        devices=tuple(name for stage in read.stages for name in stage.devices),
+        details=read.details,
+    )
+
+
+def check_division(
+    config: Mapping[str, Any], module: pl.LightningModule, *, kept: Path | None = None
+) -> None:
+    """Refuses a plan that does not fit the model.
+
+    Args:
+        config: resolved and checked.
+        module: the model.
+        kept: as of :func:`division_of`.
+
+    Raises:
+        PlanError: it covers other layers.
+        ConfigError: the model has no layers to split.
+    """
+    division = division_of(config, kept=kept)
+    if division is not None:
+        name = find_layers(module, config["parallel"]["strategy"].get("layers"))
+        division.check(num_layers=len(cast(nn.Sequential, module.get_submodule(name))))

@@ -1,0 +1,197 @@
+"""The task ``list``: all groups of the configuration and their options, with a line each.
+
+The line of an option is the first sentence of its file's first comment; that of a group, and its
+default, stand in the defaults list of ``config.yaml``.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Protocol
+
+from sparsepipe.config.check import suggest
+from sparsepipe.errors import ConfigError
+
+_DEFAULT = re.compile(
+    r"^  - (?:override )?(?P<group>[\w/]+): (?P<option>\S+)(?: +# (?P<line>.+))?$"
+)
+# Up to a full stop before a capital letter ("Fig. 9" goes on), or a semicolon outside brackets.
+_SENTENCE = re.compile(r"(?:\([^)]*\)|[^(])*?(?:\.(?= [A-Z]|$)|;(?= |$))")
+_HEAD = "Groups with their defaults, and what there is to choose: sparsepipe GROUP=OPTION ..."
+
+
+class Source(Protocol):
+    """Where configuration comes from, as Hydra tells it."""
+
+    @property
+    def path(self) -> str:
+        """A directory or a package."""
+
+    @property
+    def schema(self) -> str:
+        """``file`` or ``pkg``, or another for what has no files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A file of a group.
+
+    Args:
+        name: as it is chosen, ``directory/file`` where it lies in a directory of the group.
+        line: what it is.
+    """
+
+    name: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Options of which one is chosen.
+
+    Args:
+        name: what it is called.
+        line: what is chosen.
+        default: the option that counts where none is named.
+        options: sorted by name.
+    """
+
+    name: str
+    line: str = ""
+    default: str | None = None
+    options: tuple[Option, ...] = ()
+
+
+def list_options(
+    directories: Sequence[Traversable], *, width: int, group: str | None = None
+) -> str:
+    """Says what there is to choose from.
+
+    Args:
+        directories: the house's own first; of two options of the same name the first counts.
+        width: of the text, in characters.
+        group: only this one.
+
+    Raises:
+        ConfigError: there is no such group.
+    """
+    groups = groups_in(directories)
+    names = [found.name for found in groups]
+    if group is not None and group not in names:
+        raise ConfigError(
+            f"there is no group '{group}'{suggest(group, names)}",
+            remedy="leave task.group out: all groups are listed then",
+        )
+    shown = [found for found in groups if group in (None, found.name)]
+    column = max(len(option.name) for found in shown for option in found.options)
+    blocks = [_block(found, column=column, width=width) for found in shown]
+    return "\n\n".join(blocks if group else [_HEAD, *blocks])
+
+
+list_options.tells = True  # type: ignore[attr-defined]
+
+
+def groups_in(directories: Sequence[Traversable]) -> list[Group]:
+    """The groups of configuration directories: those that have a default first, in its order."""
+    told: dict[str, Group] = {}
+    for directory in directories:
+        told = {**_told_by(directory), **told}
+    options: dict[str, dict[str, Option]] = {name: {} for name in told}
+    for directory in directories:
+        for name, place in _groups(directory):
+            for option in _options(place):
+                options.setdefault(name, {}).setdefault(option.name, option)
+    return [
+        Group(
+            name=name,
+            line=told[name].line if name in told else "",
+            default=told[name].default if name in told else None,
+            options=tuple(sorted(found.values(), key=lambda option: option.name)),
+        )
+        for name, found in options.items()
+        if found
+    ]
+
+
+def directories_of(sources: Iterable[Source]) -> list[Traversable]:
+    """Where sources of configuration lie; those of Hydra itself are left out."""
+    found: list[Traversable] = []
+    for source in sources:
+        if source.schema == "file" and Path(source.path).is_dir():
+            found.append(Path(source.path))
+        elif source.schema == "pkg" and source.path.partition(".")[0] not in ("hydra", ""):
+            found.append(resources.files(source.path))
+    return found
+
+
+def first_comment(text: str) -> str:
+    """The first sentence of the first comment of a YAML file; empty where it begins without one."""
+    words: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("# @package"):
+            continue
+        if not line.startswith("# ") or line.startswith("#  "):
+            break  # of a comment, a line further in is an example
+        words.append(line.removeprefix("# ").strip())
+    said = " ".join(words)
+    sentence = _SENTENCE.match(said)
+    return (sentence.group() if sentence else said).rstrip(" .:;")
+
+
+def _told_by(directory: Traversable) -> dict[str, Group]:
+    """Groups in the defaults list of a directory's ``config.yaml``."""
+    file = directory / "config.yaml"
+    matches = map(_DEFAULT.match, file.read_text().splitlines()) if file.is_file() else ()
+    return {
+        match["group"]: Group(
+            name=match["group"],
+            line=match["line"] or "",
+            default=None if match["option"] == "null" else match["option"],
+        )
+        for match in matches
+        if match is not None
+    }
+
+
+def _groups(directory: Traversable) -> Iterator[tuple[str, Traversable]]:
+    """The directories that are groups: those of Hydra are a level further in."""
+    for entry in _sorted(directory):
+        if entry.name == "hydra":
+            yield from ((f"hydra/{below.name}", below) for below in _sorted(entry))
+        elif entry.is_dir():
+            yield entry.name, entry
+
+
+def _options(directory: Traversable, *, below: str = "") -> Iterator[Option]:
+    for entry in _sorted(directory):
+        stem, _, ending = entry.name.rpartition(".")
+        if entry.is_dir():
+            yield from _options(entry, below=f"{below}{entry.name}/")
+        elif ending == "yaml":
+            yield Option(name=f"{below}{stem}", line=first_comment(entry.read_text()))
+
+
+def _sorted(directory: Traversable) -> list[Traversable]:
+    visible = [entry for entry in directory.iterdir() if not entry.name.startswith((".", "_"))]
+    return sorted(visible, key=lambda entry: entry.name)
+
+
+def _block(group: Group, *, column: int, width: int) -> str:
+    head = f"{group.name}={group.default}" if group.default else group.name
+    lines = textwrap.wrap(f"{head}  {group.line}", width=width, subsequent_indent="    ")
+    for option in group.options:
+        lines += textwrap.wrap(
+            option.line or "(its file begins without a comment)",
+            width=max(width, column + 24),
+            initial_indent=f"  {option.name.ljust(column)}  ",
+            subsequent_indent=" " * (column + 4),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines)

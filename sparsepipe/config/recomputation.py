@@ -1,0 +1,263 @@
+"""Which layers a synchronous pipeline recomputes: as ``parallel.strategy.recompute`` says.
+
+``auto`` is replaced before ranks start, by what fits the devices' memory; the run's plan file then
+tells the spans, as ``recomputed``. Who is given such a file recomputes what it tells.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.cluster.places import places
+from sparsepipe.config.division import division_of
+from sparsepipe.config.schedules import Synchronous, synchronous_of
+from sparsepipe.errors import ConfigError
+from sparsepipe.partition.memory import MIB, MemoryModel
+from sparsepipe.partition.microbatches import Microbatches
+from sparsepipe.partition.recompute.layers import (
+    Setting,
+    StageSpans,
+    bounds_of,
+    check_setting,
+    in_words,
+    recomputed_spans,
+    spans_told_by,
+)
+from sparsepipe.partition.recompute.plan import Chosen, choose_spans
+from sparsepipe.partition.synchronous import SynchronousStages
+from sparsepipe.profiling import Profile
+from sparsepipe.schedule import Plan
+
+log = logging.getLogger(__name__)
+
+_EXPECTED = ("bottleneck_s", "bottleneck", "stage_times_s", "memory_bytes")
+"""What a plan file tells of its search's expectations that depends on what is recomputed."""
+
+
+def recompute_of(parallel: Mapping[str, Any]) -> Setting:
+    """What ``parallel.strategy`` says; ``none`` of one that is no synchronous pipeline.
+
+    Args:
+        parallel: resolved and checked.
+    """
+    if synchronous_of(parallel) is None:
+        return "none"
+    setting: Setting = parallel["strategy"].get("recompute", "none")
+    return setting
+
+
+def is_automatic(parallel: Mapping[str, Any]) -> bool:
+    """Whether somebody has to choose the layers."""
+    return recompute_of(parallel) == "auto"
+
+
+def memory_settings(parallel: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``parallel.search`` says of memory, which counts for the choice of layers as well.
+
+    Args:
+        parallel: resolved and checked.
+    """
+    search = parallel.get("search") or {}
+    return {name: search[name] for name in ("optimizer_bytes", "reserved_bytes") if name in search}
+
+
+def refuse_recompute(config: Mapping[str, Any], inventory: Inventory) -> None:
+    """Refuses what can be refused before anything is prepared.
+
+    Raises:
+        ConfigError: the setting says no layers, or others than the plan file; or they are to be
+            chosen, and nobody knows the stages or the memory of the devices.
+        PlanError: the plan file is missing or is none.
+    """
+    parallel = config["parallel"]
+    check_setting(recompute_of(parallel))
+    _refuse_file(config)
+    if not is_automatic(parallel):
+        return
+    plan, search = parallel.get("plan") or {}, parallel.get("search") or {}
+    by_hand = any(plan.get(name) is not None for name in ("file", "cuts"))
+    by_hand = by_hand or "-" not in str(plan.get("config") or "-")  # a single stage
+    searched = search.get("search") or config["task"].get("search")  # of task=partition
+    if not by_hand and searched is None:
+        raise ConfigError(
+            "parallel.strategy.recompute=auto goes by profiles of the stages, and neither a search "
+            "nor parallel.plan tells these before training",
+            remedy="set parallel.search.search=hete_mp, which measures the devices where they have "
+            "no profile; or give parallel.plan.file or parallel.plan.cuts, and profiles as "
+            "parallel.search.profiles or in the hardware inventory",
+        )
+    unknown = [
+        device.name
+        for host in inventory.hosts
+        for device in host.devices
+        if device.count and device.memory_bytes is None
+    ]
+    if unknown:
+        raise ConfigError(
+            f"parallel.strategy.recompute=auto fits the memory of devices, and that of "
+            f"{', '.join(dict.fromkeys(unknown))} is not known",
+            remedy="give memory_bytes of each device in the hardware inventory, or say which "
+            "layers to recompute",
+        )
+
+
+def _refuse_file(config: Mapping[str, Any]) -> None:
+    """Refuses a plan file whose layers the strategy does not recompute, or not them alone."""
+    parallel = config["parallel"]
+    if (parallel.get("plan") or {}).get("file") is None:
+        return
+    division = division_of(config)
+    if division is None or not division.details.get("recomputed"):
+        return
+    if synchronous_of(parallel) is None:
+        raise ConfigError(
+            f"{parallel['plan']['file']} is the plan of a synchronous pipeline that recomputes "
+            "layers, which no other one does",
+            remedy="choose parallel=gpipe, sync_1f1b or eager_1f1b, or give its stages without "
+            "that, as parallel.plan.config and parallel.plan.cuts",
+        )
+    assert division.config is not None
+    assert division.num_layers is not None
+    plan = Plan.of(config=division.config, cuts=division.cuts or (), num_layers=division.num_layers)
+    if not is_automatic(parallel):
+        spans_told(replace(plan, details=division.details), parallel)
+
+
+def synchronous_stages_of(
+    parallel: Mapping[str, Any], profiles: Mapping[str, Profile]
+) -> SynchronousStages | None:
+    """What a search for the plan has to count; None where the pipeline is no synchronous one.
+
+    Args:
+        parallel: resolved and checked.
+        profiles: of the devices, by their names.
+    """
+    if (synchronous := synchronous_of(parallel)) is None:
+        return None
+    return SynchronousStages(
+        setting=recompute_of(parallel), microbatches=_microbatches(synchronous, profiles)
+    )
+
+
+def _microbatches(synchronous: Synchronous, profiles: Mapping[str, Profile]) -> Microbatches:
+    told = (profile.meta.get("batch_size") for profile in profiles.values())
+    sizes = {int(size) for size in told if size is not None}
+    return Microbatches(
+        schedule=synchronous.schedule,
+        count=synchronous.microbatches,
+        batch_size=max(sizes, default=None),
+    )
+
+
+def choose(
+    plan: Plan,
+    profiles: Mapping[str, Profile],
+    inventory: Inventory,
+    parallel: Mapping[str, Any],
+    memory: MemoryModel,
+) -> Chosen:
+    """The cheapest layers to recompute with which all stages fit their devices.
+
+    A batch is what a device of the first stage reads, and what profiles are of.
+
+    Args:
+        plan: on devices of the inventory.
+        profiles: of these, by their models.
+        inventory: with the memory of each.
+        parallel: with the schedule.
+        memory: what devices keep beside activations.
+
+    Raises:
+        ConfigError: a stage does not fit.
+    """
+    synchronous = synchronous_of(parallel)
+    assert synchronous is not None, "no other strategy has the option"
+    return choose_spans(
+        plan,
+        profiles,
+        _limits(inventory),
+        memory=replace(memory, stash=False, predicted=False),
+        microbatches=_microbatches(synchronous, profiles),
+    )
+
+
+def with_spans(plan: Plan, spans: StageSpans) -> Plan:
+    """The plan whose file tells what is recomputed, if anything is.
+
+    What a search has expected of it with other layers to recompute is left out.
+    """
+    bounds = bounds_of(spans)
+    if bounds == bounds_of(spans_told_by(plan)):
+        return plan
+    left_out = ("recomputed", *_EXPECTED)
+    details = {key: value for key, value in plan.details.items() if key not in left_out}
+    return replace(plan, details={**details, "recomputed": bounds} if bounds else details)
+
+
+def spans_told(plan: Plan, parallel: Mapping[str, Any]) -> StageSpans:
+    """What a setting that names layers, or none, means in a plan: else those that its file tells.
+
+    Raises:
+        ConfigError: the plan has no such layers or stages, or its file tells of others.
+    """
+    setting, own = recompute_of(parallel), spans_told_by(plan)
+    if setting == "none" and synchronous_of(parallel) is not None:
+        return own
+    asked = recomputed_spans(setting, plan)
+    if any(asked) and any(own) and asked != own:
+        raise ConfigError(
+            f"parallel.strategy.recompute asks for layers {in_words(asked)}, and the plan file "
+            f"has layers {in_words(own)} recomputed",
+            remedy="leave parallel.strategy.recompute out to have those of the file, set it to "
+            "auto to choose them anew, or give the stages as parallel.plan.config and "
+            "parallel.plan.cuts",
+        )
+    return asked
+
+
+def settled_recompute(parallel: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
+    """The strategy's argument where it is not what the configuration says.
+
+    Args:
+        parallel: resolved and checked.
+        details: of the run's plan file, or of the one that is given.
+    """
+    bounds = details.get("recomputed")
+    if is_automatic(parallel):
+        return {"recompute": {"layers": bounds} if bounds else "none"}
+    if bounds and synchronous_of(parallel) is not None and recompute_of(parallel) == "none":
+        return {"recompute": {"layers": bounds}}
+    return {}
+
+
+def log_chosen(chosen: Chosen) -> None:
+    """What is recomputed, in words."""
+    if not any(chosen.spans):
+        log.info("all stages fit their devices without recomputing activations")
+        return
+    for number, spans in enumerate(chosen.spans):
+        if spans:
+            log.info(
+                "stage %d recomputes layers %s: %.3g ms more for a batch, %.1f MiB of "
+                "activations in %.1f MiB",
+                number,
+                in_words((spans,)),
+                1e3 * chosen.times_s[number],
+                chosen.peaks_bytes[number] / MIB,
+                chosen.rooms_bytes[number] / MIB,
+            )
+
+
+def _limits(inventory: Inventory) -> dict[str, float]:
+    """Memory of each device, by the name that plans give it."""
+    memory = {
+        (host.name, device.name): device.memory_bytes
+        for host in inventory.hosts
+        for device in host.devices
+    }
+    found = {place.text: memory[place.host, place.name] for place in places(inventory)}
+    return {name: float(limit) for name, limit in found.items() if limit is not None}

@@ -1,0 +1,119 @@
+"""What a ``_target_`` takes."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparsepipe.errors import ConfigError
+
+_TASKS = {
+    "config.listing.list_options": "listing.list_options",
+    "paper.report_task.report": "report_task.report",
+    "paper.table1.table1": "table1.table1",
+    "paper.table3.table3": "table3.table3",
+    "tasks.bandwidth.bandwidth": "bandwidth.bandwidth",
+    "tasks.emulated.train_emulated": "emulated.train_emulated",
+    "tasks.evaluate.evaluate": "evaluate.evaluate",
+    "tasks.fitting.fit_batch.fit_batch": "fitting.fit_batch.fit_batch",
+    "tasks.fitting.train_if_fits.train_if_fits": "fitting.train_if_fits.train_if_fits",
+    "tasks.partition.partition": "partition.partition",
+    "tasks.profile.profile": "profile.profile",
+    "tasks.simulate.simulate": "simulate.simulate",
+    "tasks.train.train": "train.train",
+}
+_FORMER = {f"sparsepipe.{now}": f"sparsepipe.experiment.{then}" for now, then in _TASKS.items()}
+"""Names of tasks in versions before 0.2, by the present ones."""
+_PRESENT = {then: now for now, then in _FORMER.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """Parameters of a callable.
+
+    Args:
+        types: type hint by name; ``Any`` where there is none.
+        required: those without a default.
+        open: any further keyword is taken as well.
+    """
+
+    types: Mapping[str, Any]
+    required: tuple[str, ...]
+    open: bool
+
+
+def parameters_of(target: str) -> Parameters:
+    """Imports ``target`` and reads its signature.
+
+    Raises:
+        ConfigError: there is no such thing, or it cannot be called.
+    """
+    found = locate(target)
+    try:
+        signature = inspect.signature(found)
+    except (TypeError, ValueError):
+        return Parameters(types={}, required=(), open=True)  # builtins tell nothing
+    kinds = inspect.Parameter
+    named = {
+        name: parameter
+        for name, parameter in signature.parameters.items()
+        if parameter.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+    }
+    hints = _hints(found)
+    return Parameters(
+        types={name: hints.get(name, Any) for name in named},
+        required=tuple(name for name, value in named.items() if value.default is kinds.empty),
+        open=any(p.kind is kinds.VAR_KEYWORD for p in signature.parameters.values()),
+    )
+
+
+def identity_name(target: str) -> str:
+    """What a task is called in the identity of a run, which outlives the places of modules."""
+    return _FORMER.get(target, target)
+
+
+def locate(target: str) -> Any:
+    """The object with this dotted name, which of a task may be a former one.
+
+    Raises:
+        ConfigError: there is no such thing, or it cannot be called.
+    """
+    parts = _PRESENT.get(target, target).split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        module_name = ".".join(parts[:length])
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and module_name.startswith(error.name):
+                continue  # the tail may be a class
+            raise _unusable(target, f"its module needs {error.name}, which is missing") from error
+        for name in parts[length:]:
+            if not hasattr(found, name):
+                raise _unusable(target, f"{module_name} has no {name}")
+            found = getattr(found, name)
+        if not callable(found):
+            raise _unusable(target, "it cannot be called")
+        return found
+    raise _unusable(target, f"there is no module {parts[0]}")
+
+
+def _unusable(target: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"'{target}' cannot be used: {reason}",
+        remedy="give the full dotted name of a class or function that can be imported",
+    )
+
+
+def _hints(found: Any) -> dict[str, Any]:
+    while isinstance(found, functools.partial):
+        found = found.func  # a partial has no hints of its own
+    source = found.__init__ if inspect.isclass(found) else found
+    try:
+        return typing.get_type_hints(inspect.unwrap(source), include_extras=True)
+    except Exception:
+        return {}  # names that only a type checker sees: then types are not checked

@@ -1,1 +1,0 @@
-"""Experiments: typed configuration, run directories, and the tasks that fill them."""

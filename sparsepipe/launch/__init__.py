@@ -1,0 +1,1 @@
+"""From a configuration to running ranks: preparation, jobs, what each rank does."""

@@ -1,0 +1,150 @@
+"""What a finished run shows in a tracker: its settings, results, figures and tables.
+
+All of it lies in the run's directory by then, whatever the task and with or without a Trainer.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from sparsepipe.config.build import build_with
+from sparsepipe.config.signature import locate
+from sparsepipe.results.files import read_json
+from sparsepipe.runs.rundir import RunDir, flatten
+from sparsepipe.runtime import group
+from sparsepipe.schedule import Plan
+from sparsepipe.tasks.run import Run
+from sparsepipe.tracking.loggers import RunLogger, end_tracking, wandb_logger
+
+_MOST_ROWS = 10_000  # of a table there
+
+
+def log_outcome(run: Run) -> None:
+    """Logs configuration, result, figures and tables of a run that is done, if a tracker is chosen.
+
+    Every picture of the run's directory is logged as ``figures/<name>``, every table as
+    ``tables/<name>``, the counts of the test as ``confusion_matrix``.
+    """
+    for logger in _trackers(run):
+        logger.log_hyperparams(dict(run.config))
+        _log_result(logger.experiment, run)
+        if media := dict(_media(run.directory)):
+            logger.experiment.log(media)
+
+
+def log_report(
+    nodes: Mapping[str, Any], directory: Path, *, run_id: str, settings: Mapping[str, Any]
+) -> None:
+    """Logs a sweep's report, its tables and pictures, as a run of its own, if a tracker is chosen.
+
+    Args:
+        nodes: loggers as they are configured.
+        directory: of the report; a tracker's files are below.
+        run_id: the run's identity there.
+        settings: the configuration that it has there.
+    """
+    for node in nodes.values():
+        if not _is_tracker(node):
+            continue
+        logger = build_with(node, run_id=run_id, run_dir=directory, job_type="report")
+        try:
+            logger.log_hyperparams(dict(settings))
+            logger.experiment.log(dict(_media(RunDir(directory))))
+        finally:
+            end_tracking(failed=False)
+
+
+def _is_tracker(node: Mapping[str, Any]) -> bool:
+    """Whether a logger is ours; users' own are not asked."""
+    return locate(node["_target_"]) is wandb_logger
+
+
+def _trackers(run: Run) -> Iterator[RunLogger]:
+    """Those of this rank."""
+    if group.rank() == 0 and any(map(_is_tracker, run.config["logger"].values())):
+        yield from (logger for logger in run.loggers() if isinstance(logger, RunLogger))
+
+
+def _log_result(tracked: Any, run: Run) -> None:
+    """What is not among the settings; ``test/accuracy`` and the like come as they are called."""
+    if not run.directory.result.exists():
+        return
+    settings = flatten(run.config)
+    result = read_json(run.directory.result).items()
+    found = {k: v for k, v in result if k not in settings and v is not None}
+    tracked.summary.update(found)
+
+
+def _media(directory: RunDir) -> Iterator[tuple[str, Any]]:
+    import wandb
+
+    for path in sorted(directory.path.glob("*.png")):
+        yield f"figures/{path.stem}", wandb.Image(str(path))
+    for path in sorted(directory.path.glob("*.csv")):
+        if path == directory.confusion:
+            yield "confusion_matrix", _confusion(path)
+        elif path != directory.metrics and (rows := _rows(path)):
+            yield f"tables/{path.stem}", _table(rows)
+    if directory.plan.exists() and not directory.plan_figures.exists():
+        yield "tables/plan", _table(_stages(directory.plan))
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    with path.open(encoding="utf-8", errors="replace", newline="") as stream:
+        found = islice(csv.DictReader(stream, restkey=""), _MOST_ROWS)
+        return [{name: _cell(text) for name, text in row.items() if name} for row in found]
+
+
+def _cell(text: str | None) -> float | str | None:
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    import wandb
+
+    columns = list(rows[0]) if rows else []
+    cells = [[row.get(name) for name in columns] for row in rows[:_MOST_ROWS]]
+    return wandb.Table(columns=columns, data=cells, allow_mixed_types=True)
+
+
+def _confusion(path: Path) -> Any:
+    """The chart that Weights & Biases draws of labels and predictions."""
+    import wandb
+
+    rows = _rows(path)
+    names = list(dict.fromkeys(str(row["actual"]) for row in rows))
+    number = {name: place for place, name in enumerate(names)}
+    pairs = [
+        (number[str(row["actual"])], number[str(row["predicted"])])
+        for row in rows
+        for _ in range(int(row["shapes"]))
+    ]
+    return wandb.plot.confusion_matrix(
+        y_true=[actual for actual, _ in pairs],
+        preds=[predicted for _, predicted in pairs],
+        class_names=names,
+        title="Confusion matrix of the test",
+    )
+
+
+def _stages(path: Path) -> list[dict[str, Any]]:
+    """A plan by hand or by equal shares, of which no search has left figures."""
+    plan = Plan.from_json(path.read_text(encoding="utf-8"))
+    return [
+        {
+            "stage": number,
+            "first": stage.layers[0],
+            "last": stage.layers[1],
+            "devices": ", ".join(stage.devices),
+        }
+        for number, stage in enumerate(plan.stages)
+    ]

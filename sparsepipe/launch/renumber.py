@@ -1,0 +1,125 @@
+"""Ranks under an outer launcher, numbered as the plan has them on the hosts of an inventory.
+
+A launcher numbers processes node after node, a plan its devices stage after stage: where a stage
+lies on a later host than the one after it, or on several, the two differ.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.cluster.places import ranks_of_nodes
+from sparsepipe.config.division import division_of
+from sparsepipe.errors import ConfigError, PlanError
+from sparsepipe.planning.placing import places_of_ranks
+from sparsepipe.runs.logs import configure
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.runtime import group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """Where a process was started.
+
+    Args:
+        node: number of its node.
+        host: what that calls itself.
+        local: number of the process on its node.
+        beside: processes of its node.
+    """
+
+    node: int
+    host: str
+    local: int
+    beside: int
+
+
+def renumber(config: Mapping[str, Any], inventory: Inventory, directory: RunDir) -> None:
+    """Makes this process the rank whose device is on its node, and leaves the group.
+
+    Every rank must call it. Only as that rank does it know its device, with which it joins anew.
+
+    Args:
+        config: resolved and checked.
+        inventory: the hardware.
+        directory: of the run, with its plan.
+
+    Raises:
+        ConfigError: not every node sees the run's plan.
+        PlanError: a node has another number of processes than devices are used there.
+    """
+    before = list(range(group.world_size()))
+    numbers = before
+    if config["parallel"]["num_nodes"] > 1 and len(inventory.hosts) > 1:
+        numbers = _as_planned(config, inventory, directory) or before
+    group.renumber(numbers)
+    if numbers != before:
+        configure()  # another process tells now
+
+
+def _as_planned(
+    config: Mapping[str, Any], inventory: Inventory, directory: RunDir
+) -> list[int] | None:
+    """The rank that each process is to be; None: it does not matter."""
+    nodes = config["parallel"]["num_nodes"]
+    me = Process(
+        node=int(os.environ.get("GROUP_RANK", "0")),
+        host=socket.gethostname(),
+        local=group.local_rank(),
+        beside=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+    )
+    everyone = group.gather_objects((me, directory.plan.exists()))
+    if len({sees for _, sees in everyone}) > 1:
+        raise ConfigError(
+            f"not every node sees the plan {directory.plan}",
+            remedy="set paths.outputs to a directory that all nodes share",
+        )
+    ranks = len(everyone)
+    if division_of(config, kept=directory.plan) is None and ranks != inventory.num_devices:
+        return None  # some devices of each host, whichever: no node has to be a certain host
+    places = places_of_ranks(config, inventory, ranks=ranks, kept=directory.plan)
+    by_node = ranks_of_nodes(places, inventory, nodes=nodes)
+    hosts = [places[of_node[0]].host for of_node in by_node]
+    return new_ranks([process for process, _ in everyone], by_node, hosts)
+
+
+def new_ranks(
+    processes: Sequence[Process], by_node: Sequence[Sequence[int]], hosts: Sequence[str]
+) -> list[int]:
+    """The rank that each process is to be.
+
+    Nodes that call themselves as the hosts are called are these; else the first node is the first
+    host, and so on.
+
+    Args:
+        processes: in the order in which the launcher has numbered them.
+        by_node: the ranks of each host, in the order of its processes.
+        hosts: their names.
+
+    Raises:
+        PlanError: a node has more or fewer processes than its host has ranks.
+    """
+    names = {process.node: process.host for process in processes}
+    known = sorted(names.values()) == sorted(hosts)
+    host_of = {node: hosts.index(name) if known else node for node, name in names.items()}
+    found = []
+    for process in processes:
+        host = host_of[process.node]
+        if len(names) != len(hosts) or process.beside != len(by_node[host]):
+            wanted = ", ".join(
+                f"{len(ranks)} on {name}" for name, ranks in zip(hosts, by_node, strict=True)
+            )
+            raise PlanError(
+                f"node {process.node} ({process.host}) of {len(names)} has {process.beside} "
+                f"processes; there are to be {wanted}",
+                remedy="start torchrun on each host with as many processes (--nproc-per-node) as "
+                "devices are used there; nodes are numbered as hosts in the inventory, or are "
+                "called like them",
+            )
+        found.append(by_node[host][process.local])
+    return found

@@ -1,0 +1,47 @@
+"""A rank: ``python -m sparsepipe.launch.worker <run directory>``, under the elastic agent."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from sparsepipe.emulate import enter_host
+from sparsepipe.runtime.launch import announce, follow_parent
+from sparsepipe.runtime.leaving import abandon
+
+
+def main() -> None:
+    """Runs the task of the run directory given on the command line."""
+    follow_parent()
+    announce()
+    try:
+        enter_host()
+        _run(Path(sys.argv[1]))
+    except BaseException as error:
+        abandon(error)
+
+
+def _run(path: Path) -> None:
+    from sparsepipe.config.build import build_inventory
+    from sparsepipe.launch.execute import execute
+    from sparsepipe.machine import git_commit
+    from sparsepipe.runs.logs import configure
+    from sparsepipe.runs.rundir import RunDir
+    from sparsepipe.runs.signals import SIGNALS, SignalWatch, ignore
+
+    configure()
+    with SignalWatch() as watch:
+        try:
+            git_commit()  # of what is read by now, as where a run has one rank
+            directory = RunDir(path)
+            config = directory.load_config()
+            execute(directory, config, build_inventory(config), watch)
+        except BaseException as error:
+            # The agent ends all ranks with the first, a terminal's Ctrl-C reaches all of them:
+            # neither must interrupt this one's word, nor take its place.
+            ignore(*SIGNALS)
+            abandon(error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What exists only because a paper prints a table or a figure."""

@@ -1,0 +1,130 @@
+"""The task ``report``: ours beside what the paper prints, from the finished runs of experiments."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparsepipe import __version__
+from sparsepipe.cluster import Inventory
+from sparsepipe.machine import git_commit
+from sparsepipe.paper.reported import Reported
+from sparsepipe.results.report.cell import Row
+from sparsepipe.results.report.chapters import Chapter
+from sparsepipe.results.report.exhibits import EXHIBITS
+from sparsepipe.results.report.failures import Failure
+from sparsepipe.results.report.writing import write_report
+from sparsepipe.tasks.result import write_result
+from sparsepipe.tasks.run import Run
+from sparsepipe.tasks.simulate import one_process
+
+log = logging.getLogger(__name__)
+
+_read: dict[Reported, dict[str, list[Row]]] = {}
+"""What a fingerprint was taken of, until its report is made: the runs are read once."""
+
+
+def report(
+    run: Run,
+    *,
+    exhibits: list[str] | None = None,
+    where: str | None = None,
+    scale: str | None = None,
+    **of_the_experiment: Any,
+) -> None:
+    """Writes ``report.html``, ``report.md``, and a CSV and pictures for each exhibit.
+
+    Args:
+        run: configuration and directory.
+        exhibits: tables and figures of the paper, by name; None: that of the experiment, or all
+            of them for the experiment ``all``.
+        where: a directory of runs or a ledger; None: ``paths.outputs``.
+        scale: rows of this scale count alone; None: all, each scale apart.
+        **of_the_experiment: what the experiment sets for its own task; of no use here.
+
+    Raises:
+        ConfigError: nothing of the paper has such a name.
+        DataError: finished runs cannot be read, or a file cannot be written.
+    """
+    del of_the_experiment
+    run.assert_one_rank()
+    reported = Reported.of(run.config, exhibits=exhibits, where=where, scale=scale)
+    read = _read.pop(reported, None)
+    rows = reported.rows() if read is None else read
+    chapters = write_chapters(run.directory.path, reported, rows)
+    figures = [block.filled for chapter in chapters for block in chapter.blocks]
+    counts = {
+        "figures": sum(filled for filled, _ in figures),
+        "figures_missing": sum(wanted - filled for filled, wanted in figures),
+    }
+    write_result(run, {"exhibits": list(reported.exhibits), **counts})
+
+
+def write_chapters(
+    directory: Path,
+    reported: Reported,
+    rows: Mapping[str, Sequence[Row]],
+    *,
+    failures: Sequence[Failure] = (),
+) -> list[Chapter]:
+    """Writes a report, and logs where it is and what it lacks.
+
+    Args:
+        directory: of its files.
+        reported: what is asked for.
+        rows: finished runs of each exhibit.
+        failures: jobs that have left none.
+
+    Raises:
+        DataError: a file cannot be written.
+    """
+    (title, *others) = [EXHIBITS[name].title for name in reported.exhibits]
+    chapters = write_report(
+        directory,
+        "SparsePipe: the paper's tables and figures" if others else title,
+        [(EXHIBITS[name], rows[name]) for name in reported.exhibits],
+        commands=reported.commands(),
+        failures=failures,
+    )
+    for chapter in chapters:
+        for block in chapter.blocks:
+            filled, wanted = block.filled
+            setting = f" ({block.title})" if block.title else ""
+            log.info(
+                "%s%s: %d of %d figures%s",
+                chapter.exhibit.title,
+                setting,
+                filled,
+                wanted,
+                f"; to fill all: {block.sweep}" if filled < wanted and block.sweep else "",
+            )
+    log.info("page: %s", directory / "report.html")
+    return chapters
+
+
+def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
+    """Of the rows that count, and of this version: with others, it is another report."""
+    del inventory
+    keys = ("exhibits", "where", "scale")
+    asked = {key: config["task"][key] for key in keys if key in config["task"]}
+    reported = Reported.of(config, **asked)
+    rows = reported.rows()
+    _read.clear()
+    _read[reported] = rows
+    made_of = [__version__, git_commit(), reported.scale, rows]
+    text = json.dumps(made_of, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+report.cores = 1  # type: ignore[attr-defined]
+report.prepare = fingerprint  # type: ignore[attr-defined]
+report.parallel = one_process  # type: ignore[attr-defined]
+# No data are read, no network is made; the fingerprint stands for all that counts.
+report.not_identity = (  # type: ignore[attr-defined]
+    *("backend", "callbacks", "checkpoint", "data", "model", "optim", "parallel"),
+    *("representation", "seed", "task", "trainer"),
+)

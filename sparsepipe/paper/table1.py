@@ -1,0 +1,171 @@
+"""The task ``table1``: the paper's GPUs beside the machine at hand, as it was measured.
+
+Zhai et al., SparsePipe, Table I: two servers with three kinds of GPU. Their figures are those of
+``hardware=paper_8gpu``, which the paper prints and which are data sheets'; ours are what a product
+of matrices and a copy reach, which is less than a data sheet promises.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import torch
+
+from sparsepipe.cluster import Device, Inventory, Place
+from sparsepipe.config.schema import Limits
+from sparsepipe.paper.paper_problem import paper_inventory
+from sparsepipe.planning.measured_device import (
+    find_device,
+    memory_of,
+    prepare_device,
+    words_of_machine,
+)
+from sparsepipe.profiling.speed import Speed, copy_speed, multiply_speed
+from sparsepipe.results.files import write_text_atomic
+from sparsepipe.results.tables import markdown_table, write_csv
+from sparsepipe.tasks.result import write_result
+from sparsepipe.tasks.run import Run
+
+log = logging.getLogger(__name__)
+
+Count = Annotated[int, Limits(1, 2**40)]
+
+
+def table1(
+    run: Run,
+    *,
+    device: str | None = None,
+    matrix_size: Count = 4096,
+    copy_bytes: Count = 2**30,
+    warmups: Annotated[int, Limits(0, 10_000)] = 3,
+    repeats: Annotated[int, Limits(1, 10_000)] = 20,
+) -> None:
+    """Measures one device; writes ``table.md`` and ``table.csv``.
+
+    Args:
+        run: configuration and directory.
+        device: name of the inventory's device to measure; None where it has one kind only. A
+            processor is measured as a whole, with all threads of this process.
+        matrix_size: rows and columns of the float32 matrices that ``torch.mm`` multiplies.
+        copy_bytes: of the tensor that is copied; each byte counts as read and as written.
+        warmups: products and copies before those that count.
+        repeats: products and copies that count; medians and quartiles are taken over them.
+
+    Raises:
+        ConfigError: the run has several processes; the inventory has no such device, or several.
+        HardwareError: the device is not here.
+    """
+    run.assert_one_rank()
+    place = find_device(run.inventory, device)
+    here = torch.device("cpu")
+    if place.accelerator == "cuda":
+        here = prepare_device(place, run.inventory)
+    effort = {"warmups": warmups, "repeats": repeats}
+    multiplied = multiply_speed(here, size=matrix_size, **effort)
+    copied = copy_speed(here, size_bytes=copy_bytes, **effort)
+    rows = table(place, run.inventory, multiplied=multiplied, copied=copied)
+    _tell(run, rows, _method(matrix_size, copy_bytes, repeats))
+    write_result(
+        run,
+        {
+            "measured_device": place.name,
+            "flops_per_s": multiplied.per_s,
+            "flops_spread_per_s": multiplied.spread_per_s,
+            "copied_bytes_per_s": copied.per_s,
+            "copied_spread_bytes_per_s": copied.spread_per_s,
+            "memory_bytes": _memory_bytes(place, run.inventory),
+        },
+    )
+
+
+def _tell(run: Run, rows: Sequence[Mapping[str, str]], method: str) -> None:
+    """Prints and writes the table and how it was taken."""
+    text = markdown_table(list(rows[0]), [list(row.values()) for row in rows])
+    log.info("%s\n\n%s", method, text)
+    write_csv(run.directory.path / "table.csv", rows)
+    write_text_atomic(run.directory.path / "table.md", f"{text}\n\n{method}\n")
+
+
+def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
+    """What the speeds depend on and an inventory need not name."""
+    del config, inventory
+    return ", ".join([*words_of_machine(), f"{torch.get_num_threads()} threads"])
+
+
+# No data are read, no network is made.
+_UNUSED = ("backend", "data", "model", "optim", "representation", "trainer")
+table1.alone = True  # type: ignore[attr-defined]
+table1.not_identity = _UNUSED  # type: ignore[attr-defined]
+table1.prepare = fingerprint  # type: ignore[attr-defined]
+# Measured undisturbed, and amid all kinds of GPU, of which task.device names one.
+table1.whole_machine = True  # type: ignore[attr-defined]
+
+
+def table(
+    place: Place, inventory: Inventory, *, multiplied: Speed, copied: Speed
+) -> list[dict[str, str]]:
+    """The paper's rows as columns, and one more.
+
+    Args:
+        place: the device that was measured.
+        inventory: where it is.
+        multiplied: its speed.
+        copied: that of its memory.
+    """
+    paper = [
+        (f"{device.name} (paper)", _printed(device))
+        for host in paper_inventory(8).hosts
+        for device in host.devices
+    ]
+    memory_bytes = _memory_bytes(place, inventory)
+    threads = f", {torch.get_num_threads()} threads" if place.accelerator == "cpu" else ""
+    ours = (
+        f"{place.name}{threads} (measured here)",
+        (
+            "1",
+            _with_spread(multiplied, 1e12, "{:.3g}"),
+            "" if memory_bytes is None else f"{memory_bytes / 1e9:.3g}",
+            _with_spread(copied, 1e9, "{:.3g}"),
+        ),
+    )
+    quantities = ("devices", "float32 TFLOP/s", "memory (GB)", "memory bandwidth (GB/s)")
+    columns = [*paper, ours]
+    return [
+        {"": quantity, **{name: cells[number] for name, cells in columns}}
+        for number, quantity in enumerate(quantities)
+    ]
+
+
+def _printed(device: Device) -> tuple[str, ...]:
+    rates = (device.tflops, device.memory_bytes, device.memory_bytes_per_s)
+    scales = (1.0, 1e9, 1e9)
+    cells = [
+        "" if rate is None else f"{rate / scale:g}"
+        for rate, scale in zip(rates, scales, strict=True)
+    ]
+    return (str(device.count), *cells)
+
+
+def _with_spread(speed: Speed, scale: float, digits: str) -> str:
+    return f"{digits.format(speed.per_s / scale)} ± {digits.format(speed.spread_per_s / scale)}"
+
+
+def _memory_bytes(place: Place, inventory: Inventory) -> int | None:
+    """Of a GPU; of a processor what its host has, of which the inventory gives cores shares."""
+    if place.accelerator != "cpu":
+        return memory_of(place, inventory)
+    (host,) = [host for host in inventory.hosts if host.name == place.host]
+    shares = [(device.count, device.memory_bytes) for device in host.devices]
+    known = [count * each for count, each in shares if each is not None]
+    return int(sum(known)) if len(known) == len(shares) else None
+
+
+def _method(matrix_size: int, copy_bytes: int, repeats: int) -> str:
+    return (
+        "The paper's figures are data sheets'. Measured here: products of float32 matrices of "
+        f"{matrix_size:,} by {matrix_size:,} by torch.mm, 2 n^3 operations each, and copies of "
+        f"{copy_bytes:,} bytes, read once and written once; median of {repeats} ± the distance "
+        "between the quartiles."
+    )

@@ -1,0 +1,251 @@
+"""The profiles of an inventory's devices: which files they are, and if they are of the model."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sparsepipe.cluster import Device, Inventory
+from sparsepipe.config.compose import config_dir
+from sparsepipe.config.outputs import expanded
+from sparsepipe.config.schedules import synchronous_of
+from sparsepipe.errors import ProfileError
+from sparsepipe.machine import usable_cores
+from sparsepipe.profiling import Profile, graph_profile, read_graph
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {"None": "float32", "32": "float32", "32-true": "float32", "64-true": "float64"}
+_WORKLOAD = ("batch_size", "resolution", "point_ratio")
+
+
+def load_profiles(
+    inventory: Inventory,
+    model: str,
+    *,
+    given: Mapping[str, str],
+    settings: Mapping[str, Any] | None = None,
+) -> dict[str, Profile]:
+    """The profile of each device of an inventory, as far as there is one.
+
+    Args:
+        inventory: names a file for each device and model.
+        model: its name.
+        given: files by the names of devices, which count first.
+        settings: of the model, see :func:`model_settings`; None: they do not matter.
+
+    Raises:
+        ProfileError: a file is missing, broken, of another model or of one with other settings,
+            or of no device that there is, or one device has two.
+    """
+    devices = [device for host in inventory.hosts for device in host.devices]
+    there = list(dict.fromkeys(device.name for device in devices))
+    if unknown := [name for name in given if name not in there]:
+        raise ProfileError(
+            f"profiles are given of {', '.join(unknown)}, which the inventory does not have",
+            remedy=f"name devices of the hardware inventory: {', '.join(there)}",
+        )
+    files: dict[str, str] = {**given}
+    for device in devices:
+        if device.name in given or model not in device.profile:
+            continue
+        path = device.profile[model]
+        if files.setdefault(device.name, path) != path:
+            raise ProfileError(
+                f"the inventory names two profiles of {model} on {device.name}: "
+                f"{files[device.name]} and {path}",
+                remedy="name the same file on all hosts, or call the devices by different names",
+            )
+    return {
+        name: _of_model(load_profile(path), model, settings or {}, path)
+        for name, path in files.items()
+    }
+
+
+def _of_model(profile: Profile, model: str, settings: Mapping[str, Any], path: str) -> Profile:
+    measured = profile.meta.get("model")  # a graph.txt does not tell
+    if measured not in (None, model):
+        raise ProfileError(
+            f"{path} is a profile of another model: of {measured}, not of {model}",
+            remedy=f"measure {model} with task=profile, or ask for model={measured}",
+        )
+    told = profile.meta.get("model_settings") or {}
+    if others := [name for name in settings if told.get(name, settings[name]) != settings[name]]:
+        asked = ", ".join(f"{name}={settings[name]}" for name in others)
+        raise ProfileError(
+            f"{path} is a profile of {model} with "
+            f"{', '.join(f'{name}={told[name]}' for name in others)}, not with {asked}",
+            remedy="measure the model as it is with task=profile, or set "
+            + ", ".join(f"model.{name}={told[name]}" for name in others),
+        )
+    return profile
+
+
+def workload(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of the data by which a step takes longer or shorter."""
+    return {name: config["data"].get(name) for name in _WORKLOAD}
+
+
+def other_workloads(profiles: Mapping[str, Profile], config: Mapping[str, Any]) -> list[str]:
+    """In words, what was measured on other batches than those of a configuration."""
+    found = []
+    for device, profile in profiles.items():
+        for name, asked in workload(config).items():
+            measured = profile.meta.get(name)
+            if None not in (asked, measured) and measured != asked:
+                found.append(f"{device} was measured with data.{name}={measured}, not {asked}")
+    return found
+
+
+def check_workload(profiles: Mapping[str, Profile], config: Mapping[str, Any]) -> None:
+    """Refuses to train by profiles of another workload.
+
+    Raises:
+        ProfileError: batches were of another size, or of other shapes.
+    """
+    if found := other_workloads(profiles, config):
+        raise ProfileError(
+            "the profiles are of another workload: " + "; ".join(found),
+            remedy="train with the data as they were measured, or measure the model with these "
+            "(task=profile, or no profiles at all: they are made before a training)",
+        )
+
+
+def check_batch_sizes(profiles: Mapping[str, Profile]) -> None:
+    """Refuses to compare what was measured on batches of unlike size. What is not told is right.
+
+    Args:
+        profiles: by the names of devices.
+
+    Raises:
+        ProfileError: batches were of unlike sizes.
+    """
+    told = {name: profile.meta.get("batch_size") for name, profile in profiles.items()}
+    sizes = {name: size for name, size in told.items() if size is not None}
+    if unlike := [name for name in sizes if sizes[name] != next(iter(sizes.values()))]:
+        first, other = next(iter(sizes)), unlike[0]
+        raise ProfileError(
+            f"the profile of {first} is of batches of {sizes[first]} samples, that of {other} of "
+            f"{sizes[other]}",
+            remedy="profile the model on all devices with one data.batch_size (task=profile)",
+        )
+
+
+def check_devices(
+    profiles: Mapping[str, Profile], config: Mapping[str, Any], inventory: Inventory
+) -> None:
+    """Refuses to train by profiles of devices that compute otherwise.
+
+    What may well matter little is told. What a profile does not tell is taken to be right.
+
+    Raises:
+        ProfileError: a device was made slower than it is to be, or less so, or another backend
+            computed.
+    """
+    refused: list[str] = []
+    told: list[str] = []
+    for device in {d.name: d for host in inventory.hosts for d in host.devices}.values():
+        if (profile := profiles.get(device.name)) is None:
+            continue
+        meta = profile.meta
+        for name, asked, found in (
+            ("slowdown", f"{device.slowdown:g}", refused),
+            ("backend", backend_name(config), refused),
+            ("device", device.name, told),
+            ("dtype", dtype_of(config), told),
+            ("optimizer", optimizer_words(config), told),
+            ("threads", _threads(device, inventory), told),
+            ("microbatches", _microbatches(config), told),
+        ):
+            measured = meta.get(name)
+            if name == "slowdown" and isinstance(measured, (int, float)):
+                measured = f"{measured:g}"
+            if None not in (asked, measured) and str(measured) != asked:
+                found.append(
+                    f"that of {device.name} was measured with {name} {measured}, not {asked}"
+                )
+    for words in told:
+        log.warning("the profiles are of other circumstances: %s", words)
+    if refused:
+        raise ProfileError(
+            "the profiles are of other devices: " + "; ".join(refused),
+            remedy="measure the model on the devices as they are (task=profile, or no profiles at "
+            "all: they are made before a training), or set hardware and backend as they were",
+        )
+
+
+def backend_name(config: Mapping[str, Any]) -> str | None:
+    """What computes sparse layers; None where there are none."""
+    backend = config["backend"]
+    return str(backend["_target_"]).rpartition(".")[2] if backend else None
+
+
+def optimizer_words(config: Mapping[str, Any]) -> str:
+    """An optimizer and what it is set to use, by which an update takes longer or shorter."""
+    settings = config["optim"]["optimizer"]
+    used = [k for k, v in settings.items() if v and k not in ("_target_", "_partial_", "lr")]
+    return " ".join([str(settings["_target_"]), *sorted(used)])
+
+
+def dtype_of(config: Mapping[str, Any]) -> str:
+    """What numbers a configuration computes with, as torch calls it; else its precision."""
+    precision = str(config["trainer"]["precision"])
+    return _DTYPES.get(precision, precision)
+
+
+def _microbatches(config: Mapping[str, Any]) -> str:
+    synchronous = synchronous_of(config["parallel"])
+    return str(1 if synchronous is None else synchronous.microbatches)
+
+
+def _threads(device: Device, inventory: Inventory) -> str | None:
+    """Of a rank on a processor; None: of other machines nobody knows here."""
+    if device.accelerator != "cpu" or len(inventory.hosts) > 1:
+        return None
+    share = max(1, usable_cores() // inventory.num_devices)
+    return os.environ.get("OMP_NUM_THREADS", str(share))
+
+
+def fingerprint_of(inventory: Inventory, model: str, *, given: Mapping[str, str]) -> str:
+    """Of an inventory and its profiles of a model; see :func:`load_profiles`."""
+    profiles = load_profiles(inventory, model, given=given)
+    return _digest(inventory.to_yaml() + _text_of(profiles))
+
+
+def fingerprint_of_profiles(profiles: Mapping[str, Profile]) -> str:
+    """Of what profiles hold, wherever they lie."""
+    return _digest(_text_of(profiles))
+
+
+def _text_of(profiles: Mapping[str, Profile]) -> str:
+    return "".join(f"{name}\n{profiles[name].to_json()}" for name in sorted(profiles))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def load_profile(name: str) -> Profile:
+    """A profile file, or a ``graph.txt`` of PipeDream's profiler.
+
+    Args:
+        name: a path; a relative one that leads nowhere is looked for among those we ship.
+
+    Raises:
+        ProfileError: it is missing, or neither.
+    """
+    path = expanded(name)
+    shipped = config_dir() / name
+    found: Path = shipped if not path.exists() and shipped.exists() else path
+    if found.suffix == ".txt":
+        return graph_profile(read_graph(found), meta={"source": str(found)})
+    return Profile.load(found)
+
+
+def origin_of(profile: Profile) -> dict[str, Any]:
+    """What a plan file tells of a profile that it was computed from."""
+    return {"fingerprint": _digest(profile.to_json()), "source": profile.meta.get("source")}

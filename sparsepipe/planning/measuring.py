@@ -1,0 +1,167 @@
+"""Profiles and bandwidths that a training lacks: runs of their own, before it begins.
+
+Their identity holds only what matters to what they measure, so that a later training of the same
+model on the same hardware finds them finished, whatever its seed, learning rate or search.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from sparsepipe.config.compose import config_dir
+from sparsepipe.config.schedules import synchronous_of
+from sparsepipe.config.schema import Measuring
+from sparsepipe.errors import SparsePipeError
+from sparsepipe.planning.device_profiles import dtype_of
+from sparsepipe.profiling import Profile
+from sparsepipe.results.files import read_json
+from sparsepipe.runs.rundir import RunDir
+
+log = logging.getLogger(__name__)
+
+_PROFILES, _LINKS = "profiles", "links"
+_MESSAGES = {"sizes_bytes": [2**20, 2**23], "repeats": 5, "warmups": 1, "most_s": 1.0}
+"""As large as activations are, and not for long."""
+_NOT_OF_LINKS = ("model", "data", "backend", "optim", "trainer")
+_PRECISION = "32-true"
+_WAIT_S = 7200.0
+"""For another training that measures the same: as long as data caches wait for their builder."""
+RunJob = Callable[..., RunDir]
+"""Runs the job of a configuration; it stands above this room, and hands itself in."""
+_KEYS = {
+    r"\btask\.(num_warmup|num_measured|num_batches)\b": r"parallel.search.measure.\1",
+    r"\btask\.(layers|direct|microbatches)\b": r"parallel.strategy.\1",
+}
+"""Of the runs that measure, and what a training calls them."""
+
+
+def measure_devices(
+    names: Sequence[str], config: Mapping[str, Any], how: Measuring, *, run_job: RunJob
+) -> dict[str, tuple[Profile, Path]]:
+    """A profile of each of some devices of this machine, and its file.
+
+    Args:
+        names: of the devices.
+        config: of the training.
+        how: long they are measured.
+        run_job: runs the job of a configuration.
+
+    Raises:
+        SparsePipeError: what ended the run that measures.
+        Stopped: a signal did.
+    """
+    found = {}
+    if names and (dtype := dtype_of(config)) != "float32":
+        log.warning("layers are measured in float32, and trained in %s", dtype)
+    for name in names:
+        log.info("no profile of %s is given: measuring it, or taking up what was measured", name)
+        path = _run(profile_config(config, name, how), run_job, what=name).path / "profile.json"
+        log.info("profile of %s: %s", name, path)
+        found[name] = (Profile.load(path), path)
+    return found
+
+
+def profile_config(config: Mapping[str, Any], device: str, how: Measuring) -> dict[str, Any]:
+    """A configuration that measures a device, of what matters to that only.
+
+    Layers that will run on microbatches are measured on those that one reader would cut.
+    """
+    strategy, data = config["parallel"]["strategy"] or {}, config["data"]
+    synchronous = synchronous_of(config["parallel"])
+    return {
+        **_alone(config, name=_PROFILES),
+        "data": {**data, "seed": 0} if "seed" in data else data,
+        "task": {
+            **_group("task/profile"),
+            **asdict(how),
+            "microbatches": 1 if synchronous is None else synchronous.microbatches,
+            "layers": strategy.get("layers"),
+            "device": device,
+            "for_plan": True,
+        },
+        "trainer": {**config["trainer"], "precision": _PRECISION},
+    }
+
+
+def measure_link(config: Mapping[str, Any], *, run_job: RunJob) -> tuple[float, Path]:
+    """Bytes/s between the devices of this machine, and the file that says so.
+
+    Args:
+        config: of the training.
+        run_job: runs the job of a configuration.
+
+    Raises:
+        SparsePipeError: what ended the run that measures.
+        Stopped: a signal did.
+    """
+    log.info("no bandwidth is given: measuring it, or taking up what was measured")
+    path = _run(link_config(config), run_job, what="the link").path / "bandwidth.json"
+    (link,) = read_json(path)["hosts"].values()
+    log.info("bandwidth %.4g MB/s: %s", link["bytes_per_s"] / 1e6, path)
+    return float(link["bytes_per_s"]), path
+
+
+def link_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration that times messages between all devices, whatever is trained on them."""
+    strategy = config["parallel"]["strategy"] or {}
+    return {
+        **_alone(config, name=_LINKS),
+        "task": {
+            **_group("task/bandwidth"),
+            **_MESSAGES,
+            "direct": strategy.get("direct", False),
+        },
+        "parallel": {**_group("parallel/single"), "strategy": strategy},  # for its backend
+        **{name: {"_target_": "none"} for name in _NOT_OF_LINKS},
+        "representation": "sparse",
+    }
+
+
+def _alone(config: Mapping[str, Any], *, name: str) -> dict[str, Any]:
+    """A configuration without what is of the training and not of what it trains."""
+    return {
+        **config,
+        "name": name,
+        "seed": 0,
+        "checkpoint": None,
+        "callbacks": {},
+        "logger": {},
+        "parallel": _group("parallel/single"),
+    }
+
+
+def _group(name: str) -> dict[str, Any]:
+    value = OmegaConf.to_container(OmegaConf.load(config_dir() / f"{name}.yaml"))
+    assert isinstance(value, dict)
+    return {str(key): item for key, item in value.items()}
+
+
+def _run(config: Mapping[str, Any], run_job: RunJob, *, what: str) -> RunDir:
+    """Runs what measures, or takes up what another process has measured meanwhile."""
+    with _explained(what):
+        return run_job(config, fresh_processes=True, wait_s=_WAIT_S)
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Tells an error in the words of the training, which is all that its user knows of."""
+    try:
+        yield
+    except SparsePipeError as error:
+        for inner, outer in _KEYS.items():
+            error.message = re.sub(inner, outer, error.message)
+            error.remedy = re.sub(inner, outer, error.remedy)
+        # What is no error of the house begins with its traceback and ends with what it says.
+        trace, line, said = error.message.rpartition("\n")
+        if not trace.startswith("Traceback"):
+            trace, line, said = "", "", error.message
+        error.message = f"{trace}{line}while measuring {what}: {said}"
+        raise

@@ -1,0 +1,167 @@
+"""The plan of a run by ``parallel.search``, settled before its ranks start and kept with it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.config.build import build_data, num_classes_of
+from sparsepipe.config.emulation import emulation_of
+from sparsepipe.config.model_names import model_name
+from sparsepipe.config.outputs import writing
+from sparsepipe.config.plan_search import searched_plan_of
+from sparsepipe.config.recomputation import is_automatic
+from sparsepipe.config.schema import SearchChoice
+from sparsepipe.errors import ConfigError, ProfileError, SparsePipeError
+from sparsepipe.partition.fleet import kinds_of
+from sparsepipe.planning.device_profiles import load_profiles
+from sparsepipe.planning.measuring import RunJob, measure_devices, measure_link
+from sparsepipe.planning.recomputed_search import find_recomputing_plan
+from sparsepipe.planning.search import plan_table
+from sparsepipe.planning.simulated_plan import plan_to_simulate
+from sparsepipe.profiling import Profile
+from sparsepipe.results.files import write_text_atomic
+from sparsepipe.runs.rundir import RunDir
+
+log = logging.getLogger(__name__)
+
+
+def settle(
+    config: Mapping[str, Any],
+    inventory: Inventory,
+    directory: RunDir,
+    *,
+    run_job: RunJob | None,
+) -> None:
+    """Finds the plan of a run that leaves it to a search, and writes it to its directory.
+
+    A run that has begun keeps its plan: nothing is measured or searched for again.
+
+    Args:
+        config: resolved and checked.
+        inventory: the hardware.
+        directory: of the run.
+        run_job: runs the jobs that measure devices without a profile, and the link inside a host
+            that has none; None: they are refused.
+
+    Raises:
+        SparsePipeError: a device cannot be measured, or there is no plan for the devices.
+    """
+    choice = searched_plan_of(config)
+    if directory.plan.exists():
+        return
+    if choice is None:
+        searches = config["task"].get("search") is not None  # itself: task=partition
+        if is_automatic(config["parallel"]) and not searches:
+            _settle_by_hand(config, inventory, directory)
+        return
+    profiles = load_profiles(inventory, model_name(config), given=choice.profiles or {})
+    emulated = emulation_of(config) is not None  # then data are never read, nor devices measured
+    if not emulated:
+        _check_classes(profiles, config)
+    missing = [name for name in _names(inventory) if name not in profiles]
+    measured: dict[str, tuple[Profile, Path]] = {}
+    if missing:
+        if run_job is None:
+            raise _missing(missing, model_name(config), inventory)
+        measured = measure_devices(missing, config, choice.measure, run_job=run_job)
+    profiles |= {name: profile for name, (profile, _) in measured.items()}
+    origin: dict[str, Any] = {
+        "measured": {name: str(path) for name, (_, path) in measured.items()},
+        "profiling_s": sum(profile.meta.get("cost_s", 0.0) for profile in profiles.values()),
+    }
+    if run_job is not None and not emulated and _lacks_link(choice, inventory):
+        choice.bandwidth_bytes_per_s, path = measure_link(config, run_job=run_job)
+        origin["measured_bandwidth"] = str(path)
+    try:
+        found = find_recomputing_plan(choice, config, inventory, profiles, **origin)
+    except SparsePipeError as error:
+        error.remedy = error.remedy.replace("task.", "parallel.search.")
+        raise
+    log.info("plan by %s", _origin(choice, profiles))
+    log.info("%s", plan_table(found.told))
+    with writing(directory.path):
+        found.write(directory)
+
+
+def _settle_by_hand(config: Mapping[str, Any], inventory: Inventory, directory: RunDir) -> None:
+    """Chooses which layers of a plan that is given are recomputed, and writes that plan.
+
+    Raises:
+        ConfigError: a device has no profile, or a stage does not fit.
+        PlanError: the plan is for other layers or devices.
+    """
+    given = (config["parallel"].get("search") or {}).get("profiles") or {}
+    profiles = load_profiles(inventory, model_name(config), given=given)
+    if missing := [name for name in _names(inventory) if name not in profiles]:
+        raise ConfigError(
+            f"parallel.strategy.recompute=auto goes by profiles, and there is none of "
+            f"{model_name(config)} on {', '.join(missing)}",
+            remedy="name files as parallel.search.profiles, or as profile of the devices in the "
+            "hardware inventory (task=profile makes them); or leave the plan to a search, which "
+            "measures devices: parallel.search.search=hete_mp",
+        )
+    plan = plan_to_simulate(config, inventory, profiles)
+    with writing(directory.path):
+        write_text_atomic(directory.plan, plan.to_json())
+
+
+def _lacks_link(choice: SearchChoice, inventory: Inventory) -> bool:
+    (host,) = [host for host in inventory.hosts if any(device.count for device in host.devices)]
+    several = inventory.num_devices > 1
+    return several and choice.bandwidth_bytes_per_s is None and host.link is None
+
+
+def _check_classes(profiles: Mapping[str, Profile], config: Mapping[str, Any]) -> None:
+    """Refuses profiles of a network for other classes, which data tell once they are there.
+
+    Raises:
+        ProfileError: the last layers are others.
+    """
+    told = {name: profile.meta.get("num_classes") for name, profile in profiles.items()}
+    if not any(told.values()):
+        return
+    data = build_data(config)
+    data.setup("fit")
+    there_are = num_classes_of(data)
+    for name, count in told.items():
+        if count not in (None, there_are):
+            raise ProfileError(
+                f"the profile of {name} is of a network for {count} classes, the data have "
+                f"{there_are}",
+                remedy="measure the model with these data (task=profile), or leave the profile "
+                "out: what lacks one is measured before a training",
+            )
+
+
+def _names(inventory: Inventory) -> list[str]:
+    return list(dict.fromkeys(kind.name for kind in kinds_of(inventory)))
+
+
+def _missing(names: list[str], model: str, inventory: Inventory) -> ProfileError:
+    hosts = ", ".join(
+        f"{device.name} (host {host.name})"
+        for host in inventory.hosts
+        for device in host.devices
+        if device.count and device.name in names
+    )
+    chosen = ", then with ".join(f"task.device='{name}'" for name in names)
+    return ProfileError(
+        f"there is no profile of {model} on {hosts}, and under torchrun none is measured",
+        remedy=f"run `sparsepipe task=profile` there with {chosen}, and with the same model, "
+        f"data, backend and hardware, and name each profile.json as profile: {{{model}: ...}} of "
+        "its device in the hardware inventory, or in parallel.search.profiles",
+    )
+
+
+def _origin(choice: SearchChoice, profiles: Mapping[str, Profile]) -> str:
+    told = ", ".join(
+        f"{name}: {1e3 * profiles[name].compute_s:.1f} ms forward and backward"
+        for name in sorted(profiles)
+    )
+    speed = choice.bandwidth_bytes_per_s
+    links = "the links of the inventory" if speed is None else f"{speed / 1e6:.4g} MB/s"
+    return f"{choice.search} ({choice.cost_model}) from profiles ({told}) and {links}"

@@ -1,0 +1,299 @@
+"""A plan for a configuration: from profiles and the hardware, by the search that is chosen.
+
+``task=partition`` tells of it; a training by ``parallel=hete_mp`` begins with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.config.model_names import model_name
+from sparsepipe.config.schedules import synchronous_of
+from sparsepipe.config.schema import SearchChoice
+from sparsepipe.errors import ConfigError
+from sparsepipe.partition import searches
+from sparsepipe.partition.cost import cost_model
+from sparsepipe.partition.explain import Explanation, as_plan, explain
+from sparsepipe.partition.levels import mp_by_levels
+from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.problem import Problem, Solution
+from sparsepipe.partition.recompute.choices import chosen_of
+from sparsepipe.partition.recompute.plan import Chosen
+from sparsepipe.partition.synchronous import SynchronousStages
+from sparsepipe.planning.device_profiles import origin_of
+from sparsepipe.planning.layer_shares import draw_shares
+from sparsepipe.profiling import Profile
+from sparsepipe.results.files import write_text_atomic
+from sparsepipe.results.tables import markdown_table, write_csv
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.schedule import Plan
+
+log = logging.getLogger(__name__)
+
+_STATE_BYTES = {"SGD": 1.0, "Adam": 2.0, "AdamW": 2.0, "NAdam": 2.0, "RAdam": 2.0}
+_STATE_BYTES_ELSE = 2.0
+_ALIKE = ("mp", "variance")
+"""Searches that take all devices for like one of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a search came to.
+
+    Attributes:
+        plan: for a plan file and for training.
+        told: the same in figures.
+        profiles: of the devices, by their names, in the inventory's order.
+        chosen: what stages recompute; None: nothing.
+    """
+
+    plan: Plan
+    told: Explanation
+    profiles: Mapping[str, Profile]
+    chosen: Chosen | None = None
+
+    def write(self, directory: RunDir) -> None:
+        """Writes the plan's table, figures and picture, and the plan file last."""
+        write_text_atomic(directory.plan_table, plan_table(self.told) + "\n")
+        write_csv(directory.plan_figures, [asdict(row) for row in self.told.rows])
+        draw_shares(self.profiles, directory.shares, cuts=self.plan.cuts)
+        write_text_atomic(directory.plan, self.plan.to_json())
+
+
+def find_plan(
+    choice: SearchChoice,
+    config: Mapping[str, Any],
+    inventory: Inventory,
+    profiles: Mapping[str, Profile],
+    synchronous: SynchronousStages | None = None,
+    **origin: object,
+) -> Found:
+    """The best plan for the model on the hardware.
+
+    Args:
+        choice: of a search, and what it takes into account.
+        config: resolved and checked.
+        inventory: the hardware.
+        profiles: of its devices, by their names.
+        synchronous: how stages of a synchronous pipeline work: their memory counts as in that, and
+            what they run once more, which the plan file tells.
+        **origin: what else the plan file should tell of what it was computed from.
+
+    Raises:
+        ConfigError: a setting does not suit the search, or layers that are named not the plan; or
+            a search that does not look at the memory of each device has a plan that does not fit.
+        ProfileError: a profile is missing, or they are of different models.
+        HardwareError: a link has no bandwidth.
+        PlanError: no plan fits the memory, or the search stops before it has found one.
+    """
+    problem = _problem(choice, config, inventory, profiles, synchronous)
+    device = choice.device
+    if choice.search in _ALIKE and device is None:
+        device = fastest(problem, choice.search)
+    solution = _solve(problem, choice, device=device)
+    chosen = None
+    if problem.synchronous is not None:
+        chosen = chosen_of(solution.stages, problem, solution.spans)
+    told = explain(problem, solution, chosen)
+    known = {"model": model_name(config), **_asked(choice, device)}
+    known |= _given(problem, inventory, profiles)
+    names = dict.fromkeys(kind.name for kind in problem.fleet.kinds)
+    return Found(
+        plan=as_plan(problem, told, **known, **origin),
+        told=told,
+        profiles={name: profiles[name] for name in names},
+        chosen=chosen,
+    )
+
+
+def _asked(choice: SearchChoice, device: str | None) -> dict[str, object]:
+    """What a plan file tells of the search."""
+    return {
+        "search": choice.search,
+        "device": device,
+        "levels": choice.levels,
+        "bandwidth_bytes_per_s": choice.bandwidth_bytes_per_s,
+    }
+
+
+def _given(
+    problem: Problem, inventory: Inventory, profiles: Mapping[str, Profile]
+) -> dict[str, object]:
+    """What a plan file tells of what it was computed from."""
+    return {
+        "memory": None if problem.memory is None else asdict(problem.memory),
+        "inventory": _told_of(inventory),
+        "profiles": {name: origin_of(profiles[name]) for name in sorted(profiles)},
+    }
+
+
+def _problem(
+    choice: SearchChoice,
+    config: Mapping[str, Any],
+    inventory: Inventory,
+    profiles: Mapping[str, Profile],
+    synchronous: SynchronousStages | None,
+) -> Problem:
+    _warn_of_updates(profiles)
+    room = memory_model(choice, config)
+    if synchronous is not None and room is not None:
+        room = replace(room, stash=False, predicted=False)
+    return Problem.of(
+        inventory,
+        profiles,
+        model=cost_model(choice.cost_model),
+        memory=room,
+        bandwidth_bytes_per_s=choice.bandwidth_bytes_per_s,
+        synchronous=synchronous,
+    )
+
+
+def _warn_of_updates(profiles: Mapping[str, Profile]) -> None:
+    """Where some profiles have the time of an update and others have none."""
+    unknown = [name for name, profile in profiles.items() if profile.update_s is None]
+    if 0 < len(unknown) < len(profiles):
+        log.warning(
+            "the profile of %s has no time of the optimizer's update: none is counted",
+            ", ".join(unknown),
+        )
+
+
+def memory_model(choice: SearchChoice, config: Mapping[str, Any]) -> MemoryModel | None:
+    """What stages keep, by the settings, or else by the training's; None: no matter.
+
+    Versions of the weights that ``vertical_sync`` keeps beyond those of stashing are not counted.
+    """
+    if not choice.memory:
+        return None
+    mode = (config["parallel"]["strategy"] or {}).get("mode")
+    stash, optimizer = choice.stash, choice.optimizer_bytes
+    stashes = mode != "none" and synchronous_of(config["parallel"]) is None
+    return MemoryModel(
+        stash=stashes if stash is None else stash,
+        predicted=mode == "spectrain",
+        optimizer=_state_bytes(config["optim"]["optimizer"]) if optimizer is None else optimizer,
+        reserved_bytes=choice.reserved_bytes,
+    )
+
+
+def _state_bytes(optimizer: Mapping[str, Any]) -> float:
+    """Of an optimizer for each byte of parameters; of one that we do not know, as of Adam."""
+    name = str(optimizer["_target_"]).rpartition(".")[2]
+    if name == "SGD" and not optimizer.get("momentum"):
+        return 0.0
+    return _STATE_BYTES.get(name, _STATE_BYTES_ELSE)
+
+
+def fastest(problem: Problem, search: str) -> str:
+    """The device that takes the least time for all layers; ``mp`` counts all as that one.
+
+    Args:
+        problem: with the devices.
+        search: that takes all for like one.
+    """
+    total_s = [float(compute_s_I[-1]) for compute_s_I in problem.spans.compute_s_KI]
+    name = problem.fleet.kinds[total_s.index(min(total_s))].name
+    if len({kind.name for kind in problem.fleet.kinds}) > 1:
+        told = "%s takes all devices for alike, here for the fastest by its profile: %s"
+        log.info(told, search, name)
+    return name
+
+
+def _solve(problem: Problem, choice: SearchChoice, *, device: str | None) -> Solution:
+    """What the search finds.
+
+    Raises:
+        ConfigError: it does not use a setting that is given.
+        PlanError: see :func:`find_plan`.
+    """
+    search = choice.search
+    assert search is not None, "nobody searches then"
+    given = {
+        "order": choice.order != "by_count" and search != "hete_mp",
+        "device": choice.device is not None and search not in _ALIKE,
+        "levels": choice.levels and search != "mp",
+    }
+    if unused := [name for name, is_given in given.items() if is_given]:
+        raise ConfigError(
+            f"the search {search} does not use {', '.join(unused)}",
+            remedy="leave out "
+            + ", ".join(f"task.{name}" for name in unused)
+            + "; hete_mp uses order, mp device and levels, variance device",
+        )
+    if search == "hete_mp":
+        return searches.hete_mp(problem, order=choice.order)
+    if search == "mp":
+        assert device is not None
+        return (mp_by_levels if choice.levels else searches.mp)(problem, device=device)
+    if search == "variance":
+        assert device is not None
+        return searches.variance(problem, device=device)
+    one_of = {
+        "dp": searches.dp,
+        "straight": searches.straight,
+        "exact": searches.exact,
+        "exhaustive": searches.exhaustive,
+    }
+    return one_of[search](problem)
+
+
+def _told_of(inventory: Inventory) -> dict[str, Any]:
+    counts = {
+        f"{host.name}/{device.name}": device.count
+        for host in inventory.hosts
+        for device in host.devices
+    }
+    return {"fingerprint": inventory.fingerprint(), "devices": counts}
+
+
+def plan_table(told: Explanation) -> str:
+    """The plan in words and figures."""
+    rows = [
+        (
+            f"{row.stage}",
+            f"{row.first}-{row.last}",
+            row.devices,
+            f"{1e3 * row.compute_s:.1f}",
+            f"{1e3 * row.sync_s:.1f}",
+            f"{1e3 * row.transfer_s:.1f}",
+            "" if row.memory_bytes is None else f"{row.memory_bytes / 2**20:,.0f}",
+            f"{row.utilisation:.0%}",
+        )
+        for row in told.rows
+    ]
+    head = (
+        "stage",
+        "states" if told.nodes else "layers",
+        "devices",
+        "compute ms",
+        "all-reduce ms",
+        "transfer ms",
+        "memory MiB",
+        "busy",
+    )
+    rate = f"{1e3 * told.bottleneck_s:.1f} ms a minibatch, limited by {told.limit}"
+    solution = told.solution
+    order = f", devices in the order {', '.join(solution.order)}" if solution.order else ""
+    return "\n".join(
+        [
+            f"{solution.strategy}: {solution.config}{order}",
+            markdown_table(head, rows),
+            f"{rate}; {told.verdict()}",
+            *_nodes_in_words(told),
+        ]
+    )
+
+
+def _nodes_in_words(told: Explanation) -> list[str]:
+    """Which nodes of a branching graph each stage holds."""
+    if not told.nodes:
+        return []
+    lines = [
+        f"stage {number}: " + ", ".join(name.partition(" -- ")[0] for name in names)
+        for number, names in enumerate(told.nodes)
+    ]
+    return ["the graph branches: stages end at its states, and hold these of its nodes", *lines]

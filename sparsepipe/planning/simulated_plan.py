@@ -1,0 +1,125 @@
+"""The plan that a simulation runs: what ``parallel`` says, on the devices of the inventory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.cluster.places import named_places, places
+from sparsepipe.config.division import Division, division_of
+from sparsepipe.config.plan_search import search_of
+from sparsepipe.errors import ConfigError, HardwareError, PlanError, SparsePipeError
+from sparsepipe.planning.recomputed_search import find_recomputing_plan, recomputing
+from sparsepipe.profiling import Profile
+from sparsepipe.schedule import Plan, Stage
+
+
+def is_data_parallel(parallel: Mapping[str, Any]) -> bool:
+    """Whether every device holds the model: there is a strategy, and it splits none."""
+    return parallel.get("plan") is None and parallel["strategy"] is not None
+
+
+def plan_to_simulate(
+    config: Mapping[str, Any], inventory: Inventory, profiles: Mapping[str, Profile]
+) -> Plan:
+    """The plan, its devices named ``host/model/number``; it tells what is recomputed.
+
+    Args:
+        config: resolved and checked, with the ``parallel`` that is simulated.
+        inventory: the hardware.
+        profiles: of its devices, by their names.
+
+    Raises:
+        ConfigError: there is nothing to simulate.
+        PlanError: the plan is none of a chain of these layers, or for other devices.
+        ProfileError: a device has no profile, or they are of different models.
+        HardwareError: a link that the search needs has no bandwidth.
+    """
+    num_layers = _num_layers(profiles)
+    if is_data_parallel(config["parallel"]):
+        return data_parallel(inventory, num_layers)
+    if (choice := search_of(config)) is not None:
+        try:
+            return find_recomputing_plan(choice, config, inventory, profiles).plan
+        except SparsePipeError as error:
+            error.remedy = error.remedy.replace("task.", "parallel.search.")
+            raise
+    division = division_of(config)
+    if division is None:
+        raise ConfigError(
+            "there is one device to simulate, and nothing that it would wait for",
+            remedy="choose parallel=dp, mp, hete_mp, exact or pipeline",
+        )
+    plan = _by_hand(division, inventory, num_layers)
+    return recomputing(plan, config, inventory, profiles)
+
+
+def data_parallel(inventory: Inventory, num_layers: int) -> Plan:
+    """One stage on all devices, host after host, as a ring over them goes best."""
+    devices = tuple(place.text for place in places(inventory))
+    return Plan(stages=(Stage(layers=(0, num_layers - 1), devices=devices),))
+
+
+def _num_layers(profiles: Mapping[str, Profile]) -> int:
+    if any(profile.states for profile in profiles.values()):
+        raise PlanError(
+            "a profile is of a branching graph, whose stages end at its states",
+            remedy="profile the model with task=profile, which takes it for a chain of layers",
+        )
+    counts = [profile.num_layers for profile in profiles.values()]
+    return max(counts, default=1)  # that they differ, or are missing, is told of each device
+
+
+def _by_hand(division: Division, inventory: Inventory, num_layers: int) -> Plan:
+    """Of ``parallel.plan``: a file, or config and cuts.
+
+    Raises:
+        PlanError: cuts are missing, or do not fit the model.
+    """
+    cuts = division.cuts
+    config = division.config
+    if config is None and cuts is not None:
+        config = "-".join("1" for _ in range(len(cuts) + 1))
+    if config is None or (cuts is None and "-" in config):
+        raise PlanError(
+            "parallel.plan has no cuts: equal shares of the FLOPs are counted on batches of data, "
+            "which a simulation has none of",
+            remedy="give parallel.plan.cuts, such as [24], or parallel.plan.file, or let a search "
+            "find them (parallel=hete_mp)",
+        )
+    division.check(num_layers=num_layers)
+    made = Plan.of(config=config, cuts=cuts or (), num_layers=num_layers)
+    devices = iter(_devices(division, inventory, made.num_ranks))
+    return Plan(
+        stages=tuple(
+            Stage(layers=stage.layers, devices=tuple(next(devices) for _ in stage.devices))
+            for stage in made.stages
+        ),
+        details=division.details,
+    )
+
+
+def _devices(division: Division, inventory: Inventory, ranks: int) -> list[str]:
+    """Those that the plan names; else the first ones of the inventory, as ranks take them.
+
+    Raises:
+        HardwareError: the inventory has fewer.
+        PlanError: it has not the ones that are named.
+    """
+    there = [place.text for place in places(inventory)]
+    if ranks > len(there):
+        raise HardwareError(
+            f"the plan is for {ranks} devices, the inventory has {len(there)}",
+            remedy="give parallel.plan fewer devices, or choose another hardware",
+        )
+    named = named_places(inventory, division.devices or ())
+    if named is not None and len({*named}) == len(named):
+        return [place.text for place in named]
+    if others := [name for name in division.devices or () if "/" in name]:
+        raise PlanError(
+            f"the plan is for {', '.join(others)}, and the inventory has {', '.join(there)}",
+            remedy="choose the hardware that the plan was made for, or give its config and cuts "
+            "as parallel.plan.config and parallel.plan.cuts",
+        )
+    return there[:ranks]

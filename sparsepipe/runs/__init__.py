@@ -1,0 +1,1 @@
+"""A run's directory: identity, locks, signals, checkpoints, random state and memory."""

@@ -1,0 +1,213 @@
+"""From the overrides of a sweep's jobs to what has become of them: our launcher of Hydra's."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.utils import JobReturn, JobStatus, setup_globals
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from sparsepipe.config import compose
+from sparsepipe.config.objective import scored
+from sparsepipe.config.sweep_directory import sweep_directory
+from sparsepipe.sweep.board import own_texts
+from sparsepipe.sweep.ending import note_exit_code
+from sparsepipe.sweep.record import JobRecord, SweptJob, refusal
+from sparsepipe.sweep.settings import Settings
+from sparsepipe.sweep.slots import Machine, Slots
+from sparsepipe.sweep.sweep_overrides import answering
+from sparsepipe.sweep.torchrun import refuse_within_torchrun
+from sparsepipe.sweep.view import view
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Composed:
+    """A job as Hydra makes it."""
+
+    job: SweptJob
+    whole: DictConfig
+    config: Mapping[str, Any] | None = None
+    refused: Exception | None = None
+
+
+def launch(
+    config: DictConfig,
+    context: HydraContext,
+    overrides: Sequence[Sequence[str]],
+    *,
+    first: int,
+    settings: Settings,
+) -> list[JobReturn]:
+    """Runs jobs and returns what Hydra's sweepers expect: run directories, None where one failed.
+
+    A directory is worth its objective for sweepers that search.
+
+    Args:
+        config: of the sweep.
+        context: composes the configurations of jobs.
+        overrides: of each job.
+        first: number of the first one.
+        settings: of the sweep.
+
+    Raises:
+        ConfigError: this process is one of torchrun's.
+        SystemExit: a signal came, and all jobs have ended.
+    """
+    refuse_within_torchrun()
+    setup_globals()
+    sweep = sweep_directory(config)
+    composed = [
+        _compose(config, context, list(each), number=first + index, sweep=sweep)
+        for index, each in enumerate(overrides)
+    ]
+    hooks = _Hooks(context=context, composed={one.job.number: one for one in composed})
+    try:
+        records = _run(composed, settings, hooks)
+    except SystemExit:
+        # Hydra would tell nobody that this is the end, with whatever has come of the jobs so far.
+        context.callbacks.on_multirun_end(config=config, config_name=config.hydra.job.config_name)
+        log.warning("stopped; run the same command again to go on")
+        raise
+    note_exit_code([records[number] for number in sorted(records)])
+    return [_returned(one, records[one.job.number]) for one in composed]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Hooks:
+    """Tells Hydra's callbacks of jobs, as if these ran in this process."""
+
+    context: HydraContext
+    composed: Mapping[int, _Composed]
+
+    def began(self, job: SweptJob) -> None:
+        """Of a job that is about to be started."""
+        whole = self.composed[job.number].whole
+        self.context.callbacks.on_job_start(config=whole, task_function=_nothing)
+
+    def ended(self, record: JobRecord) -> None:
+        """Of what has come of a job."""
+        one = self.composed[record.number]
+        done = _returned(one, record)
+        self.context.callbacks.on_job_end(config=one.whole, job_return=done)
+
+
+def _nothing(config: Any) -> None:
+    """In the place of a function: the job runs elsewhere."""
+
+
+def _compose(
+    config: DictConfig, context: HydraContext, overrides: list[str], *, number: int, sweep: Path
+) -> _Composed:
+    whole = context.config_loader.load_sweep_config(config, overrides)
+    with open_dict(whole):
+        whole.hydra.job.id = str(number)
+        whole.hydra.job.num = number
+    job = SweptJob(
+        number=number,
+        overrides=tuple(map(str, whole.hydra.overrides.task)),
+        sweep=sweep,
+    )
+    found = _Composed(job=job, whole=whole)
+    try:
+        with answering(whole):
+            found.config = compose.resolve(_task_config(whole))
+    except Exception as error:
+        found.refused = error
+    return found
+
+
+def _task_config(whole: DictConfig) -> DictConfig:
+    config = copy.deepcopy(whole)
+    with open_dict(config):
+        del config["hydra"]
+    return config
+
+
+def _run(composed: Sequence[_Composed], settings: Settings, hooks: _Hooks) -> dict[int, JobRecord]:
+    # Torch and Lightning, which --help and the like need not wait for.
+    from sparsepipe.runtime.launch import Stopped
+    from sparsepipe.sweep.gpu_locks import machine_wide
+    from sparsepipe.sweep.needs import machine
+    from sparsepipe.sweep.runner import Runner
+
+    there = machine()
+    leaders, same = _distinct(composed)
+    ready, refused = _ready(leaders, there, settings)
+    texts = own_texts([one.job.overrides for one in composed])
+    runner = Runner(
+        Slots(machine=there, max_jobs=settings.max_jobs),
+        settings=settings,
+        texts={one.job.number: text for one, text in zip(composed, texts, strict=True)},
+        view=view(),
+        began=hooks.began,
+        ended=hooks.ended,
+        gpus=machine_wide(),
+    )
+    try:
+        return runner.run(ready, same=same, known=refused)
+    except Stopped as stop:
+        sys.exit(stop.exit_code)
+
+
+def _distinct(
+    composed: Sequence[_Composed],
+) -> tuple[list[_Composed], dict[int, list[SweptJob]]]:
+    """Jobs that differ, and by their numbers others that are the very same run."""
+    leaders: list[_Composed] = []
+    same: dict[int, list[SweptJob]] = {}
+    for one in composed:
+        twins = [other for other in leaders if one.config and other.config == one.config]
+        if twins:
+            same.setdefault(twins[0].job.number, []).append(one.job)
+        else:
+            leaders.append(one)
+    return leaders, same
+
+
+def _ready(
+    composed: Sequence[_Composed], there: Machine, settings: Settings
+) -> tuple[list[Any], list[JobRecord]]:
+    """Jobs that can be started, and records of those that cannot."""
+    from sparsepipe.sweep.needs import needs
+    from sparsepipe.sweep.running import ReadyJob
+
+    ready, refused = [], []
+    for one in composed:
+        try:
+            if one.refused is not None:
+                raise one.refused
+            assert one.config is not None
+            wanted = needs(one.config, there, settings)
+        except Exception as error:  # somebody's own too: the other jobs count all the same
+            refused.append(refusal(one.job, error))
+        else:
+            env = OmegaConf.to_container(one.whole.hydra.job.env_set, resolve=True)
+            assert isinstance(env, dict)
+            variables = {str(name): str(value) for name, value in env.items()}
+            ready.append(ReadyJob(job=one.job, config=one.config, demand=wanted, env=variables))
+    return ready, refused
+
+
+def _returned(one: _Composed, record: JobRecord) -> JobReturn:
+    # A job that failed has told so in its record: raising would end the sweeper, and all that
+    # is made of the others.
+    done = JobReturn(
+        overrides=list(one.job.overrides),
+        cfg=_task_config(one.whole),
+        hydra_cfg=OmegaConf.create({"hydra": one.whole.hydra}),
+        working_dir=os.getcwd(),
+        task_name=str(one.whole.hydra.job.name),
+        status=JobStatus.COMPLETED,
+    )
+    done.return_value = None if record.run is None else scored(record.run, record.value)
+    return done

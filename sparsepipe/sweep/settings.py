@@ -1,0 +1,48 @@
+"""What users say of a sweep's jobs: ``hydra.launcher``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparsepipe.errors import ConfigError
+
+WAIT_LIMIT_S = 86_400.0
+"""A day: a job may wait for another command to train what both are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How many jobs run at a time, on how much, and for how long.
+
+    Args:
+        max_jobs: at most so many at a time; None: as many as find cores and GPUs.
+        cores_per_rank: how many cores each process of a job gets; None: a job's share of the
+            machine, see :func:`sparsepipe.sweep.slots.demand`.
+        job_limit_s: a job that takes longer is ended; time that is not its own
+            (:mod:`sparsepipe.aside`) does not count; None: no limit.
+        wait_limit_s: how long a job waits for a process that works on the same run and is none of
+            this sweep's; None: as long as that takes.
+
+    Raises:
+        ConfigError: a number is too small.
+    """
+
+    max_jobs: int | None = None
+    cores_per_rank: int | None = None
+    job_limit_s: float | None = None
+    wait_limit_s: float | None = WAIT_LIMIT_S
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_jobs", 1), ("cores_per_rank", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(
+                    f"hydra.launcher.{name}={value}", remedy=f"set it to {least} or more, or null"
+                )
+        for name in ("job_limit_s", "wait_limit_s"):
+            limit_s = getattr(self, name)
+            if limit_s is not None and not limit_s > 0:
+                raise ConfigError(
+                    f"hydra.launcher.{name}={limit_s}",
+                    remedy="set it to a number of seconds above 0, or null",
+                )

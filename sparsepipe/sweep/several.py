@@ -1,0 +1,77 @@
+"""Several experiments in one sweep, where they say themselves how they are swept.
+
+Hydra takes launcher and sweeper of a sweep before it looks at the values that are swept.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sparsepipe.config.compose import CONFIG_NAME
+from sparsepipe.config.scales import is_sweep
+from sparsepipe.errors import ConfigError
+
+
+def refuse_several(arguments: Sequence[str], loader: ConfigLoader) -> None:
+    """Refuses to sweep experiments that would be swept in another way alone.
+
+    Args:
+        arguments: of the command line, as the user gave them.
+        loader: knows the experiments.
+
+    Raises:
+        ConfigError: some of them would.
+    """
+    for word in arguments if is_sweep(arguments) else ():
+        names = _swept(word, loader) if word.lstrip("+").startswith("experiment=") else []
+        # What the command line says of launcher and sweeper counts for all of them.
+        words = [each for each in arguments if each.startswith(("hydra/", "hydra.searchpath="))]
+        usual = _way(loader, words) if names else None
+        ways = {name: _way(loader, [*words, f"experiment={name}"]) for name in names}
+        own = [name for name, way in ways.items() if way != usual]
+        if own and None not in ways.values():  # else Hydra tells what cannot be
+            commands = "".join(f"\n    {command}" for command in _commands(arguments, word, names))
+            raise ConfigError(
+                f"{word}: launcher and swept values that {', '.join(own)} choose count only where "
+                "one experiment is swept",
+                remedy=f"give a command for each:{commands}",
+            )
+
+
+def _swept(word: str, loader: ConfigLoader) -> list[str]:
+    try:
+        override = OverridesParser.create().parse_override(word)
+    except HydraException:  # which Hydra tells
+        return []
+    if not override.is_sweep_override():
+        return []
+    value: object = override.value()
+    if isinstance(value, Glob):
+        return value.filter(loader.get_group_options("experiment"))
+    return list(dict.fromkeys(override.sweep_string_iterator()))
+
+
+def _way(loader: ConfigLoader, words: Sequence[str]) -> Any:
+    """How a sweep with these overrides goes; None where they compose nothing, as Hydra tells."""
+    try:
+        config = loader.load_configuration(CONFIG_NAME, list(words), run_mode=RunMode.MULTIRUN)
+    except (HydraException, OmegaConfBaseException):
+        return None
+    kept = OmegaConf.masked_copy(config.hydra, ["launcher", "sweeper"])
+    return OmegaConf.to_container(kept, resolve=False)
+
+
+def _commands(arguments: Sequence[str], word: str, names: Sequence[str]) -> Iterator[str]:
+    for name in names:
+        own = (f"experiment={name}" if each == word else each for each in arguments)
+        yield shlex.join(["sparsepipe", *own])

@@ -1,0 +1,151 @@
+"""How a person follows a sweep: a live table in a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from sparsepipe.sweep.board import Board, Row
+from sparsepipe.sweep.remaining import duration_text
+
+log = logging.getLogger(__name__)
+_EVERY_S = 0.5
+_STYLES = {"running": "bold", "finished": "green", "failed": "red", "stopped": "yellow"}
+
+
+class View(Protocol):
+    """Shows a sweep while the block runs."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def began(self, row: Row, board: Callable[[], Board]) -> None:
+        """A job has begun."""
+
+    def ended(self, row: Row, board: Callable[[], Board]) -> None:
+        """A job has ended."""
+
+    def show(self, board: Callable[[], Board]) -> None:
+        """Called often."""
+
+
+def view() -> View:
+    """What suits where the command's output goes."""
+    if sys.stdout.isatty() and sys.stderr.isatty():
+        return LiveView(Console(stderr=True))
+    return Lines()
+
+
+class Lines:
+    """A line when a job begins, and one when it ends."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def began(self, row: Row, board: Callable[[], Board]) -> None:
+        """Says which."""
+        log.info("job %d: %s", row.number, row.text)
+
+    def ended(self, row: Row, board: Callable[[], Board]) -> None:
+        """Says how, and how far the sweep is."""
+        why = f": {row.detail}" if row.detail else ""
+        how = "was finished before" if row.state == "before" else f"{row.state} after "
+        took = "" if row.state == "before" else duration_text(row.seconds)
+        log.info("job %d %s%s%s (%s)", row.number, how, took, why, board().summary)
+
+    def show(self, board: Callable[[], Board]) -> None:
+        """Lines stand for themselves."""
+
+
+class LiveView:
+    """A table that is drawn anew, below what else is said.
+
+    Args:
+        console: where.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._shown_s = -_EVERY_S
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+    def began(self, row: Row, board: Callable[[], Board]) -> None:
+        """The table tells."""
+        self._draw(board())
+
+    def ended(self, row: Row, board: Callable[[], Board]) -> None:
+        """What failed stays to be read above the table."""
+        if row.state not in ("finished", "before"):
+            log.info("job %d (%s) %s: %s", row.number, row.text, row.state, row.detail)
+        self._draw(board())
+
+    def show(self, board: Callable[[], Board]) -> None:
+        """Draws it anew twice a second."""
+        if time.monotonic() - self._shown_s >= _EVERY_S:
+            self._draw(board())
+
+    def _draw(self, board: Board) -> None:
+        self._shown_s = time.monotonic()
+        room = max(3, self._console.height - 6)
+        self._live.update(picture(board, room=room), refresh=True)
+
+
+def picture(board: Board, *, room: int) -> Group:
+    """The table of a moment: what runs, then what has ended last, in at most ``room`` rows."""
+    table = Table(box=None, pad_edge=False, expand=True, header_style="dim")
+    columns: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("job", {"justify": "right"}),
+        ("", {"ratio": 3, "no_wrap": True, "overflow": "ellipsis"}),
+        ("state", {}),
+        ("time", {"justify": "right", "no_wrap": True}),
+        ("progress", {"min_width": 12}),
+        ("left", {"justify": "right", "no_wrap": True}),
+        ("", {"ratio": 3, "no_wrap": True, "overflow": "ellipsis"}),
+    )
+    for name, settings in columns:
+        table.add_column(name, **settings)
+    running = board.running[:room]
+    ended = board.ended[len(board.ended) - max(0, room - len(running)) :]
+    for row in (*ended, *running):
+        table.add_row(
+            str(row.number),
+            Text(row.text),
+            Text(row.state, style=_STYLES.get(row.state, "dim")),
+            duration_text(row.seconds),
+            _bar(row),
+            board.eta(row),
+            Text(row.detail, style="dim"),
+        )
+    return Group(table, Text(board.summary))
+
+
+def _bar(row: Row) -> ProgressBar | str:
+    if row.going is None or row.going.share is None:
+        return ""
+    return ProgressBar(total=1.0, completed=row.going.share, width=12)

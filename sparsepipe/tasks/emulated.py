@@ -1,0 +1,300 @@
+"""The training on an emulated cluster: ``task=train hardware.emulate=true`` or ``task=emulate``.
+
+The strategies, schedules, messages and averages are those of any training. Model and data are
+made of the profiles of the inventory's devices: layers that take as long, send as much and have
+as many parameters as on their device. All ranks run on this machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+
+from sparsepipe.callbacks import KeepPlan, Pulse, StopAtOnce
+from sparsepipe.cluster import Inventory
+from sparsepipe.cluster.places import named_places
+from sparsepipe.config.division import check_division, division_of
+from sparsepipe.config.emulation import emulation_of, limit_of
+from sparsepipe.config.model_names import model_name, model_settings
+from sparsepipe.config.plan_search import search_of
+from sparsepipe.config.schedules import synchronous_of
+from sparsepipe.emulate import emulated_layout, lift_limits
+from sparsepipe.emulate.pace import Pace
+from sparsepipe.emulate.rates import Rates
+from sparsepipe.emulate.training import ReplayData, ReplayModule
+from sparsepipe.errors import ConfigError, ProfileError
+from sparsepipe.planning.device_profiles import (
+    check_batch_sizes,
+    fingerprint_of_profiles,
+    load_profiles,
+)
+from sparsepipe.profiling import Profile
+from sparsepipe.runtime import group
+from sparsepipe.tasks.kept_memory import kept_values
+from sparsepipe.tasks.result import plan_values, write_result
+from sparsepipe.tasks.run import Run
+
+log = logging.getLogger(__name__)
+
+_MINIBATCHES = 24
+"""Of each rank that reads, where neither the task nor ``trainer.limit_train_batches`` says."""
+_MOMENTUM = 0.9
+"""Where weights are predicted by it; no matter how much, all are zeros."""
+_INSTEAD: Mapping[str, Any] = {
+    "max_epochs": 1,
+    "min_epochs": None,
+    "max_steps": -1,
+    "limit_val_batches": 0,
+    "num_sanity_val_steps": 0,
+    "enable_checkpointing": False,
+    "precision": "32-true",
+    "gradient_clip_val": None,
+    "accumulate_grad_batches": 1,
+    "overfit_batches": 0.0,
+    "sync_batchnorm": False,
+}
+"""Of the Trainer's arguments: an epoch of training, and nothing else."""
+
+
+def train_emulated(
+    run: Run,
+    *,
+    time_scale: float | None = None,
+    network: Literal["auto", "namespaces", "loopback"] | None = None,
+    minibatches: int | None = None,
+    link_bytes_per_s: float | None = None,
+) -> None:
+    """Trains one epoch on an emulated cluster, and writes how fast it went.
+
+    Args:
+        run: configuration, whose ``hardware`` has what is asked for here, and directory.
+        time_scale: how many times slower than the cluster all goes; results are in its time.
+        network: how hosts are joined; see ``emulated_hosts``.
+        minibatches: of the epoch, over all ranks that read, each of which takes as many; None:
+            24 for each of them, or ``trainer.limit_train_batches``.
+        link_bytes_per_s: between hosts, which the run's inventory has already.
+
+    Raises:
+        ProfileError: a device has no profile, or profiles are of unlike models or batches.
+        PlanError: the plan does not fit the profiled layers.
+        ConfigError: there are too few minibatches.
+        Stopped: a signal ended the run.
+    """
+    del time_scale, network, link_bytes_per_s  # :mod:`asked_emulation` has them in the hardware
+    emulation = emulation_of(run.config)
+    assert emulation is not None
+    of_devices = emulated_profiles(run.config, run.inventory)
+    profiles = [of_devices[place.name] for place in run.places]
+    pulse, size = Pulse(emulation.time_scale), profiles[group.rank()].meta.get("batch_size")
+    trainer = _trained(run, profiles, pulse, minibatches=minibatches_each(run, minibatches))
+    values = {
+        "kind": "emulated",
+        "network": "loopback" if emulated_layout() is None else "namespaces",
+        "time_scale": emulation.time_scale,
+        "link_bytes_per_s": None if run.inventory.link is None else run.inventory.link.bytes_per_s,
+        **_pace(pulse.rates(), plan_values(run, trainer), size=size),
+        **kept_values(run),
+    }
+    write_result(run, values)
+    if group.rank() == 0:
+        log.info("%s", _in_words(values))
+
+
+def _trained(
+    run: Run, profiles: Sequence[Profile], pulse: Pulse, *, minibatches: int
+) -> pl.Trainer:
+    """The Trainer, after an epoch of as many minibatches for each rank that reads.
+
+    Args:
+        run: what is trained.
+        profiles: of the ranks' devices.
+        pulse: notes the pace.
+        minibatches: of each rank that reads.
+    """
+    profile = profiles[group.rank()]
+    mode = (run.config["parallel"]["strategy"] or {}).get("mode")
+    rows = _rows(run.config, profile)
+    module = ReplayModule(
+        profile,
+        Pace(pulse.time_scale),
+        momentum=_MOMENTUM if mode == "spectrain" else 0.0,
+        updates=all(each.update_s is not None for each in profiles),
+        rows=rows,
+    )
+    check_division(run.config, module, kept=run.directory.plan)
+    trainer = run.trainer(
+        [*_keeping_plan(run), pulse, StopAtOnce(run.watch)], silent=True, **_INSTEAD
+    )
+    if group.rank() == 0:
+        lift_limits()  # before anybody sends
+    trainer.fit(module, datamodule=ReplayData(profile, minibatches=minibatches, rows=rows))
+    return trainer
+
+
+def _rows(config: Mapping[str, Any], profile: Profile) -> int | None:
+    """Of a minibatch that is cut: its samples, or else the least that makes each part of one size.
+
+    None where none is cut.
+    """
+    synchronous = synchronous_of(config["parallel"])
+    if synchronous is None:
+        return None
+    samples = profile.meta.get("batch_size")
+    return int(samples) if samples else synchronous.microbatches
+
+
+def _pace(found: Rates, plan: Mapping[str, Any], *, size: int | None) -> dict[str, Any]:
+    """How fast it went, and what the plan promised, for ``result.json``.
+
+    Args:
+        found: in minibatches.
+        plan: as of any training.
+        size: samples of a minibatch, where the profile tells.
+    """
+    values: dict[str, Any] = {
+        "minibatches": found.minibatches,
+        "minibatches_per_s": found.steady_per_s,
+        "steady_steps": found.steady_steps,
+        "epoch_minibatches_per_s": found.epoch_per_s,
+        "epoch_s": found.epoch_s,
+        **plan,
+    }
+    values.pop("plan_shapes_per_s", None)  # of the data's batches, and these are the profile's
+    if size is not None:
+        values["samples_per_s"] = size * found.steady_per_s
+        values["epoch_samples_per_s"] = size * found.epoch_per_s
+        if "plan_bottleneck_s" in values:
+            values["plan_samples_per_s"] = size / values["plan_bottleneck_s"]
+    return values
+
+
+def emulated_profiles(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Profile]:
+    """The profile of each device of the inventory.
+
+    Raises:
+        ProfileError: one is missing, or they are of unlike models or batches.
+    """
+    search, model = config["parallel"].get("search") or {}, model_name(config)
+    profiles = load_profiles(
+        inventory,
+        model,
+        given=search.get("profiles") or {},
+        settings=model_settings(config),
+    )
+    names = dict.fromkeys(d.name for host in inventory.hosts for d in host.devices)
+    if missing := [name for name in names if name not in profiles]:
+        raise ProfileError(
+            f"there is no profile of {model} on {', '.join(missing)}, and an emulated device is "
+            "what its profile says",
+            remedy=f"name one as profile: {{{model}: ...}} of each device of the hardware "
+            "inventory, or choose the model that was profiled there",
+        )
+    sizes = {
+        name: [layer.parameter_bytes for layer in profile.layers]
+        for name, profile in profiles.items()
+    }
+    first, *others = sizes
+    if unlike := [name for name in others if sizes[name] != sizes[first]]:
+        raise ProfileError(
+            f"the profiles of {first} and {unlike[0]} are of models with other parameters",
+            remedy="profile one model on all devices (task=profile)",
+        )
+    check_batch_sizes(profiles)
+    return profiles
+
+
+def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
+    """What the profiles hold: they are the data and the model.
+
+    Raises:
+        ProfileError: one is missing, or they are of unlike models or batches.
+        PlanError: the plan does not fit their layers.
+    """
+    profiles = emulated_profiles(config, inventory)
+    if (division := division_of(config)) is not None:
+        division.check(num_layers=next(iter(profiles.values())).num_layers)
+    return fingerprint_of_profiles(profiles)
+
+
+def parallel(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Any]:
+    """All devices of the inventory, or those that a plan names; their hosts are this machine.
+
+    Raises:
+        ConfigError: others are asked for, or shares that no profile tells.
+    """
+    given, division = config["parallel"], division_of(config)
+    chosen = named_places(inventory, (division and division.devices) or ())
+    ranks, hosts = inventory.num_devices, [host.name for host in inventory.hosts]
+    if given["devices"] == 1:
+        ranks, hosts = 1, hosts[:1]
+    elif chosen is not None and search_of(config) is None:
+        ranks, hosts = len(chosen), sorted({place.host for place in chosen})
+    planned = None if division is None else division.num_ranks
+    if given["devices"] not in ("auto", ranks) or planned not in (None, ranks):
+        asked = f"parallel.devices={given['devices']}"
+        raise ConfigError(
+            f"{asked if planned is None else f'parallel.plan is for {planned} devices'}, and the "
+            f"emulated cluster has {ranks}",
+            remedy="set parallel.devices=auto, give a plan for all devices or one that names "
+            "those it uses, or choose a hardware with as many devices",
+        )
+    if given["strategy"] is None and ranks > 1:
+        raise ConfigError(
+            f"{ranks} devices without a strategy", remedy="choose parallel=dp, mp or hete_mp"
+        )
+    _check_shares(config, ranks)
+    on_processors = {"process_group_backend": "gloo", "direct": False, "layers": None}
+    strategy = given["strategy"] and {
+        key: on_processors.get(key, value) for key, value in given["strategy"].items()
+    }
+    return {**given, "devices": ranks, "num_nodes": len(hosts), "strategy": strategy}
+
+
+def _check_shares(config: Mapping[str, Any], ranks: int) -> None:
+    division = division_of(config)
+    if division is None or division.cuts is not None or search_of(config) is not None:
+        return
+    if division.balance == "flops" and ranks > 1:
+        raise ConfigError(
+            "stages are to share the FLOPs of the layers, which no profile tells",
+            remedy="choose parallel=hete_mp, give parallel.plan.cuts, or set "
+            "parallel.plan.balance=parameters",
+        )
+
+
+train_emulated.prepare = fingerprint  # type: ignore[attr-defined]
+train_emulated.parallel = parallel  # type: ignore[attr-defined]
+
+
+def _keeping_plan(run: Run) -> list[KeepPlan]:
+    division, devices = run.division, [place.text for place in run.places]
+    details = {} if division is None else division.details
+    return [KeepPlan(run.directory, devices, details)]
+
+
+def minibatches_each(run: Run, asked: int | None) -> int:
+    """Minibatches of each rank that reads: all with data parallelism, else the first stage's.
+
+    Args:
+        run: whose plan is settled.
+        asked: over all of them; None: as the trainer says, or 24 for each.
+    """
+    if asked is None:
+        return limit_of(run.config["trainer"]) or _MINIBATCHES
+    division, readers = run.division, run.ranks
+    if division is not None:
+        readers = 1 if division.config is None else int(division.config.partition("-")[0])
+    return math.ceil(asked / readers)
+
+
+def _in_words(values: Mapping[str, Any]) -> str:
+    samples = f", {values['samples_per_s']:.4g} samples/s" if "samples_per_s" in values else ""
+    return (
+        f"emulated: {values['minibatches_per_s']:.4g} minibatches/s{samples} in the steady part, "
+        f"{values['epoch_minibatches_per_s']:.4g} with filling and draining (time_scale "
+        f"{values['time_scale']:g}, network: {values['network']})"
+    )

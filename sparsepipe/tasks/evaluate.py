@@ -1,0 +1,238 @@
+"""The task ``evaluate``: accuracy of a checkpoint, and how fast it infers."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from typing_extensions import override
+
+from sparsepipe.callbacks.metrics_csv import epoch_metrics, mean_over_ranks, write_rows
+from sparsepipe.callbacks.throughput import batch_size_of
+from sparsepipe.cluster import Inventory
+from sparsepipe.config.build import build_data, build_module
+from sparsepipe.config.division import division_of
+from sparsepipe.config.outputs import writing
+from sparsepipe.config.plan_search import search_of
+from sparsepipe.config.signature import locate
+from sparsepipe.errors import ConfigError
+from sparsepipe.planning.placing import are_there
+from sparsepipe.results.files import write_text_atomic
+from sparsepipe.runs.checkpoints import find_checkpoint, load_weights, read_checkpoint
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.runs.seeding import seed_epoch
+from sparsepipe.runtime import group
+from sparsepipe.runtime.throttle import Throttle
+from sparsepipe.tasks.figures import draw_test
+from sparsepipe.tasks.loaders import adapt_loaders
+from sparsepipe.tasks.log_lines import class_accuracies, log_test
+from sparsepipe.tasks.result import peak_values, plan_values, write_result
+from sparsepipe.tasks.run import Run, num_ranks
+
+log = logging.getLogger(__name__)
+
+_PREPARED_BYTES = 2**28
+
+
+class Clock(pl.Callback):
+    """Times a test from its first batch to its last, loader included."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.shapes = 0
+        self._started = 0.0
+
+    @override
+    def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._started = time.perf_counter()
+
+    @override
+    def on_test_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self.shapes += batch_size_of(batch)
+        _synchronize(pl_module.device)
+        self.seconds = time.perf_counter() - self._started
+
+    def values(self) -> dict[str, float]:
+        """The test's time on the rank that took longest, and the rate; every rank must ask."""
+        parts = group.gather_objects((self.seconds, self.shapes))
+        longest_s = max(seconds for seconds, _ in parts)
+        shapes = sum(shapes for _, shapes in parts)
+        return {"test_time_s": longest_s, "test_shapes_per_s": shapes / max(longest_s, 1e-9)}
+
+
+def evaluate(
+    run: Run, *, gallery: int = 24, warmup_batches: int = 2, timed_batches: int = 20
+) -> None:
+    """Measures a checkpoint on the test split.
+
+    Args:
+        run: configuration and directory; ``checkpoint`` names a file or a run directory.
+        gallery: test shapes in ``predictions.png``.
+        warmup_batches: forwards before the clock starts.
+        timed_batches: forwards while it runs.
+
+    Raises:
+        ConfigError: no checkpoint is named.
+        CheckpointError: it is missing, broken or another model's.
+    """
+    path = checkpoint_to_evaluate(run.config)
+    data = build_data(run.config)
+    data.setup("test")
+    module = build_module(run.config, data, plan=run.directory.plan)
+    load_weights(module, read_checkpoint(path)["state_dict"], path)
+    seed = int(run.config["seed"])
+    adapt_loaders(data, seed=seed)
+    clock = Clock()
+    trainer = run.trainer([clock])
+    seed_epoch(seed, 0)
+    trainer.test(module, datamodule=data, verbose=False)
+    values: dict[str, Any] = mean_over_ranks(epoch_metrics(trainer))
+    metrics = dict(values)
+    values.update(clock.values())
+    values.update(peak_values())  # before batches are kept in memory to be timed
+    split = plan_values(run, trainer)
+    if not split:  # else no device need have room for the whole network
+        rate = inference_rate(trainer, module, data, warmup=warmup_batches, timed=timed_batches)
+        values["inference_shapes_per_s"] = sum(group.gather_objects(rate))
+    values["evaluated_checkpoint"] = path.name
+    values.update(split)
+    values.update(class_accuracies(module))
+    if group.rank() == 0:
+        write_rows(run.directory.metrics, [{"epoch": 0, "step": 0, **metrics}])
+    write_result(run, values)
+    if group.rank() == 0:
+        draw_test(run, module, data, gallery=gallery)
+        log_test(run, module, values)
+
+
+def checkpoint_to_evaluate(config: Mapping[str, Any]) -> Path:
+    """The checkpoint file that a configuration names for this task.
+
+    Raises:
+        ConfigError: none is named.
+        CheckpointError: there is none.
+    """
+    if config["checkpoint"] is None:
+        raise ConfigError(
+            "task=evaluate needs a checkpoint",
+            remedy="set checkpoint= to a .ckpt file or to the directory of a training run",
+        )
+    return find_checkpoint(config["checkpoint"])
+
+
+def keep_plan_of_training(
+    config: Mapping[str, Any], inventory: Inventory, directory: RunDir
+) -> None:
+    """Lets an evaluation that would search for a plan split the network as its training did.
+
+    That is only where the checkpoint lies in a run that has a plan, for these very devices.
+
+    Args:
+        config: resolved and checked, of any task.
+        inventory: the hardware.
+        directory: of the run, to which the plan goes.
+    """
+    evaluates = locate(config["task"]["_target_"]) is evaluate
+    if not evaluates or search_of(config) is None or directory.plan.exists():
+        return
+    plan = RunDir(checkpoint_to_evaluate(config).parent.parent).plan
+    if not plan.exists():
+        return
+    division, ranks = division_of(config, kept=plan), num_ranks(config, inventory)
+    if not are_there(division, inventory) or division is None or division.num_ranks != ranks:
+        log.info("the plan of the training, %s, is for other devices", plan)
+        return
+    log.info("by the plan of the training: %s", plan)
+    with writing(directory.path):
+        write_text_atomic(directory.plan, plan.read_text(encoding="utf-8"))
+
+
+@torch.inference_mode()
+def inference_rate(
+    trainer: pl.Trainer,
+    module: pl.LightningModule,
+    data: pl.LightningDataModule,
+    *,
+    warmup: int,
+    timed: int,
+    most_s: float = math.inf,
+) -> float:
+    """Shapes a second of this rank's forwards, kernel maps included, loading excluded.
+
+    Args:
+        trainer: that has tested the module.
+        module: the network, whole.
+        data: whose test split is taken.
+        warmup: forwards before the clock starts.
+        timed: forwards while it runs.
+        most_s: once these have taken longer, no more are made.
+    """
+    read = _some_batches(data.test_dataloader(), most=warmup + timed)
+    if not read or not timed:
+        return 0.0
+    module.eval()
+    device = module.to(trainer.strategy.root_device).device
+    throttle = getattr(trainer.strategy, "throttle", Throttle())
+    shapes, elapsed_s = 0, 0.0
+    for number in range(warmup + timed):
+        # One at a time: the device need not have room for all.
+        batch = module.transfer_batch_to_device(_uncached(read[number % len(read)]), device, 0)
+        _synchronize(device)
+        started_s = time.perf_counter()
+        with throttle.slowed(), trainer.precision_plugin.predict_step_context():
+            module(batch["input"])
+        _synchronize(device)
+        if number >= warmup:
+            elapsed_s += time.perf_counter() - started_s
+            shapes += batch_size_of(batch)
+        if elapsed_s > most_s:
+            break
+    return shapes / elapsed_s
+
+
+def _some_batches(loader: Any, *, most: int) -> list[Any]:
+    """The first batches, which take turns: dense ones are so large that few have to do."""
+    found, held_bytes = [], 0
+    for batch in islice(iter(loader), most):
+        found.append(batch)
+        held_bytes += sum(leaf.nbytes for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+        if held_bytes > _PREPARED_BYTES:
+            break
+    return found
+
+
+def _uncached(batch: dict[str, Any]) -> dict[str, Any]:
+    """The batch with an input that has no kernel maps yet."""
+    x = batch["input"]
+    if isinstance(x, torch.Tensor):
+        return batch
+    fresh = type(x)(
+        x.feats,
+        x.coords,
+        stride=x.stride,
+        spatial_shape=x.spatial_shape,
+        batch_size=x.batch_size,
+    )
+    return {**batch, "input": fresh}
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,156 @@
+"""A few real training steps within a budget of memory, and what they take: the work of a probe."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparsepipe.callbacks.throughput import batch_size_of
+from sparsepipe.config.build import build_data, build_inventory, build_module
+from sparsepipe.planning.measured_device import prepare_device
+from sparsepipe.profiling.activations import fresh
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.runs.seeding import seed_epoch, seed_model
+from sparsepipe.runs.signals import SignalWatch
+from sparsepipe.tasks.fitting.memory import (
+    ResidentPeak,
+    limit_allocations,
+    status_bytes,
+    watch_resident,
+)
+from sparsepipe.tasks.fitting.request import OVER_BUDGET, Request
+from sparsepipe.tasks.loaders import adapt_loaders
+from sparsepipe.tasks.run import Run
+
+
+class TooFewShapes(Exception):
+    """The data have no batch of the size that is asked for."""
+
+
+_SLACK_BYTES = 2**30
+"""What may be asked for beyond the budget, and is not used."""
+_INSTEAD: dict[str, Any] = {
+    "max_epochs": -1,
+    "min_epochs": None,
+    "min_steps": None,
+    "max_time": None,
+    "limit_train_batches": None,
+    "limit_val_batches": 0,
+    "overfit_batches": 0.0,
+    "val_check_interval": None,
+    "fast_dev_run": False,
+    "reload_dataloaders_every_n_epochs": 0,
+    "profiler": None,
+    "enable_checkpointing": False,
+}
+"""Arguments of the Trainer: a few steps, and nothing beside them."""
+
+
+class _Batches:
+    """Copies of batches as a loader gives them: each new, without kernel maps of an earlier step.
+
+    Args:
+        batches: what there was before memory was measured.
+    """
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(fresh, self._batches)
+
+
+def memory_of_steps(request: Request) -> int:
+    """The most memory that the steps took: network, gradients, optimizer, activations, batch.
+
+    Raises:
+        SparsePipeError: something a user can mend.
+        TooFewShapes: there is no batch of that size, and the request is for whole ones.
+    """
+    config = {**request.config, "data": _of_size(request.config["data"], request.batch_size)}
+    inventory = build_inventory(config)
+    run = Run(
+        config={**config, "callbacks": {}, "logger": {}},
+        directory=RunDir(request.answer.parent),
+        inventory=inventory,
+        watch=SignalWatch(),
+    )
+    seed = int(config["seed"])
+    seed_model(seed)
+    data = build_data(config)
+    data.setup("fit")
+    adapt_loaders(data, seed=seed)
+    seed_epoch(seed, 0)
+    count = request.steps * int(config["trainer"]["accumulate_grad_batches"])
+    size = request.batch_size
+    batches = first_batches(data.train_dataloader(), size=size, count=count, whole=request.whole)
+    device = torch.device("cpu")
+    if inventory.accelerator == "cuda":
+        device = prepare_device(run.places[0], inventory)
+    peak = _limited(device, request)
+    module = build_module(run.config, data)
+    trainer = run.trainer([], silent=True, max_steps=request.steps, **_INSTEAD)
+    trainer.fit(module, train_dataloaders=_Batches(batches))
+    return int(torch.cuda.max_memory_allocated(device)) if peak is None else peak.bytes()
+
+
+def _of_size(data: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
+    """Settings of data that are read by this process itself, whose memory is measured."""
+    more = {"num_workers": 0} if "num_workers" in data else {}
+    return {**data, "batch_size": batch_size, **more}
+
+
+def first_batches(loader: Any, *, size: int, count: int, whole: bool) -> list[Any]:
+    """The first full batches of an epoch, which take turns; where none is, what there is.
+
+    Raises:
+        TooFewShapes: none is, and they have to be whole.
+    """
+    first = list(islice(iter(loader), count))
+    full = [batch for batch in first if batch_size_of(batch) == size]
+    if whole and not full:
+        raise TooFewShapes
+    return list(islice(cycle(full or first), count))
+
+
+def _limited(device: torch.device, request: Request) -> ResidentPeak | None:
+    """Sets the budget from now on; what measures it, unless a GPU does."""
+    budget_bytes = request.budget_bytes
+    if device.type == "cuda":
+        if request.isolated:  # its host's memory may run out, which nothing limits
+            watch_resident(math.inf, lambda: None, grown=_noting(request.seen))
+        if budget_bytes is not None:
+            whole = torch.cuda.get_device_properties(device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / whole), device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return None
+    peak = ResidentPeak()
+    assert budget_bytes is not None, "a processor's memory has no end of its own"
+    limit_allocations(budget_bytes + budget_bytes // 2 + _SLACK_BYTES)
+    watch_resident(
+        peak.before_bytes + budget_bytes,
+        lambda: os._exit(OVER_BUDGET),
+        grown=_noting(request.seen),
+    )
+    return peak
+
+
+def _noting(path: Path) -> Callable[[int], object]:
+    """Notes what is resident, and what was at first, where it is left if this process is killed.
+
+    One short write each time, so that the numbers are always whole.
+    """
+    before_bytes = status_bytes("VmRSS")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return lambda resident_bytes: os.pwrite(
+        descriptor, f"{resident_bytes:020d} {before_bytes:020d}".encode(), 0
+    )

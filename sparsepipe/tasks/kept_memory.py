@@ -1,0 +1,143 @@
+"""What a training keeps on its devices, by torch's own count.
+
+A profile counts for each layer the bytes of the tensors that torch saves for its backward
+(``saved_tensors_hooks``), and a schedule tells for how many microbatches a stage has them at once.
+Of spans of layers that are recomputed only the inputs stay, and one microbatch at a time has in
+addition what is inside of one of them. With the parameters and the optimizer's state that is what
+stays on a device; gradients, buffers of messages and what a layer needs for a moment come on top.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sparsepipe.cluster.places import device_name
+from sparsepipe.config.emulation import emulation_of
+from sparsepipe.config.model_names import model_name, model_settings
+from sparsepipe.config.schedules import Synchronous, synchronous_of
+from sparsepipe.config.schema import SearchChoice
+from sparsepipe.errors import SparsePipeError
+from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.recompute.layers import StageSpans, spans_told_by
+from sparsepipe.partition.recompute.stage_cost import most_kept
+from sparsepipe.planning.device_profiles import load_profiles
+from sparsepipe.planning.search import memory_model
+from sparsepipe.profiling import Profile
+from sparsepipe.results.files import read_json
+from sparsepipe.schedule import Plan
+from sparsepipe.schedule.plan import Stage
+from sparsepipe.simulate.memory import long_run_peaks_bytes
+from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.run import Setting
+from sparsepipe.simulate.schedules import Simulation
+from sparsepipe.simulate.workload import StageCosts, Workload
+from sparsepipe.tasks.run import Run
+
+log = logging.getLogger(__name__)
+
+
+def kept_values(run: Run) -> dict[str, float]:
+    """Bytes of parameters, optimizer state and stored activations, for ``result.json``.
+
+    Nothing without profiles of the devices on batches as they are trained on, or with data
+    parallelism. Where there are profiles that cannot be counted by, the log says why: a training is
+    not to fail of it.
+
+    Args:
+        run: whose training is over.
+    """
+    parallel = run.config["parallel"]
+    if parallel["strategy"] is not None and parallel.get("plan") is None:
+        return {}
+    try:
+        profiles = _profiles(run)
+        if any(place.name not in profiles for place in run.places):
+            return {}  # as of most trainings, whose devices nobody has measured
+        plan = _plan(run, profiles)
+        model = replace(memory_model(SearchChoice(), run.config) or MemoryModel(), gradients=0.0)
+        if any(layer.saved_bytes is None for p in profiles.values() for layer in p.layers):
+            return {}
+        ranks = kept_bytes(plan, profiles, model, synchronous_of(parallel))
+    except SparsePipeError as error:  # such as a file that is broken, or of other layers
+        log.info("kept_bytes is not told: %s", error.message)
+        return {}
+    return {"kept_bytes": sum(ranks), "kept_bytes_of_device": max(ranks)}
+
+
+def kept_bytes(
+    plan: Plan,
+    profiles: Mapping[str, Profile],
+    model: MemoryModel,
+    synchronous: Synchronous | None,
+) -> list[float]:
+    """The most that each rank keeps.
+
+    Args:
+        plan: whose devices are named; a synchronous pipeline recomputes what its details say.
+        profiles: of these, by name.
+        model: what counts beside activations.
+        synchronous: the schedule; None: the asynchronous one, in which one device alone is serial.
+
+    Raises:
+        PlanError: the profiles have other layers.
+        ConfigError: the plan tells of layers to recompute that it has not.
+    """
+    schedule: dict[str, Any] = {}
+    spans: StageSpans = ((),) * plan.num_stages
+    if synchronous is not None:
+        schedule = {
+            "schedule": synchronous.schedule,
+            "microbatches": synchronous.microbatches,
+        }
+        spans = spans_told_by(plan)
+    workload = Workload.of(plan, profiles)
+    stages = tuple(
+        _counted(costs, stage, own, profiles)
+        for costs, stage, own in zip(workload.stages, plan.stages, spans, strict=True)
+    )
+    simulation = Simulation.of(
+        replace(workload, stages=stages), Setting(network=Network.flat(plan.num_ranks)), **schedule
+    )
+    return long_run_peaks_bytes(simulation, model)
+
+
+def _counted(
+    costs: StageCosts, stage: Stage, spans: Sequence[range], profiles: Mapping[str, Profile]
+) -> StageCosts:
+    """With what one minibatch keeps in a stage, on the devices that are in it.
+
+    Args:
+        costs: of the stage.
+        stage: which.
+        spans: of its layers that are recomputed.
+        profiles: by the names of devices.
+    """
+    held = [profiles[name] for name in dict.fromkeys(map(device_name, stage.devices))]
+    stored, inside = most_kept(held, spans, first=stage.layers[0], last=stage.layers[1])
+    return replace(costs, stored_bytes=stored, recomputed_bytes=inside)
+
+
+def _profiles(run: Run) -> dict[str, Profile]:
+    """Of the run's devices: given, or measured before it."""
+    config = run.config
+    search = config["parallel"].get("search") or {}
+    kept = read_json(run.directory.plan) if run.directory.plan.exists() else {}
+    given = {**(search.get("profiles") or {}), **(kept.get("measured") or {})}
+    settings = model_settings(config)
+    found = load_profiles(run.inventory, model_name(config), given=given, settings=settings)
+    if emulation_of(config) is None:  # else the profiles are what is trained
+        size = config["data"].get("batch_size")
+        return {n: p for n, p in found.items() if p.meta.get("batch_size") == size}
+    return found
+
+
+def _plan(run: Run, profiles: Mapping[str, Profile]) -> Plan:
+    if run.config["parallel"]["strategy"] is not None:
+        return Plan.from_json(run.directory.plan.read_text(encoding="utf-8"))
+    device = run.places[0]
+    layers = profiles[device.name].num_layers
+    plan = Plan.of(config="1", cuts=(), num_layers=layers)
+    return replace(plan, stages=(replace(plan.stages[0], devices=(device.text,)),))

@@ -1,0 +1,135 @@
+"""What a person reads of a run: what is trained on what, and how well it did.
+
+Shapes: K classes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sized
+from typing import Any
+
+import pytorch_lightning as pl
+from torch import nn
+from typing_extensions import override
+
+from sparsepipe.config.schedules import synchronous_of
+from sparsepipe.partition.recompute.layers import in_words
+from sparsepipe.strategies import StagedStrategy
+from sparsepipe.tasks.run import Run
+
+log = logging.getLogger(__name__)
+
+
+class StartLine(pl.Callback):
+    """Logs network, processes and data in one line as training begins.
+
+    Attributes:
+        test_shapes: how many there are to test on, once data that know the trainer have told.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.test_shapes = 0
+        self._network = ""
+
+    @override
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage == "fit":  # while every rank has all of it
+            self._network = network(self._run, pl_module)
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        counts = {
+            "to train on": num_shapes(trainer.train_dataloader),
+            "to validate": num_shapes(trainer.val_dataloaders),
+            "to test": self.test_shapes,
+        }
+        shapes = ", ".join(f"{count:,} {use}" for use, count in counts.items() if count)
+        place = where(self._run) + split(self._run, trainer)
+        log.info("%s; %s; shapes: %s", self._network, place, shapes)
+
+
+def network(run: Run, module: pl.LightningModule) -> str:
+    """A network's name and size."""
+    name = str(run.config["model"]["_target_"]).rpartition(".")[2]
+    layers = getattr(module, "layers", None)
+    parts = [f"{len(layers)} layers"] if isinstance(layers, nn.Sequential) else []
+    parts.append(f"{sum(p.numel() for p in module.parameters()):,} parameters")
+    classes = getattr(module, "class_names", ())
+    return f"{name}: {', '.join([*parts, *([f'{len(classes)} classes'] if classes else [])])}"
+
+
+def where(run: Run) -> str:
+    """What a run computes on."""
+    names = {device.name for host in run.inventory.hosts for device in host.devices}
+    processes = "1 process" if run.ranks == 1 else f"{run.ranks} processes"
+    return f"{processes} on {run.inventory.accelerator} ({', '.join(sorted(names))})"
+
+
+def split(run: Run, trainer: pl.Trainer) -> str:
+    """Into which stages a pipeline splits the network, as an addition to a line."""
+    strategy = trainer.strategy
+    if not isinstance(strategy, StagedStrategy):
+        return ""
+    plan = strategy.plan
+    cuts = f" cut at layer {', '.join(map(str, plan.cuts))}" if plan.cuts else ""
+    parallel = run.config["parallel"]
+    if (synchronous := synchronous_of(parallel)) is None:
+        how = parallel["strategy"].get("mode", "stash")
+    else:
+        how = f"{synchronous.schedule}, {synchronous.microbatches} microbatches"
+    if any(strategy.recomputed):
+        how += f", recomputing layers {in_words(strategy.recomputed)}"
+    return f", as a pipeline {plan.config}{cuts} ({how})"
+
+
+def num_shapes(loaders: Any) -> int:
+    """Shapes of one loader or of several, over all ranks; 0 where they do not tell."""
+    found = loaders if isinstance(loaders, (list, tuple)) else [loaders]
+    datasets = [getattr(loader, "dataset", None) for loader in found]
+    return sum(len(dataset) for dataset in datasets if isinstance(dataset, Sized))
+
+
+def class_accuracies(module: pl.LightningModule) -> dict[str, float]:
+    """``test/accuracy/<class>`` of every class that the test has shapes of."""
+    counts_KK = getattr(module, "test_confusion", None)
+    if counts_KK is None:
+        return {}
+    return {
+        f"test/accuracy/{name}": float(counts_KK[k, k] / counts_KK[k].sum())
+        for k, name in enumerate(getattr(module, "class_names", ()))
+        if counts_KK[k].sum()
+    }
+
+
+def log_profiling(values: Mapping[str, Any]) -> None:
+    """Logs what the profiles of a plan cost, whether they were measured for it or found."""
+    if "profiling_share_of_training" in values:
+        log.info(
+            "the plan's profiles, measured for this run or before, took %.0f s, %.1f %% of the "
+            "%.0f s of training",
+            values["profiling_s"],
+            100 * values["profiling_share_of_training"],
+            values["train_time_s"],
+        )
+
+
+def log_test(run: Run, module: pl.LightningModule, values: Mapping[str, Any]) -> None:
+    """Logs what a test found, how fast, and the pictures left."""
+    parts = []
+    if "test/accuracy" in values:
+        mean = values.get("test/class_accuracy")
+        over = "" if mean is None else f" (mean over classes {100 * mean:.1f} %)"
+        parts.append(f"test accuracy {100 * values['test/accuracy']:.1f} %{over}")
+    counts_KK = getattr(module, "test_confusion", None)
+    if counts_KK is not None:
+        parts.append(f"{int(counts_KK.sum()):,} shapes")
+    if values.get("inference_shapes_per_s"):
+        parts.append(f"inference {values['inference_shapes_per_s']:,.0f} shapes/s")
+    if parts:
+        log.info("%s", ", ".join(parts))
+    for picture in sorted(run.directory.path.glob("*.png")):
+        log.info("picture: %s", picture)

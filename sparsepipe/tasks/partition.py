@@ -1,0 +1,105 @@
+"""The task ``partition``: which device should compute which layers, and what to expect of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.config.model_names import model_name, model_settings
+from sparsepipe.config.schema import Search, SearchChoice
+from sparsepipe.planning.device_profiles import fingerprint_of, load_profiles, other_workloads
+from sparsepipe.planning.recomputed_search import find_recomputing_plan
+from sparsepipe.planning.search import Found, plan_table
+from sparsepipe.tasks.result import write_result
+from sparsepipe.tasks.run import Run
+
+log = logging.getLogger(__name__)
+
+
+def partition(
+    run: Run,
+    *,
+    search: Search = "hete_mp",
+    cost_model: str = "sparsepipe_hete",
+    order: str | list[str] = "by_count",
+    device: str | None = None,
+    levels: bool = False,
+    bandwidth_bytes_per_s: float | None = None,
+    profiles: dict[str, str] | None = None,
+    memory: bool = True,
+    stash: bool | None = None,
+    optimizer_bytes: float | None = None,
+    reserved_bytes: float = 0.0,
+) -> None:
+    """Finds the best plan for the model on the hardware, prints, writes and draws it.
+
+    What a synchronous pipeline recomputes (``parallel.strategy.recompute``) counts. What the
+    settings say, :class:`~sparsepipe.config.schema.SearchChoice` tells.
+
+    Raises:
+        ConfigError: a setting does not suit the search.
+        ProfileError: a profile is missing, broken or of another model.
+        HardwareError: a link has no bandwidth.
+        PlanError: no plan fits the memory.
+    """
+    run.assert_one_rank()
+    choice = SearchChoice(
+        search=search,
+        cost_model=cost_model,
+        order=order,
+        device=device,
+        levels=levels,
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+        profiles=profiles,
+        memory=memory,
+        stash=stash,
+        optimizer_bytes=optimizer_bytes,
+        reserved_bytes=reserved_bytes,
+    )
+    _tell(run, choice, _found(run, choice))
+
+
+def _found(run: Run, choice: SearchChoice) -> Found:
+    """The best plan by the profiles that there are."""
+    measured = load_profiles(
+        run.inventory,
+        model_name(run.config),
+        given=choice.profiles or {},
+        settings=model_settings(run.config),
+    )
+    for told in other_workloads(measured, run.config):
+        log.info("%s: the plan is for what was measured", told)
+    return find_recomputing_plan(choice, run.config, run.inventory, measured)
+
+
+def _tell(run: Run, choice: SearchChoice, found: Found) -> None:
+    """Prints, writes and draws it."""
+    log.info("%s", plan_table(found.told))
+    found.write(run.directory)
+    # The strategy is that of the plan; the task itself is one process.
+    write_result(run, {"strategy": choice.search, **_values(found)})
+
+
+def _values(found: Found) -> dict[str, Any]:
+    """What is expected of a plan, by the model of costs."""
+    return {
+        "kind": "simulated",
+        "plan_config": found.plan.config,
+        "plan_cuts": list(found.plan.cuts),
+        "bottleneck_s": found.told.bottleneck_s,
+        "bottleneck": found.told.limit,
+        "dp_s": found.told.dp_s,
+    }
+
+
+def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
+    """Of the profiles that a configuration names."""
+    given = config["task"].get("profiles") or {}
+    return fingerprint_of(inventory, model_name(config), given=given)
+
+
+partition.alone = True  # type: ignore[attr-defined]
+partition.cores = 1  # type: ignore[attr-defined]
+partition.prepare = fingerprint  # type: ignore[attr-defined]

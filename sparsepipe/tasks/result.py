@@ -1,0 +1,167 @@
+"""``result.json``: what came out of a run, flat, so that a table can be made of many.
+
+What all tasks tell of a run is put together here; docs/results.md lists what each key means.
+"""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib import metadata
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from sparsepipe import __version__
+from sparsepipe.cluster import Inventory
+from sparsepipe.config.model_names import model_name
+from sparsepipe.config.plan_search import search_of
+from sparsepipe.config.schedules import synchronous_of
+from sparsepipe.machine import git_commit, usable_cores
+from sparsepipe.partition.recompute.layers import bounds_of
+from sparsepipe.results.files import read_json, write_json
+from sparsepipe.results.run_tree import moment
+from sparsepipe.runs.rundir import RunDir, flatten
+from sparsepipe.runtime import group
+from sparsepipe.strategies import StagedStrategy
+from sparsepipe.tasks.run import Run
+
+_PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "numpy")
+_LEFT_OUT = ("checkpoint", "force", "logger", "paths")
+
+
+def write_result(run: Run, values: Mapping[str, Any]) -> None:
+    """Writes a task's ``values`` with configuration, times, memory, hardware and versions.
+
+    What the task says counts before what is said of all. Every rank must call it; rank 0 writes.
+    """
+    peaks = peak_values()
+    if group.rank() != 0:
+        return
+    settings = {key: item for key, item in run.config.items() if key not in _LEFT_OUT}
+    if not settings["callbacks"]:
+        del settings["callbacks"]
+    settings["data"] = {k: v for k, v in settings["data"].items() if k not in ("root", "cache_dir")}
+    write_json(
+        run.directory.result,
+        {
+            "run_id": run.directory.run_id,
+            "task_name": run.task_name,
+            "kind": "measured",
+            "model": model_name(run.config),
+            "strategy": strategy_name(run.config),
+            **_times(run.directory),
+            **peaks,
+            **values,
+            "ranks": run.ranks,
+            **_hardware(run.inventory),
+            **_versions(),
+            **flatten(settings),
+        },
+    )
+
+
+def strategy_name(config: Mapping[str, Any]) -> str:
+    """How devices share the work: ``single``, ``dp``, the search of a plan, or ``pipeline``.
+
+    Of a synchronous pipeline it is the option of ``parallel`` with its schedule, and the search
+    after that, if there is one: ``gpipe``, ``gpipe hete_mp``. Of a simulation it is what that
+    simulates.
+    """
+    parallel = config["task"].get("parallel") or config["parallel"]
+    if parallel["strategy"] is None:
+        return "single"
+    if parallel.get("plan") is None:
+        return "dp"
+    search = search_of({**config, "parallel": parallel})
+    synchronous = synchronous_of(parallel)
+    names = [synchronous and synchronous.option, search and search.search]
+    return " ".join(name for name in names if name) or "pipeline"
+
+
+def _times(directory: RunDir) -> dict[str, Any]:
+    """When the run began and ended; pauses of one that was gone on with are in its length."""
+    now_s, starts = time.time(), directory.starts
+    began_s = starts[0] if starts else None
+    return {
+        "started_at": None if began_s is None else moment(began_s),
+        "finished_at": moment(now_s),
+        "wall_s": None if began_s is None else now_s - began_s,
+        "starts": len(starts),
+    }
+
+
+def _hardware(inventory: Inventory) -> dict[str, Any]:
+    devices = [device for host in inventory.hosts for device in host.devices]
+    memories = [d.count * d.memory_bytes for d in devices if d.memory_bytes is not None]
+    return {
+        "hardware_devices": ", ".join(f"{d.count} x {d.name}" for d in devices),
+        "hardware_accelerator": inventory.accelerator,
+        "hardware_hosts": len(inventory.hosts),
+        "hardware_memory_bytes": int(sum(memories)) if len(memories) == len(devices) else None,
+        "machine_cores": usable_cores(),
+        "threads_per_rank": torch.get_num_threads(),
+    }
+
+
+def _versions() -> dict[str, Any]:
+    return {
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "sparsepipe": __version__,
+        "cuda": torch.version.cuda,
+        **{name: metadata.version(name) for name in _PACKAGES},
+        "git_commit": git_commit(),
+    }
+
+
+def peak_values() -> dict[str, int]:
+    """The largest memory of a process so far, over the ranks, all of which must ask."""
+    peaks = group.gather_objects(peak_memory_bytes())
+    return {f"peak_{name}": max(peak[name] for peak in peaks) for name in peaks[0]}
+
+
+def plan_values(run: Run, trainer: pl.Trainer) -> dict[str, Any]:
+    """The stages that a pipeline has run with, and what their search expected of them.
+
+    Nothing of other strategies.
+    """
+    strategy = trainer.strategy
+    if not isinstance(strategy, StagedStrategy):
+        return {}
+    values = {"plan_config": strategy.plan.config, "plan_cuts": list(strategy.plan.cuts)}
+    if (synchronous := synchronous_of(run.config["parallel"])) is not None:
+        values.update(asdict(synchronous))
+    if any(strategy.recomputed):
+        values["recomputed_layers"] = bounds_of(strategy.recomputed)
+    return {**values, **_expected(run), **run.busy.values()}
+
+
+def _expected(run: Run) -> dict[str, Any]:
+    """By the model of costs: simulated, not measured.
+
+    The plan has no times where layers are recomputed that its search did not count.
+    """
+    details = read_json(run.directory.plan) if run.directory.plan.exists() else {}
+    bottleneck_s, size = details.get("bottleneck_s"), run.config["data"].get("batch_size")
+    values: dict[str, Any] = {
+        "plan_strategy": details.get("strategy"),
+        "plan_bottleneck_s": bottleneck_s,
+        "plan_shapes_per_s": size / bottleneck_s if size and bottleneck_s else None,
+        "profiling_s": details.get("profiling_s") or None,
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def peak_memory_bytes() -> dict[str, int]:
+    """Largest memory of this process so far, and of its GPU where it uses one."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    peaks = {"memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    if torch.cuda.is_available():
+        peaks["device_memory_bytes"] = torch.cuda.max_memory_allocated()
+    return peaks

@@ -1,0 +1,226 @@
+"""What a task is given: its configuration, its directory, and how to make a Trainer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytorch_lightning as pl
+from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+
+from sparsepipe.callbacks import (
+    Busy,
+    EpochLines,
+    EpochSums,
+    NamePlace,
+    ShapesProgressBar,
+    Throughput,
+)
+from sparsepipe.cluster import Inventory, Place
+from sparsepipe.config.build import build, build_with
+from sparsepipe.config.division import Division, division_of
+from sparsepipe.config.emulation import emulation_of
+from sparsepipe.config.plan_search import search_of, searched_devices
+from sparsepipe.config.recomputation import settled_recompute
+from sparsepipe.config.signature import locate
+from sparsepipe.errors import ConfigError, HardwareError, PlanError
+from sparsepipe.planning.placing import are_there, beside, cuda_devices, places_of_ranks
+from sparsepipe.runs.checkpoint_io import DirectCheckpointIO
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.runs.signals import SignalWatch
+from sparsepipe.runtime import group
+from sparsepipe.strategies import RankEnvironment, SlowedDeviceStrategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of one task, as a rank sees it.
+
+    Args:
+        config: resolved and checked.
+        directory: where results go.
+        inventory: the hardware.
+        watch: notes signals.
+        throughput: measures the training.
+        busy: measures how much of it the stages of a pipeline wait.
+    """
+
+    config: Mapping[str, Any]
+    directory: RunDir
+    inventory: Inventory
+    watch: SignalWatch
+    throughput: Throughput = field(default_factory=Throughput)
+    busy: Busy = field(default_factory=Busy)
+
+    @property
+    def task_name(self) -> str:
+        """The task's function, by its bare name."""
+        return str(self.config["task"]["_target_"]).rpartition(".")[2]
+
+    @property
+    def ranks(self) -> int:
+        """Processes of this run, over all nodes."""
+        return num_ranks(self.config, self.inventory)
+
+    def assert_one_rank(self) -> None:
+        """Refuses to do in several processes what is done once.
+
+        Raises:
+            ConfigError: the run has more than one.
+        """
+        if self.ranks > 1:
+            raise ConfigError(
+                f"{self.task_name} runs as one process, the configuration asks for {self.ranks}",
+                remedy="choose parallel=single; devices to plan for are those of hardware",
+            )
+
+    def trainer(
+        self, callbacks: Sequence[pl.Callback], *, silent: bool = False, **instead: Any
+    ) -> pl.Trainer:
+        """A Lightning Trainer as configured.
+
+        Args:
+            callbacks: come after the house's own.
+            silent: without rates, progress and loggers.
+            **instead: arguments in place of those that are configured.
+        """
+        parallel, arguments = self.config["parallel"], {**self.config["trainer"], **instead}
+        places = self.places
+        cuda = self.inventory.accelerator == "cuda"
+        if silent:
+            arguments["enable_progress_bar"] = False
+        rates = [] if silent else [self.throughput]
+        arguments["enable_progress_bar"], shown = self._progress(arguments)
+        more = [build(node) for node in self.config["callbacks"].values()]
+        for name in ("profiler", "plugins"):
+            if isinstance(arguments[name], Mapping):
+                arguments[name] = build(arguments[name])
+        arguments.update(
+            accelerator="gpu" if cuda else "cpu",
+            **self._devices(places),
+            strategy=self._strategy(parallel["strategy"], places[group.rank()].slowdown),
+            logger=not silent and (self.loggers() or False),
+            callbacks=[NamePlace(), EpochSums(), *rates, self.busy, *more, *shown, *callbacks],
+            default_root_dir=str(self.directory.path),
+            use_distributed_sampler=False,
+        )
+        try:
+            trainer = pl.Trainer(**arguments)
+        except (ValueError, TypeError, MisconfigurationException) as error:
+            raise ConfigError(
+                f"Lightning refuses the settings of trainer: {error}",
+                remedy="correct the key it names; `sparsepipe --cfg job` prints them all",
+            ) from error
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # nobody's choice
+            trainer.strategy.checkpoint_io = DirectCheckpointIO()
+        return trainer
+
+    def _devices(self, places: Sequence[Place]) -> dict[str, Any]:
+        """As Lightning's Trainer asks for them."""
+        if emulation_of(self.config) is not None:  # all hosts are this machine
+            return {"num_nodes": 1, "devices": self.ranks}
+        nodes = self.config["parallel"]["num_nodes"]
+        where: dict[str, Any] = {"inventory": self.inventory, "rank": group.rank(), "nodes": nodes}
+        cuda = self.inventory.accelerator == "cuda"
+        found = cuda_devices(places, **where) if cuda else len(beside(places, **where))
+        return {"num_nodes": nodes, "devices": found}
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The device of each rank."""
+        kept = self.directory.plan
+        return places_of_ranks(self.config, self.inventory, ranks=self.ranks, kept=kept)
+
+    @property
+    def division(self) -> Division | None:
+        """How the model is split, as far as that is said; None where it is not."""
+        return division_of(self.config, kept=self.directory.plan)
+
+    def _strategy(self, node: Mapping[str, Any] | None, slowdown: float) -> Any:
+        if node is None:
+            return "auto" if slowdown == 1 else SlowedDeviceStrategy(slowdown=slowdown)
+        given: dict[str, Any] = {}
+        if (division := self.division) is not None:
+            settled = settled_recompute(self.config["parallel"], division.details)
+            given = {**division.arguments(), **settled}
+        if slowdown != 1:
+            given["slowdown"] = slowdown
+        return build_with({**node, **given}, cluster_environment=RankEnvironment())
+
+    def loggers(self) -> list[Any]:
+        """New ones, as configured."""
+        return [
+            build_with(
+                node,
+                run_id=self._tracking_id,
+                run_dir=self.directory.path,
+                job_type=self.task_name,
+            )
+            for node in self.config["logger"].values()
+        ]
+
+    @property
+    def _tracking_id(self) -> str:
+        """The run's identity elsewhere: unlike the directory's, it is not used twice."""
+        attempt = self.directory.attempt
+        again = f"-{attempt + 1}" if attempt else ""
+        return f"{self.directory.path.parent.name}-{self.directory.run_id}{again}"
+
+    def _progress(self, arguments: Mapping[str, Any]) -> tuple[bool, list[pl.Callback]]:
+        if arguments["enable_progress_bar"] is False:
+            return False, []
+        if sys.stdout.isatty():
+            return True, [ShapesProgressBar(self.throughput), EpochLines()]
+        return False, [EpochLines()]
+
+
+def num_ranks(config: Mapping[str, Any], inventory: Inventory) -> int:
+    """Processes that a configuration asks for, over all nodes.
+
+    Raises:
+        ConfigError: no whole number of them for each node, or not as many as the plan is for.
+        HardwareError: more than the inventory has.
+    """
+    parallel = config["parallel"]
+    if hasattr(locate(config["task"]["_target_"]), "parallel"):
+        return int(parallel["devices"])  # the task has counted, hosts of unequal size as well
+    division = division_of(config)
+    if search_of(config) is not None:
+        return searched_devices(config, inventory)
+    planned = None if division is None else division.num_ranks
+    nodes, devices = parallel["num_nodes"], parallel["devices"]
+    if nodes > 1 and planned and devices in ("auto", planned) and are_there(division, inventory):
+        return planned  # which may lie unevenly on the hosts
+    if devices == "auto" and nodes >= 1:
+        devices = planned or nodes * inventory.devices_per_host(nodes)
+    if not isinstance(devices, int) or devices < 1 or nodes < 1 or devices % nodes:
+        told = "" if planned is None else f", {planned} by parallel.plan,"
+        raise ConfigError(
+            f"parallel.devices={parallel['devices']}{told} on parallel.num_nodes={nodes} is not "
+            "possible",
+            remedy="set devices to 'auto' or to a multiple of num_nodes, at least 1 for each",
+        )
+    if planned not in (None, devices):
+        raise PlanError(
+            f"parallel.plan is for {planned} devices, parallel.devices={devices}",
+            remedy=f"set parallel.devices=auto, or a plan for {devices}",
+        )
+    try:
+        inventory.require(devices // nodes, num_hosts=nodes)
+    except HardwareError as error:
+        if planned is None:
+            raise
+        raise HardwareError(
+            f"parallel.plan is for {planned} devices: {error.message}",
+            remedy="give parallel.plan fewer devices, or choose another hardware; "
+            f"hardware.cpu_devices={planned} lets processes share the cores of a CPU",
+        ) from error
+    if parallel["strategy"] is None and devices > 1:
+        raise ConfigError(
+            f"{devices} devices (parallel.devices={parallel['devices']}) without a strategy",
+            remedy="choose parallel=dp, or parallel.devices=1",
+        )
+    return devices

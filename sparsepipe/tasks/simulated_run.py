@@ -1,0 +1,273 @@
+"""What a simulation came to, in figures and files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, Self
+
+from sparsepipe.partition.memory import MemoryModel, room_bytes
+from sparsepipe.results.files import write_text_atomic
+from sparsepipe.results.tables import markdown_table, write_csv
+from sparsepipe.results.timeline_picture import timeline_picture
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.schedule import Plan
+from sparsepipe.simulate.lanes import lanes, some_ranks
+from sparsepipe.simulate.memory import Level, long_run_peaks_bytes, memory_over_time
+from sparsepipe.simulate.record import Record
+from sparsepipe.simulate.schedules import Simulation
+from sparsepipe.simulate.steady import Pace
+from sparsepipe.simulate.trace import trace_text
+from sparsepipe.tasks.simulated_ways import Contest
+
+log = logging.getLogger(__name__)
+
+_PICTURE_IN = 24.0  # of the bars
+_DRAWN = 32  # devices that have lanes in the picture
+_TOLD = 32  # devices that are listed and warned of, all of which devices.csv has
+_SEEN = 1000  # what takes a smaller part of the time is no more than a line in the picture
+_SECONDS_FROM_S = 2.0  # a picture of so long tells seconds, a shorter one milliseconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A plan's simulation beside that of data parallelism on all devices of the hardware.
+
+    Attributes:
+        plan: the stages and their devices.
+        pace: of an epoch.
+        dp: of an epoch by data parallelism; None where it cannot be simulated.
+        dp_overlaps: whether its sums overlap with the backward.
+        dp_apart: of an epoch by data parallelism whose sums do not; None as well.
+        without_dp: why it cannot.
+        batch_size: shapes of a minibatch.
+        record: the first minibatches, drained after them.
+        memory: of each rank in these.
+        peaks_bytes: of each rank in the long run.
+        rooms: memory of each rank's device; None where nobody knows.
+    """
+
+    plan: Plan
+    pace: Pace
+    dp: Pace | None
+    dp_overlaps: bool
+    dp_apart: Pace | None
+    without_dp: str
+    batch_size: int
+    record: Record
+    memory: Sequence[Sequence[Level]]
+    peaks_bytes: Sequence[float]
+    rooms: Sequence[float | None]
+
+    @classmethod
+    def of(
+        cls,
+        contest: Contest,
+        *,
+        minibatches: int,
+        shown: int,
+        memory: MemoryModel,
+        batch_size: int,
+        rooms: Sequence[float | None],
+    ) -> Self:
+        """Runs all.
+
+        Args:
+            contest: what is simulated.
+            minibatches: of an epoch.
+            shown: minibatches of the picture.
+            memory: what counts.
+            batch_size: shapes of a minibatch.
+            rooms: memory of each rank's device; None where nobody knows.
+
+        Raises:
+            ScheduleError: ranks would wait for one another for ever.
+        """
+        simulation = contest.plan
+        record = simulation.record(ceil(shown / simulation.batches))
+        pace = _pace_by_batches(simulation, minibatches)
+        dp = apart = None
+        if contest.dp is not None and contest.dp_apart is not None:
+            dp = pace if contest.dp == simulation else contest.dp.pace(minibatches)
+            apart = dp if contest.dp == contest.dp_apart else contest.dp_apart.pace(minibatches)
+        return cls(
+            plan=simulation.workload.plan,
+            pace=pace,
+            dp=dp,
+            dp_overlaps=contest.dp != contest.dp_apart,
+            dp_apart=apart,
+            without_dp=contest.without_dp,
+            batch_size=batch_size,
+            record=record,
+            memory=memory_over_time(record, simulation.workload, memory, sizes=simulation.sizes),
+            peaks_bytes=long_run_peaks_bytes(simulation, memory),
+            rooms=rooms,
+        )
+
+    def values(self) -> dict[str, Any]:
+        """For ``result.json``."""
+        busy = self.pace.busy
+        return {
+            "kind": "simulated",
+            "simulated_shapes_per_s": self.batch_size / self.pace.minibatch_s,
+            "minibatches_per_s": 1 / self.pace.minibatch_s,
+            "minibatch_s": self.pace.minibatch_s,
+            "epoch_s": self.pace.total_s,
+            "epoch_minibatches": self.pace.minibatches,
+            "shapes_per_minibatch": self.batch_size,
+            **self._beside_dp(),
+            "busy_share": sum(busy) / len(busy),
+            "bubble_share": 1 - sum(busy) / len(busy),
+            "device_peak_bytes": max(self.peaks_bytes),
+        }
+
+    def _beside_dp(self) -> dict[str, float]:
+        """Nothing where data parallelism cannot be simulated."""
+        dp, apart, pace = self.dp, self.dp_apart, self.pace
+        if dp is None or apart is None:
+            return {}
+        return {
+            "dp_minibatch_s": dp.minibatch_s,
+            "dp_epoch_s": dp.total_s,
+            "speedup_over_dp": dp.minibatch_s / pace.minibatch_s,
+            "epoch_speedup_over_dp": dp.total_s / pace.total_s,
+            "dp_without_overlap_minibatch_s": apart.minibatch_s,
+            "speedup_over_dp_without_overlap": apart.minibatch_s / pace.minibatch_s,
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each device."""
+        found = []
+        for stage_number, stage in enumerate(self.plan.stages):
+            for rank, device in zip(self.plan.ranks_of(stage_number), stage.devices, strict=True):
+                found.append(
+                    {
+                        "rank": rank,
+                        "device": device,
+                        "stage": stage_number,
+                        "first_layer": stage.layers[0],
+                        "last_layer": stage.layers[1],
+                        "busy_share": self.pace.busy[rank],
+                        "bubble_share": 1 - self.pace.busy[rank],
+                        "peak_bytes": self.peaks_bytes[rank],
+                        "memory_bytes": self.rooms[rank],
+                        "kind": "simulated",
+                    }
+                )
+        return found
+
+    def table(self) -> str:
+        """The devices and the pace in words and figures; of many devices the first ones."""
+        head = ("device", "stage", "layers", "busy", "idle", "peak memory MiB")
+        rows = self.rows()
+        cells = [
+            (
+                row["device"],
+                str(row["stage"]),
+                f"{row['first_layer']}-{row['last_layer']}",
+                f"{row['busy_share']:.1%}",
+                f"{row['bubble_share']:.1%}",
+                f"{row['peak_bytes'] / 2**20:,.0f}",
+            )
+            for row in rows[:_TOLD]
+        ]
+        more = [f"and {len(rows) - _TOLD:,} more, in devices.csv"] if len(rows) > _TOLD else []
+        title = f"{in_short(self.plan)}, simulated"
+        return "\n".join([title, markdown_table(head, cells), *more, *self._pace()])
+
+    def _pace(self) -> list[str]:
+        values = self.values()
+        found = [
+            f"{values['minibatches_per_s']:.4g} minibatches/s, "
+            f"{values['simulated_shapes_per_s']:.4g} samples/s; an epoch of "
+            f"{self.pace.minibatches} minibatches takes {self.pace.total_s:.4g} s"
+        ]
+        if self.dp is None:
+            return [*found, f"not compared with data parallelism: {self.without_dp}"]
+        said = "overlap with the backward" if self.dp_overlaps else "follow the backward"
+        found.append(
+            f"{values['speedup_over_dp']:.2f}x as fast as data parallelism on all devices of the "
+            f"hardware, whose sums {said} ({values['epoch_speedup_over_dp']:.2f}x over the epoch)"
+        )
+        if self.dp_overlaps:
+            found.append(
+                f"{values['speedup_over_dp_without_overlap']:.2f}x as fast as data parallelism "
+                "whose sums follow the backward"
+            )
+        return found
+
+
+def _pace_by_batches(simulation: Simulation, minibatches: int) -> Pace:
+    """Of an epoch, told of the batches that devices of the first stage read, as profiles are.
+
+    Several of these may be a minibatch together; a last one that has fewer takes as long.
+    """
+    each = simulation.batches
+    found = simulation.pace(ceil(minibatches / each))
+    return replace(found, minibatches=minibatches, minibatch_s=found.minibatch_s / each)
+
+
+def in_short(plan: Plan) -> str:
+    """The replicas of a plan's stages, if these are not too many to be listed."""
+    if plan.num_stages <= _TOLD:
+        return plan.config
+    return f"{plan.num_stages:,} stages on {plan.num_ranks:,} devices"
+
+
+def write_outcome(outcome: Outcome, directory: RunDir, *, title: str) -> None:
+    """Prints the table, and writes it with the plan, the devices, the picture and the trace.
+
+    Args:
+        outcome: of a simulation.
+        directory: of the run.
+        title: of the picture.
+
+    Raises:
+        DataError: a file cannot be written.
+    """
+    path = directory.path
+    table = outcome.table()
+    log.info("%s", table)
+    _warn_of_memory(outcome)
+    write_text_atomic(path / "simulation.txt", table + "\n")
+    write_csv(path / "devices.csv", outcome.rows())
+    write_text_atomic(path / "trace.json", trace_text(outcome.record, memory=outcome.memory))
+    _draw(outcome, directory, title)
+    write_text_atomic(directory.plan, outcome.plan.to_json())
+
+
+def _warn_of_memory(outcome: Outcome) -> None:
+    """Names the devices that would need more than they have."""
+    short = [
+        f"{row['device']} would need {row['peak_bytes'] / 2**20:.0f} MiB of memory and has "
+        f"{row['memory_bytes'] / 2**20:.0f}"
+        for row in outcome.rows()
+        if row["memory_bytes"] is not None and row["peak_bytes"] > room_bytes(row["memory_bytes"])
+    ]
+    for words in short[:_TOLD]:
+        log.warning("%s", words)
+    if len(short) > _TOLD:
+        log.warning("and so would %d more, see devices.csv", len(short) - _TOLD)
+
+
+def _draw(outcome: Outcome, directory: RunDir, title: str) -> None:
+    in_seconds = outcome.record.end_s >= _SECONDS_FROM_S
+    plan = outcome.plan
+    ranks = some_ranks(plan, _DRAWN)
+    if len(ranks) < plan.num_ranks:
+        title = f"{title} ({len(ranks)} of {plan.num_ranks:,} devices)"
+    timeline_picture(
+        lanes(
+            outcome.record,
+            ranks=ranks,
+            names=[f"stage {row['stage']}: {row['device']}" for row in outcome.rows()],
+            unit_s=1.0 if in_seconds else 1e-3,
+            least_s=outcome.record.end_s / _SEEN,
+        ),
+        directory.path / "timeline.png",
+        title=title,
+        unit_name="seconds" if in_seconds else "milliseconds",
+        max_width_in=_PICTURE_IN,
+    )

@@ -1,0 +1,299 @@
+"""The task ``train``: fit, validate, and one look at the test split at the end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+
+from sparsepipe.callbacks import (
+    KeepPlan,
+    LogRates,
+    MetricsCsv,
+    Resume,
+    RunCheckpoint,
+    StopOnSignal,
+)
+from sparsepipe.callbacks.metrics_csv import (
+    add_to_last_row,
+    epoch_metrics,
+    mean_over_ranks,
+    read_rows,
+)
+from sparsepipe.callbacks.stop import stop_if_any_asked
+from sparsepipe.config.build import build_data, build_module
+from sparsepipe.config.schedules import synchronous_of
+from sparsepipe.errors import ConfigError
+from sparsepipe.models import Classifier
+from sparsepipe.plots.schedule_picture import draw_schedule
+from sparsepipe.results.files import read_json, write_json
+from sparsepipe.runs.checkpoints import (
+    find_checkpoint,
+    first_weights,
+    load_weights,
+    read_checkpoint,
+)
+from sparsepipe.runs.seeding import seed_epoch
+from sparsepipe.runtime import group
+from sparsepipe.tasks.evaluate import Clock, inference_rate
+from sparsepipe.tasks.figures import draw_curves, draw_test
+from sparsepipe.tasks.kept_memory import kept_values
+from sparsepipe.tasks.loaders import EpochSeeds, adapt_loaders
+from sparsepipe.tasks.log_lines import (
+    StartLine,
+    class_accuracies,
+    log_profiling,
+    log_test,
+    num_shapes,
+)
+from sparsepipe.tasks.result import peak_values, plan_values, write_result
+from sparsepipe.tasks.run import Run
+from sparsepipe.tasks.training_values import profiling_share, training_values
+from sparsepipe.tracking.loggers import RunLogger
+
+log = logging.getLogger(__name__)
+
+_FORWARDS: Mapping[str, Any] = {"warmup": 2, "timed": 20, "most_s": 20.0}
+"""How many tell how fast a trained network infers; as many as task=evaluate makes by default."""
+
+
+def train(
+    run: Run,
+    *,
+    test: bool = True,
+    monitor: str | None = None,
+    mode: Literal["max", "min"] = "max",
+    gallery: int = 24,
+) -> None:
+    """Trains a model, from the run's last checkpoint where there is one.
+
+    Args:
+        run: configuration and directory.
+        test: measure on the test split when training is done.
+        monitor: metric by which the best checkpoint is kept; None: ``val/accuracy``.
+        mode: ``max`` or ``min``.
+        gallery: test shapes in ``predictions.png``.
+
+    Raises:
+        CheckpointError: the checkpoint to start from is broken or another model's.
+        ConfigError: ``monitor`` is logged by nobody, a split is too small for the ranks, or
+            they do not see the same checkpoint.
+        Stopped: a signal ended the run; a checkpoint is written.
+    """
+    train_with(run, test=test, monitor=monitor, mode=mode, gallery=gallery)
+
+
+def train_with(
+    run: Run,
+    *,
+    test: bool,
+    monitor: str | None,
+    mode: Literal["max", "min"],
+    gallery: int,
+    forwards: Mapping[str, Any] = _FORWARDS,
+    told: Mapping[str, Any] | None = None,
+) -> None:
+    """As :func:`train`, for tasks that do something before.
+
+    Args:
+        run: see :func:`train`.
+        test: see :func:`train`.
+        monitor: see :func:`train`.
+        mode: see :func:`train`.
+        gallery: see :func:`train`.
+        forwards: which tell how fast the network infers, as ``inference_rate`` takes them.
+        told: what ``result.json`` is to hold as well.
+    """
+    data, seed = _ready_data(run, test=test), int(run.config["seed"])
+    module = build_module(run.config, data, plan=run.directory.plan)
+    facts: dict[str, Any] = first_weights(run.config)
+    facts["parameters"] = sum(p.numel() for p in module.parameters())  # while it is whole
+    resume = _place(run, module)
+    fitted = _agreed(run, resume)
+    adapt_loaders(data, seed=seed, resume=resume)
+    checkpoint = RunCheckpoint(run.directory, monitor=monitor, mode=mode, resume=resume)
+    clock, start = Clock(), StartLine(run)
+    trainer = run.trainer([clock, start, *_callbacks(run, checkpoint)])
+    start.test_shapes = _check_splits(trainer, data, test=test)
+    _begin_logging(run, trainer, resume)
+    seed_epoch(seed, 0)
+    if fitted:  # by an earlier process
+        done: dict[str, Any] = read_json(run.directory.fitted)
+    else:
+        done = _fit(run, trainer, module, data, checkpoint=checkpoint, resume=resume)
+    values = {**facts, **training_values(run), **done}
+    values.update(profiling_share(values))
+    if test:
+        values.update(_test(trainer, module, data, clock), test_shapes=start.test_shapes)
+    values.update(_peaks(values))  # before batches are kept in memory to be timed
+    if test:
+        values.update(_inference(trainer, module, data, forwards, planned="plan_config" in values))
+        _keep_tested(run, values)
+    write_result(run, {**values, **(told or {}), **class_accuracies(module)})
+    if group.rank() == 0:  # last, when no other rank waits for this one any more
+        _show(run, module, data, values, test=test, gallery=gallery)
+
+
+def _ready_data(run: Run, *, test: bool) -> pl.LightningDataModule:
+    data = build_data(run.config)
+    data.setup("fit")
+    if test:
+        data.setup("test")
+    return data
+
+
+def _callbacks(run: Run, checkpoint: RunCheckpoint) -> list[pl.Callback]:
+    """What every training has, in the order in which they are asked."""
+    division = run.division
+    return [
+        KeepPlan(
+            run.directory,
+            [place.text for place in run.places],
+            {} if division is None else division.details,
+        ),
+        EpochSeeds(int(run.config["seed"])),
+        MetricsCsv(run.directory.metrics),
+        LogRates(),
+        StopOnSignal(run.watch, checkpoint),
+        checkpoint,
+    ]
+
+
+def _begin_logging(run: Run, trainer: pl.Trainer, resume: Resume | None) -> None:
+    """Tells loggers the configuration, and trackers where the run goes on."""
+    for logger in trainer.loggers:
+        if isinstance(logger, RunLogger) and resume is not None:
+            logger.go_on(resume, read_rows(run.directory.metrics))
+        logger.log_hyperparams(dict(run.config))
+
+
+def _show(
+    run: Run,
+    module: pl.LightningModule,
+    data: pl.LightningDataModule,
+    values: Mapping[str, Any],
+    *,
+    test: bool,
+    gallery: int,
+) -> None:
+    """Draws and logs what a person is to see."""
+    if test:
+        draw_test(run, module, data, gallery=gallery)
+    draw_curves(run)
+    draw_schedule(run.directory, synchronous_of(run.config["parallel"]))
+    log_profiling(values)
+    log_test(run, module, values)
+
+
+def _check_splits(trainer: pl.Trainer, data: pl.LightningDataModule, *, test: bool) -> int:
+    """Whether ranks can share the splits, to be known before they train for hours.
+
+    Returns:
+        Shapes of the test split; 0 without a test.
+    """
+    data.trainer = trainer  # which loaders of somebody's own may ask for their share
+    with suppress(MisconfigurationException):  # there need be no validation
+        data.val_dataloader()
+    return num_shapes(data.test_dataloader()) if test else 0
+
+
+def _fit(
+    run: Run,
+    trainer: pl.Trainer,
+    module: pl.LightningModule,
+    data: pl.LightningDataModule,
+    *,
+    checkpoint: RunCheckpoint,
+    resume: Resume | None,
+) -> dict[str, Any]:
+    """Trains; what to keep of it."""
+    trainer.fit(
+        module,
+        datamodule=data,
+        ckpt_path=None if resume is None else resume.path,
+        weights_only=False,
+    )
+    done = {
+        "steps": trainer.global_step,
+        "best_monitored": checkpoint.best,
+        "train_shapes": num_shapes(trainer.train_dataloader),
+        "val_shapes": num_shapes(trainer.val_dataloaders),
+        **{f"train_{name}": size for name, size in peak_values().items()},
+        **plan_values(run, trainer),
+        **kept_values(run),
+    }
+    if group.rank() == 0 and run.directory.last.exists():
+        # Where callbacks ended it early, nothing else would tell a rerun that it is over.
+        write_json(run.directory.fitted, done)
+    stop_if_any_asked(run.watch)
+    return done
+
+
+def _place(run: Run, module: pl.LightningModule) -> Resume | None:
+    """Where the run goes on; a fresh run takes first weights from ``checkpoint``, if any."""
+    last, first = run.directory.last, run.config["checkpoint"]
+    if last.exists():
+        content = read_checkpoint(last)
+        load_weights(module, content["state_dict"], last)
+        place = Resume.read(last, content["callbacks"])
+        log.info("going on at epoch %d, batch %d", place.epoch + 1, place.batches + 1)
+        return place
+    if first is not None:
+        path = find_checkpoint(first)
+        load_weights(module, read_checkpoint(path)["state_dict"], path)
+    return None
+
+
+def _agreed(run: Run, resume: Resume | None) -> bool:
+    """Whether an earlier process has trained to the end; all ranks must see that and ``resume``.
+
+    Raises:
+        ConfigError: they see different files, and would wait for each other in vain.
+    """
+    fitted = resume is not None and run.directory.fitted.exists()
+    seen = (None if resume is None else (resume.epoch, resume.batches), fitted)
+    everywhere = group.gather_objects(seen)
+    differing = [rank for rank, other in enumerate(everywhere) if other != everywhere[0]]
+    if differing:
+        raise ConfigError(
+            f"ranks 0 and {differing[0]} find different checkpoints in {run.directory.checkpoints}",
+            remedy="set paths.outputs to a directory that all nodes share",
+        )
+    return fitted
+
+
+def _test(
+    trainer: pl.Trainer, module: pl.LightningModule, data: pl.LightningDataModule, clock: Clock
+) -> dict[str, float]:
+    trainer.test(module, datamodule=data, verbose=False)
+    return {**mean_over_ranks(epoch_metrics(trainer)), **clock.values()}
+
+
+def _inference(
+    trainer: pl.Trainer,
+    module: pl.LightningModule,
+    data: pl.LightningDataModule,
+    forwards: Mapping[str, Any],
+    *,
+    planned: bool,
+) -> dict[str, float]:
+    """How fast all ranks infer; nothing of a pipeline, whose ranks have a part of the network."""
+    if planned or not isinstance(module, Classifier):
+        return {}
+    rate = inference_rate(trainer, module, data, **forwards)
+    return {"inference_shapes_per_s": sum(group.gather_objects(rate))}
+
+
+def _keep_tested(run: Run, values: Mapping[str, Any]) -> None:
+    if group.rank() == 0:
+        tested = {name: value for name, value in values.items() if name.startswith("test/")}
+        add_to_last_row(run.directory.metrics, tested)
+
+
+def _peaks(values: Mapping[str, Any]) -> dict[str, int]:
+    """Of the whole run, also where an earlier process has trained."""
+    return {name: max(size, values.get(f"train_{name}", 0)) for name, size in peak_values().items()}

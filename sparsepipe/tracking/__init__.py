@@ -1,0 +1,1 @@
+"""Where metrics go: loggers, their history, trackers."""

@@ -1,0 +1,209 @@
+"""Weights & Biases beside the metrics file that every run has."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_fabric.loggers.logger import rank_zero_experiment
+from lightning_fabric.utilities.rank_zero import rank_zero_only
+from pytorch_lightning.loggers import WandbLogger
+from typing_extensions import override
+
+from sparsepipe.callbacks.checkpoint import Resume
+from sparsepipe.errors import ConfigError, OutputError
+from sparsepipe.tracking.history import STEP, History
+from sparsepipe.tracking.wandb_login import has_login
+
+_OURS: dict[str, str] = {}
+"""Variables that a run of this process has set, since Weights & Biases takes them nowhere else."""
+
+
+def wandb_logger(
+    *,
+    project: str,
+    run_id: str,
+    run_dir: Path,
+    job_type: str,
+    offline: bool = True,
+    entity: str | None = None,
+    group: str | None = None,
+    tags: Sequence[str] = (),
+) -> RunLogger:
+    """A Weights & Biases logger that writes into the run directory.
+
+    A resumed run goes on under the same id.
+
+    Args:
+        project: project on the server.
+        run_id: the run's identity, there as here.
+        run_dir: the run's directory.
+        job_type: the task.
+        offline: write files only, ask for no login, use no network.
+        entity: user or team; None is the account's default.
+        group: what belongs together, such as a sweep.
+        tags: words to find the run by.
+
+    Raises:
+        ConfigError: online without a login.
+    """
+    if not offline and not has_login():
+        raise ConfigError(
+            "logger.wandb.offline=false needs a Weights & Biases login",
+            remedy="run `wandb login`, set WANDB_API_KEY, or leave logger.wandb.offline=true: "
+            "`wandb sync` uploads the run later",
+        )
+    return RunLogger(
+        run_dir,
+        offline=offline,
+        project=project,
+        entity=entity,
+        id=run_id,
+        name=run_id,
+        resume=None if offline else "allow",
+        group=group,
+        job_type=job_type,
+        tags=list(tags),
+    )
+
+
+class RunLogger(WandbLogger):
+    """A Weights & Biases run that stays one, whatever becomes of the processes that write it.
+
+    Offline there is always one directory below ``wandb/`` of the run's directory: a run that goes
+    on writes it anew, from its own record of what it has told. Online the server has that.
+
+    Args:
+        run_dir: the run's directory.
+        offline: without network.
+        **init: for ``wandb.init``.
+    """
+
+    def __init__(self, run_dir: Path, *, offline: bool, **init: Any) -> None:
+        super().__init__(save_dir=str(run_dir), offline=offline, **init)
+        self._wandb_init.pop("anonymous", None)  # Weights & Biases warns of it
+        self._folder = run_dir / "wandb"
+        self._history = History(self._folder / "history.jsonl")
+        self._goes_on = False
+        self._step = 0
+
+    @rank_zero_only
+    def go_on(self, place: Resume, epochs: Sequence[Mapping[str, str]]) -> None:
+        """Begins where a checkpoint is; to be called before anything is logged.
+
+        Args:
+            place: the checkpoint's.
+            epochs: the rows of the metrics file.
+        """
+        self._history.go_on(place, epochs)
+        self._goes_on = True
+
+    @property
+    @rank_zero_experiment
+    @override
+    def experiment(self) -> Any:
+        """The run as Weights & Biases knows it; begun when it is first asked for."""
+        import wandb
+
+        if self._experiment is None:
+            begun = wandb.run is not None and wandb.run.id == self._id
+            self._experiment = wandb.run if begun else self._begin()
+        return self._experiment
+
+    def _begin(self) -> Any:
+        import wandb
+
+        end_tracking(failed=True)  # else it would be taken for this one
+        if not self._goes_on:
+            self._history.clear()  # without a checkpoint all comes again
+        if self._offline:
+            self._remove_attempts()
+        _set_unless_given(
+            WANDB_SILENT="true",  # the run directory is the last line printed
+            # Tables wait there until they are uploaded; by default in the user's home.
+            WANDB_DATA_DIR=str((self._folder / "data").absolute()),
+            # For the process that writes, which is slow to start where all cores are busy.
+            WANDB__SERVICE_WAIT="120",  # by default 30
+        )
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            run = wandb.init(mode="offline" if self._offline else None, **self._wandb_init)
+        except wandb.Error as error:
+            wandb.teardown()  # else it would go on as it was set up for this run
+            _take_back()
+            raise OutputError(
+                f"Weights & Biases cannot begin a run: {error}",
+                remedy="give the command again, which goes on with what is there, or leave out "
+                "logger=wandb",
+            ) from error
+        run.define_metric(STEP)
+        run.define_metric("*", step_metric=STEP, step_sync=True)
+        if not run.starting_step:  # else a server has the rows
+            for row in self._history.rows():
+                run.log(row)
+                self._step = row[STEP]
+        return run
+
+    def _remove_attempts(self) -> None:
+        """Leaves the record alone of what is there; a link to an attempt goes with it."""
+        for path in self._folder.glob("*"):
+            if path == self._history.path:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+    @override
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Logs a row, under the names that the metrics file has."""
+        run = self.experiment  # which may change the step
+        row = {_name(name, metrics): value for name, value in metrics.items()}
+        # A test after training, and more so one by a later process, comes with a smaller step.
+        self._step = row[STEP] = max(self._step, step or 0)
+        row["_timestamp"] = time.time()
+        run.log(row)
+        self._history.append(row)
+
+
+def _name(name: str, metrics: Mapping[str, Any]) -> str:
+    """Without Lightning's ending of what is logged of steps and of epochs."""
+    short = name.removesuffix("_epoch")
+    return name if short in metrics else short
+
+
+def end_tracking(*, failed: bool) -> None:
+    """Ends a Weights & Biases run with its job: the next job of the process is another.
+
+    So does the process that writes it, which jobs started from here would share else: there the
+    run of one that is killed stays open.
+
+    Args:
+        failed: the job has not done what it should.
+    """
+    wandb = sys.modules.get("wandb")
+    if wandb is None or wandb.run is None:
+        return
+    wandb.run.finish(exit_code=int(failed))
+    wandb.teardown()
+    _take_back()
+
+
+def _set_unless_given(**variables: str) -> None:
+    for name, value in variables.items():
+        if name not in os.environ:
+            os.environ[name] = _OURS[name] = value
+
+
+def _take_back() -> None:
+    """The next job of the process has its own, and other programs that it starts have none."""
+    for name, value in _OURS.items():
+        if os.environ.get(name) == value:
+            del os.environ[name]
+    _OURS.clear()
