@@ -21,7 +21,7 @@ from stuck import NUMBER, StuckJob, StuckProcess
 
 from sparsepipe.errors import HardwareError
 from sparsepipe.sweep import runner as runner_module
-from sparsepipe.sweep import running, tree
+from sparsepipe.sweep import running, tree, unresponsive
 from sparsepipe.sweep.board import Board
 from sparsepipe.sweep.process import JobProcess
 from sparsepipe.sweep.record import SweptJob, read_record
@@ -46,7 +46,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "ENDING_S", 0.5)
     monkeypatch.setattr(runner_module, "ENDING_S", 0.5)
     monkeypatch.setattr(running, "_LEAVING_S", 0.1)
-    monkeypatch.setattr(lost, "_LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(unresponsive, "_LOOK_AGAIN_S", 0.0)
 
 
 @dataclass
@@ -118,7 +118,7 @@ def runner(one: RunningJob, *others: ReadyJob, view: Lines | None = None) -> Run
 def test_a_sweep_goes_on_without_the_gpus_of_a_job_that_cannot_be_ended(
     stuck: Callable[..., Stuck], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lost, "LIMIT_S", 0.3)
+    monkeypatch.setattr(unresponsive, "LIMIT_S", 0.3)
     held = stuck()
     one = started(tmp_path, held.process, job_limit_s=0.1)
     sweep = runner(one, job(tmp_path, 1))
