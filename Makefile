@@ -5,7 +5,7 @@
 #   make test-full  the quick suite and what takes longer
 #   make notebooks  executes the notebooks, on recorded ledgers
 #   make smoke      the paper's Table II, killed on its way, and others, as small as can be
-#   make gpu        every figure that is wanted of a GPU, in nine minutes; into outputs/gpu
+#   make gpu        figures of a GPU, in starts of nine minutes that go on with each other; outputs/gpu
 #   make docs       the documentation as a site, into build/site; a dead link is an error
 #   make lint       ruff, mypy, import contracts
 #

@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,7 +26,6 @@ from records import Row, Rows
 from sparse_conv import LEVELS, Layer, make_batch, make_layers
 from torch import Tensor
 
-from sparsepipe.errors import SparsePipeError
 from sparsepipe.profiling.clock import Clock
 from sparsepipe.profiling.speed import copy_speed
 from sparsepipe.sparse import SparseTensor
@@ -87,9 +85,6 @@ _FEWEST_REPEATS = {"cuda": 5, "cpu": 1}
 _MOST_REPEATS = 30
 """Each operation is repeated for so long, but at least and at most so often."""
 
-_PEERS_S = 75.0
-"""After so long no further row of a peer is begun: the rows that are there are worth more."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -120,7 +115,6 @@ def measure(rows: Rows, *, device: torch.device, work: Path | None = None) -> No
         device: that computes.
         work: not needed, nothing is written but rows.
     """
-    started_s = time.perf_counter()
     on_cuda = device.type == "cuda"
     precisions = (FP32, TF32, BF16, FP16) if on_cuda else (FP32, BF16)
     flop_per_s, bytes_per_s = _floors(rows, precisions, device)
@@ -148,10 +142,6 @@ def measure(rows: Rows, *, device: torch.device, work: Path | None = None) -> No
     for precision in (FP16, TF32, BF16, FP32):
         for peer in peers:
             for batch in batches:
-                if time.perf_counter() - started_s > _PEERS_S:
-                    raise SparsePipeError(
-                        "rows of other libraries are left", remedy="give the command once more"
-                    )
                 _measure_maps(rows, peer, batch)
                 _measure_layers(rows, case(peer, precision, batch))
 
@@ -227,6 +217,8 @@ def _row_of(case: Case) -> Row:
     try:
         return _layers_row(case)
     except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
         said = f"fails here: {type(error).__name__}: {error}"[:300]
         return {"library": case.library.name, "version": case.library.version, "missing": said}
 

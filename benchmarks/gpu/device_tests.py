@@ -29,21 +29,29 @@ class TestRows:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._seconds: dict[str, float] = {}
+        self._phases: dict[str, list[Any]] = {}
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         """Tests that are measured are not run again."""
         items[:] = [item for item in items if not self._rows.has(item.nodeid)]
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """A test's set-up, call or tear-down has ended."""
-        self._seconds[report.nodeid] = self._seconds.get(report.nodeid, 0.0) + report.duration
-        if report.failed:
-            self._rows.fail(report.nodeid, f"{report.when}: {report.longreprtext[-1500:]}")
-        elif report.when == "call" or report.skipped:
-            why = str(report.longrepr[2]).removeprefix("Skipped: ") if report.skipped else None
-            row = {"outcome": report.outcome, "test_s": self._seconds[report.nodeid], "why": why}
-            self._rows.measure(report.nodeid, lambda: row)
+        """A test's set-up, call or tear-down has ended; the row comes with the last of them."""
+        phases = self._phases.setdefault(report.nodeid, [])
+        phases.append(report)
+        if report.when != "teardown":
+            return
+        if failed := [phase for phase in phases if phase.failed]:
+            text = "; ".join(f"{phase.when}: {phase.longreprtext[-1500:]}" for phase in failed)
+            self._rows.fail(report.nodeid, text)
+            return
+        skipped = next((phase for phase in phases if phase.skipped), None)
+        row = {
+            "outcome": "passed" if skipped is None else "skipped",
+            "test_s": sum(phase.duration for phase in phases),
+            "why": skipped and str(skipped.longrepr[2]).removeprefix("Skipped: "),
+        }
+        self._rows.measure(report.nodeid, lambda: row)
 
     def pytest_collectreport(self, report: Any) -> None:
         """A file could not be imported."""

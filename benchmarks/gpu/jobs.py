@@ -16,6 +16,8 @@ from sparsepipe.launch.job import run_job
 from sparsepipe.results.files import read_json
 from sparsepipe.runs import logs
 
+_LEFT_OUT = ("peak_", "train_peak_", "train/accuracy", "train/loss", "test/", "platform")
+
 
 class Jobs:
     """Runs and their data, below one directory.
@@ -36,12 +38,16 @@ class Jobs:
     def run(self, *overrides: str) -> tuple[dict[str, Any], Path]:
         """What ``result.json`` of the run of these overrides holds, and its directory.
 
+        Left out is what says nothing of it: the largest memory of this process, which other jobs
+        share, and how accurate a few minibatches have made the network.
+
         Raises:
             SparsePipeError: the run cannot be made.
         """
         path = run_job(self._config(overrides)).path
         result: dict[str, Any] = read_json(path / "result.json")
-        return {"name": path.parent.name, "run_id": path.name, **result}, path
+        told = {key: value for key, value in result.items() if not key.startswith(_LEFT_OUT)}
+        return {"name": path.parent.name, "run_id": path.name, **told}, path
 
     def _config(self, overrides: tuple[str, ...]) -> dict[str, Any]:
         # An experiment comes first, then what it is made of, which counts.

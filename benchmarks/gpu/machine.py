@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
@@ -37,7 +38,7 @@ def at_hand() -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "triton": _version_of("triton"),
-        "platform": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
         "commit": git_commit(),
     }
 
@@ -62,3 +63,7 @@ def _version_of(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+if __name__ == "__main__":
+    print(json.dumps(at_hand()))

@@ -79,14 +79,17 @@ class Record:
 class Rows:
     """Measures rows of a part and writes them as they come.
 
+    Rows of an earlier start count where they tell a figure: those that failed, were skipped or
+    wanted a library that was not there are measured again.
+
     Args:
         path: the part's file, which is there.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._record = Record.read(path)
-        self._record = replace(self._record, rows=self._record.measured)
+        record = Record.read(path)
+        self._record = replace(record, rows=[row for row in record.measured if _counts(row)])
 
     def measure(self, name: str, function: Callable[[], Row]) -> Row | None:
         """Keeps what ``function`` returns under ``name``; returns it, None where it failed.
@@ -109,7 +112,7 @@ class Rows:
         return None if "error" in row else row
 
     def has(self, name: str) -> bool:
-        """Whether it was measured."""
+        """Whether there is such a row, measured in this start or before."""
         return any(row["row"] == name for row in self._record.measured)
 
     def fail(self, name: str, error: str) -> None:
@@ -121,6 +124,10 @@ class Rows:
         self._record.write(self._path)
         seconds = f" ({row['measuring_s']:.1f} s)" if "measuring_s" in row else ""
         print(f"{row['row']}: {row.get('error', 'measured')}{seconds}", flush=True)
+
+
+def _counts(row: Row) -> bool:
+    return "missing" not in row and row.get("outcome") != "skipped"
 
 
 def _forget() -> None:

@@ -1,4 +1,4 @@
-"""Every figure that this project wants of a GPU, in one command on a bare machine.
+"""Every figure that this project wants of a GPU, by one command on a bare machine.
 
     python benchmarks/gpu/run.py --out DIR --minutes 9
     python benchmarks/gpu/run.py --dry-run
@@ -18,6 +18,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import json
+import math
 import os
 import shutil
 import signal
@@ -25,10 +27,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, NoReturn
 
 STARTED_S = time.perf_counter()
 HERE = Path(__file__).resolve().parent
@@ -42,19 +45,19 @@ from sparsepipe.errors import SparsePipeError  # noqa: E402
 
 DEFAULT_MINUTES = 9.0
 _GRACE_S = 5.0
-"""For a part that was asked to end, before it is killed."""
+"""How long a part's process may take to end before it is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What is measured together.
+    """What is measured together, in one process.
 
     Attributes:
-        name: of its module beside this file, and of its record.
-        title: in the summary.
-        limit_s: of its process, of the default minutes.
-        needs_device: it measures nothing without a GPU; others measure small sizes there.
-        packages: that it imports beside torch.
+        name: the name of its module beside this file, and of its record.
+        title: its heading in the summary.
+        limit_s: the time limit of its process, in seconds, where all parts have nine minutes.
+        needs_device: whether it measures nothing without a GPU; other parts measure small sizes.
+        packages: what it imports beside torch.
     """
 
     name: str
@@ -74,7 +77,7 @@ PARTS = (
     Part(
         name="device_tests",
         title="Tests that need a device",
-        limit_s=105,
+        limit_s=100,
         needs_device=True,
         packages=("pytest", *_FRAMEWORK),
     ),
@@ -88,21 +91,21 @@ PARTS = (
     Part(
         name="trainings",
         title="Training steps, epochs, memory and largest batches",
-        limit_s=180,
+        limit_s=165,
         needs_device=True,
         packages=(*_FRAMEWORK, "pyarrow", "matplotlib", "scipy"),
     ),
     Part(
         name="profiles",
         title="SmartProfile",
-        limit_s=100,
+        limit_s=95,
         needs_device=False,
         packages=(*_FRAMEWORK, "matplotlib", "scipy"),
     ),
     Part(
         name="shared_device",
         title="A pipeline of two ranks on one device",
-        limit_s=60,
+        limit_s=55,
         needs_device=True,
         packages=("pytorch_lightning", "torchmetrics"),
     ),
@@ -110,15 +113,15 @@ PARTS = (
 
 
 def main() -> None:
-    """Runs the parts that are asked for; the exit status is 1 where one of them failed."""
+    """Runs the parts; the exit status is 1 where one of them failed."""
     options = _options()
     chosen = [part for part in PARTS if options.part in (None, part.name)]
     scaled = [_scaled(part, options.minutes) for part in chosen]
     try:
-        if options.worker:
-            _work(scaled[0], options.out, Path(options.work))
+        if options.worker is not None:
+            _work(scaled[0], options.out, options.work, json.loads(options.worker))
         elif options.dry_run:
-            _tell_plan(scaled, options.minutes)
+            _print_plan(scaled, options)
         else:
             sys.exit(_run_all(scaled, options))
     except SparsePipeError as error:
@@ -131,16 +134,20 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, help="directory of the records")
     parser.add_argument("--minutes", type=float, default=DEFAULT_MINUTES, help="for all parts (9)")
-    parser.add_argument("--part", choices=[part.name for part in PARTS], help="only this one")
-    parser.add_argument("--dry-run", action="store_true", help="say what would run")
-    parser.add_argument("--commit", help="of this copy, whose history stayed behind")
-    parser.add_argument("--work", help="where data and runs go; by default removed at the end")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=[part.name for part in PARTS], help="run only this one")
+    parser.add_argument("--dry-run", action="store_true", help="print what would run")
+    parser.add_argument("--commit", help="the commit of this copy, whatever history it has")
+    parser.add_argument(
+        "--work", type=Path, help="directory for data and runs; by default a new one, then removed"
+    )
+    parser.add_argument("--worker", help=argparse.SUPPRESS)  # the machine, as JSON
     options = parser.parse_args()
     if options.out is None and not options.dry_run:
         parser.error("give --out DIR, the directory of the records, or --dry-run")
-    if options.minutes <= 0:
-        parser.error("--minutes must be above 0")
+    if options.out is not None and options.out.exists() and not options.out.is_dir():
+        parser.error(f"--out {options.out} is a file: give a directory")
+    if not (math.isfinite(options.minutes) and options.minutes > 0):
+        parser.error("--minutes must be a number above 0")
     return options
 
 
@@ -148,10 +155,8 @@ def _scaled(part: Part, minutes: float) -> Part:
     return replace(part, limit_s=part.limit_s * minutes / DEFAULT_MINUTES)
 
 
-def _tell_plan(parts: Sequence[Part], minutes: float) -> None:
-    from machine import at_hand
-
-    machine = at_hand()
+def _print_plan(parts: Sequence[Part], options: argparse.Namespace) -> None:
+    machine = _machine(options)
     print(f"{machine['device'] or 'no CUDA device'}, torch {machine['torch']}")
     for number, part in enumerate(parts, start=1):
         print(f"{number}. {part.name}: {part.title}, at most {part.limit_s:.0f} s")
@@ -160,71 +165,122 @@ def _tell_plan(parts: Sequence[Part], minutes: float) -> None:
         if machine["device"] is None:
             print("   " + ("needs a device: skipped" if part.needs_device else "a small size"))
     total_s = sum(part.limit_s for part in parts)
-    print(f"at most {total_s:.0f} s of {60 * minutes:.0f} s")
+    print(f"at most {total_s:.0f} s of {60 * options.minutes:.0f} s")
+
+
+def _machine(options: argparse.Namespace) -> dict[str, Any]:
+    """What :mod:`machine` says, in a process that is gone when the first part wants the device."""
+    command = [sys.executable, str(HERE / "machine.py")]
+    ran = subprocess.run(
+        command, env=_environment(options), stdout=subprocess.PIPE, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+def _environment(options: argparse.Namespace) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    named = {"SPARSEPIPE_COMMIT": options.commit} if options.commit else {}
+    return {**os.environ, **named, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def _run_all(parts: Sequence[Part], options: argparse.Namespace) -> int:
-    """Runs the parts one after another; 1 where one failed."""
+    """Runs the parts one after another; 1 where one failed.
+
+    Raises:
+        SparsePipeError: there is a record of another machine or commit.
+    """
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, _end_by_signal)
     options.out.mkdir(parents=True, exist_ok=True)
-    work = Path(options.work or tempfile.mkdtemp(prefix="sparsepipe-gpu-"))
-    records = []
+    machine = _machine(options)
+    for part in parts:
+        _refuse_another(machine, _path(options.out, part))
+    work = options.work or Path(tempfile.mkdtemp(prefix="sparsepipe-gpu-"))
     try:
-        for part in parts:
-            records.append(_run(part, options, work))
-            write_summary(options.out, [(p.name, p.title) for p in PARTS])
+        states = [_run(part, options, work, machine).state for part in parts]
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     finally:
         if options.work is None:
             shutil.rmtree(work, ignore_errors=True)
-    print(f"\n{options.out / 'summary.md'}")
-    return int(any(record.state not in ("finished", "skipped") for record in records))
+        write_summary(options.out, [(part.name, part.title) for part in PARTS])
+        print(f"\n{options.out / 'summary.md'}")
+    return int(any(state not in ("finished", "skipped") for state in states))
 
 
-def _run(part: Part, options: argparse.Namespace, work: Path) -> Record:
-    """A part in a process of its own, unless its record is finished."""
+def _end_by_signal(signum: int, frame: object) -> NoReturn:
+    del frame
+    sys.exit(128 + signum)
+
+
+def _refuse_another(machine: Mapping[str, Any], path: Path) -> None:
+    """Refuses to add to a record of another machine or commit."""
+    from machine import unlike
+
+    record = Record.read(path) if path.exists() else None
+    if record is None or not record.rows:
+        return
+    if difference := unlike(record.machine, machine):
+        raise SparsePipeError(
+            f"{path} was measured with another {difference}", remedy="give another --out"
+        )
+
+
+def _run(part: Part, options: argparse.Namespace, work: Path, machine: Mapping[str, Any]) -> Record:
+    """Runs a part in a process of its own, unless its record is finished."""
     path = _path(options.out, part)
-    before = Record.read(path) if path.exists() else None
-    if before is not None and before.state == "finished":
+    fresh = Record(part=part.name, state="under way", limit_s=part.limit_s, machine=machine)
+    before = Record.read(path) if path.exists() else fresh
+    if before.state == "finished":
         print(f"{part.name}: measured before")
         return before
+    skipped = _reason_to_skip(part, machine)
+    if skipped:
+        return _written(replace(fresh, state="skipped", reason=skipped), path)
     print(f"{part.name}: at most {part.limit_s:.0f} s", flush=True)
-    started_s = time.monotonic()
-    reason = _ended_by(part, options, work)
-    seconds = time.monotonic() - started_s + (before.seconds if before else 0.0)
-    record = Record.read(path) if path.exists() else Record(
-        part=part.name, state="failed", limit_s=part.limit_s, machine={}
-    )  # fmt: skip
-    record = _ended(record, reason, seconds)
+    replace(fresh, rows=before.rows, columns=before.columns).write(path)
+    started_s, reason = time.monotonic(), "its start was ended by a signal"
+    try:
+        reason = _ended_by(part, options, work, machine)
+    finally:
+        seconds = before.seconds + time.monotonic() - started_s
+        ended = _ended(replace(Record.read(path), seconds=seconds), reason)
+        _written(ended, path)
+    return ended
+
+
+def _reason_to_skip(part: Part, machine: Mapping[str, Any]) -> str:
+    if part.needs_device and machine["device"] is None:
+        return "it needs a CUDA device"
+    return f"packages are missing: {', '.join(part.missing)}" if part.missing else ""
+
+
+def _written(record: Record, path: Path) -> Record:
     record.write(path)
-    print(f"{part.name}: {record.state} {record.reason} ({seconds:.0f} s)\n", flush=True)
+    how = ": ".join(filter(None, [record.state, record.reason]))
+    print(f"{record.part}: {how} ({record.seconds:.0f} s)\n", flush=True)
     return record
 
 
-def _ended(record: Record, reason: str, seconds: float) -> Record:
+def _ended(record: Record, reason: str) -> Record:
     """The record of a part whose process is gone."""
-    failed = [str(row["row"]) for row in record.failed]
-    if record.state == "skipped":
-        return replace(record, seconds=seconds)
     if reason:
-        late = reason.startswith("over")
-        return replace(
-            record, state="over its limit" if late else "failed", reason=reason, seconds=seconds
-        )
-    if failed:
-        return replace(record, state="failed", reason=", ".join(failed), seconds=seconds)
-    return replace(record, state="finished", reason="", seconds=seconds)
+        late = reason.startswith("over its limit")
+        return replace(record, state="over its limit" if late else "failed", reason=reason)
+    failed = ", ".join(str(row["row"]) for row in record.failed)
+    return replace(record, state="failed" if failed else "finished", reason=failed)
 
 
-def _ended_by(part: Part, options: argparse.Namespace, work: Path) -> str:
+def _ended_by(
+    part: Part, options: argparse.Namespace, work: Path, machine: Mapping[str, Any]
+) -> str:
     """Runs a part's process; why it did not end well, empty where it did."""
     command = [
-        *(sys.executable, str(HERE / "run.py"), "--worker", "--part", part.name),
-        *("--out", str(options.out), "--minutes", str(options.minutes), "--work", str(work)),
+        *(sys.executable, str(HERE / "run.py"), "--worker", json.dumps(machine)),
+        *("--part", part.name, "--out", str(options.out), "--work", str(work)),
     ]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
-    if options.commit:
-        environment["SPARSEPIPE_COMMIT"] = options.commit
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    process = subprocess.Popen(command, env=_environment(options), start_new_session=True)
     try:
         code = process.wait(part.limit_s)
     except subprocess.TimeoutExpired:
@@ -235,40 +291,24 @@ def _ended_by(part: Part, options: argparse.Namespace, work: Path) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a part's process and all that it has started, whatever ends this one."""
-    for signum, wait_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
+    """Ends a part's process group; those of its processes that have left it follow their parent."""
+    for signum in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signum)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(wait_s)
+            process.wait(_GRACE_S)
 
 
-def _work(part: Part, out: Path, work: Path) -> None:
-    """Measures a part in this process.
-
-    Raises:
-        SparsePipeError: its record is another machine's.
-    """
+def _work(part: Part, out: Path, work: Path, machine: Mapping[str, Any]) -> None:
+    """Measures a part in this process, which ends with the one that has started it."""
     import torch
-    from machine import at_hand, unlike
 
-    path, machine = _path(out, part), at_hand()
-    fresh = Record(part=part.name, state="under way", limit_s=part.limit_s, machine=machine)
-    before = Record.read(path) if path.exists() else fresh
-    if before.measured and (difference := unlike(before.machine, machine)):
-        raise SparsePipeError(
-            f"{path} was measured with another {difference}", remedy="give another --out"
-        )
-    if part.needs_device and machine["device"] is None:
-        replace(fresh, state="skipped", reason="it needs a CUDA device").write(path)
-        return
-    if part.missing:
-        reason = f"it needs packages that are not there: {', '.join(part.missing)}"
-        replace(fresh, state="skipped", reason=reason).write(path)
-        return
-    module = importlib.import_module(part.name)
+    from sparsepipe.runtime.launch import follow_parent
+
+    follow_parent(parent=os.getppid())
+    path, module = _path(out, part), importlib.import_module(part.name)
+    replace(Record.read(path), columns=module.COLUMNS).write(path)
     print(f"{part.name}: ready after {time.perf_counter() - STARTED_S:.1f} s", flush=True)
-    replace(fresh, rows=before.rows, columns=module.COLUMNS).write(path)
     device = torch.device("cuda" if machine["device"] else "cpu")
     module.measure(Rows(path), device=device, work=work)
 

@@ -21,7 +21,7 @@ _CORES_PER_WORKER = 4
 _MAX_WORKERS = 8
 
 _SLOW = ("torch", "pytorch_lightning", "torchmetrics.classification", "hydra", "trimesh", __name__)
-"""Modules that take long to import."""
+"""Modules whose import takes seconds; workers unpickle data and a main module that want them."""
 _DEATHS = ("exited unexpectedly", "is killed by signal", "bus error")
 """What torch says when a worker is gone."""
 
@@ -76,6 +76,8 @@ def make_loader(
         num_workers: processes that read; 0 reads in this one.
         collate: puts samples together; workers get a copy of it.
     """
+    methods = multiprocessing.get_all_start_methods()
+    method = "forkserver" if "forkserver" in methods else "spawn"
     return ShapeLoader(
         dataset,
         sampler=sampler,
@@ -83,21 +85,21 @@ def make_loader(
         num_workers=num_workers,
         collate_fn=collate,
         pin_memory=torch.cuda.is_available(),
-        multiprocessing_context=_start_method() if num_workers else None,
+        multiprocessing_context=method if num_workers else None,
         persistent_workers=num_workers > 0,
         worker_init_fn=_start_worker,
     )
 
 
-def _start_method() -> str:
-    """Of workers, which are forked from a server that has imported what takes seconds.
+def import_once_for_workers() -> None:
+    """Lets the server that forks loader workers import what takes each of them seconds.
 
-    They import the main module of the training process as well, and so what that has imported.
+    For the process of a command, before its first loader: the server is one for all of a process,
+    and has one list of modules.
     """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return "spawn"
-    multiprocessing.set_forkserver_preload([name for name in _SLOW if name in sys.modules])
-    return "forkserver"
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        slow = [name for name in _SLOW if name in sys.modules]
+        multiprocessing.set_forkserver_preload(["__main__", *slow])
 
 
 def _start_worker(worker: int) -> None:

@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.emulation import emulation_of
 from sparsepipe.config.signature import locate
+from sparsepipe.data.loading import import_once_for_workers
 from sparsepipe.freed_memory import keep_freed_memory
 from sparsepipe.launch.error_messages import told
 from sparsepipe.launch.joining import joined
@@ -36,8 +39,11 @@ def execute(
     """
     quiet()
     limit_threads()
+    import_once_for_workers()
     if inventory.accelerator == "cpu":
         keep_freed_memory()
+    elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # by another job of this process, whose peak is not ours
+        torch.cuda.reset_peak_memory_stats()
     run = Run(config=config, directory=directory, inventory=inventory, watch=watch)
     with _group(run):
         group.assert_world_size(run.ranks)

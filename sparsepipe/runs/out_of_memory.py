@@ -49,11 +49,12 @@ def filled_share(budget_bytes: int | None) -> float:
 
 
 def empty_device() -> None:
-    """Gives back what a failed step has left on the GPU, and lets all of its memory be used."""
+    """Gives back what a step has left on the GPU, forgets its peak, and lets all memory be used."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.reset_peak_memory_stats()
 
 
 def _has(said: str, words: tuple[str, ...]) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from sparsepipe.errors import ConfigError, DataError, HardwareError, SparsePipeError
@@ -170,9 +171,10 @@ class Prober:
         raise killed(batch_size, times=_TRIES, for_memory=for_memory)
 
     def _answer_here(self, batch_size: int) -> tuple[Outcome, int | None]:
-        """Takes the steps in this process, which then goes on as if it had not."""
+        """Takes the steps in this process; random state and threads are then what they were."""
         from sparsepipe.tasks.fitting.steps import TooFewShapes, memory_of_steps
 
+        threads = torch.get_num_threads()
         try:
             with scratch() as place, isolate_rng():
                 return self._within(memory_of_steps(self._request(place, batch_size)))
@@ -182,6 +184,7 @@ class Prober:
             if not ran_out(error, filled=filled_share(self._budget_bytes)):
                 raise
         finally:
+            torch.set_num_threads(threads)
             empty_device()
         empty_device()  # once more: the error has held what its frames refer to
         return "out_of_memory", None
