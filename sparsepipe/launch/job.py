@@ -34,7 +34,7 @@ from sparsepipe.launch.samples_to_cut import (
 )
 from sparsepipe.launch.stopping import failing_as_rank, tell_stop
 from sparsepipe.machine import git_commit, usable_cores
-from sparsepipe.planning.plan_resolution import settle
+from sparsepipe.planning.plan_resolution import resolve_plan
 from sparsepipe.results.files import read_json
 from sparsepipe.runs.lock import locked
 from sparsepipe.runs.rundir import RunDir
@@ -117,7 +117,7 @@ def _run_here(
     with writing(directory.path):
         directory.open(config)
     try:
-        _settle(config, inventory, directory, run_job=run_job)
+        _resolve(config, inventory, directory, run_job=run_job)
         if alone:
             execute(directory, config, inventory, watch)
         else:
@@ -214,7 +214,7 @@ def _decide(
         with writing(found.path):
             found.open(config)
         try:
-            _settle(config, inventory, found, run_job=None)
+            _resolve(config, inventory, found, run_job=None)
         except BaseException:
             found.remove_if_unused()
             raise
@@ -223,7 +223,7 @@ def _decide(
     return found.path, False
 
 
-def _settle(
+def _resolve(
     config: Mapping[str, Any],
     inventory: Inventory,
     directory: RunDir,
@@ -231,7 +231,7 @@ def _settle(
     run_job: Callable[..., RunDir] | None,
 ) -> None:
     keep_plan_of_training(config, inventory, directory)
-    settle(config, inventory, directory, run_job=run_job)
+    resolve_plan(config, inventory, directory, run_job=run_job)
     refuse_few_microbatches(config, kept=directory.plan)  # some searches look at neither
     ranks = num_ranks(config, inventory)
     refuse_empty_microbatches(config, ranks=ranks, kept=directory.plan)

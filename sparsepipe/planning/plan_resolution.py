@@ -1,4 +1,4 @@
-"""The plan of a run by ``parallel.search``, settled before its ranks start and kept with it."""
+"""The plan of a run by ``parallel.search``, found before its ranks start and kept with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sparsepipe.runs.rundir import RunDir
 log = logging.getLogger(__name__)
 
 
-def settle(
+def resolve_plan(
     config: Mapping[str, Any],
     inventory: Inventory,
     directory: RunDir,
@@ -56,7 +56,7 @@ def settle(
     if choice is None:
         searches = config["task"].get("search") is not None  # itself: task=partition
         if is_automatic(config["parallel"]) and not searches:
-            _settle_by_hand(config, inventory, directory)
+            _resolve_by_hand(config, inventory, directory)
         return
     profiles = load_profiles(inventory, model_name(config), given=choice.profiles or {})
     emulated = emulation_of(config) is not None  # then data are never read, nor devices measured
@@ -87,7 +87,7 @@ def settle(
         found.write(directory)
 
 
-def _settle_by_hand(config: Mapping[str, Any], inventory: Inventory, directory: RunDir) -> None:
+def _resolve_by_hand(config: Mapping[str, Any], inventory: Inventory, directory: RunDir) -> None:
     """Chooses which layers of a plan that is given are recomputed, and writes that plan.
 
     Raises:

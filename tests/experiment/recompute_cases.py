@@ -11,7 +11,7 @@ from planned_cases import MODEL, SLOW
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.recomputation import refuse_recompute, settled_recompute
-from sparsepipe.planning.plan_resolution import settle
+from sparsepipe.planning.plan_resolution import resolve_plan
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
@@ -67,6 +67,6 @@ def settled(
     """The plan that a run begins with, and what its strategy is told in place of ``auto``."""
     config, directory = composed(*MODEL, *settings), RunDir(tmp_path / "run")
     refuse_recompute(config, inventory(memory_bytes))
-    settle(config, inventory(memory_bytes), directory, measure=False)
+    resolve_plan(config, inventory(memory_bytes), directory, run_job=None)
     plan = Plan.from_json(directory.plan.read_text())
     return plan, settled_recompute(config["parallel"], plan.details)

@@ -13,7 +13,7 @@ from sparsepipe.config.build import build_inventory
 from sparsepipe.config.emulation import emulation_of
 from sparsepipe.errors import ConfigError
 from sparsepipe.launch.job import run_job
-from sparsepipe.planning.plan_resolution import settle
+from sparsepipe.planning.plan_resolution import resolve_plan
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.tasks.emulated import minibatches_each, parallel
@@ -55,7 +55,7 @@ def test_data_parallelism_leaves_the_settings_of_searches_alone(tmp_path: Path) 
     assert path_of(*by_task, settings) == path_of(*by_task)
     config = asked(*by_task, settings)
     directory = RunDir(tmp_path / "run")
-    settle(config, build_inventory(config), directory, run_job=run_job)
+    resolve_plan(config, build_inventory(config), directory, run_job=run_job)
     assert not directory.path.exists(), "no plan of a search"
 
 

@@ -38,10 +38,11 @@ from experiment_harness import composed
 from sparsepipe.config.build import build_inventory
 from sparsepipe.runs.logs import configure
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.planning.plan_resolution import settle
+from sparsepipe.launch.job import run_job
+from sparsepipe.planning.plan_resolution import resolve_plan
 configure()
 config = composed(*sys.argv[1:])
-settle(config, build_inventory(config), RunDir(Path("waiting")), measure=True)
+resolve_plan(config, build_inventory(config), RunDir(Path("waiting")), run_job=run_job)
 """
 
 

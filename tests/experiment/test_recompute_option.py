@@ -15,7 +15,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.config.recomputation import recompute_of, refuse_recompute
 from sparsepipe.errors import ConfigError, PlanError, SparsePipeError
 from sparsepipe.launch.prepare import prepare
-from sparsepipe.planning.plan_resolution import settle
+from sparsepipe.planning.plan_resolution import resolve_plan
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 
@@ -148,7 +148,7 @@ def test_auto_looks_for_a_cut_that_fits_unlike_devices(tmp_path: Path) -> None:
     config = composed(*MODEL, *SEARCHED[:2], AUTO, fast, profiles)
     directory = RunDir(tmp_path / "run")
     refuse_recompute(config, unlike)
-    settle(config, unlike, directory, measure=False)
+    resolve_plan(config, unlike, directory, run_job=None)
     plan = Plan.from_json(directory.plan.read_text())
     assert [stage.devices for stage in plan.stages] == [("here/core/0",), ("here/large/0",)]
     assert plan.cuts == (1,)
@@ -222,7 +222,7 @@ def test_the_plan_that_is_faster_with_what_it_recomputes_is_taken(tmp_path: Path
     plans = []
     for memory_bytes in (1e9, 0.9e6):
         directory = RunDir(tmp_path / f"{memory_bytes:g}")
-        settle(config, inventory(memory_bytes), directory, measure=False)
+        resolve_plan(config, inventory(memory_bytes), directory, run_job=None)
         plans.append(Plan.from_json(directory.plan.read_text()))
     assert [plan.config for plan in plans] == ["2", "2"]
     ample, tight = plans

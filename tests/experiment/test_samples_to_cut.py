@@ -14,7 +14,7 @@ from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import ConfigError
 from sparsepipe.launch.prepare import prepare
 from sparsepipe.launch.samples_to_cut import refuse_empty_microbatches
-from sparsepipe.planning.plan_resolution import settle
+from sparsepipe.planning.plan_resolution import resolve_plan
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 
@@ -79,7 +79,7 @@ def test_a_search_finds_a_plan_whose_microbatches_all_have_samples(tmp_path: Pat
     measured = replace(measured, meta={**measured.meta, "batch_size": 2})
     asked = (*MODEL, *TWO, "parallel=gpipe", SEARCHED, SLOW, f"{CUT}4", given(tmp_path, measured))
     config, directory = composed(*asked), RunDir(tmp_path / "run")
-    settle(config, build_inventory(config), directory, measure=False)
+    resolve_plan(config, build_inventory(config), directory, run_job=None)
     assert Plan.from_json(directory.plan.read_text()).config == "2"
     refuse_empty_microbatches(config, ranks=2, kept=directory.plan)
 

@@ -13,7 +13,7 @@ from sparsepipe.sparse import (
     GlobalMaxPool,
     MaxPool3d,
     SparseTensor,
-    cache,
+    kernel_map,
     sparse_collate,
 )
 from sparsepipe.sparse.coordinates import MAX_COORDINATE, coords_of_keys, linear_keys
@@ -173,13 +173,13 @@ def test_samples_that_cannot_be_collated(samples):
 
 def test_maps_are_built_once_for_each_level_and_window(monkeypatch):
     built = []
-    build = cache.build_kernel_map
+    build = kernel_map.build_kernel_map
 
     def counting(level, spec):
         built.append((len(level.coords_N4), spec))
         return build(level, spec)
 
-    monkeypatch.setattr(cache, "build_kernel_map", counting)
+    monkeypatch.setattr(kernel_map, "build_kernel_map", counting)
     occupied = torch.rand(2, 16, 16, 16, generator=torch.Generator().manual_seed(0)) < 0.1
     coords = occupied.nonzero().int()
     x = SparseTensor(torch.ones(len(coords), 1), coords, spatial_shape=(16, 16, 16))

@@ -1,0 +1,31 @@
+"""Tasks under the names that they had when they were in one room, and the identities of their runs."""
+
+from __future__ import annotations
+
+import pytest
+from experiment_harness import composed
+
+from sparsepipe.config.signature import identity_name, locate
+from sparsepipe.runs.rundir import identity_of
+from sparsepipe.tasks.fitting.fit_batch import fit_batch
+from sparsepipe.tasks.train import train
+
+
+@pytest.mark.parametrize(
+    ("former", "task"),
+    [
+        ("sparsepipe.experiment.train.train", train),
+        ("sparsepipe.experiment.fitting.fit_batch.fit_batch", fit_batch),
+    ],
+)
+def test_a_former_name_means_the_present_task(former: str, task: object) -> None:
+    assert locate(former) is task
+    assert identity_name(f"{task.__module__}.{task.__name__}") == former
+
+
+@pytest.mark.parametrize("task", ["train", "profile", "fit_batch", "simulate", "table1"])
+def test_identities_have_the_former_name(task: str) -> None:
+    config = composed("experiment=tiny", f"task={task}", "parallel=single")
+    target = identity_of(config)["task._target_"]
+    assert target.startswith("sparsepipe.experiment.")
+    assert locate(target) is locate(config["task"]["_target_"])
