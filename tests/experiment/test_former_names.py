@@ -1,4 +1,4 @@
-"""Tasks under the names that they had when they were in one room, and the identities of their runs."""
+"""Tasks under the names of the room that they were in, and the identities of their runs."""
 
 from __future__ import annotations
 
