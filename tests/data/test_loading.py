@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -169,3 +171,33 @@ def test_lightning_overfits_some_batches(
     module = Recorder()
     trainer.fit(module, datamodule=make_data(make_tree(5), augment=STRONG))
     assert module.seen["train"] == [*range(8)] * 2
+
+
+IMPORTED_ONCE = """
+import sys
+from sparsepipe.data.loading import import_once_for_workers, make_loader
+
+class Modules:
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        return {"there": "trimesh" in sys.modules}
+
+if __name__ == "__main__":  # so that workers have no reason of their own to import it
+    import trimesh
+    if "once" in sys.argv:
+        import_once_for_workers()
+    loader = make_loader(Modules(), sampler=[0, 1], batch_size=2, num_workers=1, collate=list)
+    print([item["there"] for batch in loader for item in batch])
+"""
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_workers_have_what_their_server_has_imported(tmp_path: Path, once: bool) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(IMPORTED_ONCE)
+    command = [sys.executable, str(script), *(["once"] if once else [])]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=True, cwd=tmp_path
+    )
+    assert ran.stdout.strip() == str([once, once])
