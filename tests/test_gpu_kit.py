@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -101,6 +103,23 @@ def test_rows_are_measured_once_and_failures_again(kit: ModuleType, tmp_path: Pa
     assert [row["row"] for row in kit.Record.read(path).rows] == ["one", "two"]
 
 
+def test_a_skipped_part_keeps_its_rows_and_a_finished_one_without_figures_is_not_done(
+    kit: ModuleType, tmp_path: Path
+) -> None:
+    machine = kit._machine(argparse.Namespace(commit=None))
+    options = argparse.Namespace(out=tmp_path)
+    part = next(part for part in kit.PARTS if part.needs_device)
+    rows = [{"row": "one", "value": 1}, {"row": "peer", "missing": "not installed"}]
+    record = kit.Record(
+        part=part.name, state="finished", seconds=5.0, limit_s=1.0, machine=machine, rows=rows
+    )
+    record.write(tmp_path / f"{part.name}.json")
+    skipped = kit._run(part, options, tmp_path, {**machine, "device": None})
+    assert (skipped.state, skipped.rows, skipped.seconds) == ("skipped", rows, 5.0)
+    replace(record, rows=rows[:1]).write(tmp_path / f"{part.name}.json")
+    assert kit._run(part, options, tmp_path, {**machine, "device": None}).state == "finished"
+
+
 def test_records_of_another_machine_or_commit_are_refused_and_kept(
     kit: ModuleType, tmp_path: Path
 ) -> None:
@@ -110,7 +129,7 @@ def test_records_of_another_machine_or_commit_are_refused_and_kept(
         part="profiles", state="finished", limit_s=1.0, machine=machine, rows=rows
     )  # fmt: skip
     record.write(tmp_path / "profiles.json")
-    ran = kit_run("--out", str(tmp_path))
+    ran = kit_run("--out", str(tmp_path), "--part", "shared_device")
     assert ran.returncode == 1
     assert "was measured with another torch" in ran.stderr
     assert kit.Record.read(tmp_path / "profiles.json") == record

@@ -16,7 +16,14 @@ from sparsepipe.launch.job import run_job
 from sparsepipe.results.files import read_json
 from sparsepipe.runs import logs
 
-_LEFT_OUT = ("peak_", "train_peak_", "train/accuracy", "train/loss", "test/", "platform")
+_LEFT_OUT = (
+    "peak_memory",
+    "train_peak_memory",
+    "train/accuracy",
+    "train/loss",
+    "test/",
+    "platform",
+)
 
 
 class Jobs:
@@ -38,8 +45,8 @@ class Jobs:
     def run(self, *overrides: str) -> tuple[dict[str, Any], Path]:
         """What ``result.json`` of the run of these overrides holds, and its directory.
 
-        Left out is what says nothing of it: the largest memory of this process, which other jobs
-        share, and how accurate a few minibatches have made the network.
+        Left out is what says nothing of it: the largest memory of this process, in which other
+        jobs have run, and how accurate a few minibatches have made the network.
 
         Raises:
             SparsePipeError: the run cannot be made.

@@ -14,7 +14,7 @@ import torch
 
 from sparsepipe.machine import git_commit
 
-_IDENTITY = ("device", "driver", "torch", "cuda", "commit")
+_IDENTITY = ("device", "driver", "torch", "cuda", "triton", "commit")
 """Figures of machines that differ in one of these are not set beside each other as one record."""
 
 

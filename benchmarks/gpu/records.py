@@ -89,7 +89,7 @@ class Rows:
     def __init__(self, path: Path) -> None:
         self._path = path
         record = Record.read(path)
-        self._record = replace(record, rows=[row for row in record.measured if _counts(row)])
+        self._record = replace(record, rows=[row for row in record.measured if counts(row)])
 
     def measure(self, name: str, function: Callable[[], Row]) -> Row | None:
         """Keeps what ``function`` returns under ``name``; returns it, None where it failed.
@@ -126,7 +126,8 @@ class Rows:
         print(f"{row['row']}: {row.get('error', 'measured')}{seconds}", flush=True)
 
 
-def _counts(row: Row) -> bool:
+def counts(row: Row) -> bool:
+    """Whether a row tells a figure, or that a test has passed; others are measured again."""
     return "missing" not in row and row.get("outcome") != "skipped"
 
 

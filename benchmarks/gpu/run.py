@@ -38,7 +38,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent), str(ROOT)]
 
-from records import Record, Rows  # noqa: E402
+from records import Record, Rows, counts  # noqa: E402
 from summary import write_summary  # noqa: E402
 
 from sparsepipe.errors import SparsePipeError  # noqa: E402
@@ -118,8 +118,8 @@ def main() -> None:
     chosen = [part for part in PARTS if options.part in (None, part.name)]
     scaled = [_scaled(part, options.minutes) for part in chosen]
     try:
-        if options.worker is not None:
-            _work(scaled[0], options.out, options.work, json.loads(options.worker))
+        if options.parent is not None:
+            _work(scaled[0], options)
         elif options.dry_run:
             _print_plan(scaled, options)
         else:
@@ -140,7 +140,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--work", type=Path, help="directory for data and runs; by default a new one, then removed"
     )
-    parser.add_argument("--worker", help=argparse.SUPPRESS)  # the machine, as JSON
+    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)  # of a part's process
     options = parser.parse_args()
     if options.out is None and not options.dry_run:
         parser.error("give --out DIR, the directory of the records, or --dry-run")
@@ -172,8 +172,13 @@ def _machine(options: argparse.Namespace) -> dict[str, Any]:
     """What :mod:`machine` says, in a process that is gone when the first part wants the device."""
     command = [sys.executable, str(HERE / "machine.py")]
     ran = subprocess.run(
-        command, env=_environment(options), stdout=subprocess.PIPE, text=True, check=True
+        command, env=_environment(options), stdout=subprocess.PIPE, text=True, check=False
     )
+    if ran.returncode:
+        raise SparsePipeError(
+            "torch does not tell which device there is",
+            remedy="mend what the traceback above says",
+        )
     found: dict[str, Any] = json.loads(ran.stdout)
     return found
 
@@ -191,10 +196,11 @@ def _run_all(parts: Sequence[Part], options: argparse.Namespace) -> int:
         SparsePipeError: there is a record of another machine or commit.
     """
     for signum in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, _end_by_signal)
+        if signal.getsignal(signum) != signal.SIG_IGN:  # as nohup has it
+            signal.signal(signum, _end_by_signal)
     options.out.mkdir(parents=True, exist_ok=True)
     machine = _machine(options)
-    for part in parts:
+    for part in PARTS:  # the summary has them all
         _refuse_another(machine, _path(options.out, part))
     work = options.work or Path(tempfile.mkdtemp(prefix="sparsepipe-gpu-"))
     try:
@@ -232,17 +238,17 @@ def _run(part: Part, options: argparse.Namespace, work: Path, machine: Mapping[s
     path = _path(options.out, part)
     fresh = Record(part=part.name, state="under way", limit_s=part.limit_s, machine=machine)
     before = Record.read(path) if path.exists() else fresh
-    if before.state == "finished":
+    if before.state == "finished" and all(map(counts, before.rows)):
         print(f"{part.name}: measured before")
         return before
     skipped = _reason_to_skip(part, machine)
     if skipped:
-        return _written(replace(fresh, state="skipped", reason=skipped), path)
+        return _written(replace(before, state="skipped", reason=skipped), path)
     print(f"{part.name}: at most {part.limit_s:.0f} s", flush=True)
-    replace(fresh, rows=before.rows, columns=before.columns).write(path)
+    replace(before, state="under way", limit_s=part.limit_s, machine=machine).write(path)
     started_s, reason = time.monotonic(), "its start was ended by a signal"
     try:
-        reason = _ended_by(part, options, work, machine)
+        reason = _ended_by(part, options, work)
     finally:
         seconds = before.seconds + time.monotonic() - started_s
         ended = _ended(replace(Record.read(path), seconds=seconds), reason)
@@ -272,12 +278,10 @@ def _ended(record: Record, reason: str) -> Record:
     return replace(record, state="failed" if failed else "finished", reason=failed)
 
 
-def _ended_by(
-    part: Part, options: argparse.Namespace, work: Path, machine: Mapping[str, Any]
-) -> str:
+def _ended_by(part: Part, options: argparse.Namespace, work: Path) -> str:
     """Runs a part's process; why it did not end well, empty where it did."""
     command = [
-        *(sys.executable, str(HERE / "run.py"), "--worker", json.dumps(machine)),
+        *(sys.executable, str(HERE / "run.py"), "--parent", str(os.getpid())),
         *("--part", part.name, "--out", str(options.out), "--work", str(work)),
     ]
     process = subprocess.Popen(command, env=_environment(options), start_new_session=True)
@@ -299,18 +303,18 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(_GRACE_S)
 
 
-def _work(part: Part, out: Path, work: Path, machine: Mapping[str, Any]) -> None:
+def _work(part: Part, options: argparse.Namespace) -> None:
     """Measures a part in this process, which ends with the one that has started it."""
     import torch
 
     from sparsepipe.runtime.launch import follow_parent
 
-    follow_parent(parent=os.getppid())
-    path, module = _path(out, part), importlib.import_module(part.name)
+    follow_parent(parent=options.parent)
+    path, module = _path(options.out, part), importlib.import_module(part.name)
     replace(Record.read(path), columns=module.COLUMNS).write(path)
     print(f"{part.name}: ready after {time.perf_counter() - STARTED_S:.1f} s", flush=True)
-    device = torch.device("cuda" if machine["device"] else "cpu")
-    module.measure(Rows(path), device=device, work=work)
+    device = torch.device("cuda" if Record.read(path).machine["device"] else "cpu")
+    module.measure(Rows(path), device=device, work=options.work)
 
 
 def _path(out: Path, part: Part) -> Path:

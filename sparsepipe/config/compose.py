@@ -28,6 +28,7 @@ from sparsepipe.config.check import check, suggest
 from sparsepipe.config.outputs import expanded
 from sparsepipe.config.scales import KEY, in_place_of_scale
 from sparsepipe.config.schema import Config
+from sparsepipe.config.signature import present_name
 from sparsepipe.config.sweep_directory import announced_command
 from sparsepipe.errors import ConfigError
 
@@ -143,6 +144,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     assert isinstance(value, dict)
     plain = {str(key): item for key, item in value.items() if key != "hydra"}
     check(plain)
+    plain["task"]["_target_"] = present_name(plain["task"]["_target_"])
     for name in _OF_TRIALS:
         plain.pop(name, None)
     if plain.pop(KEY, None) is not None and plain.get("scale") is not None:

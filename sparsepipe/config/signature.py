@@ -12,7 +12,7 @@ from typing import Any
 
 from sparsepipe.errors import ConfigError
 
-_TASKS = {
+_MOVED = {
     "config.listing.list_options": "listing.list_options",
     "paper.report_task.report": "report_task.report",
     "paper.table1.table1": "table1.table1",
@@ -26,9 +26,10 @@ _TASKS = {
     "tasks.profile.profile": "profile.profile",
     "tasks.simulate.simulate": "simulate.simulate",
     "tasks.train.train": "train.train",
+    "tracking.loggers.wandb_logger": "loggers.wandb_logger",
 }
-_FORMER = {f"sparsepipe.{now}": f"sparsepipe.experiment.{then}" for now, then in _TASKS.items()}
-"""Names of tasks in versions before 0.2, by the present ones."""
+_FORMER = {f"sparsepipe.{now}": f"sparsepipe.experiment.{then}" for now, then in _MOVED.items()}
+"""Names from when one room, ``experiment``, held them, by the present ones."""
 _PRESENT = {then: now for now, then in _FORMER.items()}
 
 
@@ -72,6 +73,11 @@ def parameters_of(target: str) -> Parameters:
     )
 
 
+def present_name(target: str) -> str:
+    """The present name of a task or logger, which may be given by its former one."""
+    return _PRESENT.get(target, target)
+
+
 def identity_name(target: str) -> str:
     """What a task is called in the identity of a run, which outlives the places of modules."""
     return _FORMER.get(target, target)
@@ -83,7 +89,7 @@ def locate(target: str) -> Any:
     Raises:
         ConfigError: there is no such thing, or it cannot be called.
     """
-    parts = _PRESENT.get(target, target).split(".")
+    parts = present_name(target).split(".")
     for length in range(len(parts) - 1, 0, -1):
         module_name = ".".join(parts[:length])
         try:

@@ -94,8 +94,8 @@ def make_loader(
 def import_once_for_workers() -> None:
     """Lets the server that forks loader workers import what takes each of them seconds.
 
-    For the process of a command, before its first loader: the server is one for all of a process,
-    and has one list of modules.
+    For the process of a run, before its first loader: there is one server for all of a process,
+    and it has one list of modules, which this replaces.
     """
     if "forkserver" in multiprocessing.get_all_start_methods():
         slow = [name for name in _SLOW if name in sys.modules]

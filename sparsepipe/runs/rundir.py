@@ -28,7 +28,7 @@ from sparsepipe.config.recomputation import (
     memory_settings,
     settled_recompute,
 )
-from sparsepipe.config.signature import identity_name, locate
+from sparsepipe.config.signature import identity_name, locate, present_name
 from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.results.files import read_json, write_json, write_text_atomic
 
@@ -207,6 +207,8 @@ class RunDir:
                 f"{self.config} cannot be read: {error}", remedy="give a run's directory"
             ) from error
         assert isinstance(value, dict)
+        if isinstance(task := value.get("task"), dict):  # of a run that an earlier version began
+            task["_target_"] = present_name(task["_target_"])
         return {"force": False, **{str(key): item for key, item in value.items()}}
 
     def finish(self, summary: Mapping[str, Any]) -> None:

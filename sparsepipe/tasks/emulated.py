@@ -84,7 +84,7 @@ def train_emulated(
         ConfigError: there are too few minibatches.
         Stopped: a signal ended the run.
     """
-    del time_scale, network, link_bytes_per_s  # :mod:`asked_emulation` has them in the hardware
+    del time_scale, network, link_bytes_per_s  # :mod:`emulation_request` has them in the hardware
     emulation = emulation_of(run.config)
     assert emulation is not None
     of_devices = emulated_profiles(run.config, run.inventory)

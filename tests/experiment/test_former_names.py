@@ -29,3 +29,11 @@ def test_identities_have_the_former_name(task: str) -> None:
     target = identity_of(config)["task._target_"]
     assert target.startswith("sparsepipe.experiment.")
     assert locate(target) is locate(config["task"]["_target_"])
+
+
+@pytest.mark.parametrize("task", ["train", "emulate", "simulate"])
+def test_a_configuration_by_a_former_name_is_the_present_one(task: str) -> None:
+    overrides = ("experiment=tiny", f"task={task}", "parallel=single")
+    present = composed(*overrides)
+    former = identity_of(present)["task._target_"]
+    assert composed(*overrides, f"task._target_={former}") == present
