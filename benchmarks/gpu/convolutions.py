@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 from convolution_peers import PEERS, Library, Operations, Ours
+from machine import multiplying
 from records import Row, Rows
 from sparse_conv import LEVELS, Layer, make_batch, make_layers
 from torch import Tensor
@@ -107,7 +108,7 @@ class Case:
     ours_step_s: float | None = None
 
 
-def measure(rows: Rows, *, device: torch.device, work: Path | None = None) -> None:
+def measure(rows: Rows, *, device: torch.device, work: Path) -> None:
     """Measures all rows in order of worth; on a CPU two shapes, and nobody but us.
 
     Args:
@@ -368,11 +369,9 @@ def _median_s(function: Callable[[], object], device: torch.device) -> float:
 @contextmanager
 def _multiplying(precision: Precision, library: Library) -> Iterator[None]:
     """Torch and the library round products of float32 numbers as the precision says."""
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = precision.tf32
     library.allow_tf32(precision.tf32)
     try:
-        yield
+        with multiplying(tf32=precision.tf32):
+            yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
         library.allow_tf32(False)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 
@@ -61,19 +58,3 @@ class Jobs:
         words = compose.admit([*overrides, *self._common])
         with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
             return compose.resolve(hydra_compose(compose.CONFIG_NAME, words))
-
-
-@contextmanager
-def products_in(precision: str) -> Iterator[None]:
-    """Whether matrix products and convolutions of float32 may use TF32 within the block.
-
-    Args:
-        precision: ``tf32``: they may; any other: they may not.
-    """
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    allowed = precision == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before

@@ -1,4 +1,4 @@
-"""What the figures of the GPU kit were taken on."""
+"""What the figures of the GPU kit were taken on, and how it multiplies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from typing import Any
 
@@ -41,6 +42,17 @@ def at_hand() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "commit": git_commit(),
     }
+
+
+@contextmanager
+def multiplying(*, tf32: bool) -> Iterator[None]:
+    """Whether matrix products and convolutions of float32 may use TF32 within the block."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
 def _driver_version() -> str | None:

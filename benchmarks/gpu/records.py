@@ -5,8 +5,6 @@ A row that is there is not measured again, so that a part that was ended goes on
 
 from __future__ import annotations
 
-import gc
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -97,27 +95,31 @@ class Rows:
         What was measured before is not measured again. A failure is kept and printed, and the
         part goes on with its next row.
         """
-        for row in self._record.measured:
-            if row["row"] == name:
-                return row
+        if (found := self._found(name)) is not None:
+            return found
+        from sparsepipe.runs.out_of_memory import empty_device  # torch: readers do without
+
         started_s = time.perf_counter()
         try:
             values = function()
         except Exception as error:
             traceback.print_exc()
             values = {"error": f"{type(error).__name__}: {error}"[:2000]}
-        _forget()
+        empty_device()  # of what it has left there, if it failed, too
         row = {"row": name, **values, "measuring_s": round(time.perf_counter() - started_s, 3)}
         self._keep(row)
         return None if "error" in row else row
 
     def has(self, name: str) -> bool:
         """Whether there is such a row, measured in this start or before."""
-        return any(row["row"] == name for row in self._record.measured)
+        return self._found(name) is not None
 
     def fail(self, name: str, error: str) -> None:
         """Keeps a failure."""
         self._keep({"row": name, "error": error})
+
+    def _found(self, name: str) -> Row | None:
+        return next((row for row in self._record.measured if row["row"] == name), None)
 
     def _keep(self, row: Row) -> None:
         self._record = replace(self._record, rows=[*self._record.rows, row])
@@ -129,11 +131,3 @@ class Rows:
 def counts(row: Row) -> bool:
     """Whether a row tells a figure, or that a test has passed; others are measured again."""
     return "missing" not in row and row.get("outcome") != "skipped"
-
-
-def _forget() -> None:
-    """Gives back what a row, failed ones too, has left on the device."""
-    gc.collect()
-    torch = sys.modules.get("torch")  # which this file's readers need not import
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -21,7 +21,7 @@ _CORES_PER_WORKER = 4
 _MAX_WORKERS = 8
 
 _SLOW = ("torch", "pytorch_lightning", "torchmetrics.classification", "hydra", "trimesh", __name__)
-"""Modules whose import takes seconds; workers unpickle data and a main module that want them."""
+"""What workers would import one by one: data and a main module that they unpickle want it."""
 _DEATHS = ("exited unexpectedly", "is killed by signal", "bus error")
 """What torch says when a worker is gone."""
 
@@ -92,7 +92,7 @@ def make_loader(
 
 
 def import_once_for_workers() -> None:
-    """Lets the server that forks loader workers import what takes each of them seconds.
+    """Lets the server that forks loader workers import what each of them wants.
 
     For the process of a run, before its first loader: there is one server for all of a process,
     and it has one list of modules, which this replaces.

@@ -42,7 +42,8 @@ def execute(
     import_once_for_workers()
     if inventory.accelerator == "cpu":
         keep_freed_memory()
-    elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # by another job of this process, whose peak is not ours
+    elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        # By another job of this process, whose peak is not this one's.
         torch.cuda.reset_peak_memory_stats()
     run = Run(config=config, directory=directory, inventory=inventory, watch=watch)
     with _group(run):

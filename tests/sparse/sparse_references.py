@@ -102,3 +102,12 @@ def relative_error(value: torch.Tensor, reference: torch.Tensor) -> float:
 
 def sites(coords: torch.Tensor) -> set[tuple[int, ...]]:
     return {tuple(row) for row in coords.tolist()}
+
+
+def same(a, b):
+    """Whether two tensors have the same sites, features and grid."""
+    return (
+        torch.equal(a.feats, b.feats)
+        and torch.equal(a.coords, b.coords)
+        and (a.stride, a.spatial_shape, a.batch_size) == (b.stride, b.spatial_shape, b.batch_size)
+    )

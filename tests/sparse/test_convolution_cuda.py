@@ -10,15 +10,8 @@ DEVICE = "cuda"
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("full_float32"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _full_float32():
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("stride", [1, 2])

@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from sparse_references import Case
+from sparse_references import Case, same
 from torch.utils import _pytree as pytree
 
 from sparsepipe.errors import ConfigError, CoordinateError
@@ -16,14 +16,6 @@ from sparsepipe.sparse import Conv3d, KernelSpec, SparseTensor, sparse_collate
 @pytest.fixture
 def x():
     return Case((5, 6, 7), 3, 0.3, 4, 2, KernelSpec.of(3), seed=0).tensor(torch.float32)
-
-
-def same(a, b):
-    return (
-        torch.equal(a.feats, b.feats)
-        and torch.equal(a.coords, b.coords)
-        and (a.stride, a.spatial_shape, a.batch_size) == (b.stride, b.spatial_shape, b.batch_size)
-    )
 
 
 def test_is_a_tree_of_features_and_coordinates(x):

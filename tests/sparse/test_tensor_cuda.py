@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from sparse_references import Case
+from sparse_references import Case, same
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
@@ -22,14 +22,6 @@ pytestmark = [
 @pytest.fixture
 def x():
     return Case((5, 6, 7), 3, 0.3, 4, 2, KernelSpec.of(3), seed=0).tensor(torch.float32)
-
-
-def same(a, b):
-    return (
-        torch.equal(a.feats, b.feats)
-        and torch.equal(a.coords, b.coords)
-        and (a.stride, a.spatial_shape, a.batch_size) == (b.stride, b.spatial_shape, b.batch_size)
-    )
 
 
 def there(moved):
