@@ -28,8 +28,8 @@ from torch import nn
 
 from sparsepipe.data import Augment, GeneratedShapes, ShapeDataModule
 from sparsepipe.data.loading import default_workers
-from sparsepipe.machine import usable_cores
 from sparsepipe.models import sparse_vgg16_bn
+from sparsepipe.utils.host import usable_cores
 
 WARM_UP_STEPS = 1
 

@@ -27,7 +27,6 @@ from pathlib import Path
 import numpy as np
 
 from sparsepipe.errors import PlanError
-from sparsepipe.machine import usable_cores
 from sparsepipe.paper.paper_problem import paper_inventory
 from sparsepipe.partition.cost import cost_model
 from sparsepipe.partition.fleet import Fleet, Kind
@@ -38,6 +37,7 @@ from sparsepipe.partition.size import check_subsets
 from sparsepipe.partition.spans import Spans
 from sparsepipe.planning.device_profiles import load_profiles
 from sparsepipe.results import style
+from sparsepipe.utils.host import usable_cores
 
 TYPES = 4
 GOALS_S = {"hete_mp": 0.05, "exact": 0.5}

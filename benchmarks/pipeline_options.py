@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from pipeline_workloads import Images, Vgg
 
-from sparsepipe.freed_memory import user_decides
-from sparsepipe.machine import usable_cores
+from sparsepipe.utils.host import usable_cores
+from sparsepipe.utils.memory import user_decides
 
 KINDS = ("dense", "sparse")
 """Of networks."""

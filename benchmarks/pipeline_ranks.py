@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sparsepipe.freed_memory import keep_freed_memory
+from sparsepipe.utils.memory import keep_freed_memory
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # Ranks are forked from a process that has imported these, hence start within milliseconds.

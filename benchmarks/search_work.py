@@ -23,7 +23,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsepipe.errors import PlanError
-from sparsepipe.machine import usable_cores
 from sparsepipe.partition.cost import cost_model
 from sparsepipe.partition.fleet import Fleet, Kind
 from sparsepipe.partition.memory import MemoryModel
@@ -34,6 +33,7 @@ from sparsepipe.partition.spans import chain_spans
 from sparsepipe.partition.synchronous import SynchronousStages
 from sparsepipe.partition.work import MOST_LOOKS, Work
 from sparsepipe.profiling import LayerProfile, Profile
+from sparsepipe.utils.host import usable_cores
 
 SEARCHES = {"dp": dp, "exact": exact, "hete_mp": hete_mp, "straight": straight}
 SLOWER = (1.0, 1.4)

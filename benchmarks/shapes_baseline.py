@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from sparsepipe.data.off import read_off
 from sparsepipe.data.shapes import generate_shapes
 from sparsepipe.data.voxels import Span, grid_box, occupancy, voxelise
-from sparsepipe.machine import usable_cores
+from sparsepipe.utils.host import usable_cores
 
 
 def grid_of(path: Path, *, points: int, resolution: int, span: Span) -> NDArray[np.bool_]:

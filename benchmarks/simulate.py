@@ -40,7 +40,6 @@ import numpy as np
 
 from sparsepipe.cluster import Device, Host, Inventory, Link
 from sparsepipe.cluster.places import places
-from sparsepipe.machine import usable_cores
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.schedule import Plan, Stage
 from sparsepipe.simulate.network import Network
@@ -48,6 +47,7 @@ from sparsepipe.simulate.run import Setting, run_actions
 from sparsepipe.simulate.schedules import Simulation
 from sparsepipe.simulate.steady import Pace
 from sparsepipe.simulate.workload import Workload
+from sparsepipe.utils.host import usable_cores
 
 MODEL = "sparse_vgg16_bn"
 """Under whose name the task finds the profiles; any model would do."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.machine import quota_files
+from sparsepipe.utils.host import quota_files
 
 
 @contextlib.contextmanager

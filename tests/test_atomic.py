@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.atomic import replacing, write_json
+from sparsepipe.utils.files import replacing, write_json
 
 
 @pytest.mark.parametrize("durable", [True, False])

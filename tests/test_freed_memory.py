@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from freed_blocks import needs_glibc
 
-from sparsepipe.freed_memory import user_decides
+from sparsepipe.utils.memory import user_decides
 
 KEEP = "keep_freed_memory()\n"
 GIVE_BACK = "give_freed_memory_back()\n"
@@ -20,7 +20,7 @@ PREAMBLE = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from freed_blocks import kept_mib, resident_mib
-from sparsepipe.freed_memory import give_freed_memory_back, keep_freed_memory
+from sparsepipe.utils.memory import give_freed_memory_back, keep_freed_memory
 """
 
 

@@ -11,7 +11,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from quota_group import quota_group
 
-from sparsepipe.machine import (
+from sparsepipe.utils.host import (
     cores_of_quota,
     cpu_name,
     plain_name,
@@ -20,7 +20,7 @@ from sparsepipe.machine import (
     usable_cores,
 )
 
-COUNT = "from sparsepipe import machine as m; print(m.usable_cores(), m.quota_limits())"
+COUNT = "from sparsepipe.utils import host as m; print(m.usable_cores(), m.quota_limits())"
 BOUND = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sparsepipe.machine import git_commit
+from sparsepipe.utils.host import git_commit
 
 _IDENTITY = ("device", "driver", "torch", "cuda", "triton", "commit")
 """Figures of machines that differ in one of these are not set beside each other as one record."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from sparsepipe.cluster.inventory import Device, Host, Inventory
 from sparsepipe.errors import HardwareError
-from sparsepipe.machine import cpu_name, usable_cores
+from sparsepipe.utils.host import cpu_name, usable_cores
 
 
 def local(

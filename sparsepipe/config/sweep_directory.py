@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from sparsepipe.machine import usable_cores
+from sparsepipe.utils.host import usable_cores
 
 _DIRECTORY = "SPARSEPIPE_SWEEP_DIR"
 """Environment variable: the sweep's own directory. A job's configuration would say another one

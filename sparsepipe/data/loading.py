@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from sparsepipe.data.samplers import Access
 from sparsepipe.errors import DataError
-from sparsepipe.machine import usable_cores
+from sparsepipe.utils.host import usable_cores
 
 _CORES_PER_WORKER = 4
 _MAX_WORKERS = 8

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparsepipe.atomic import write_json
 from sparsepipe.data.files import digest_file, digest_values, explaining_storage, unreadable
 from sparsepipe.data.progress import progress
-from sparsepipe.machine import usable_cores
+from sparsepipe.utils.files import write_json
+from sparsepipe.utils.host import usable_cores
 
 _SAVE_EVERY_S = 5.0
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import trimesh
 
-from sparsepipe.atomic import replacing
 from sparsepipe.data.files import UnreadableError, unreadable
 from sparsepipe.errors import DataError
+from sparsepipe.utils.files import replacing
 
 READER_VERSION = 1
 """Raised with any change that reads a file as other triangles; caches depend on it."""

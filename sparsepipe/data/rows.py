@@ -26,7 +26,6 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from sparsepipe.atomic import replacing, write_json
 from sparsepipe.data.files import digest_values, explaining_storage
 from sparsepipe.data.lock import locked
 from sparsepipe.data.manifest import ShapeFile, digest_listing
@@ -34,6 +33,7 @@ from sparsepipe.data.points import MappedArray
 from sparsepipe.data.progress import progress
 from sparsepipe.data.row_workers import RowResult, read_rows
 from sparsepipe.errors import DataError
+from sparsepipe.utils.files import replacing, write_json
 
 TODO, DONE, CORRUPT = 0, 1, 2
 

@@ -12,7 +12,6 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.config.emulation import emulation_of
 from sparsepipe.config.signature import locate
 from sparsepipe.data.loading import import_once_for_workers
-from sparsepipe.freed_memory import keep_freed_memory
 from sparsepipe.launch.error_messages import told
 from sparsepipe.launch.joining import joined
 from sparsepipe.launch.outcome import log_outcome
@@ -25,6 +24,7 @@ from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime import group
 from sparsepipe.tasks.run import Run
 from sparsepipe.tracking.loggers import end_tracking
+from sparsepipe.utils.memory import keep_freed_memory
 
 
 def execute(

@@ -33,7 +33,6 @@ from sparsepipe.launch.samples_to_cut import (
     refuse_few_microbatches,
 )
 from sparsepipe.launch.stopping import failing_as_rank, tell_stop
-from sparsepipe.machine import git_commit, usable_cores
 from sparsepipe.planning.plan_resolution import resolve_plan
 from sparsepipe.results.files import read_json
 from sparsepipe.runs.lock import locked
@@ -47,6 +46,7 @@ from sparsepipe.runtime.launch import Stopped, launch
 from sparsepipe.tasks.evaluate import keep_plan_of_training
 from sparsepipe.tasks.run import Run, num_ranks
 from sparsepipe.tracking.loggers import end_tracking
+from sparsepipe.utils.host import git_commit, usable_cores
 
 __all__ = ["Stopped", "first_to_tell", "run_job"]
 

@@ -17,7 +17,7 @@ import torch
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.signature import locate
 from sparsepipe.config.sweep_directory import announced_threads
-from sparsepipe.machine import usable_cores
+from sparsepipe.utils.host import usable_cores
 
 
 def limit_threads() -> None:

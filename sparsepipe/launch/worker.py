@@ -24,10 +24,10 @@ def main() -> None:
 def _run(path: Path) -> None:
     from sparsepipe.config.build import build_inventory
     from sparsepipe.launch.execute import execute
-    from sparsepipe.machine import git_commit
     from sparsepipe.runs.logs import configure
     from sparsepipe.runs.rundir import RunDir
     from sparsepipe.runs.signals import SIGNALS, SignalWatch, ignore
+    from sparsepipe.utils.host import git_commit
 
     configure()
     with SignalWatch() as watch:

@@ -11,7 +11,6 @@ from typing import Any
 
 from sparsepipe import __version__
 from sparsepipe.cluster import Inventory
-from sparsepipe.machine import git_commit
 from sparsepipe.paper.reported import Reported
 from sparsepipe.results.report.cell import Row
 from sparsepipe.results.report.chapters import Chapter
@@ -21,6 +20,7 @@ from sparsepipe.results.report.writing import write_report
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.run import Run
 from sparsepipe.tasks.simulate import one_process
+from sparsepipe.utils.host import git_commit
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from sparsepipe.config.compose import config_dir
 from sparsepipe.config.outputs import expanded
 from sparsepipe.config.schedules import synchronous_of
 from sparsepipe.errors import ProfileError
-from sparsepipe.machine import usable_cores
 from sparsepipe.profiling import Profile, graph_profile, read_graph
+from sparsepipe.utils.host import usable_cores
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from sparsepipe import __version__
 from sparsepipe.cluster import Inventory, Place
 from sparsepipe.cluster.places import places
 from sparsepipe.errors import ConfigError, HardwareError
-from sparsepipe.machine import cpu_name, usable_cores
 from sparsepipe.planning.placing import cuda_devices
+from sparsepipe.utils.host import cpu_name, usable_cores
 
 _THREADS = "OMP_NUM_THREADS"
 

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from sparsepipe import atomic
 from sparsepipe.errors import ProfileError
+from sparsepipe.utils.files import replacing
 
 _REMEASURE = "measure the model again with task=profile"
 
@@ -182,7 +182,7 @@ class Profile:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the profile file; it appears whole or not at all."""
-        with atomic.replacing(Path(path)) as temporary:
+        with replacing(Path(path)) as temporary:
             temporary.write_text(self.to_json(), encoding="utf-8")
         return Path(path)
 

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sparsepipe import atomic
 from sparsepipe.errors import DataError
+from sparsepipe.utils import files
+from sparsepipe.utils.files import replacing
 
 PathLike = str | os.PathLike[str]
 
@@ -28,7 +29,7 @@ def atomic_writer(path: PathLike) -> Iterator[BinaryIO]:
         DataError: the file cannot be written (permissions, disk full).
     """
     target = Path(path)
-    with explained(target), atomic.replacing(target) as temporary, temporary.open("wb") as stream:
+    with explained(target), replacing(target) as temporary, temporary.open("wb") as stream:
         yield stream
 
 
@@ -57,7 +58,7 @@ def write_json(path: PathLike, value: Any) -> Path:
     """
     plain, target = _plain(value), Path(path)
     with explained(target):
-        atomic.write_json(target, plain)
+        files.write_json(target, plain)
     return target
 
 

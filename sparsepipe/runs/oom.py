@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparsepipe.machine import group_files
+from sparsepipe.utils.host import group_files
 
 
 def oom_kills() -> int | None:

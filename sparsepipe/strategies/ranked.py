@@ -13,12 +13,12 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 from typing_extensions import override
 
-from sparsepipe.freed_memory import keep_freed_memory
 from sparsepipe.runtime import group
 from sparsepipe.runtime.meeting import meeting
 from sparsepipe.runtime.throttle import Throttle
 from sparsepipe.strategies.environment import check_ranks
 from sparsepipe.strategies.orphans import end_orphans, remember
+from sparsepipe.utils.memory import keep_freed_memory
 
 _Value = TypeVar("_Value")
 _PLACE = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE")

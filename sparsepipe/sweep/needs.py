@@ -15,10 +15,10 @@ from sparsepipe.config.job_hardware import telling
 from sparsepipe.config.plan_search import search_of
 from sparsepipe.config.signature import locate
 from sparsepipe.launch.checked_config import understood
-from sparsepipe.machine import quota_limits, usable_core_numbers
 from sparsepipe.planning.placing import places_of_ranks
 from sparsepipe.sweep.settings import Settings
 from sparsepipe.sweep.slots import Demand, Gpu, Machine, demand
+from sparsepipe.utils.host import quota_limits, usable_core_numbers
 
 
 def machine() -> Machine:

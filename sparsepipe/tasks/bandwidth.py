@@ -12,7 +12,6 @@ import torch
 from sparsepipe.cluster import Inventory, Place
 from sparsepipe.cluster.places import ranks_of_nodes
 from sparsepipe.errors import ConfigError, HardwareError
-from sparsepipe.machine import usable_cores
 from sparsepipe.planning.links import Links, as_json, as_rows, as_text, doubts
 from sparsepipe.planning.measured_device import words_of_machine
 from sparsepipe.planning.placing import cuda_devices
@@ -29,6 +28,7 @@ from sparsepipe.runtime.bandwidth import (
 )
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.run import Run
+from sparsepipe.utils.host import usable_cores
 
 log = logging.getLogger(__name__)
 

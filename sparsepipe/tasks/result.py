@@ -22,7 +22,6 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.config.model_names import model_name
 from sparsepipe.config.plan_search import search_of
 from sparsepipe.config.schedules import synchronous_of
-from sparsepipe.machine import git_commit, usable_cores
 from sparsepipe.partition.recompute.layers import bounds_of
 from sparsepipe.results.files import read_json, write_json
 from sparsepipe.results.run_tree import moment
@@ -30,6 +29,7 @@ from sparsepipe.runs.rundir import RunDir, flatten
 from sparsepipe.runtime import group
 from sparsepipe.strategies import StagedStrategy
 from sparsepipe.tasks.run import Run
+from sparsepipe.utils.host import git_commit, usable_cores
 
 _PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "numpy")
 _LEFT_OUT = ("checkpoint", "force", "logger", "paths")

@@ -9,7 +9,7 @@ import pytest
 
 from sparsepipe.cluster import Device, Host, Inventory, Link, local
 from sparsepipe.errors import HardwareError
-from sparsepipe.machine import usable_cores
+from sparsepipe.utils.host import usable_cores
 
 
 def two_hosts(name: str = "a") -> Inventory:

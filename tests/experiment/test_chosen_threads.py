@@ -19,10 +19,10 @@ from reported_runs import leave, made_by
 from sparsepipe.launch.checked_config import understood
 from sparsepipe.launch.job import run_job
 from sparsepipe.launch.prepare import prepare
-from sparsepipe.machine import usable_cores
 from sparsepipe.results.files import read_json
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.sweep import ending
+from sparsepipe.utils.host import usable_cores
 
 VARIABLE, ANNOUNCED = "OMP_NUM_THREADS", "SPARSEPIPE_SWEEP_THREADS"
 SOME, OTHERS = (str(usable_cores() + more) for more in (1, 2))

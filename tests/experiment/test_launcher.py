@@ -16,12 +16,12 @@ from omegaconf import OmegaConf
 
 from hydra_plugins.sparsepipe_launcher import SparsePipeLauncher, SparsePipeLauncherConf
 from sparsepipe.errors import ConfigError
-from sparsepipe.machine import usable_cores
 from sparsepipe.results.files import read_json
 from sparsepipe.runs.rundir import RunDir, flatten
 from sparsepipe.sweep.launch import launch
 from sparsepipe.sweep.record import JobRecord, records_of
 from sparsepipe.sweep.settings import Settings
+from sparsepipe.utils.host import usable_cores
 
 OURS = "hydra/launcher=sparsepipe"
 ONE_EPOCH = "trainer.max_epochs=1"

@@ -17,7 +17,6 @@ from sparsepipe.config.build import build_inventory
 from sparsepipe.config.plan_search import search_of
 from sparsepipe.config.schema import Measuring
 from sparsepipe.launch.prepare import prepare
-from sparsepipe.machine import cpu_name, usable_cores
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.planning.measuring import link_config, profile_config
 from sparsepipe.planning.search import memory_model
@@ -25,6 +24,7 @@ from sparsepipe.runs.rundir import identity_of
 from sparsepipe.tasks.bandwidth import fingerprint as fingerprint_of_links
 from sparsepipe.tasks.bandwidth import parallel
 from sparsepipe.tasks.profile import fingerprint as fingerprint_of_profile
+from sparsepipe.utils.host import cpu_name, usable_cores
 
 pytestmark = pytest.mark.usefixtures("workplace", "networks_for_ranks")
 

@@ -21,9 +21,7 @@ from sparsepipe.errors import (
     ProfileError,
     SparsePipeError,
 )
-from sparsepipe.freed_memory import give_freed_memory_back
 from sparsepipe.launch.job import run_job
-from sparsepipe.machine import usable_cores
 from sparsepipe.profiling import Profile
 from sparsepipe.results.shares import Costs, accumulated_shares
 from sparsepipe.runs.rundir import RunDir
@@ -31,6 +29,8 @@ from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.schedule import Plan
 from sparsepipe.tasks.profile import profile
 from sparsepipe.tasks.run import Run
+from sparsepipe.utils.host import usable_cores
+from sparsepipe.utils.memory import give_freed_memory_back
 
 pytestmark = pytest.mark.usefixtures("workplace")
 PROFILE = ("experiment=tiny", "task=profile", "task.num_warmup=1", "task.num_measured=4")

@@ -14,7 +14,6 @@ import torch
 from experiment_harness import Shell, composed, fault
 from torch import nn
 
-from sparsepipe.machine import usable_cores
 from sparsepipe.results import load_results
 from sparsepipe.results.columns import ALWAYS
 from sparsepipe.results.files import read_json, write_json
@@ -22,6 +21,7 @@ from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.launch import Stopped
 from sparsepipe.tasks import train as training
 from sparsepipe.tasks.result import strategy_name
+from sparsepipe.utils.host import usable_cores
 
 Job = Callable[..., Path]
 

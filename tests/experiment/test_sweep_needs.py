@@ -27,13 +27,13 @@ from sparsepipe.config.build import build_inventory
 from sparsepipe.config.job_hardware import tell
 from sparsepipe.config.signature import locate
 from sparsepipe.errors import ConfigError
-from sparsepipe.machine import quota_limits, usable_cores
 from sparsepipe.planning.measured_device import find_device
 from sparsepipe.planning.placing import places_of_ranks
 from sparsepipe.sweep.needs import machine, needs, whole_machine
 from sparsepipe.sweep.settings import Settings
 from sparsepipe.sweep.slots import Demand, Gpu, Machine, Slots
 from sparsepipe.sweep.sweep_overrides import answering
+from sparsepipe.utils.host import quota_limits, usable_cores
 
 CPU = Machine(cores=(0, 1, 2, 3))
 KINDS = ("RTX", "RTX", "RTX", "TITAN")

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sparsepipe.machine import usable_core_numbers
 from sparsepipe.sweep import running
 from sparsepipe.sweep.process import JobProcess
 from sparsepipe.sweep.record import JobRecord, SweptJob, record_of, write_record
 from sparsepipe.sweep.running import ReadyJob, RunningJob
 from sparsepipe.sweep.settings import Settings
 from sparsepipe.sweep.slots import Demand, Grant
+from sparsepipe.utils.host import usable_core_numbers
 
 WRITTEN_DOWN = {"_target_": "sparsepipe.cluster.Inventory.from_dict", "value": {}}
 CONFIG = {"hardware": WRITTEN_DOWN, "parallel": {"grace_s": 0.0}, "force": False}

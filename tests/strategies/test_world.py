@@ -15,9 +15,9 @@ from pipeline_cases import QUIET, make_loader, make_net, pipeline_trainer
 from processes import outcomes, run
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.freed_memory import give_freed_memory_back
 from sparsepipe.runtime import group
 from sparsepipe.strategies import DataParallelStrategy
+from sparsepipe.utils.memory import give_freed_memory_back
 
 SCRIPT = f"""
 import os, sys

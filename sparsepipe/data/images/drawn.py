@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.atomic import replacing
 from sparsepipe.data.checks import check_numbers
 from sparsepipe.data.files import digest_values, explaining_storage
 from sparsepipe.data.images.base import SIDE, ImageSet
@@ -16,6 +15,7 @@ from sparsepipe.data.images.strokes import draw
 from sparsepipe.data.lock import locked
 from sparsepipe.data.points import SPLITS, MappedArray, Split
 from sparsepipe.data.sources.base import LOCK_WAIT_S
+from sparsepipe.utils.files import replacing
 
 _VERSION = 1
 """Raised with any change to what is drawn."""

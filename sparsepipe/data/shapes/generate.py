@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from sparsepipe.atomic import write_json
 from sparsepipe.data.files import explaining_storage
 from sparsepipe.data.off import save_off
 from sparsepipe.data.points import SPLITS, Split
@@ -27,6 +26,7 @@ from sparsepipe.data.processes import MAIN_GUARD, worker_pool
 from sparsepipe.data.progress import progress
 from sparsepipe.data.shapes.registry import SHAPE_CLASSES, make_shape
 from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.utils.files import write_json
 
 MODELLER_VERSION = 2
 """Raised with any change that gives a shape other triangles; names the set's folder."""

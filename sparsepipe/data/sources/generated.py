@@ -15,7 +15,7 @@ from sparsepipe.data.sources.base import LOCK_WAIT_S, CacheSettings, Split
 from sparsepipe.data.sources.listing import Listing
 from sparsepipe.data.sources.off_tree import OffTree
 from sparsepipe.errors import ConfigError
-from sparsepipe.machine import usable_cores
+from sparsepipe.utils.host import usable_cores
 
 
 class GeneratedShapes(OffTree):

@@ -18,7 +18,7 @@ from sparsepipe.data.points import Frames, IntArray, PointSet
 from sparsepipe.data.rows import DONE, RowCache, RowReader
 from sparsepipe.data.sources.base import CacheSettings, Split
 from sparsepipe.errors import DataError
-from sparsepipe.machine import usable_cores
+from sparsepipe.utils.host import usable_cores
 
 _LOG = logging.getLogger(__name__)
 _NAMED_FILES = 10

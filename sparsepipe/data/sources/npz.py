@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.atomic import replacing
 from sparsepipe.data.files import digest_values, explaining_storage
 from sparsepipe.data.manifest import scan_files
 from sparsepipe.data.points import Frames, MappedArray, PointSet, measure_frames
@@ -28,6 +27,7 @@ from sparsepipe.data.sources.base import (
     wrong_layout,
 )
 from sparsepipe.errors import DataError
+from sparsepipe.utils.files import replacing
 
 _LOG = logging.getLogger(__name__)
 

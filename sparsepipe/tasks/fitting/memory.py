@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sparsepipe.errors import HardwareError
-from sparsepipe.freed_memory import give_freed_memory_back
+from sparsepipe.utils.memory import give_freed_memory_back
 
 _STATUS = Path("/proc/self/status")
 _SET_BACK = Path("/proc/self/clear_refs")

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparsepipe.machine import group_files
+from sparsepipe.utils.host import group_files
 
 _MUCH = 0.5
 """Of what there is: the watch looks every few milliseconds, and others may have taken some."""

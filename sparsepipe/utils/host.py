@@ -1,4 +1,4 @@
-"""This process's machine and what it may use of it; open to every room."""
+"""The host that this process runs on, and which of its cores the process may use."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def git_commit() -> str | None:
     """
     if named := os.environ.get("SPARSEPIPE_COMMIT"):  # of a copy whose history stayed behind
         return named
-    root = Path(__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
 

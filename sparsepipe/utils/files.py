@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all; open to every room.
+"""Files that appear whole or not at all.
 
 What is written goes to a temporary neighbour, onto the disk, and by renaming over the target,
 so that a reader, or a run that was killed, meets either the old content or the new one.

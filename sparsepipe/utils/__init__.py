@@ -1,0 +1,1 @@
+"""Files, the host and memory; open to every room."""
