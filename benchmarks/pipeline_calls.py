@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from sparsepipe.runtime.stage import Flight, Stage
 from sparsepipe.runtime.weights.memory import Memory
-from sparsepipe.strategies.pipeline.events import TrainingEvents
+from sparsepipe.strategies.pipeline.asynchronous import TrainingEvents
 
 CALLS: Mapping[str, tuple[type, str]] = {
     "forward": (Stage, "forward"),

@@ -11,7 +11,7 @@ from pytorch_lightning.trainer.connectors.logger_connector.result import _Result
 from typing_extensions import override
 
 from sparsepipe.runtime import group
-from sparsepipe.strategies.metric_states import State, merged_states, put_state, state_of
+from sparsepipe.strategies.metrics import State, merged_states, put_state, state_of
 
 log = logging.getLogger(__name__)
 

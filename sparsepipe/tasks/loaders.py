@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from sparsepipe.callbacks.checkpoint import Resume
 from sparsepipe.runs.seeding import mixed, seed_epoch
-from sparsepipe.strategies.pipeline.loaders import Padded
+from sparsepipe.strategies.pipeline.dataloaders import Padded
 
 _HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader")
 

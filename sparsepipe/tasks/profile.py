@@ -40,8 +40,8 @@ from sparsepipe.results.files import write_text_atomic
 from sparsepipe.runs.seeding import seed_epoch
 from sparsepipe.runtime.microbatches import split
 from sparsepipe.runtime.throttle import Throttle
-from sparsepipe.strategies.pipeline.capture import run_until_layers
 from sparsepipe.strategies.pipeline.layers import find_layers
+from sparsepipe.strategies.pipeline.step_split import run_until_layers
 from sparsepipe.tasks.loaders import adapt_loaders
 from sparsepipe.tasks.profile_text import layer_table, share_of_training, told
 from sparsepipe.tasks.result import write_result

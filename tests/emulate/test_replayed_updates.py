@@ -16,7 +16,7 @@ from replay_cases import UPDATES_S, Noted, plain_trainer, profile
 from sparsepipe.emulate.training import ReplayData, ReplayModule
 from sparsepipe.profiling import Profile
 from sparsepipe.strategies import PipelineStrategy
-from sparsepipe.strategies.pipeline.optimizers import PrunedOptimizer
+from sparsepipe.strategies.pipeline.sharding import PrunedOptimizer
 
 MOMENTA = (0.0, 0.9)  # without, no numbers are updated; with, those of SpecTrain
 

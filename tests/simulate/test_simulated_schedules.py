@@ -16,7 +16,7 @@ from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.run import Setting
 from sparsepipe.simulate.schedules import MICROBATCHES, SCHEDULES, Simulation
 from sparsepipe.simulate.workload import Workload
-from sparsepipe.strategies.pipeline.settings import SynchronousSettings
+from sparsepipe.strategies.pipeline.synchronous import SynchronousSettings
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.sparse import SparseTensor
-from sparsepipe.strategies.pipeline.capture import (
+from sparsepipe.strategies.pipeline.step_split import (
+    generators_of,
     run_from_layers,
     run_until_layers,
     without_input,
 )
-from sparsepipe.strategies.pipeline.generators import generators_of
 
 Step = Callable[[nn.Sequential, Any], Any]
 

@@ -13,7 +13,7 @@ from processes import new_store
 SCRIPT = """
 import atexit, os, signal, sys, threading
 from pytorch_lightning.utilities.exceptions import SIGTERMException
-from sparsepipe.strategies.pipeline.leaving import leave_at_exit
+from sparsepipe.strategies.distributed import leave_at_exit
 
 def end(case):
     name, error, blocked, after = case

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime import group
-from sparsepipe.strategies.pipeline import loaders
-from sparsepipe.strategies.pipeline.loaders import (
+from sparsepipe.strategies.pipeline import dataloaders as loaders
+from sparsepipe.strategies.pipeline.dataloaders import (
     ELSEWHERE,
     Elsewhere,
     Lengths,

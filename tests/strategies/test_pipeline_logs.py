@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
-from sparsepipe.strategies.pipeline.logs import Logged, Repeater
+from sparsepipe.strategies.pipeline.logging import Logged, Repeater
 
 BATCHES = 5
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import CatMetric, MeanMetric, Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-from sparsepipe.strategies.pipeline.metrics import Metrics
+from sparsepipe.strategies.metrics import Metrics
 
 CLASSES, BATCH = 3, 4
 

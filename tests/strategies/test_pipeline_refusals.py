@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import PipelineStrategy
 from sparsepipe.strategies.pipeline.layers import check_initialised
-from sparsepipe.strategies.pipeline.optimizers import PrunedOptimizer
 from sparsepipe.strategies.pipeline.refusals import check_module, check_trainer
+from sparsepipe.strategies.pipeline.sharding import PrunedOptimizer
 
 
 class ByHand(Net):
@@ -225,7 +225,7 @@ def test_what_matters_in_training_only_is_not_refused_in_evaluation() -> None:
 
 
 def test_more_stages_than_layers() -> None:
-    from sparsepipe.strategies.pipeline.plan_by_hand import make_plan
+    from sparsepipe.strategies.pipeline.stage_plan import make_plan
 
     with pytest.raises(ConfigError, match="3 stages for 2 layers"):
         make_plan((1, 1, 1), cuts=None, costs=lambda: [1.0, 1.0], num_layers=2)

@@ -12,7 +12,7 @@ from processes import run
 from torch import nn
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.strategies.pipeline.options import PastOptions
+from sparsepipe.strategies.pipeline.optimizer_step import PastOptions
 
 
 class Counting(torch.optim.SGD):

@@ -11,7 +11,7 @@ from torch import nn
 
 from sparsepipe.strategies import PipelineStrategy
 from sparsepipe.strategies.pipeline.layers import find_layers
-from sparsepipe.strategies.pipeline.plan_by_hand import flop_costs, make_plan, parameter_costs
+from sparsepipe.strategies.pipeline.stage_plan import flop_costs, make_plan, parameter_costs
 
 
 def test_costs_of_layers() -> None:

@@ -11,7 +11,7 @@ from sparsepipe.strategies import (
     RankEnvironment,
     SynchronousPipelineStrategy,
 )
-from sparsepipe.strategies.environment import check_ranks
+from sparsepipe.strategies.distributed import check_ranks
 
 
 @pytest.mark.parametrize(

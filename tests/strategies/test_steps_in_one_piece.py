@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import PipelineStrategy, SynchronousPipelineStrategy
-from sparsepipe.strategies.pipeline.capture import run_through
+from sparsepipe.strategies.pipeline.step_split import run_through
 
 SAMPLES, BATCH, PARTS = 24, 8, 4
 STEPS = SAMPLES // BATCH

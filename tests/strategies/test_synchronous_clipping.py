@@ -21,7 +21,7 @@ from torch import nn
 
 from sparsepipe.errors import ConfigError, TransportError
 from sparsepipe.strategies import SynchronousPipelineStrategy
-from sparsepipe.strategies.pipeline.clipping import WholeNorm
+from sparsepipe.strategies.pipeline.optimizer_step import WholeNorm
 
 LIMIT = 0.05
 

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from sparsepipe.errors import ConfigError, TransportError
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies import SynchronousPipelineStrategy
-from sparsepipe.strategies.pipeline.settings import SynchronousSettings
+from sparsepipe.strategies.pipeline.synchronous import SynchronousSettings
 
 SAMPLES, BATCH = 44, 12
 

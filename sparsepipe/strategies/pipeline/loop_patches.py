@@ -2,18 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Checkpoint, Timer
+from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint, Timer
 from pytorch_lightning.callbacks.timer import Interval
 from pytorch_lightning.utilities import rank_zero_info
 from typing_extensions import override
 
 from sparsepipe.runtime import group
 from sparsepipe.runtime.stops import StopAgreement
-from sparsepipe.strategies.pipeline.loaders import is_elsewhere
-from sparsepipe.strategies.ranked import replace_signal_broadcast
+from sparsepipe.strategies.pipeline.dataloaders import is_elsewhere
+from sparsepipe.strategies.trainer_internals import replace_signal_broadcast
+
+
+def drain_follows(trainer: pl.Trainer, *, stops: bool) -> bool:
+    """Whether the pipeline must be empty after this training step, as far as is known now.
+
+    So it must at an epoch's end, before a validation, before a checkpoint at a step, and
+    when ``max_steps`` is reached. All ranks come to the same answer.
+
+    Args:
+        trainer: asks.
+        stops: whether the ranks have agreed to stop. What ``trainer.should_stop`` says in a
+            step's middle may be the wish of this rank alone.
+    """
+    fit_loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    steps = trainer.global_step + 1
+    if epoch_loop._num_ready_batches_reached() or steps == trainer.max_steps:
+        return True
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    if any(_saves_at(callback, steps) for callback in callbacks):
+        return True
+    assert fit_loop._data_fetcher is not None
+    with _as_agreed(trainer, stops):
+        # The class's, since the strategy puts its own in front of it.
+        return bool(type(epoch_loop)._should_check_val_fx(epoch_loop, fit_loop._data_fetcher))
+
+
+@contextmanager
+def _as_agreed(trainer: pl.Trainer, stops: bool) -> Iterator[None]:
+    """Hides this rank's own wish to stop; one that a signal's handler has meanwhile stays."""
+    wished, trainer.should_stop = trainer.should_stop, stops
+    try:
+        yield
+    finally:
+        trainer.should_stop = trainer.should_stop or wished
+
+
+def _saves_at(callback: Any, steps: int) -> bool:
+    every = getattr(callback, "_every_n_train_steps", 0)
+    return isinstance(callback, ModelCheckpoint) and every >= 1 and steps % every == 0
 
 
 class Owner(Protocol):

@@ -1,20 +1,176 @@
-"""One rank's pipeline while a Trainer runs: a worker, and what is agreed on at drains."""
+"""One rank's pipeline while a Trainer runs: options, worker, and the exchange at drains."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.plugins.precision import Precision
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from sparsepipe.errors import ConfigError
+from sparsepipe.partition.recompute.layers import StageSpans
 from sparsepipe.runtime import group
 from sparsepipe.runtime.mail import in_order
+from sparsepipe.runtime.randomness import KeyedRandomness
+from sparsepipe.runtime.replicas import Replicas
+from sparsepipe.runtime.stage import Stage
 from sparsepipe.runtime.stage_worker import StageWorker
+from sparsepipe.runtime.transport import Network
+from sparsepipe.runtime.whole import dissolve, stage_group
 from sparsepipe.schedule import Plan
-from sparsepipe.strategies.pipeline.events import TRAINING, StepEvents
-from sparsepipe.strategies.pipeline.layers import Share
-from sparsepipe.strategies.pipeline.metrics import Metrics
+from sparsepipe.strategies.metrics import Metrics
+from sparsepipe.strategies.pipeline.layers import Placement, Share
+from sparsepipe.strategies.pipeline.logging import Logs, Repeater
+from sparsepipe.strategies.pipeline.optimizer_step import Updates
+from sparsepipe.strategies.pipeline.sharding import SpreadModule
 from sparsepipe.strategies.pipeline.steps import ModuleSteps
+
+TRAINING = "training_step"
+
+
+class StepEvents(ABC):
+    """Hooks, updates, and logs, which are kept for the next drain by what orders them.
+
+    Args:
+        module: the LightningModule, reduced to this rank's share.
+        updates: applies gradients; None where nothing is trained.
+        precision: Lightning's, for its hooks.
+        keeps: this rank is of the last stage, where steps log.
+
+    Attributes:
+        loss: of the last minibatch that came back to this rank.
+        repeater: repeats logs on this rank.
+    """
+
+    def __init__(
+        self,
+        module: pl.LightningModule,
+        *,
+        updates: Updates | None,
+        precision: Precision,
+        keeps: bool,
+    ) -> None:
+        self._module = module
+        self._updates = updates
+        self._precision = precision
+        self._keeps = keeps
+        self.loss = torch.zeros((), device=module.device)
+        self._kept: list[tuple[Any, Any]] = []
+        self.repeater = Repeater(module)
+
+    def begin(self, step: int) -> None:
+        """A round enters; steps count from 0 after a drain."""
+        assert self._updates is not None
+        self._updates.note(step)
+
+    def before_backward(self, loss: Tensor) -> None:
+        """Runs the hooks for it."""
+        self._precision.pre_backward(loss, self._module)
+
+    def update(self, gradients: Mapping[str, Tensor | None], *, step: int) -> None:
+        """Applies gradients."""
+        assert self._updates is not None
+        self._updates.apply(gradients, loss=self.loss, step=step)
+
+    @abstractmethod
+    def logs_of(self, kept: Iterable[Any]) -> list[Logs]:
+        """What each minibatch logged, of what was kept of them, both in order."""
+
+    def keep(self, found: Iterable[tuple[Any, Any]]) -> None:
+        """Keeps what minibatches logged, where this rank is to tell of it."""
+        if self._keeps:
+            self._kept += found
+
+    def take(self) -> list[tuple[Any, Any]]:
+        """What was kept since the last time."""
+        kept, self._kept = self._kept, []
+        return kept
+
+
+MakeWorker = Callable[..., StageWorker[Any]]
+"""Makes a worker of what all of them need (:class:`StageWorker`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(ABC):
+    """What all pipelines have; see the strategies."""
+
+    send_input: bool
+    keyed_randomness: bool
+    timeout_s: float
+    direct: bool
+    slowed: Callable[[], AbstractContextManager[None]]
+
+    @property
+    @abstractmethod
+    def as_plain(self) -> bool:
+        """Whether a single rank has nothing to do that a plain Trainer does not."""
+
+    @property
+    @abstractmethod
+    def events(self) -> type[StepEvents]:
+        """What the worker tells."""
+
+    @property
+    def queue_depth(self) -> int | None:
+        """Messages of training that a channel holds; None: the channel's own number."""
+        return None
+
+    @property
+    def clips_whole(self) -> bool:
+        """Whether the gradients of all stages are there at once, to be clipped by one norm."""
+        return False
+
+    @abstractmethod
+    def check_module(self, module: nn.Module) -> None:
+        """Refuse a module that is to be trained.
+
+        Raises:
+            ConfigError: it does not suit the options.
+        """
+
+    @abstractmethod
+    def check(self, plan: Plan) -> None:
+        """Refuse a plan.
+
+        Raises:
+            ConfigError: it does not suit the options.
+        """
+
+    def recomputed(self, plan: Plan, layers: nn.Sequential | None = None) -> StageSpans:
+        """The spans of each stage's layers that run once more in their backward.
+
+        Args:
+            plan: the stages.
+            layers: the whole Sequential, where it is to be looked through as well.
+
+        Raises:
+            ConfigError: there are no such layers or stages, or they cannot run again.
+        """
+        del layers
+        return ((),) * plan.num_stages
+
+    @abstractmethod
+    def worker(self, plan: Plan, rank: int, share: Share, over: Optimizer | None) -> MakeWorker:
+        """Makes the maker of a worker, so that what may be refused is, before ranks meet.
+
+        Args:
+            plan: the stages and their ranks.
+            rank: this one's number.
+            share: what it holds of the module.
+            over: the optimizer of its parameters; None for evaluation only.
+
+        Raises:
+            ConfigError: the optimizer does not suit.
+        """
 
 
 class Pipeline:
@@ -113,3 +269,141 @@ class Pipeline:
         everyone: list[Any] = group.gather_objects(said, what="exchanging what was logged")
         self._metrics.install([harvest for _, harvest in everyone], replica=replica)
         return in_order([logs for logs, _ in everyone])
+
+
+def make_pipeline(
+    settings: Settings,
+    *,
+    placement: Placement,
+    spread: SpreadModule,
+    module: pl.LightningModule,
+    device: torch.device,
+    rank: int,
+    precision: Precision,
+    optimizer: Optimizer | None,
+) -> Pipeline:
+    """A pipeline and its worker; every rank must call it.
+
+    Args:
+        settings: options.
+        placement: of the module's layers.
+        spread: the module, over the ranks.
+        module: with this rank's share of it.
+        device: of this rank.
+        rank: this one.
+        precision: Lightning's, for autocast and updates.
+        optimizer: over this rank's parameters; None for evaluation only.
+
+    Raises:
+        ConfigError: the optimizer does not suit the mode, or there is no seed to key draws by.
+    """
+    # First what may be refused, then what other ranks must take part in.
+    plan, share = placement.plan, spread.share
+    keyed = settings.keyed_randomness and optimizer is not None  # evaluation draws as it is
+    randomness = _randomness(device) if keyed else None
+    parameters = dict(share.parameters()) if optimizer is not None else {}
+    make_worker = settings.worker(plan, rank, share, optimizer)
+    updates = None
+    if optimizer is not None:
+        norm = spread.whole_norm() if settings.clips_whole and plan.num_stages > 1 else None
+        updates = Updates(module, parameters, optimizer, precision, norm=norm)
+    stage = _stage(
+        settings,
+        placement,
+        module,
+        rank=rank,
+        autocast=precision.forward_context,
+        randomness=randomness,
+    )
+    together = _Connections(settings, plan=plan, rank=rank, device=device)
+    metrics = Metrics(module)
+    metrics.detach()
+    steps = ModuleSteps(
+        module,
+        placement.layers,
+        metrics=metrics,
+        autocast=precision.forward_context,
+        send_input=settings.send_input,
+    )
+    events = settings.events(module, updates=updates, precision=precision, keeps=share.is_last)
+    worker = make_worker(
+        plan=plan,
+        rank=rank,
+        stage=stage,
+        replicas=Replicas(together.replicas, parameters),
+        network=together.network,
+        steps=steps,
+        events=events,
+        slowed=settings.slowed,
+    )
+    return Pipeline(
+        worker,
+        plan=plan,
+        rank=rank,
+        steps=steps,
+        events=events,
+        metrics=metrics,
+        share=share,
+        end=together.end,
+    )
+
+
+def _stage(
+    settings: Settings,
+    placement: Placement,
+    module: pl.LightningModule,
+    *,
+    rank: int,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    randomness: KeyedRandomness | None,
+) -> Stage:
+    """The layers of a rank."""
+    plan = placement.plan
+    number = plan.stage_of(rank)
+    first, last = plan.stages[number].layers
+    return Stage(
+        module,
+        placement.layers,
+        first=first,
+        last=last,
+        autocast=autocast,
+        randomness=randomness,
+        recomputed=settings.recomputed(plan)[number],
+    )
+
+
+class _Connections:
+    """What the ranks make together: every rank must call each method.
+
+    Attributes:
+        replicas: group of this rank's stage; None where it has no replicas.
+        network: to the other stages.
+    """
+
+    def __init__(self, settings: Settings, *, plan: Plan, rank: int, device: torch.device) -> None:
+        limit_s = settings.timeout_s
+        stages = map(plan.ranks_of, range(plan.num_stages))
+        backend = "nccl" if settings.direct else "gloo"
+        self.replicas = stage_group(stages, backend=backend, timeout_s=limit_s)
+        self.network = Network(
+            plan,
+            rank,
+            timeout_s=limit_s,
+            device=device,
+            direct=settings.direct,
+            queue_depth=settings.queue_depth,
+        )
+
+    def end(self) -> None:
+        self.network.close()
+        dissolve(self.replicas)
+
+
+def _randomness(device: torch.device) -> KeyedRandomness:
+    seed = os.environ.get("PL_GLOBAL_SEED")
+    if seed is None:
+        raise ConfigError(
+            "keyed_randomness makes draws of the run's seed, and there is none",
+            remedy="call pytorch_lightning.seed_everything before the Trainer runs",
+        )
+    return KeyedRandomness(seed=int(seed), device=device)

@@ -1,4 +1,4 @@
-"""Ranks in stages, as Lightning sees them: who reads, and how many batches there are."""
+"""Ranks in stages, as Lightning sees them: which of them read batches, and how they evaluate."""
 
 from __future__ import annotations
 
@@ -7,17 +7,52 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
+import pytorch_lightning as pl
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from pytorch_lightning.strategies.strategy import Strategy
+from pytorch_lightning.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime import group
 from sparsepipe.runtime.meeting import call_ranks
-from sparsepipe.strategies.environment import RankEnvironment
-from sparsepipe.strategies.pipeline.loaders import Lengths, is_elsewhere
-from sparsepipe.strategies.pipeline.plan_by_hand import parse_config
-from sparsepipe.strategies.pipeline.samplers import UnrepeatedEvaluation
-from sparsepipe.strategies.ranked import RankedStrategy
+from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment
+from sparsepipe.strategies.pipeline.dataloaders import Lengths, UnrepeatedEvaluation, is_elsewhere
+from sparsepipe.strategies.pipeline.pipeline import Pipeline
+from sparsepipe.strategies.pipeline.stage_plan import parse_config
+
+
+class EvaluationProgress:
+    """Counts the batches of an evaluation, loader after loader."""
+
+    def __init__(self) -> None:
+        self._loader = 0
+        self._batch = 0
+
+    def begin(self) -> None:
+        """Before the first batch."""
+        self._loader = self._batch = 0
+
+    def place(self, loop: Any) -> tuple[list[Any], int]:
+        """Loaders of the batch that is running, and its number in them."""
+        loaders = list(loop._combined_loader.flattened)
+        if not _one_after_the_other(loop):
+            return loaders, self._batch
+        while loop.max_batches[self._loader] == 0:
+            self._loader += 1
+        return [loaders[self._loader]], self._batch
+
+    def advance(self, loop: Any) -> bool:
+        """Notes that the batch is done; whether it was the last of its loader."""
+        self._batch += 1
+        last = bool(loop._data_fetcher.done)
+        if _one_after_the_other(loop) and self._batch >= loop.max_batches[self._loader]:
+            self._loader, self._batch, last = self._loader + 1, 0, True
+        return last
+
+
+def _one_after_the_other(loop: Any) -> bool:
+    return bool(loop._combined_loader._mode == "sequential")
 
 
 class StagedRanks(RankedStrategy):
@@ -132,3 +167,75 @@ class StagedRanks(RankedStrategy):
                 remedy="correct the length of the data set or of its sampler",
             )
         return count
+
+
+class PipelinedEvaluation(StagedRanks):
+    """Batches stream through the stages; what they logged is known after a loader's last.
+
+    Predictions do not stream: a rank that reads has the answer to each batch before it begins
+    its next one, so that there are no more on their way than ranks that read.
+
+    Where there is no pipeline, a single rank evaluates as a plain Trainer.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._pipeline: Pipeline | None = None
+        self._progress = EvaluationProgress()
+
+    @property
+    def pipeline(self) -> Pipeline | None:
+        """What runs on this rank; None where a single rank trains as a plain Trainer."""
+        return self._pipeline
+
+    @property
+    def _trainer(self) -> pl.Trainer:
+        assert self.lightning_module is not None
+        return self.lightning_module.trainer
+
+    @override
+    def on_validation_start(self) -> None:
+        self._progress.begin()
+
+    @override
+    def on_test_start(self) -> None:
+        self._progress.begin()
+
+    @override
+    def on_predict_start(self) -> None:
+        self._progress.begin()
+
+    @override
+    def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        return self._evaluation_step("validation_step", *args, **kwargs)
+
+    @override
+    def test_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        return self._evaluation_step("test_step", *args, **kwargs)
+
+    def _evaluation_step(self, hook: str, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        pipeline = self._pipeline
+        if pipeline is None:
+            with self.throttle.slowed():
+                return getattr(Strategy, hook)(self, *args, **kwargs)  # type: ignore[no-any-return]
+        batch, *arguments = (*args, *kwargs.values())
+        loop = self._trainer._evaluation_loop
+        count = self.count_minibatches(*self._progress.place(loop), batch)
+        pipeline.evaluate(hook, batch, tuple(arguments), count=count)
+        if self._progress.advance(loop):
+            pipeline.end_evaluation(hook)
+        return None
+
+    @override
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        pipeline = self._pipeline
+        if pipeline is None:
+            with self.throttle.slowed():
+                return Strategy.predict_step(self, *args, **kwargs)
+        batch, *arguments = (*args, *kwargs.values())
+        loop = self._trainer.predict_loop
+        count = self.count_minibatches(*self._progress.place(loop), batch)
+        result = pipeline.predict("predict_step", batch, tuple(arguments), count=count)
+        if self._progress.advance(loop):
+            pipeline.worker.end_evaluation()
+        return result

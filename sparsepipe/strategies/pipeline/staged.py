@@ -1,14 +1,15 @@
-"""Layers in stages as a Lightning Strategy: what Lightning calls of any pipeline, and no more."""
+"""The base of all pipeline strategies: what Lightning calls of any pipeline, and no more."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from lightning_fabric.utilities.optimizer import _optimizers_to_device
+from lightning_fabric.utilities.optimizer import _optimizer_to_device, _optimizers_to_device
+from pytorch_lightning.callbacks import ModelSummary
 from pytorch_lightning.strategies.strategy import Strategy
 from pytorch_lightning.trainer.states import TrainerFn, TrainerStatus
 from pytorch_lightning.utilities.types import STEP_OUTPUT
@@ -16,25 +17,102 @@ from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from sparsepipe.errors import ConfigError
 from sparsepipe.partition.recompute.layers import StageSpans
 from sparsepipe.runtime.meeting import farewell
 from sparsepipe.schedule import Plan
+from sparsepipe.strategies.distributed import leave_at_exit
 from sparsepipe.strategies.pipeline import refusals
-from sparsepipe.strategies.pipeline.costs import costs_of
-from sparsepipe.strategies.pipeline.foresight import drain_follows
 from sparsepipe.strategies.pipeline.layers import Placement, check_initialised, find_layers
-from sparsepipe.strategies.pipeline.leaving import leave_at_exit
-from sparsepipe.strategies.pipeline.loop_patches import LoopPatches
-from sparsepipe.strategies.pipeline.plan_by_hand import (
-    Balance,
-    check_balance,
-    make_plan,
-)
-from sparsepipe.strategies.pipeline.setting_up import make_pipeline
-from sparsepipe.strategies.pipeline.settings import Settings
-from sparsepipe.strategies.pipeline.spreading import SpreadModule
-from sparsepipe.strategies.pipeline.summaries import EarlySummaries
-from sparsepipe.strategies.pipeline.whole_checkpoints import WholeCheckpoints
+from sparsepipe.strategies.pipeline.loop_patches import LoopPatches, drain_follows
+from sparsepipe.strategies.pipeline.pipeline import Settings, make_pipeline
+from sparsepipe.strategies.pipeline.ranks import PipelinedEvaluation
+from sparsepipe.strategies.pipeline.sharding import SpreadModule
+from sparsepipe.strategies.pipeline.stage_plan import Balance, check_balance, costs_of, make_plan
+from sparsepipe.strategies.trainer_internals import device_told
+
+
+class EarlySummaries:
+    """Lets callbacks summarise a module now, and not again when the fit starts.
+
+    Then layers of other stages are gone: their parameters would not be counted, and no
+    example could run through them.
+
+    Args:
+        trainer: has the callbacks.
+        module: the LightningModule, whole.
+    """
+
+    def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        self._told = [callback for callback in callbacks if isinstance(callback, ModelSummary)]
+        with device_told(module):
+            for callback in self._told:
+                callback.on_fit_start(trainer, module)
+        for callback in self._told:
+            callback.on_fit_start = _nothing  # type: ignore[method-assign]
+
+    def undo(self) -> None:
+        """The next fit is summarised as any other."""
+        for callback in self._told:
+            del callback.on_fit_start
+
+
+def _nothing(trainer: Any, pl_module: Any) -> None:
+    return None
+
+
+class WholeCheckpoints(PipelinedEvaluation):
+    """Puts together what is spread over the ranks, and takes this rank's part of the whole."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._spread: SpreadModule | None = None
+        self._torn = False
+
+    def drain(self) -> None:
+        """Empties the pipeline; every rank must call it."""
+        if self._pipeline is not None:
+            self._pipeline.drain()
+
+    @override
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        self._check_not_torn()
+        self.drain()
+        if self._spread is None:
+            return super().lightning_module_state_dict()
+        return self._spread.state_dict()
+
+    @override
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        self._check_not_torn()
+        self.drain()
+        if self._spread is None or not self._spread.has_optimizer:
+            return super().optimizer_state(optimizer)  # of the run before, and whole
+        return self._spread.optimizer_state()
+
+    @override
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        if self._spread is None:
+            super().load_model_state_dict(checkpoint, strict=strict)
+        else:
+            self._spread.load_state_dict(checkpoint["state_dict"], strict=strict)
+
+    @override
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        if self._spread is None:
+            super().load_optimizer_state_dict(checkpoint)
+            return
+        self._spread.load_optimizer_state(checkpoint["optimizer_states"][0])
+        _optimizer_to_device(self.optimizers[0], self.root_device)
+
+    def _check_not_torn(self) -> None:
+        if self._torn:
+            raise ConfigError(
+                "the run has failed, and this rank has the values of its own stage only",
+                remedy="go on from the last checkpoint; ModelCheckpoint(every_n_train_steps=...) "
+                "limits what a failure costs",
+            )
 
 
 class StagedStrategy(WholeCheckpoints):

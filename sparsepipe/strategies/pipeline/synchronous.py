@@ -3,18 +3,185 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, groupby
 from typing import Any, Literal
 
+import torch
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import StrategyRegistry
 from pytorch_lightning.utilities.types import STEP_OUTPUT
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from typing_extensions import override
 
-from sparsepipe.schedule import SYNCHRONOUS
-from sparsepipe.strategies.pipeline.plan_by_hand import Balance
-from sparsepipe.strategies.pipeline.settings import SynchronousSettings
+from sparsepipe.errors import ConfigError
+from sparsepipe.partition.microbatches import check_microbatches
+from sparsepipe.partition.recompute.layers import (
+    Setting,
+    StageSpans,
+    check_setting,
+    recomputed_spans,
+)
+from sparsepipe.runtime.minibatch_norms import MinibatchNorms, NormMode, check_norms
+from sparsepipe.runtime.protocols import Microbatch
+from sparsepipe.runtime.synchronous_worker import SynchronousWorker
+from sparsepipe.schedule import SYNCHRONOUS, Plan
+from sparsepipe.strategies.pipeline.layers import Share
+from sparsepipe.strategies.pipeline.logging import Logs, merge_logs
+from sparsepipe.strategies.pipeline.pipeline import TRAINING, MakeWorker, Settings, StepEvents
+from sparsepipe.strategies.pipeline.stage_plan import Balance
 from sparsepipe.strategies.pipeline.staged import StagedStrategy
+
+
+class MicrobatchEvents(StepEvents):
+    """Of a synchronous pipeline, where a step's microbatches are as one minibatch.
+
+    Loss and logs of a step are those of the microbatches that came this way, until the drain: of
+    all where no stage between here and the last has replicas.
+    """
+
+    def done(self, microbatches: Sequence[Microbatch]) -> None:
+        """Shows what a minibatch logged."""
+        if not microbatches:
+            return
+        self.loss = _mean_loss(microbatches)
+        self.keep(
+            ((part.minibatch, part.number), (part.minibatch, part.samples, part.logs))
+            for part in microbatches
+        )
+        logs = merge_logs([(part.samples, part.logs) for part in microbatches])
+        self.repeater.show(logs, hook=TRAINING)
+
+    @override
+    def logs_of(self, kept: Iterable[Any]) -> list[Logs]:
+        return [
+            merge_logs([(samples, logs) for _, samples, logs in parts])
+            for _, parts in groupby(kept, key=lambda part: part[0])
+        ]
+
+
+def _mean_loss(microbatches: Sequence[Microbatch]) -> Tensor:
+    first = microbatches[0].loss
+    if len(microbatches) == 1:
+        return first
+    weighted = torch.stack([part.weight * part.loss.double() for part in microbatches])
+    return (weighted.sum() / sum(part.weight for part in microbatches)).to(first.dtype)
+
+
+def check_recompute(setting: Setting) -> None:
+    """Refuses what no plan could suit.
+
+    Raises:
+        ConfigError: the setting says no layers, or leaves the choice to somebody who is not here.
+    """
+    check_setting(setting)
+    if setting == "auto":
+        raise ConfigError(
+            "recompute='auto' has layers chosen by a profile, for the memory of the devices, and "
+            "a strategy by itself has neither",
+            remedy="run it from the command line, with parallel.strategy.recompute=auto and a "
+            "search for the plan; or say which layers, such as {layers: [[0, 5]]}; "
+            "sparsepipe.partition.recompute.plan.choose_spans chooses them",
+        )
+
+
+def spans_of(setting: Setting, plan: Plan, layers: nn.Sequential | None = None) -> StageSpans:
+    """The spans of each stage that are recomputed.
+
+    Args:
+        setting: that was checked.
+        plan: the stages.
+        layers: the whole Sequential, where it is to be looked through as well.
+
+    Raises:
+        ConfigError: there are no such layers or stages, or a span begins with a layer that says it
+            works in place on its input, which is what has to be kept.
+    """
+    spans = recomputed_spans(setting, plan)
+    if layers is not None:
+        for span in chain.from_iterable(spans):
+            _check_first(span, layers[span.start])
+    return spans
+
+
+def _check_first(span: range, layer: nn.Module) -> None:
+    """What does not say so is found out when it runs (``runtime/recomputation.py``)."""
+    if getattr(layer, "inplace", False):
+        raise ConfigError(
+            f"recompute: layer {span.start} ({type(layer).__name__}) works in place on its input, "
+            f"which is what is kept of layers {span.start} to {span.stop - 1}",
+            remedy=f"give layer {span.start} inplace=False, or begin the layers to be recomputed, "
+            "or the stage, with one that leaves its input as it is",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynchronousSettings(Settings):
+    """Of a synchronous pipeline."""
+
+    schedule: str
+    batch_norm: NormMode | str
+    microbatches: int
+    recompute: Setting = "none"
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SYNCHRONOUS:
+            raise ConfigError(
+                f"schedule={self.schedule!r} is unknown",
+                remedy=f"use one of {', '.join(SYNCHRONOUS)}",
+            )
+        if self.batch_norm not in list(NormMode):
+            raise ConfigError(
+                f"batch_norm={str(self.batch_norm)!r} is unknown",
+                remedy=f"use one of {', '.join(NormMode)}",
+            )
+        check_microbatches(self.microbatches)
+        check_recompute(self.recompute)
+
+    @property
+    def as_plain(self) -> bool:
+        cut = self.microbatches > 1 or self.batch_norm != NormMode.MICROBATCH
+        return self.recompute == "none" and not self.keyed_randomness and not cut
+
+    @property
+    def events(self) -> type[StepEvents]:
+        return MicrobatchEvents
+
+    @property
+    def queue_depth(self) -> int | None:
+        """Room for all of a minibatch: what is under way the schedule bounds."""
+        return self.microbatches
+
+    @property
+    def clips_whole(self) -> bool:
+        return True
+
+    def check_module(self, module: nn.Module) -> None:
+        check_norms(module, NormMode(self.batch_norm))
+
+    def check(self, plan: Plan) -> None:
+        check_microbatches(self.microbatches, plan.replicas_of_stages)
+
+    def recomputed(self, plan: Plan, layers: nn.Sequential | None = None) -> StageSpans:
+        return spans_of(self.recompute, plan, layers)
+
+    def worker(self, plan: Plan, rank: int, share: Share, over: Optimizer | None) -> MakeWorker:
+        trains = over is not None
+        norms = MinibatchNorms(
+            share.norms() if trains else {},
+            NormMode(self.batch_norm),
+            of_others=share.norms_of_others() if trains else {},
+        )
+        return partial(
+            SynchronousWorker,
+            order=SYNCHRONOUS[self.schedule],
+            microbatches=self.microbatches,
+            parameters=dict(share.parameters()) if trains else {},
+            norms=norms,
+        )
 
 
 class SynchronousPipelineStrategy(StagedStrategy):

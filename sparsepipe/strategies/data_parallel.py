@@ -1,4 +1,4 @@
-"""Data parallelism: every device holds the model and a share of each batch."""
+"""Strategies that hold the whole model on each device: data parallelism, and one slowed device."""
 
 from __future__ import annotations
 
@@ -9,16 +9,73 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from pytorch_lightning.strategies import StrategyRegistry
+from pytorch_lightning.strategies import SingleDeviceStrategy, StrategyRegistry
+from pytorch_lightning.strategies.strategy import Strategy
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from sparsepipe.runtime import group as ranks
-from sparsepipe.strategies.environment import RankEnvironment
-from sparsepipe.strategies.ranked import RankedStrategy, replace_signal_broadcast
-from sparsepipe.strategies.slowed import SlowedSteps
+from sparsepipe.runtime.throttle import Throttle
+from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment
+from sparsepipe.strategies.trainer_internals import replace_signal_broadcast
+
+
+class SlowedSteps(Strategy):
+    """Whatever a step computes takes longer; what it computes stays as it is.
+
+    An optimizer's step calls the training step and the backward pass in a closure: blocks within
+    blocks, each of which pauses for itself.
+
+    Attributes:
+        throttle: of this rank's device.
+    """
+
+    throttle: Throttle
+
+    @override
+    def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        with self.throttle.slowed():
+            return super().training_step(*args, **kwargs)
+
+    @override
+    def backward(self, *args: Any, **kwargs: Any) -> Tensor:
+        with self.throttle.slowed():
+            return super().backward(*args, **kwargs)
+
+    @override
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self.throttle.slowed():
+            return super().optimizer_step(*args, **kwargs)
+
+    @override
+    def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        with self.throttle.slowed():
+            return super().validation_step(*args, **kwargs)
+
+    @override
+    def test_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
+        with self.throttle.slowed():
+            return super().test_step(*args, **kwargs)
+
+    @override
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        with self.throttle.slowed():
+            return super().predict_step(*args, **kwargs)
+
+
+class SlowedDeviceStrategy(SlowedSteps, SingleDeviceStrategy):
+    """Lightning's strategy of one CPU, slower.
+
+    Args:
+        slowdown: how many times slower than it is.
+    """
+
+    def __init__(self, *, slowdown: float) -> None:
+        super().__init__(device="cpu")
+        self.throttle = Throttle(slowdown)
+
 
 # torch 2.13 renames the option that makes each forward broadcast buffers.
 _BUFFERS_OPTION = (

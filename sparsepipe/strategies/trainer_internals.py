@@ -1,13 +1,27 @@
-"""Where a module is while it is set up: still on the host, whatever Lightning says."""
+"""Every private name of Lightning that SparsePipe relies on, behind public functions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities.device_dtype_mixin import _DeviceDtypeModuleMixin
+
+
+def replace_signal_broadcast(trainer: pl.Trainer, instead: Any) -> None:
+    """Lightning tells all ranks of signals by a broadcast at each step: others' do it better.
+
+    Args:
+        trainer: its training loop changes.
+        instead: is called before each step.
+    """
+    # Private, hence guarded.
+    loop = trainer.fit_loop.epoch_loop
+    if hasattr(loop, "_broadcast_sigterm_tensor"):
+        loop._broadcast_sigterm_tensor = instead  # type: ignore[method-assign]
 
 
 @contextmanager

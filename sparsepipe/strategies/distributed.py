@@ -1,26 +1,93 @@
-"""What the house's strategies have in common: ranks that fit the Trainer, and exact means."""
+"""The base of strategies with several ranks: how a rank finds its place, joins and leaves."""
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
+import signal
+import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
-import pytorch_lightning as pl
+from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_fabric.utilities.distributed import _distributed_is_initialized
 from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from typing_extensions import override
 
+from sparsepipe.errors import ConfigError
 from sparsepipe.runtime import group
 from sparsepipe.runtime.meeting import meeting
 from sparsepipe.runtime.throttle import Throttle
-from sparsepipe.strategies.environment import check_ranks
 from sparsepipe.strategies.orphans import end_orphans, remember
 from sparsepipe.utils.memory import keep_freed_memory
 
+
+class RankEnvironment(LightningEnvironment):
+    """A cluster environment for ranks that were started from outside.
+
+    Lightning's own environment for the elastic agent insists on the same number of devices
+    on every host; this one takes rank and world size as the agent gives them.
+    """
+
+    @property
+    @override
+    def creates_processes_externally(self) -> bool:
+        return "LOCAL_RANK" in os.environ
+
+    @override
+    def global_rank(self) -> int:
+        return int(os.environ.get("RANK", super().global_rank()))
+
+    @override
+    def set_global_rank(self, rank: int) -> None:
+        super().set_global_rank(int(os.environ.get("RANK", rank)))
+
+    @override
+    def world_size(self) -> int:
+        return int(os.environ.get("WORLD_SIZE", super().world_size()))
+
+    @override
+    def set_world_size(self, size: int) -> None:
+        super().set_world_size(int(os.environ.get("WORLD_SIZE", size)))
+
+    @override
+    def teardown(self) -> None:
+        """Leaves the environment alone: the agent set it, and a second fit needs it."""
+
+
+def check_ranks(environment: ClusterEnvironment, *, nodes: int, devices: int) -> None:
+    """Refuse to train on other ranks than the Trainer asks for.
+
+    Args:
+        environment: knows how many there are.
+        nodes: of the Trainer.
+        devices: of the Trainer on this node; other nodes may have other numbers.
+
+    Raises:
+        ConfigError: there are more or fewer.
+    """
+    there_are = environment.world_size()
+    unequal = (
+        nodes > 1
+        and os.environ.get("LOCAL_WORLD_SIZE") == str(devices)
+        and os.environ.get("GROUP_WORLD_SIZE", str(nodes)) == str(nodes)
+    )
+    if there_are != nodes * devices and not unequal:
+        raise ConfigError(
+            f"the Trainer has devices={devices} and num_nodes={nodes}, but {there_are} ranks run",
+            remedy="start as many ranks as the Trainer has devices; all Trainers of a script that "
+            "starts ranks need the same number",
+        )
+
+
 _Value = TypeVar("_Value")
+
+
 _PLACE = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 """Where a process finds its place among the ranks."""
 
@@ -111,14 +178,40 @@ def _together(what: str) -> AbstractContextManager[None]:
     return meeting(what) if _distributed_is_initialized() else nullcontext()
 
 
-def replace_signal_broadcast(trainer: pl.Trainer, instead: Any) -> None:
-    """Lightning tells all ranks of signals by a broadcast at each step: others' do it better.
+def leave_at_exit(error: BaseException, *, blocked: Callable[[], bool]) -> None:
+    """At the end of this process, ends it at once if threads are still blocked then.
+
+    Such threads cannot be ended, and Python's own clean-up aborts in them. What others have
+    registered for the end runs before. The status is the error's own, whether or not the
+    script caught it: what a later ``sys.exit`` wished is not known there.
 
     Args:
-        trainer: its training loop changes.
-        instead: is called before each step.
+        error: what ended the run.
+        blocked: whether threads wait in vain.
     """
-    # Private, hence guarded.
-    loop = trainer.fit_loop.epoch_loop
-    if hasattr(loop, "_broadcast_sigterm_tensor"):
-        loop._broadcast_sigterm_tensor = instead  # type: ignore[method-assign]
+    known = atexit._ncallbacks() + 1
+    atexit.register(_leave, status_of(error), blocked, known)
+
+
+def status_of(error: BaseException) -> int:
+    """With which status a process ends that an exception ends."""
+    if isinstance(error, KeyboardInterrupt):
+        return 128 + signal.SIGINT
+    if isinstance(error, SIGTERMException):
+        return 128 + signal.SIGTERM
+    if isinstance(error, SystemExit) and isinstance(error.code, int | None):
+        return error.code or 0
+    return 1
+
+
+def _leave(status: int, blocked: Callable[[], bool], known: int) -> None:
+    if not blocked():
+        return
+    if atexit._ncallbacks() == known:  # none came later and has run already
+        atexit.unregister(_leave)
+        atexit._run_exitfuncs()
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    os._exit(status)

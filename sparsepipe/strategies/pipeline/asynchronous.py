@@ -2,17 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from pytorch_lightning.strategies import StrategyRegistry
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from typing_extensions import override
 
-from sparsepipe.runtime.weights import Mode
-from sparsepipe.strategies.pipeline.plan_by_hand import Balance
-from sparsepipe.strategies.pipeline.settings import AsynchronousSettings
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.weights import Mode, Weights
+from sparsepipe.runtime.worker import Worker
+from sparsepipe.schedule import Plan
+from sparsepipe.strategies.pipeline.layers import Share
+from sparsepipe.strategies.pipeline.logging import Logs
+from sparsepipe.strategies.pipeline.pipeline import TRAINING, MakeWorker, Settings, StepEvents
+from sparsepipe.strategies.pipeline.stage_plan import Balance
 from sparsepipe.strategies.pipeline.staged import StagedStrategy
+
+
+class TrainingEvents(StepEvents):
+    """Of the asynchronous pipeline, where minibatches come back one by one."""
+
+    def done(self, minibatch: int, *, loss: Tensor, logs: Logs) -> None:
+        """Shows what a minibatch logged, for now."""
+        self.loss = loss
+        self.keep([(minibatch, logs)])
+        self.repeater.show(logs, hook=TRAINING)
+
+    @override
+    def logs_of(self, kept: Iterable[Any]) -> list[Logs]:
+        return list(kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsynchronousSettings(Settings):
+    """Of the asynchronous pipeline."""
+
+    mode: Mode | str
+    predict_backward: bool
+
+    def __post_init__(self) -> None:
+        if self.mode not in list(Mode):
+            raise ConfigError(
+                f"mode={str(self.mode)!r} is unknown", remedy=f"use one of {', '.join(Mode)}"
+            )
+
+    @property
+    def as_plain(self) -> bool:
+        return not self.keyed_randomness
+
+    @property
+    def events(self) -> type[StepEvents]:
+        return TrainingEvents
+
+    def check_module(self, module: nn.Module) -> None:
+        """Every module will do."""
+
+    def check(self, plan: Plan) -> None:
+        """Every plan will do."""
+
+    def worker(self, plan: Plan, rank: int, share: Share, over: Optimizer | None) -> MakeWorker:
+        if over is None:
+            return partial(Worker, weights=None)
+        weights = Weights(
+            dict(share.parameters()),
+            self.mode,
+            over,
+            replicas=plan.replicas(plan.stage_of(rank)),
+            predict_backward=self.predict_backward,
+        )
+        return partial(Worker, weights=weights)
 
 
 class PipelineStrategy(StagedStrategy):

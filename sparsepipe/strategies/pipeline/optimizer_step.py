@@ -1,0 +1,295 @@
+"""The optimizer's step of one stage: hooks, clipping and options as Lightning has them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.plugins.precision import Precision
+from pytorch_lightning.utilities import rank_zero_warn
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_
+from torch.optim import Optimizer
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime import group as ranks
+
+Options = dict[str, Any]
+"""Of one group: all but its parameters."""
+
+
+class PastOptions:
+    """Lets an update use the options of an earlier step.
+
+    Schedulers change options between Lightning steps, and an update is to see those of its own
+    step. What an optimizer writes into its groups itself while it steps (counters, estimates)
+    belongs to its updates: the next one sees it, whatever its step.
+
+    Args:
+        optimizer: whose options change.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._noted: dict[int, list[Options]] = {}
+        self._warned = False
+
+    def note(self, step: int) -> None:
+        """Remembers the options as those of a step; steps count from 0 after a drain."""
+        if step == 0:
+            self._noted.clear()
+        self._noted[step] = [_copied(_options(g)) for g in self._optimizer.param_groups]
+
+    @contextmanager
+    def as_of(self, step: int) -> Iterator[None]:
+        """Within, the options are those of ``step``; no earlier one will be asked for.
+
+        Raises:
+            ConfigError: the optimizer changed what somebody else changes too.
+        """
+        groups = self._optimizer.param_groups
+        now = [_options(group) for group in groups]
+        for group, options in zip(groups, self._noted[step], strict=True):
+            group.update(_copied(options))
+        yield
+        for earlier in [known for known in self._noted if known < step]:
+            del self._noted[earlier]
+        for number, group in enumerate(groups):
+            before = self._noted[step][number]
+            written = {
+                name: value
+                for name, value in _options(group).items()
+                if name not in before or not _same(value, before[name])
+            }
+            group.update(now[number])
+            if written:
+                later = [options[number] for options in self._noted.values()]
+                self._keep(written, before=dict(before), group=group, later=later)
+
+    def _keep(
+        self, written: Options, *, before: Options, group: Options, later: list[Options]
+    ) -> None:
+        """Puts what the step wrote into the present options and those of steps to come."""
+        kind = type(self._optimizer).__name__
+        for name in written.keys() & before.keys():
+            if not all(_same(options[name], before[name]) for options in (group, *later)):
+                raise ConfigError(
+                    f"{kind} changes {name!r} of its groups in its steps, and so does somebody "
+                    "else between them, such as a scheduler",
+                    remedy=f"leave {name!r} to one of them",
+                )
+        if not self._warned:
+            self._warned = True
+            rank_zero_warn(
+                f"{kind} keeps {', '.join(map(repr, sorted(written)))} in its groups: each stage "
+                "has values of its own there, and checkpoints hold those of the first stage."
+            )
+        for options in (group, *later):
+            options.update(_copied(written))
+
+
+def _options(group: Mapping[str, Any]) -> Options:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _copied(options: Options) -> Options:
+    return {
+        name: value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+        for name, value in options.items()
+    }
+
+
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return torch.equal(first, second)
+    return bool(first == second)
+
+
+class WholeNorm:
+    """Clips by the norm of the gradients of all stages, as one process does.
+
+    Ranks tell each other the norms of single parameters' gradients, of which
+    ``torch.nn.utils.clip_grad_norm_`` makes that of the whole network. They are put together in
+    the order of the whole optimizer, so that gradients come out with the bits of one process.
+
+    Every rank has to clip as often as the others: each waits for all.
+
+    Args:
+        parameters: of the whole optimizer, in its order; those of other stages need no values.
+        speaks: this rank tells the norms of its stage; one of the stage's replicas does, since all
+            of them have the same gradients.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], *, speaks: bool) -> None:
+        self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+        self._dtypes = [parameter.dtype.to_real() for parameter in parameters]
+        self._speaks = speaks
+
+    @contextmanager
+    def clipping(self, precision: Precision) -> Iterator[None]:
+        """Within the block ``precision`` clips so; it is refused if it has a way of its own."""
+        own = type(precision).clip_grad_by_norm is not Precision.clip_grad_by_norm
+        vars(precision)["clip_grad_by_norm"] = partial(_refuse if own else self._clip, precision)
+        try:
+            yield
+        finally:
+            del vars(precision)["clip_grad_by_norm"]
+
+    def _clip(self, precision: Precision, optimizer: Optimizer, clip_val: float) -> None:
+        mine = [(p, p.grad) for p in precision.main_params(optimizer) if p.grad is not None]
+        norms = self._norms(mine)
+        if mine:
+            together = torch.stack(norms).to(mine[0][1].device)
+            total = torch.linalg.vector_norm(together, 2.0)
+            clip_grads_with_norm_([p for p, _ in mine], clip_val, total)
+
+    @torch.no_grad()
+    def _norms(self, mine: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+        """Of each parameter of the whole optimizer that has a gradient; a collective.
+
+        Args:
+            mine: this rank's parameters, and their gradients.
+        """
+        told_P2 = torch.zeros(len(self._dtypes), 2, dtype=torch.float64)  # norm, whether there
+        if mine and self._speaks:
+            # As torch takes them, so that they are the same on every kind of device.
+            found = torch._foreach_norm([gradient for _, gradient in mine], 2.0)
+            numbers = [self._number(parameter) for parameter, _ in mine]
+            told_P2[numbers, 0] = torch.stack([norm.double() for norm in found]).cpu()
+            told_P2[numbers, 1] = 1.0
+        # Zeros of all ranks but one are added to each norm, which changes no bit of it.
+        ranks.add_(told_P2, what="taking the norm of all stages' gradients")
+        return [
+            norm.to(dtype)
+            for (norm, there), dtype in zip(told_P2, self._dtypes, strict=True)
+            if there
+        ]
+
+    def _number(self, parameter: Tensor) -> int:
+        number = self._numbers.get(id(parameter))
+        if number is None:
+            raise ConfigError(
+                f"a parameter of shape {tuple(parameter.shape)} came into the optimizer after the "
+                "run had begun, and the other stages do not know it when gradients are clipped",
+                remedy="give the optimizer all parameters in configure_optimizers, with lr=0 "
+                "where they are to learn later",
+            )
+        return number
+
+
+def _refuse(precision: Precision, *_: Any, **__: Any) -> None:
+    """In place of what would take the norm of this stage's gradients.
+
+    Raises:
+        ConfigError: always.
+    """
+    kind = type(precision).__name__
+    raise ConfigError(
+        f"{kind} has a clip_grad_by_norm of its own, which on each rank knows the gradients of one "
+        "stage only, and all stages are to be clipped by one norm",
+        remedy=f"remove it from {kind}: Lightning's is replaced by one that knows all stages; or "
+        "clip by value (trainer.gradient_clip_algorithm=value), or not at all",
+    )
+
+
+_REMEDY = "use an optimizer that takes one gradient for an update, such as SGD or AdamW"
+
+
+class Updates:
+    """Hooks, clipping, step.
+
+    Schedulers change an optimizer's options between Lightning steps. Replicas of a stage may
+    come to the same update in different steps, and must all use the options of one.
+
+    Args:
+        module: the LightningModule.
+        parameters: of this stage, by name.
+        optimizer: over these.
+        precision: Lightning's.
+        norm: what clips by norm in place of ``precision``; None: that itself.
+    """
+
+    def __init__(
+        self,
+        module: pl.LightningModule,
+        parameters: Mapping[str, nn.Parameter],
+        optimizer: Optimizer,
+        precision: Precision,
+        *,
+        norm: WholeNorm | None = None,
+    ) -> None:
+        self._module = module
+        self._parameters = parameters
+        self._optimizer = optimizer
+        self._precision = precision
+        self._norm = norm
+        self._options = PastOptions(optimizer)
+
+    def note(self, step: int) -> None:
+        """Remembers the options as those of a step; steps count from 0 after a drain."""
+        self._options.note(step)
+
+    def apply(self, gradients: Mapping[str, Tensor | None], *, loss: Tensor, step: int) -> None:
+        """Updates the parameters.
+
+        Args:
+            gradients: by name.
+            loss: of the last minibatch, for hooks.
+            step: whose options count; no earlier one will be asked for.
+
+        Raises:
+            ConfigError: the optimizer wants gradients at other weights too.
+        """
+        for name, parameter in self._parameters.items():
+            parameter.grad = gradients.get(name)
+        self._precision.post_backward(loss, self._module)
+        evaluation = _Evaluation(self._optimizer, self._parameters, loss)
+        clipping = nullcontext() if self._norm is None else self._norm.clipping(self._precision)
+        with self._options.as_of(step), clipping:
+            self._precision.optimizer_step(self._optimizer, model=self._module, closure=evaluation)
+        evaluation.check()
+
+
+class _Evaluation:
+    """The closure of one step: the gradients are there, and can be had this once only."""
+
+    def __init__(
+        self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], loss: Tensor
+    ) -> None:
+        self._kind = type(optimizer).__name__
+        self._parameters = parameters
+        self._loss = loss
+        self._calls = 0
+        self._before = self._state()
+
+    def __call__(self) -> Tensor:
+        self._calls += 1
+        if self._calls > 1:
+            raise ConfigError(
+                f"{self._kind} evaluates the network several times for one update, and in a "
+                "pipeline other minibatches are under way",
+                remedy=_REMEDY,
+            )
+        if self._state() != self._before:
+            raise ConfigError(
+                f"{self._kind} changes parameters or gradients before it asks for the gradients",
+                remedy=_REMEDY,
+            )
+        return self._loss
+
+    def check(self) -> None:
+        """After the step: a closure that was not called has run no hooks and clipped nothing."""
+        if not self._calls:
+            raise ConfigError(
+                f"{self._kind} does not call the closure that its step is given",
+                remedy=_REMEDY,
+            )
+
+    def _state(self) -> list[tuple[int, int]]:
+        """Tells whether anything was changed or replaced."""
+        return [(p._version, id(p.grad)) for p in self._parameters.values()]
