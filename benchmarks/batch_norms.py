@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sparsepipe.models.vgg_sparse import sparse_vgg
-from sparsepipe.runtime.minibatch_norms import MinibatchNorms, NormMode, norms_of
-from sparsepipe.runtime.replicas import Replicas
+from sparsepipe.runtime.batch_norm import MinibatchNorms, NormMode, norms_of
+from sparsepipe.runtime.collectives.replicas import Replicas
 from sparsepipe.sparse import SparseTensor
 
 CLASSES = 40

@@ -39,9 +39,9 @@ from sparsepipe.cluster import Device, Host, Inventory, Link
 from sparsepipe.emulate import emulated_hosts, enter_host, told_to_ranks
 from sparsepipe.emulate.layout import Layout
 from sparsepipe.errors import SparsePipeError
-from sparsepipe.runtime import group
-from sparsepipe.runtime.meeting import meeting, new_group
-from sparsepipe.runtime.ordered_sum import OrderedSum
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives.ordered_sum import OrderedSum
+from sparsepipe.runtime.failures.missing_ranks import meeting, new_group
 from sparsepipe.schedule.sums import way_of
 
 CPU = torch.device("cpu")
@@ -148,7 +148,7 @@ def measure(rank: int, options: argparse.Namespace, place: Place) -> None:
     there = place.layout
     with nullcontext() if there is None else told_to_ranks(there, place.hosts):
         enter_host()
-        group.join("gloo", timeout_s=TIMEOUT_S)
+        process_group.join("gloo", timeout_s=TIMEOUT_S)
         made = new_group(list(range(len(place.hosts))), backend="gloo", timeout_s=TIMEOUT_S)
         for mib in options.mib:
             with meeting(f"sums of {mib:g} MiB", made):
@@ -159,7 +159,7 @@ def measure(rank: int, options: argparse.Namespace, place: Place) -> None:
             if rank == 0:
                 tell(found, mib, place)
         dist.destroy_process_group(made)
-        group.leave()
+        process_group.leave()
 
 
 def tell(found: dict[str, float], mib: float, place: Place) -> None:

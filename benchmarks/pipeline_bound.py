@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from sparsepipe.runtime import group
-from sparsepipe.runtime.transport.codec import differentiable
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.transport.serialization import differentiable
 from sparsepipe.schedule import Plan
 from sparsepipe.sparse import SparseTensor
 
@@ -50,7 +50,7 @@ def layer_seconds(rank: int, workload: Workload, passes: int) -> list[float]:
 
     In processor time, so that whatever else the machine does moves no cut.
     """
-    group.join("gloo", timeout_s=TIMEOUT_S)
+    process_group.join("gloo", timeout_s=TIMEOUT_S)
     layers = workload.layers()
     optimizers = [_optimizer(layer) for layer in layers]
     sums = [0.0] * len(layers)
@@ -59,7 +59,7 @@ def layer_seconds(rank: int, workload: Workload, passes: int) -> list[float]:
         if number:  # the first one warms up
             sums = [a + b for a, b in zip(sums, seconds, strict=True)]
     dist.barrier()
-    group.leave()
+    process_group.leave()
     return [total / passes for total in sums]
 
 
@@ -95,7 +95,7 @@ def stage_seconds(rank: int, workload: Workload, plan: Plan, least_s: float) -> 
         plan: cuts the network.
         least_s: how long to measure; whole rounds of the minibatches that differ.
     """
-    group.join("gloo", timeout_s=TIMEOUT_S)
+    process_group.join("gloo", timeout_s=TIMEOUT_S)
     first, last = plan.stages[rank].layers
     layers = workload.layers()
     inputs = [_before(layers, first, workload.input(number)) for number in range(DIFFERENT)]
@@ -126,12 +126,12 @@ def stage_seconds(rank: int, workload: Workload, plan: Plan, least_s: float) -> 
             step(number)
         count += DIFFERENT
     taken_s = (time.perf_counter() - start_s) / count
-    store = group.store()
+    store = process_group.store()
     store.add("measured", 1)
     while store.add("measured", 0) < plan.num_ranks:  # the others are not done: stay busy
         step(0)
     dist.barrier()
-    group.leave()
+    process_group.leave()
     return taken_s
 
 

@@ -14,7 +14,7 @@ import pytorch_lightning as pl
 from typing_extensions import override
 
 from sparsepipe.runtime.stage import Flight, Stage
-from sparsepipe.runtime.weights.memory import Memory
+from sparsepipe.runtime.weights.modes import Memory
 from sparsepipe.strategies.pipeline.asynchronous import TrainingEvents
 
 CALLS: Mapping[str, tuple[type, str]] = {

@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn import functional as F
 
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 
 SCHEDULES: Mapping[Literal["gpipe", "1f1b"], Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -38,7 +38,7 @@ def train_by_torch(
     plan = way.plan
     assert plan is not None
     assert way.schedule is not None
-    group.join("gloo", timeout_s=TIMEOUT_S)
+    process_group.join("gloo", timeout_s=TIMEOUT_S)
     first, last = plan.stages[rank].layers
     layers = nn.Sequential(*list(workload.layers())[first : last + 1])
     optimizer = sgd(layers.parameters())
@@ -63,5 +63,5 @@ def train_by_torch(
             ends_s.append(time.perf_counter())
         found.append(Epoch.of(begun_s, ends_s))
     dist.barrier()
-    group.leave()
+    process_group.leave()
     return Trained(epochs=tuple(found))

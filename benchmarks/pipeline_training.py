@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 from pipeline_workloads import LossAlone, Workload, loader, module
 from typing_extensions import override
 
-from sparsepipe.runtime.worker import Worker
+from sparsepipe.runtime.asynchronous_worker import AsynchronousWorker
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies import (
     DataParallelStrategy,
@@ -132,7 +132,7 @@ class Clock(pl.Callback):
             kind.value: (traffic.messages, traffic.payload_bytes, traffic.overhead_bytes)
             for kind, traffic in worker.network.sent.items()
         }
-        if isinstance(worker, Worker):
+        if isinstance(worker, AsynchronousWorker):
             assert worker.weights is not None
             self.pipeline["peak_versions"] = worker.weights.peak_versions
             self.pipeline["peak_bytes"] = worker.weights.peak_bytes

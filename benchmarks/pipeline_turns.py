@@ -24,7 +24,7 @@ from typing_extensions import override
 from sparsepipe.profiling import Profile
 from sparsepipe.profiling.measure import measure
 from sparsepipe.profiling.step import step_seconds
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 
 CPU = torch.device("cpu")
 
@@ -87,7 +87,7 @@ def trained(rank: int, workload: Workload, way: Way, turns: Turns, size: Size) -
 
 def profiled(rank: int, workload: Workload, turns: Turns, size: Size) -> Profile:
     """Profiles the network while all other profilers do, in turn with the trainers."""
-    group.join("gloo", timeout_s=TIMEOUT_S)
+    process_group.join("gloo", timeout_s=TIMEOUT_S)
     layers = module(workload).layers
     inputs = [workload.input(number) for number in range(3)]
     step = partial(step_seconds, layers, device=CPU, slowed=nullcontext)
@@ -102,7 +102,7 @@ def profiled(rank: int, workload: Workload, turns: Turns, size: Size) -> Profile
         meta={"batch_size": workload.batch_size},
     )
     dist.barrier()
-    group.leave()
+    process_group.leave()
     return profile
 
 
@@ -111,7 +111,7 @@ def give_way(turns: Turns, size: Size, stay_busy: Callable[[], object], number: 
     turn, left = divmod(number + 1, size.passes)
     if left:
         return
-    store = group.store()
+    store = process_group.store()
     store.add(f"turn {turn}", 1)
     while store.add(f"turn {turn}", 0) < dist.get_world_size():  # the others are not done yet
         stay_busy()

@@ -40,8 +40,8 @@ from pipeline_workloads import Vgg, Workload
 
 from sparsepipe.cluster import Link
 from sparsepipe.profiling import Profile
-from sparsepipe.runtime import group
 from sparsepipe.runtime.bandwidth import Bench, Effort, Sending, time_pairs
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.run import Setting
@@ -109,11 +109,11 @@ class Compared:
 
 def sent(rank: int) -> list[Sending]:
     """Times messages between two ranks."""
-    group.join("gloo", timeout_s=TIMEOUT_S)
+    process_group.join("gloo", timeout_s=TIMEOUT_S)
     bench = Bench(Effort(repeats=20, warmups=3, most_s=5.0, timeout_s=TIMEOUT_S))
     found = time_pairs(bench, [(0, 1)], [LINK_BYTES])
     bench.close()
-    group.leave()
+    process_group.leave()
     return found
 
 

@@ -31,11 +31,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.transport import Kind, Message, Network
-from sparsepipe.runtime.transport.buffers import BufferPool
-from sparsepipe.runtime.transport.codec import encode
-from sparsepipe.runtime.transport.wire import Line, Wire
+from sparsepipe.runtime.transport.buffer_pool import BufferPool
+from sparsepipe.runtime.transport.point_to_point import Line, Wire
+from sparsepipe.runtime.transport.serialization import encode
 from sparsepipe.schedule import Plan
 
 Ways = dict[str, Callable[[], None]]
@@ -148,7 +148,7 @@ def timed(function: Callable[[], None], minibatches: int) -> float:
 
 def measure(rank: int, options: argparse.Namespace) -> None:
     """What each of the two processes does; rank 0 prints."""
-    trials = group.gather_objects(Load.of(options.compute_ms / 2000).products)
+    trials = process_group.gather_objects(Load.of(options.compute_ms / 2000).products)
     load = Load(max(trials))  # the same on both; whatever else runs makes a trial too short
     for mib in options.mib:
         size = mib * (1 << 20) // 4
@@ -211,9 +211,9 @@ def process(rank: int, port: int, options: argparse.Namespace) -> None:
         TORCHELASTIC_USE_AGENT_STORE="True",
     )
     torch.set_num_threads(1)
-    group.join("gloo", timeout_s=TIMEOUT_S)
+    process_group.join("gloo", timeout_s=TIMEOUT_S)
     measure(rank, options)
-    group.leave()
+    process_group.leave()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

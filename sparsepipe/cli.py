@@ -154,14 +154,14 @@ def _is_first_rank() -> bool:
 
 def _is_to_tell(said: str, *, sure: bool) -> bool:
     """Of all ranks, the first says it, or the one that is sure to be."""
-    from sparsepipe.launch.job import first_to_tell
+    from sparsepipe.launch.job import first_to_report
     from sparsepipe.runs.signals import ignore
 
     # The agent ends all ranks as soon as one has ended: before it asks, this one must be proof
     # against that, since others that ask leave it to this one and end. This one ends soon, too:
     # there are no sweeps here.
     ignore(signal.SIGTERM)
-    return sure or first_to_tell(said)
+    return sure or first_to_report(said)
 
 
 def _explained(error: Exception, arguments: list[str]) -> ConfigError:

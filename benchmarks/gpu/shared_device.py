@@ -20,8 +20,8 @@ from pipeline_workloads import Vgg
 from records import Row, Rows
 from torch import Tensor
 
-from sparsepipe.runtime import group
 from sparsepipe.runtime.bandwidth import Bench, Effort, time_pairs
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
 
 COLUMNS: Mapping[str, str] = {
@@ -119,7 +119,7 @@ def _weights(way: Way, kind: str) -> dict[str, Tensor]:
 
 def _sendings(device: torch.device) -> list[dict[str, Any]]:
     """How long messages take from device memory to device memory, by way of the host."""
-    group.join("gloo", timeout_s=_LIMIT_S)
+    process_group.join("gloo", timeout_s=_LIMIT_S)
     effort = Effort(repeats=20, warmups=3, most_s=2.0, timeout_s=_LIMIT_S)
     bench = Bench(effort, device=device)
     found = time_pairs(bench, [(0, 1)], _SIZES_BYTES)

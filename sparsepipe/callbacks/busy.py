@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 from typing_extensions import override
 
-from sparsepipe.runtime import group
-from sparsepipe.runtime.stage_worker import StageWorker
+from sparsepipe.runtime.base_worker import StageWorker
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule.asynchronous import steady_rounds
 from sparsepipe.schedule.bubbles import Interval, bubbles, idle_shares
 from sparsepipe.strategies import PipelineStrategy, StagedStrategy
@@ -86,9 +86,9 @@ class Busy(pl.Callback):
         """
         machine = os.uname().nodename
         told = (machine, list(self._steps)) if self._watches else None
-        everyone: list[tuple[str, list[Step]] | None] = group.gather_objects(told)
+        everyone: list[tuple[str, list[Step]] | None] = process_group.gather_objects(told)
         watched = [each for each in everyone if each is not None]  # as it gives them
-        if len(watched) < group.world_size() or len({name for name, _ in watched}) > 1:
+        if len(watched) < process_group.world_size() or len({name for name, _ in watched}) > 1:
             return {}
         steps = [each for _, each in watched]
         if self._synchronous:

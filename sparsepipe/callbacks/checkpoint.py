@@ -21,7 +21,7 @@ from typing_extensions import override
 from sparsepipe.config.outputs import writing
 from sparsepipe.errors import ConfigError
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 
 STATE_KEY = "RunCheckpoint"
 
@@ -71,8 +71,8 @@ class Resume:
 
     def restore_randomness(self) -> None:
         """Sets this rank's random generators, where as many ranks run as before."""
-        if len(self.randomness) == group.world_size():
-            set_randomness(self.randomness[group.rank()])
+        if len(self.randomness) == process_group.world_size():
+            set_randomness(self.randomness[process_group.rank()])
 
 
 class RunCheckpoint(Checkpoint):
@@ -139,7 +139,8 @@ class RunCheckpoint(Checkpoint):
         if value is None and self._monitor_given and (self._validated or _not_validated(trainer)):
             raise _unknown_monitor(self._monitor, trainer.callback_metrics)
         # Decided by rank 0 alone: ranks must agree, and metrics may differ in the last bit.
-        improved = group.broadcast_object(value is not None and self._improves(float(value)))
+        better = value is not None and self._improves(float(value))
+        improved = process_group.broadcast_object(better)
         if improved:
             assert value is not None
             self._best = float(value)
@@ -188,7 +189,7 @@ class RunCheckpoint(Checkpoint):
             "steps": steps,
             "best": self._best,
             "metrics": self._metrics,
-            "randomness": group.gather_objects(get_randomness()),
+            "randomness": process_group.gather_objects(get_randomness()),
         }
 
     @override

@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultMetric
 from typing_extensions import override
 
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.strategies.metrics import State, merged_states, put_state, state_of
 
 log = logging.getLogger(__name__)
@@ -41,15 +41,15 @@ class EpochSums(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         mine = {} if self._ended else dict(self._of_epoch(trainer))
-        checkpoint[_KEY] = group.gather_objects(mine)
+        checkpoint[_KEY] = process_group.gather_objects(mine)
 
     @override
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         everyone = checkpoint.get(_KEY, [])
-        if len(everyone) == group.world_size():
-            self._before = everyone[group.rank()]
+        if len(everyone) == process_group.world_size():
+            self._before = everyone[process_group.rank()]
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.results.metrics import read_metrics
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 
 _KEYS = ("epoch", "step")
 
@@ -88,7 +88,7 @@ def epoch_metrics(trainer: pl.Trainer) -> dict[str, float]:
 
 def mean_over_ranks(values: Mapping[str, float | Tensor]) -> dict[str, float]:
     """Means of each rank's numbers; those that are synchronised already stay as they are."""
-    everyone = group.gather_objects({name: float(value) for name, value in values.items()})
+    everyone = process_group.gather_objects({name: float(value) for name, value in values.items()})
     return {
         name: sum(rank[name] for rank in everyone) / len(everyone)
         for name in everyone[0]

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from sparsepipe.emulate import lift_limits, set_limits
 from sparsepipe.emulate.rates import Rates, rates, steady_part
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.strategies import PipelineStrategy, StagedStrategy
 
 
@@ -81,4 +81,4 @@ class Pulse(pl.Callback):
 
 
 def _together(what: str) -> None:
-    group.gather_objects(True, what=what)
+    process_group.gather_objects(True, what=what)

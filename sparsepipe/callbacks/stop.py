@@ -10,9 +10,9 @@ from typing_extensions import override
 
 from sparsepipe.callbacks.checkpoint import RunCheckpoint
 from sparsepipe.runs.signals import SignalWatch
-from sparsepipe.runtime import group
-from sparsepipe.runtime.launch import Stopped
-from sparsepipe.runtime.stops import StopAgreement
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives.stop_agreement import StopAgreement
+from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.strategies import StagedStrategy
 
 
@@ -64,7 +64,7 @@ class StopOnSignal(pl.Callback):
         """Ranks of a pipeline are some steps apart and must not wait for each other to ask."""
         asked = self._watch.signum is not None
         if self._agreement is None:
-            return group.any_rank(asked)
+            return process_group.any_rank(asked)
         return self._agreement.reached(step, asked=asked)
 
     @override
@@ -119,5 +119,5 @@ def stop_if_any_asked(watch: SignalWatch) -> None:
     Raises:
         Stopped: one has.
     """
-    if group.any_rank(watch.signum is not None):
+    if process_group.any_rank(watch.signum is not None):
         raise Stopped(watch.signum or signal.SIGTERM)

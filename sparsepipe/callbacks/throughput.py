@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 from torch import Tensor
 from typing_extensions import override
 
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 
 
 class Throughput(pl.Callback):
@@ -77,7 +77,7 @@ class Throughput(pl.Callback):
     def _of_epoch(self) -> tuple[float, int]:
         """Seconds and shapes of the epoch so far; every rank must ask."""
         # Up to the last batch's end, since validation has come in between.
-        parts = group.gather_objects((self._last_s - self._started_s, self._shapes))
+        parts = process_group.gather_objects((self._last_s - self._started_s, self._shapes))
         before_s, shapes_before = self._before
         longest_s = max(seconds_s for seconds_s, _ in parts)
         return before_s + longest_s, shapes_before + sum(shapes for _, shapes in parts)

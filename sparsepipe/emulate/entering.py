@@ -13,7 +13,7 @@ from typing import Any
 from sparsepipe.emulate import machine
 from sparsepipe.emulate.layout import DATA, Layout, Station, lifting, limiting
 from sparsepipe.errors import HardwareError
-from sparsepipe.runtime.variables import set_within
+from sparsepipe.runtime.launch import environment_variables
 
 _VARIABLE = "SPARSEPIPE_EMULATED_CLUSTER"
 """Environment variable: the layout, and the host of each rank."""
@@ -30,7 +30,7 @@ def told_to_ranks(layout: Layout, hosts: Sequence[str]) -> AbstractContextManage
     told = json.dumps({"layout": asdict(layout), "hosts": list(hosts)})
     # Torch would warn on each rank that the launcher's address has no name.
     quiet = {"TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
-    return set_within({_VARIABLE: told, **quiet})
+    return environment_variables({_VARIABLE: told, **quiet})
 
 
 def emulated_layout() -> Layout | None:

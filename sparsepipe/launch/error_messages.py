@@ -6,7 +6,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from sparsepipe.errors import ConfigError, HardwareError, SparsePipeError
 from sparsepipe.runs.out_of_memory import filled_share, of_machine, ran_out, telling_line
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.tasks.run import Run
 
 _ON_BATCHES = ("evaluate", "profile", "train", "train_if_fits")
@@ -56,7 +56,7 @@ def _no_memory(error: Exception, run: Run) -> HardwareError:
 
 def _whose(error: Exception, run: Run) -> str:
     """The GPU or the machine and, where that is known, what was done on it."""
-    rank, where = group.rank(), "this machine"
+    rank, where = process_group.rank(), "this machine"
     if run.inventory.accelerator == "cuda" and not of_machine(error):
         where = run.config["task"].get("device") or run.places[rank].name
     doing = str(next(iter(getattr(error, "__notes__", ())), "")).removeprefix(f"rank {rank}, ")

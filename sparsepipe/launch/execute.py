@@ -21,7 +21,7 @@ from sparsepipe.runs.logs import quiet
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.seeding import seed_model
 from sparsepipe.runs.signals import SignalWatch
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.tasks.run import Run
 from sparsepipe.tracking.loggers import end_tracking
 from sparsepipe.utils.memory import keep_freed_memory
@@ -47,7 +47,7 @@ def execute(
         torch.cuda.reset_peak_memory_stats()
     run = Run(config=config, directory=directory, inventory=inventory, watch=watch)
     with _group(run):
-        group.assert_world_size(run.ranks)
+        process_group.assert_world_size(run.ranks)
         seed_model(int(config["seed"]))
         node = dict(config["task"])
         task = locate(node.pop("_target_"))

@@ -39,16 +39,16 @@ from sparsepipe.runs.lock import locked
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.scratch import scratch
 from sparsepipe.runs.signals import SignalWatch
-from sparsepipe.runtime import group
-from sparsepipe.runtime.attempts import attempt
-from sparsepipe.runtime.group import first_to_tell
-from sparsepipe.runtime.launch import Stopped, launch
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives.process_group import first_to_report
+from sparsepipe.runtime.failures.rank_reports import Stopped
+from sparsepipe.runtime.launch import attempt, launch
 from sparsepipe.tasks.evaluate import keep_plan_of_training
 from sparsepipe.tasks.run import Run, num_ranks
 from sparsepipe.tracking.loggers import end_tracking
 from sparsepipe.utils.host import git_commit, usable_cores
 
-__all__ = ["Stopped", "first_to_tell", "run_job"]
+__all__ = ["Stopped", "first_to_report", "run_job"]
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def run_job(
     git_commit()  # of what is read by now: the checkout may be another one at the run's end
     config, inventory, ranks = understood(config)
     with SignalWatch() as watch:
-        if group.started_externally():
+        if process_group.started_externally():
             return _run_as_rank(config, inventory, watch, ranks)
         # What may have to begin again needs processes that can be ended.
         processes = fresh_processes or config["parallel"].get("max_restarts", 0) > 0
@@ -175,30 +175,30 @@ def _run_as_rank(
     Data are prepared and the plan is settled before the group is joined, since its collectives
     have a time limit.
     """
-    group.assert_world_size(ranks)
+    process_group.assert_world_size(ranks)
     found: RunDir | None = None
-    with group.local_rank_first():
-        if group.local_rank() == 0:
+    with process_group.local_rank_first():
+        if process_group.local_rank() == 0:
             found = prepare(config, inventory)
     with contextlib.ExitStack() as held:
         decided: tuple[Path, bool] | SparsePipeError | None = None
-        with group.rank_0_first():
-            if group.rank() == 0:
+        with process_group.rank_0_first():
+            if process_group.rank() == 0:
                 assert found is not None
                 decided = _decide(config, inventory, found, held)
         meet(config)
-        decided = group.broadcast_object(decided)
+        decided = process_group.broadcast_object(decided)
         if isinstance(decided, SparsePipeError):
             raise decided
         assert decided is not None
         directory = RunDir(decided[0])
         if decided[1]:
-            group.leave()
+            process_group.leave()
             return directory
         with failing_as_rank(directory, config):
             renumber(config, inventory, directory)
             execute(directory, config, inventory, watch)
-        if group.rank() == 0:
+        if process_group.rank() == 0:
             _finish(directory)
     return directory
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.planning.placing import cuda_devices, places_of_ranks
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.tasks.run import num_ranks
 
 
@@ -27,13 +27,13 @@ def joined(
     strategy = _strategy(config)
     cuda = inventory.accelerator == "cuda"
     backend = strategy.get("process_group_backend") or ("nccl" if cuda else "gloo")
-    group.join(
+    process_group.join(
         backend,
         timeout_s=_timeout_s(config),
         device=_cuda_device(config, inventory, kept) if cuda and "nccl" in backend else None,
     )
     yield
-    group.leave()  # not after an error: it could wait for ranks that are gone
+    process_group.leave()  # not after an error: it could wait for ranks that are gone
 
 
 def meet(config: Mapping[str, Any]) -> None:
@@ -44,7 +44,7 @@ def meet(config: Mapping[str, Any]) -> None:
     Args:
         config: resolved and checked.
     """
-    group.join("gloo", timeout_s=_timeout_s(config))
+    process_group.join("gloo", timeout_s=_timeout_s(config))
 
 
 def _strategy(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -61,5 +61,5 @@ def _cuda_device(config: Mapping[str, Any], inventory: Inventory, kept: Path | N
 
     nodes = config["parallel"]["num_nodes"]
     places = places_of_ranks(config, inventory, ranks=num_ranks(config, inventory), kept=kept)
-    indices = cuda_devices(places, inventory, rank=group.rank(), nodes=nodes)
-    return torch.device("cuda", indices[group.local_rank()])
+    indices = cuda_devices(places, inventory, rank=process_group.rank(), nodes=nodes)
+    return torch.device("cuda", indices[process_group.local_rank()])

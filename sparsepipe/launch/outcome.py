@@ -15,7 +15,7 @@ from sparsepipe.config.build import build_with
 from sparsepipe.config.signature import locate
 from sparsepipe.results.files import read_json
 from sparsepipe.runs.rundir import RunDir, flatten
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
 from sparsepipe.tasks.run import Run
 from sparsepipe.tracking.loggers import RunLogger, end_tracking, wandb_logger
@@ -65,7 +65,7 @@ def _is_tracker(node: Mapping[str, Any]) -> bool:
 
 def _trackers(run: Run) -> Iterator[RunLogger]:
     """Those of this rank."""
-    if group.rank() == 0 and any(map(_is_tracker, run.config["logger"].values())):
+    if process_group.rank() == 0 and any(map(_is_tracker, run.config["logger"].values())):
         yield from (logger for logger in run.loggers() if isinstance(logger, RunLogger))
 
 

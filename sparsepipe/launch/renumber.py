@@ -19,7 +19,7 @@ from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.planning.placing import places_of_ranks
 from sparsepipe.runs.logs import configure
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +53,11 @@ def renumber(config: Mapping[str, Any], inventory: Inventory, directory: RunDir)
         ConfigError: not every node sees the run's plan.
         PlanError: a node has another number of processes than devices are used there.
     """
-    before = list(range(group.world_size()))
+    before = list(range(process_group.world_size()))
     numbers = before
     if config["parallel"]["num_nodes"] > 1 and len(inventory.hosts) > 1:
         numbers = _as_planned(config, inventory, directory) or before
-    group.renumber(numbers)
+    process_group.renumber(numbers)
     if numbers != before:
         configure()  # another process tells now
 
@@ -70,10 +70,10 @@ def _as_planned(
     me = Process(
         node=int(os.environ.get("GROUP_RANK", "0")),
         host=socket.gethostname(),
-        local=group.local_rank(),
+        local=process_group.local_rank(),
         beside=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
     )
-    everyone = group.gather_objects((me, directory.plan.exists()))
+    everyone = process_group.gather_objects((me, directory.plan.exists()))
     if len({sees for _, sees in everyone}) > 1:
         raise ConfigError(
             f"not every node sees the plan {directory.plan}",

@@ -11,8 +11,8 @@ from sparsepipe.callbacks.metrics_csv import read_rows
 from sparsepipe.errors import DataError, SparsePipeError, TransportError
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import ignore
-from sparsepipe.runtime import group
-from sparsepipe.runtime.launch import Stopped
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.failures.rank_reports import Stopped
 
 
 def tell_stop(stop: Stopped, directory: RunDir, config: Mapping[str, Any]) -> None:
@@ -53,15 +53,15 @@ def failing_as_rank(directory: RunDir, config: Mapping[str, Any]) -> Iterator[No
         with _stopped_for_a_peer():
             yield
     except Stopped as stop:
-        if stop.signum == signal.SIGTERM and group.one_has_failed():
+        if stop.signum == signal.SIGTERM and process_group.any_rank_failed():
             raise SystemExit(stop.exit_code) from stop  # for what that one tells
         tell_stop(stop, directory, config)
         raise
     except SparsePipeError as error:
         ignore(signal.SIGTERM)
-        if not group.first_to_fail():
+        if not process_group.first_to_fail():
             raise SystemExit(error.exit_code) from error
-        error.add_note(f"rank {group.rank()}")
+        error.add_note(f"rank {process_group.rank()}")
         raise
 
 

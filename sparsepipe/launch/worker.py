@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 from sparsepipe.emulate import enter_host
-from sparsepipe.runtime.launch import announce, follow_parent
-from sparsepipe.runtime.leaving import abandon
+from sparsepipe.runtime.failures.rank_reports import exit_immediately
+from sparsepipe.runtime.failures.unresponsive_ranks import announce
+from sparsepipe.runtime.launch import follow_parent
 
 
 def main() -> None:
@@ -18,7 +19,7 @@ def main() -> None:
         enter_host()
         _run(Path(sys.argv[1]))
     except BaseException as error:
-        abandon(error)
+        exit_immediately(error)
 
 
 def _run(path: Path) -> None:
@@ -40,7 +41,7 @@ def _run(path: Path) -> None:
             # The agent ends all ranks with the first, a terminal's Ctrl-C reaches all of them:
             # neither must interrupt this one's word, nor take its place.
             ignore(*SIGNALS)
-            abandon(error)
+            exit_immediately(error)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import numpy as np
 import pytorch_lightning as pl
 import torch
 
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 
 
 def seed_model(seed: int) -> None:
@@ -22,4 +22,4 @@ def mixed(*numbers: int) -> int:
 
 def seed_epoch(seed: int, epoch: int) -> None:
     """Seeds torch for an epoch, differently on each rank."""
-    torch.manual_seed(mixed(seed, epoch, group.rank()))
+    torch.manual_seed(mixed(seed, epoch, process_group.rank()))

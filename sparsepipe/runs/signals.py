@@ -9,7 +9,7 @@ import threading
 from types import FrameType
 from typing import Any, Self
 
-from sparsepipe.runtime.launch import Stopped
+from sparsepipe.runtime.failures.rank_reports import Stopped
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """What asks a run to end."""
@@ -28,8 +28,8 @@ class SignalWatch:
 
     Attributes:
         deferred: whether somebody looks at :attr:`signum` regularly. As long as nobody
-            does, a signal raises :class:`~sparsepipe.runtime.launch.Stopped` where it
-            arrives.
+            does, a signal raises
+            :class:`~sparsepipe.runtime.failures.rank_reports.Stopped` where it arrives.
         signum: the first signal that came, if any.
     """
 

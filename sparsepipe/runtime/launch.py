@@ -8,23 +8,23 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.runtime.lingering import announce, lingerers_ended
-from sparsepipe.runtime.reports import (
+from sparsepipe.errors import SparsePipeError, TransportError
+from sparsepipe.runtime.failures.rank_reports import (
     REPORT_VARIABLE,
     Stopped,
     broken,
     explain,
     read_reports,
-    report_failure,
+    write_failure_report,
 )
-from sparsepipe.runtime.variables import set_within
+from sparsepipe.runtime.failures.unresponsive_ranks import announce, killing_unresponsive_ranks
 
-__all__ = ["Stopped", "announce", "follow_parent", "launch", "report_failure"]
+__all__ = ["Stopped", "announce", "follow_parent", "launch", "write_failure_report"]
 
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 _LAUNCHER_VARIABLE = "SPARSEPIPE_LAUNCHER"
@@ -70,7 +70,11 @@ def launch(
         stale.unlink()
     config = _agent_config(ranks, reports, grace_s)
     started_s = time.monotonic()
-    with _environment(threads_per_rank, reports), _restored_signals(), lingerers_ended(reports):
+    with (
+        _environment(threads_per_rank, reports),
+        _restored_signals(),
+        killing_unresponsive_ranks(reports),
+    ):
         try:
             elastic_launch(config, command[0])(*command[1:])
         except SignalException as stop:
@@ -148,7 +152,7 @@ def _environment(threads_per_rank: int, reports: Path) -> AbstractContextManager
         _LAUNCHER_VARIABLE: str(os.getpid()),  # the agent runs here and starts ranks by fork
     }
     known = {name: value for name, value in values.items() if value}
-    return set_within(known, restored=("TORCHELASTIC_SIGNALS_TO_HANDLE",))
+    return environment_variables(known, restored=("TORCHELASTIC_SIGNALS_TO_HANDLE",))
 
 
 def _loopback() -> str:
@@ -168,3 +172,61 @@ def _restored_signals() -> Iterator[None]:
     finally:
         for name, handler in before.items():
             signal.signal(getattr(signal, name), handler)
+
+
+log = logging.getLogger(__name__)
+
+
+def attempt(start: Callable[[], None], *, max_restarts: int) -> None:
+    """Calls ``start`` until it returns, at most ``max_restarts`` times more than once.
+
+    Every attempt is to have ranks, store and reports of its own, and to go on from the last
+    checkpoint there is.
+
+    Args:
+        start: starts all ranks and waits for them.
+        max_restarts: how often they may begin again.
+
+    Raises:
+        SparsePipeError: of the last attempt, or one that would come again.
+    """
+    for restart in range(max_restarts + 1):
+        try:
+            start()
+            return
+        except SparsePipeError as error:
+            if restart == max_restarts or not is_transient(error):
+                raise
+            log.warning("%s", error.message)
+            log.warning("beginning again, restart %d of %d", restart + 1, max_restarts)
+
+
+def is_transient(error: SparsePipeError) -> bool:
+    """Whether another attempt can do better: a rank died, hung, was cut off, or raised.
+
+    Settings, data, checkpoints and hardware stay as they are, and so does a full disk: every
+    attempt would train up to the next checkpoint, and not be able to write that either.
+    """
+    return type(error) in (SparsePipeError, TransportError)
+
+
+@contextmanager
+def environment_variables(
+    values: Mapping[str, str], *, restored: tuple[str, ...] = ()
+) -> Iterator[None]:
+    """Sets variables while the block runs; then all are as they were.
+
+    Args:
+        values: by name.
+        restored: others that the block may change and leave so.
+    """
+    before = {name: os.environ.get(name) for name in (*values, *restored)}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

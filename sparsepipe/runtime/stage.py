@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from sparsepipe.runtime.randomness import KeyedRandomness
-from sparsepipe.runtime.recomputation import RecomputedSpan
-from sparsepipe.runtime.transport.codec import differentiable
+from sparsepipe.runtime.activation_checkpointing import RecomputedSpan
+from sparsepipe.runtime.random_generators import KeyedRandomness
+from sparsepipe.runtime.transport.serialization import differentiable
 
 Close = Callable[[Callable[[], Any]], tuple[Tensor, Any]]
 """What the last of several stages does: calls its argument once for the output of the layers, and
@@ -64,7 +64,7 @@ class Flight:
 
         Args:
             gradients: of the output's differentiable tensors, each once, in the tree's order
-                (:func:`~sparsepipe.runtime.transport.codec.differentiable`); None for
+                (:func:`~sparsepipe.runtime.transport.serialization.differentiable`); None for
                 those without one. The last stage, which has its loss, takes None.
             leaves: those of the forward. The layers run on them once more where they
                 recompute their activations (``torch.utils.checkpoint``).

@@ -1,24 +1,22 @@
-"""What a rank of a synchronous pipeline does: all of a minibatch, then its update.
-
-Weights have one version: that of the parameters themselves. The microbatches of a minibatch add to
-their gradients in the order of the schedule, as gradients accumulate in one process.
-"""
+"""What is said of a batch norm that is given nothing to take a variance of."""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.base_worker import Microbatch, MinibatchEvents, StageWorker
+from sparsepipe.runtime.batch_norm import MinibatchNorms
 from sparsepipe.runtime.microbatches import Part, split
-from sparsepipe.runtime.minibatch_norms import MinibatchNorms
-from sparsepipe.runtime.protocols import Microbatch, MinibatchEvents
-from sparsepipe.runtime.single_values import naming_single_values
 from sparsepipe.runtime.stage import Flight
-from sparsepipe.runtime.stage_worker import StageWorker
 from sparsepipe.runtime.transport import Kind
 from sparsepipe.schedule import Action, Intake, Plan
 
@@ -196,7 +194,9 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
             part, weight = self._read.pop(number)
             samples, value, rest = part.samples, None, None
             if samples:
-                with naming_single_values(samples, parts=self._microbatches, before_layers=True):
+                with explaining_single_values(
+                    samples, parts=self._microbatches, before_layers=True
+                ):
                     value, rest = self._open(number, part.batch)
             rest = rest if self._last else None  # which the last stage has been sent
             return _Given(samples=samples, weight=weight, value=value, rest=rest)
@@ -206,7 +206,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         return _Given(samples=samples, weight=weight, value=message.tree, rest=rest)
 
     def _computed(self, number: int, given: _Given) -> Flight:
-        with self._slowed(), naming_single_values(given.samples, parts=self._microbatches):
+        with self._slowed(), explaining_single_values(given.samples, parts=self._microbatches):
             in_run = self._minibatch * self._microbatches + number
             return self._flight(given.value, given.rest, minibatch=in_run)
 
@@ -270,3 +270,42 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         for parameter in self._parameters.values():
             parameter.grad = None
         return gradients
+
+
+@contextmanager
+def explaining_single_values(
+    samples: int, *, parts: int, before_layers: bool = False
+) -> Iterator[None]:
+    """Says of a batch norm that has nothing to normalise by which microbatch is too small.
+
+    Args:
+        samples: of the microbatch.
+        parts: of its minibatch.
+        before_layers: what runs is a step up to its call of the layers, on the first stage of
+            several, where batch norms go by microbatches alone.
+
+    Raises:
+        ConfigError: a norm of torch's own was given a single value of each channel.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error) or not _of_a_batch_norm(error):
+            raise
+        has = "has 1 sample" if samples == 1 else f"has {samples} samples"
+        fewer = f"fewer microbatches than {parts}, or " if parts > 1 else ""
+        there = "make it the first entry of the Sequential and " if before_layers else ""
+        raise ConfigError(
+            f"a batch norm is to normalise a microbatch that {has}, and sees a single value of "
+            f"each channel in it, which has no variance ({error})",
+            remedy=f"take {fewer}larger batches, so that each microbatch has more samples; where "
+            "it is the epoch's last batch that is too small, leave it out (drop_last=True of the "
+            f"loader, or trainer.limit_train_batches); or {there}set batch_norm=running, which "
+            "ties no samples together",
+        ) from error
+
+
+def _of_a_batch_norm(error: BaseException) -> bool:
+    """Whether it comes from a batch norm: torch says the same of group norms."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(isinstance(frame.f_locals.get("self"), _BatchNorm) for frame, _ in frames)

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from sparsepipe.runtime import group as ranks
-from sparsepipe.runtime.throttle import Throttle
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.slowdown import Slowdown
 from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment
 from sparsepipe.strategies.trainer_internals import replace_signal_broadcast
 
@@ -32,7 +32,7 @@ class SlowedSteps(Strategy):
         throttle: of this rank's device.
     """
 
-    throttle: Throttle
+    throttle: Slowdown
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
@@ -74,7 +74,7 @@ class SlowedDeviceStrategy(SlowedSteps, SingleDeviceStrategy):
 
     def __init__(self, *, slowdown: float) -> None:
         super().__init__(device="cpu")
-        self.throttle = Throttle(slowdown)
+        self.throttle = Slowdown(slowdown)
 
 
 # torch 2.13 renames the option that makes each forward broadcast buffers.
@@ -188,7 +188,7 @@ class DataParallelStrategy(SlowedSteps, RankedStrategy):
         if not self._buffers_differ or self.lightning_module is None:
             return
         with torch.no_grad():
-            ranks.average_(_statistics(self.lightning_module))
+            process_group.average_(_statistics(self.lightning_module))
         self._buffers_differ = False
 
 

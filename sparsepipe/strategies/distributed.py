@@ -20,9 +20,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime import group
-from sparsepipe.runtime.meeting import meeting
-from sparsepipe.runtime.throttle import Throttle
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.failures.missing_ranks import meeting
+from sparsepipe.runtime.slowdown import Slowdown
 from sparsepipe.strategies.orphans import end_orphans, remember
 from sparsepipe.utils.memory import keep_freed_memory
 
@@ -108,7 +108,7 @@ class RankedStrategy(DDPStrategy):
 
     def __init__(self, *, slowdown: float = 1.0, **options: Any) -> None:
         super().__init__(**options)
-        self.throttle = Throttle(slowdown)
+        self.throttle = Slowdown(slowdown)
         self._place_before: dict[str, str | None] | None = None
 
     @property
@@ -131,13 +131,13 @@ class RankedStrategy(DDPStrategy):
         if not self._asks_for_one and self.root_device.type == "cpu":
             keep_freed_memory()
         # A group's threads that outlive the interpreter abort the process now and then.
-        atexit.unregister(group.leave)
-        atexit.register(group.leave)
+        atexit.unregister(process_group.leave)
+        atexit.register(process_group.leave)
 
     @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
-        atexit.unregister(group.leave)  # it could wait for ranks that are gone
+        atexit.unregister(process_group.leave)  # it could wait for ranks that are gone
         end_orphans()
 
     @override
@@ -146,7 +146,7 @@ class RankedStrategy(DDPStrategy):
         before, self._place_before = self._place_before, None
         if before is None:
             return
-        group.leave()
+        process_group.leave()
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)

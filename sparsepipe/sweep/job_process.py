@@ -49,7 +49,7 @@ def _run(given: dict[str, Any]) -> int:
     from sparsepipe.config.job_hardware import tell
     from sparsepipe.errors import SparsePipeError
     from sparsepipe.runs import logs
-    from sparsepipe.runtime.launch import Stopped
+    from sparsepipe.runtime.failures.rank_reports import Stopped
     from sparsepipe.sweep.one_job import run_swept
 
     logs.configure()

@@ -135,7 +135,7 @@ def _task_config(whole: DictConfig) -> DictConfig:
 
 def _run(composed: Sequence[_Composed], settings: Settings, hooks: _Hooks) -> dict[int, JobRecord]:
     # Torch and Lightning, which --help and the like need not wait for.
-    from sparsepipe.runtime.launch import Stopped
+    from sparsepipe.runtime.failures.rank_reports import Stopped
     from sparsepipe.sweep.gpu_locks import machine_wide
     from sparsepipe.sweep.needs import machine
     from sparsepipe.sweep.runner import Runner

@@ -12,7 +12,7 @@ from typing import Any
 from sparsepipe.aside import heard_by
 from sparsepipe.config.sweep_directory import announced_start
 from sparsepipe.errors import SparsePipeError
-from sparsepipe.runtime.launch import Stopped
+from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.sweep.finished import of_run
 from sparsepipe.sweep.record import (
     JobRecord,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from sparsepipe.runtime.launch import Stopped
+from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.sweep.board import Board, Row
 from sparsepipe.sweep.gpu_locks import GpuLocks
 from sparsepipe.sweep.progress import epochs_done, epochs_in_all, tail

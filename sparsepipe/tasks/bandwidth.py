@@ -17,7 +17,6 @@ from sparsepipe.planning.measured_device import words_of_machine
 from sparsepipe.planning.placing import cuda_devices
 from sparsepipe.results.files import write_json, write_text_atomic
 from sparsepipe.results.tables import write_csv
-from sparsepipe.runtime import group
 from sparsepipe.runtime.bandwidth import (
     Bench,
     Effort,
@@ -26,6 +25,7 @@ from sparsepipe.runtime.bandwidth import (
     time_pairs,
     time_reductions,
 )
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.run import Run
 from sparsepipe.utils.host import usable_cores
@@ -71,8 +71,8 @@ def bandwidth(
     pairs = pairs_of(node_of, all_up_to=all_pairs_up_to)
     _tell_pairs(len(pairs), run.ranks, all_pairs_up_to=all_pairs_up_to)
     bench = Bench(effort, device=_device(run, nodes), direct=direct)
-    sendings = group.gather_objects(time_pairs(bench, pairs, sizes))
-    reductions = group.gather_objects(time_reductions(bench, groups_of(node_of), sizes))
+    sendings = process_group.gather_objects(time_pairs(bench, pairs, sizes))
+    reductions = process_group.gather_objects(time_reductions(bench, groups_of(node_of), sizes))
     bench.close()
     links = Links(
         host_of=host_of,
@@ -112,7 +112,7 @@ def _host_names(places: Sequence[Place], node_of: Sequence[int]) -> list[str]:
     A single host of an inventory may stand for several nodes: these are called as they call
     themselves.
     """
-    said = group.gather_objects(socket.gethostname(), what="hearing how hosts are called")
+    said = process_group.gather_objects(socket.gethostname(), what="hearing how hosts are called")
     nodes = sorted({*node_of})
     names = [places[node_of.index(node)].host for node in nodes]
     if len({*names}) < len(names):
@@ -124,8 +124,8 @@ def _host_names(places: Sequence[Place], node_of: Sequence[int]) -> list[str]:
 def _device(run: Run, nodes: int) -> torch.device:
     if run.inventory.accelerator != "cuda":
         return torch.device("cpu")
-    here = cuda_devices(run.places, run.inventory, rank=group.rank(), nodes=nodes)
-    device = torch.device("cuda", here[group.local_rank()])
+    here = cuda_devices(run.places, run.inventory, rank=process_group.rank(), nodes=nodes)
+    device = torch.device("cuda", here[process_group.local_rank()])
     torch.cuda.set_device(device)
     return device
 
@@ -144,7 +144,7 @@ def _write(run: Run, links: Links) -> None:
     )
     values["all_reduce_s"] = largest.seconds
     values["all_reduce_over_eq4"] = largest.seconds / links.eq4_s(largest)
-    if group.rank() == 0:
+    if process_group.rank() == 0:
         path = run.directory.path
         log.info("%s", as_text(links))
         for doubt in doubts(links):

@@ -33,7 +33,7 @@ from sparsepipe.planning.device_profiles import (
     load_profiles,
 )
 from sparsepipe.profiling import Profile
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.tasks.kept_memory import kept_values
 from sparsepipe.tasks.result import plan_values, write_result
 from sparsepipe.tasks.run import Run
@@ -89,7 +89,7 @@ def train_emulated(
     assert emulation is not None
     of_devices = emulated_profiles(run.config, run.inventory)
     profiles = [of_devices[place.name] for place in run.places]
-    pulse, size = Pulse(emulation.time_scale), profiles[group.rank()].meta.get("batch_size")
+    pulse, size = Pulse(emulation.time_scale), profiles[process_group.rank()].meta.get("batch_size")
     trainer = _trained(run, profiles, pulse, minibatches=minibatches_each(run, minibatches))
     values = {
         "kind": "emulated",
@@ -100,7 +100,7 @@ def train_emulated(
         **kept_values(run),
     }
     write_result(run, values)
-    if group.rank() == 0:
+    if process_group.rank() == 0:
         log.info("%s", _in_words(values))
 
 
@@ -115,7 +115,7 @@ def _trained(
         pulse: notes the pace.
         minibatches: of each rank that reads.
     """
-    profile = profiles[group.rank()]
+    profile = profiles[process_group.rank()]
     mode = (run.config["parallel"]["strategy"] or {}).get("mode")
     rows = _rows(run.config, profile)
     module = ReplayModule(
@@ -129,7 +129,7 @@ def _trained(
     trainer = run.trainer(
         [*_keeping_plan(run), pulse, StopAtOnce(run.watch)], silent=True, **_INSTEAD
     )
-    if group.rank() == 0:
+    if process_group.rank() == 0:
         lift_limits()  # before anybody sends
     trainer.fit(module, datamodule=ReplayData(profile, minibatches=minibatches, rows=rows))
     return trainer

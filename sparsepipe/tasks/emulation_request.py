@@ -15,7 +15,7 @@ from sparsepipe.config.check import describe, fits
 from sparsepipe.config.emulation import emulation_of, limit_of
 from sparsepipe.config.schema import Emulation
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.tasks.emulated import train_emulated
 
 _KEYS = tuple(entry.name for entry in fields(Emulation) if entry.name != "emulate")
@@ -43,7 +43,7 @@ def as_emulated(config: Mapping[str, Any]) -> Mapping[str, Any]:
             f"hardware.emulate=true with task={name.rpartition('.')[2]}",
             remedy="choose task=emulate or task=train, which is what can be emulated",
         )
-    if group.started_externally():
+    if process_group.started_externally():
         raise ConfigError(
             "an emulated cluster under torchrun",
             remedy="start the command without it: one process starts the ranks of all hosts",

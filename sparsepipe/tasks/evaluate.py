@@ -30,8 +30,8 @@ from sparsepipe.results.files import write_text_atomic
 from sparsepipe.runs.checkpoints import find_checkpoint, load_weights, read_checkpoint
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.seeding import seed_epoch
-from sparsepipe.runtime import group
-from sparsepipe.runtime.throttle import Throttle
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.slowdown import Slowdown
 from sparsepipe.tasks.figures import draw_test
 from sparsepipe.tasks.loaders import adapt_loaders
 from sparsepipe.tasks.log_lines import class_accuracies, log_test
@@ -71,7 +71,7 @@ class Clock(pl.Callback):
 
     def values(self) -> dict[str, float]:
         """The test's time on the rank that took longest, and the rate; every rank must ask."""
-        parts = group.gather_objects((self.seconds, self.shapes))
+        parts = process_group.gather_objects((self.seconds, self.shapes))
         longest_s = max(seconds for seconds, _ in parts)
         shapes = sum(shapes for _, shapes in parts)
         return {"test_time_s": longest_s, "test_shapes_per_s": shapes / max(longest_s, 1e-9)}
@@ -110,14 +110,14 @@ def evaluate(
     split = plan_values(run, trainer)
     if not split:  # else no device need have room for the whole network
         rate = inference_rate(trainer, module, data, warmup=warmup_batches, timed=timed_batches)
-        values["inference_shapes_per_s"] = sum(group.gather_objects(rate))
+        values["inference_shapes_per_s"] = sum(process_group.gather_objects(rate))
     values["evaluated_checkpoint"] = path.name
     values.update(split)
     values.update(class_accuracies(module))
-    if group.rank() == 0:
+    if process_group.rank() == 0:
         write_rows(run.directory.metrics, [{"epoch": 0, "step": 0, **metrics}])
     write_result(run, values)
-    if group.rank() == 0:
+    if process_group.rank() == 0:
         draw_test(run, module, data, gallery=gallery)
         log_test(run, module, values)
 
@@ -189,7 +189,7 @@ def inference_rate(
         return 0.0
     module.eval()
     device = module.to(trainer.strategy.root_device).device
-    throttle = getattr(trainer.strategy, "throttle", Throttle())
+    throttle = getattr(trainer.strategy, "throttle", Slowdown())
     shapes, elapsed_s = 0, 0.0
     for number in range(warmup + timed):
         # One at a time: the device need not have room for all.

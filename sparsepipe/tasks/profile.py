@@ -39,7 +39,7 @@ from sparsepipe.profiling.measure import measure
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.runs.seeding import seed_epoch
 from sparsepipe.runtime.microbatches import split
-from sparsepipe.runtime.throttle import Throttle
+from sparsepipe.runtime.slowdown import Slowdown
 from sparsepipe.strategies.pipeline.layers import find_layers
 from sparsepipe.strategies.pipeline.step_split import run_until_layers
 from sparsepipe.tasks.loaders import adapt_loaders
@@ -176,7 +176,7 @@ def _measured(
     started_s = time.perf_counter()
     data = build_data(run.config)
     data.setup("fit")
-    device, slowed = prepare_device(place, run.inventory), Throttle(place.slowdown).slowed
+    device, slowed = prepare_device(place, run.inventory), Slowdown(place.slowdown).slowed
     module = build_module(run.config, data).to(device)
     net = cast(nn.Sequential, module.get_submodule(find_layers(module, layers)))
     seed = int(run.config["seed"])

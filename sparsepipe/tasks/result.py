@@ -26,7 +26,7 @@ from sparsepipe.partition.recompute.layers import bounds_of
 from sparsepipe.results.files import read_json, write_json
 from sparsepipe.results.run_tree import moment
 from sparsepipe.runs.rundir import RunDir, flatten
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.strategies import StagedStrategy
 from sparsepipe.tasks.run import Run
 from sparsepipe.utils.host import git_commit, usable_cores
@@ -41,7 +41,7 @@ def write_result(run: Run, values: Mapping[str, Any]) -> None:
     What the task says counts before what is said of all. Every rank must call it; rank 0 writes.
     """
     peaks = peak_values()
-    if group.rank() != 0:
+    if process_group.rank() != 0:
         return
     settings = {key: item for key, item in run.config.items() if key not in _LEFT_OUT}
     if not settings["callbacks"]:
@@ -122,7 +122,7 @@ def _versions() -> dict[str, Any]:
 
 def peak_values() -> dict[str, int]:
     """The largest memory of a process so far, over the ranks, all of which must ask."""
-    peaks = group.gather_objects(peak_memory_bytes())
+    peaks = process_group.gather_objects(peak_memory_bytes())
     return {f"peak_{name}": max(peak[name] for peak in peaks) for name in peaks[0]}
 
 

@@ -31,7 +31,7 @@ from sparsepipe.planning.placing import are_there, beside, cuda_devices, places_
 from sparsepipe.runs.checkpoint_io import DirectCheckpointIO
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.strategies import RankEnvironment, SlowedDeviceStrategy
 
 
@@ -101,7 +101,7 @@ class Run:
         arguments.update(
             accelerator="gpu" if cuda else "cpu",
             **self._devices(places),
-            strategy=self._strategy(parallel["strategy"], places[group.rank()].slowdown),
+            strategy=self._strategy(parallel["strategy"], places[process_group.rank()].slowdown),
             logger=not silent and (self.loggers() or False),
             callbacks=[NamePlace(), EpochSums(), *rates, self.busy, *more, *shown, *callbacks],
             default_root_dir=str(self.directory.path),
@@ -123,7 +123,8 @@ class Run:
         if emulation_of(self.config) is not None:  # all hosts are this machine
             return {"num_nodes": 1, "devices": self.ranks}
         nodes = self.config["parallel"]["num_nodes"]
-        where: dict[str, Any] = {"inventory": self.inventory, "rank": group.rank(), "nodes": nodes}
+        rank = process_group.rank()
+        where: dict[str, Any] = {"inventory": self.inventory, "rank": rank, "nodes": nodes}
         cuda = self.inventory.accelerator == "cuda"
         found = cuda_devices(places, **where) if cuda else len(beside(places, **where))
         return {"num_nodes": nodes, "devices": found}

@@ -38,7 +38,7 @@ from sparsepipe.runs.checkpoints import (
     read_checkpoint,
 )
 from sparsepipe.runs.seeding import seed_epoch
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.tasks.evaluate import Clock, inference_rate
 from sparsepipe.tasks.figures import draw_curves, draw_test
 from sparsepipe.tasks.kept_memory import kept_values
@@ -134,7 +134,7 @@ def train_with(
         values.update(_inference(trainer, module, data, forwards, planned="plan_config" in values))
         _keep_tested(run, values)
     write_result(run, {**values, **(told or {}), **class_accuracies(module)})
-    if group.rank() == 0:  # last, when no other rank waits for this one any more
+    if process_group.rank() == 0:  # last, when no other rank waits for this one any more
         _show(run, module, data, values, test=test, gallery=gallery)
 
 
@@ -226,7 +226,7 @@ def _fit(
         **plan_values(run, trainer),
         **kept_values(run),
     }
-    if group.rank() == 0 and run.directory.last.exists():
+    if process_group.rank() == 0 and run.directory.last.exists():
         # Where callbacks ended it early, nothing else would tell a rerun that it is over.
         write_json(run.directory.fitted, done)
     stop_if_any_asked(run.watch)
@@ -256,7 +256,7 @@ def _agreed(run: Run, resume: Resume | None) -> bool:
     """
     fitted = resume is not None and run.directory.fitted.exists()
     seen = (None if resume is None else (resume.epoch, resume.batches), fitted)
-    everywhere = group.gather_objects(seen)
+    everywhere = process_group.gather_objects(seen)
     differing = [rank for rank, other in enumerate(everywhere) if other != everywhere[0]]
     if differing:
         raise ConfigError(
@@ -285,11 +285,11 @@ def _inference(
     if planned or not isinstance(module, Classifier):
         return {}
     rate = inference_rate(trainer, module, data, **forwards)
-    return {"inference_shapes_per_s": sum(group.gather_objects(rate))}
+    return {"inference_shapes_per_s": sum(process_group.gather_objects(rate))}
 
 
 def _keep_tested(run: Run, values: Mapping[str, Any]) -> None:
-    if group.rank() == 0:
+    if process_group.rank() == 0:
         tested = {name: value for name, value in values.items() if name.startswith("test/")}
         add_to_last_row(run.directory.metrics, tested)
 

@@ -22,7 +22,7 @@ from sparsepipe.emulate import (
 from sparsepipe.emulate.entering import _enter
 from sparsepipe.emulate.layout import Layout
 from sparsepipe.errors import HardwareError
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 
 BYTES_PER_S = 2e6  # so that a busy machine is still faster
 SIZE = 4_000_000
@@ -31,24 +31,24 @@ SIZE = 4_000_000
 def exchange(rank: int) -> dict[str, object]:
     """Ranks 0 and 1 share a host, rank 2 is on another one."""
     enter_host()
-    group.join("gloo", timeout_s=60)
+    process_group.join("gloo", timeout_s=60)
     found: dict[str, object] = {
         "own": os.environ["GLOO_SOCKET_IFNAME"],
         "sum": dist_sum(rank),
-        "said": group.gather_objects(rank),
+        "said": process_group.gather_objects(rank),
     }
     found["inside"] = least_seconds_to(1)
     found["across"] = seconds_to(2)
     if rank == 0:
         lift_limits()
-    group.gather_objects(0)
+    process_group.gather_objects(0)
     found["lifted"] = least_seconds_to(2)
-    group.gather_objects(0)
+    process_group.gather_objects(0)
     if rank == 0:
         set_limits()
-    group.gather_objects(0)
+    process_group.gather_objects(0)
     found["set again"] = seconds_to(2)
-    group.leave()
+    process_group.leave()
     return found
 
 
@@ -60,7 +60,7 @@ def dist_sum(rank: int) -> int:
 
 def seconds_to(target: int) -> float:
     """How long a message from rank 0 takes, on rank 0."""
-    group.gather_objects(0)
+    process_group.gather_objects(0)
     begin_s = time.perf_counter()
     if dist.get_rank() == 0:
         dist.send(torch.zeros(SIZE // 4), target)

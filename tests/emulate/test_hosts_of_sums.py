@@ -8,7 +8,7 @@ from namespace_cases import cluster, needs_namespaces
 
 from sparsepipe.emulate import emulated_hosts
 from sparsepipe.emulate.entering import _enter
-from sparsepipe.runtime.ordered_sum import _host_number
+from sparsepipe.runtime.collectives.ordered_sum import _host_number
 
 
 def number_in(namespace: str) -> int:

@@ -20,7 +20,7 @@ from sparsepipe.launch.stopping import failing_as_rank
 from sparsepipe.results.files import read_json
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 
 Job = Callable[..., Path]
 DP = ("parallel=dp", "parallel.devices=2")
@@ -126,7 +126,7 @@ class EndedMeanwhile(dist.HashStore):
 def test_a_rank_that_fails_under_torchrun_is_not_ended_before_it_tells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heeded: None
 ) -> None:
-    monkeypatch.setattr(group, "_stores", {("here", "0"): EndedMeanwhile()})
+    monkeypatch.setattr(process_group, "_stores", {("here", "0"): EndedMeanwhile()})
     with pytest.raises(ConfigError) as told, SignalWatch(), failing_as_rank(RunDir(tmp_path), {}):
         raise ConfigError("a mistake", remedy="mend it")
     assert told.value.__notes__ == ["rank 0"]
@@ -136,8 +136,8 @@ def test_a_rank_that_fails_under_torchrun_is_not_ended_before_it_tells(
 def test_a_rank_ended_since_another_has_failed_leaves_the_telling_to_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heeded: None
 ) -> None:
-    monkeypatch.setattr(group, "_stores", {("here", "0"): dist.HashStore()})
-    assert group.first_to_fail()  # as the other one
+    monkeypatch.setattr(process_group, "_stores", {("here", "0"): dist.HashStore()})
+    assert process_group.first_to_fail()  # as the other one
     # Not Stopped, of which the first rank would tell.
     with pytest.raises(SystemExit) as end, SignalWatch(), failing_as_rank(RunDir(tmp_path), {}):
         os.kill(os.getpid(), signal.SIGTERM)

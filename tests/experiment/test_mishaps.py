@@ -15,7 +15,7 @@ from experiment_harness import Shell, checkpoint, composed, fault, files_limited
 from sparsepipe.cluster import Device, Host, Inventory
 from sparsepipe.errors import ConfigError, OutputError, SparsePipeError
 from sparsepipe.results.files import read_json
-from sparsepipe.runtime.launch import Stopped
+from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.tasks.run import num_ranks
 
 Job = Callable[..., Path]

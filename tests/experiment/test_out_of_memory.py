@@ -15,8 +15,7 @@ from sparsepipe.launch.checked_config import understood
 from sparsepipe.launch.error_messages import told
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
-from sparsepipe.runtime.attempts import may_pass
-from sparsepipe.runtime.launch import launch
+from sparsepipe.runtime.launch import is_transient, launch
 from sparsepipe.sweep.record import records_of
 from sparsepipe.tasks.run import Run
 
@@ -63,7 +62,7 @@ def test_what_is_told_of_an_error(
     assert isinstance(found, HardwareError)
     assert found.message == f"{whose} ran out of memory with data.batch_size=4: {said}"
     assert "task=fit_batch" in found.remedy
-    assert not may_pass(found), "ranks that begin again would run out of it again"
+    assert not is_transient(found), "ranks that begin again would run out of it again"
 
 
 @pytest.mark.parametrize(

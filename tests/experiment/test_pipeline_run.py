@@ -12,7 +12,7 @@ from experiment_harness import Shell, checkpoint, fault, rows
 from test_shapes_run import TINY
 
 from sparsepipe.results.files import read_json
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
 
 Job = Callable[..., Path]
@@ -67,7 +67,7 @@ def shapes_trained_on(run: Path) -> list[float]:
 def test_one_stage_on_one_device_is_a_plain_run(job: Job) -> None:
     settings = ("model.dropout=0.5", "hardware=cores", "parallel.devices=1")
     runs = [job(*settings, "parallel=pipeline"), job(*settings, "parallel=single")]
-    assert not group.started_externally()  # the first left nothing behind for the second
+    assert not process_group.started_externally()  # the first left nothing behind for the second
     ours, theirs = (checkpoint(run)["state_dict"] for run in runs)
     assert ours.keys() == theirs.keys()
     assert all((ours[name] == theirs[name]).all() for name in ours)

@@ -18,7 +18,7 @@ from sparsepipe.results import load_results
 from sparsepipe.results.columns import ALWAYS
 from sparsepipe.results.files import read_json, write_json
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.runtime.launch import Stopped
+from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.tasks import train as training
 from sparsepipe.tasks.result import strategy_name
 from sparsepipe.utils.host import usable_cores

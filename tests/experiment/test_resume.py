@@ -12,7 +12,7 @@ import torch
 from experiment_harness import Shell, checkpoint, fault, rows, wait_for, weights
 
 from sparsepipe.results.files import read_json
-from sparsepipe.runtime.launch import Stopped
+from sparsepipe.runtime.failures.rank_reports import Stopped
 
 SINGLE = ("trainer.max_epochs=3", "model.dropout=0.5", "data.train_size=40")
 DP = (*SINGLE, "parallel=dp", "parallel.devices=2", "model.norm=true")

@@ -15,7 +15,7 @@ from experiment_harness import fault, rows, weights
 from sparsepipe.config.compose import config_dir
 from sparsepipe.errors import ConfigError
 from sparsepipe.results.files import read_json
-from sparsepipe.runtime.launch import Stopped
+from sparsepipe.runtime.failures.rank_reports import Stopped
 
 TINY = (
     "experiment=demo",

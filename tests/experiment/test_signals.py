@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from sparsepipe.runs.signals import SignalWatch
-from sparsepipe.runtime.launch import Stopped
+from sparsepipe.runtime.failures.rank_reports import Stopped
 
 
 @pytest.fixture(autouse=True)

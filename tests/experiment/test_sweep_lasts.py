@@ -17,7 +17,7 @@ import pytest
 from experiment_harness import Shell, wait_for
 from rich.console import Console
 
-from sparsepipe.runtime.launch import Stopped
+from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.sweep import process, record, running
 from sparsepipe.sweep.board import Board
 from sparsepipe.sweep.process import JobProcess

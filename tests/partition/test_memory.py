@@ -15,7 +15,7 @@ from torch import nn
 
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.profiling.alive import Alive
-from sparsepipe.runtime.replicas import Replicas
+from sparsepipe.runtime.collectives.replicas import Replicas
 from sparsepipe.schedule.asynchronous import asynchronous
 from sparsepipe.schedule.versions import peak_predicted, peak_stashed
 

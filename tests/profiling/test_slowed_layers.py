@@ -17,7 +17,7 @@ from sparsepipe.models.vgg_sparse import sparse_vgg
 from sparsepipe.profiling import clock
 from sparsepipe.profiling.measure import measure
 from sparsepipe.profiling.step import step_seconds
-from sparsepipe.runtime.throttle import Throttle
+from sparsepipe.runtime.slowdown import Slowdown
 from sparsepipe.sparse import watching_kernel_maps
 
 SLOWDOWN = 4.0
@@ -129,7 +129,7 @@ def test_kernel_maps_are_slowed_like_their_layer(hand: Hand) -> None:
 
 def test_a_step_takes_as_many_times_as_long_as_the_processor_worked() -> None:
     computed_s: list[float] = []
-    throttle = Throttle(SLOWDOWN)
+    throttle = Slowdown(SLOWDOWN)
 
     @contextmanager
     def slowed() -> Iterator[None]:
@@ -148,7 +148,7 @@ def test_what_layers_compute_stays(slowdown: float) -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
     before = {name: value.clone() for name, value in net.state_dict().items()}
     batch = torch.randn(3, 4)
-    slowed = Throttle(slowdown).slowed
+    slowed = Slowdown(slowdown).slowed
     found = measure(net, [batch], device=CPU, num_warmup=0, num_measured=1, slowed=slowed)
     assert [layer.parameter_bytes for layer in found.layers] == [4 * 15, 0]
     assert all(value.equal(before[name]) for name, value in net.state_dict().items())

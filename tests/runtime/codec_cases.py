@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sparsepipe.runtime.transport import Kind, Message
-from sparsepipe.runtime.transport.codec import (
+from sparsepipe.runtime.transport.serialization import (
     BLOCK_BYTES,
     Packet,
     encode,

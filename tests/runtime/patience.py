@@ -9,22 +9,23 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from sparsepipe.runtime import group, joining, meeting, waits
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.failures import missing_ranks
 
 _BUSY_S = 20.0
 _LIMITS = (
-    (waits, "_STORE_LIMIT_S"),
-    (waits, "_ANSWER_S"),
-    (meeting, "_ROLL_CALL_S"),
-    (joining, "_ASKING_S"),
-    (group, "_ASKING_S"),
+    (missing_ranks, "_STORE_LIMIT_S"),
+    (missing_ranks, "_ANSWER_S"),
+    (missing_ranks, "_ROLL_CALL_S"),
+    (missing_ranks, "_ASKING_S"),
+    (process_group, "_ASKING_S"),
 )
 _own: list[tuple[ModuleType, str, float]] = []
 
 
 def have() -> None:
     """Raises the product's limits in this process, if the launcher keeps the store."""
-    if group.store_rank() is None:
+    if process_group.store_rank() is None:
         _own.extend((module, name, getattr(module, name)) for module, name in _LIMITS)
         for module, name in _LIMITS:
             setattr(module, name, _BUSY_S)

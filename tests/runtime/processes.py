@@ -192,7 +192,7 @@ def _rank(
     import patience
     import torch
 
-    from sparsepipe.runtime import group
+    from sparsepipe.runtime.collectives import process_group
 
     os.environ.update(variables)
     sys.path[:] = path
@@ -200,11 +200,11 @@ def _rank(
     patience.have()
     try:
         if join_group:
-            group.join("gloo", timeout_s=_JOIN_S)
-            _await_all(group.store(), rank, int(variables["WORLD_SIZE"]))
+            process_group.join("gloo", timeout_s=_JOIN_S)
+            _await_all(process_group.store(), rank, int(variables["WORLD_SIZE"]))
         value = function(rank, *arguments)
         if join_group:
-            group.leave()
+            process_group.leave()
         message = pickle.dumps((value, None, "", time.monotonic()))
     except BaseException as error:
         ended_s = time.monotonic()  # of all processes: whoever is late to ask finds the order

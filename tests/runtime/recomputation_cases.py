@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from weights_cases import CASES, Case, assert_same, sparse_batch
 
 from sparsepipe.models.vgg_sparse import sparse_vgg
-from sparsepipe.runtime.randomness import KeyedRandomness
+from sparsepipe.runtime.random_generators import KeyedRandomness
 from sparsepipe.runtime.stage import Stage
 from sparsepipe.sparse import (
     BatchNorm,

@@ -19,8 +19,8 @@ from sparsepipe.errors import (
     SparsePipeError,
     TransportError,
 )
-from sparsepipe.runtime.attempts import attempt, may_pass
-from sparsepipe.runtime.launch import Stopped, launch
+from sparsepipe.runtime.failures.rank_reports import Stopped
+from sparsepipe.runtime.launch import attempt, is_transient, launch
 
 PROLOGUE = """
 import os, sys, time
@@ -67,15 +67,15 @@ def test_all_ranks_begin_again_and_meet_each_other(attempts, tmp_path: Path) -> 
         """
         import torch
         import torch.distributed as dist
-        from sparsepipe.runtime import group
-        group.join("gloo", timeout_s=30)
+        from sparsepipe.runtime.collectives import process_group
+        process_group.join("gloo", timeout_s=30)
         value = torch.tensor([rank + 1])
         dist.all_reduce(value)
         assert value.item() == 3
         if number == 1 and rank == 1:
             os.kill(os.getpid(), 9)
         dist.barrier()
-        group.leave()
+        process_group.leave()
         """,
         max_restarts=1,
     )
@@ -87,9 +87,9 @@ def test_reports_of_an_earlier_attempt_do_not_mislead(attempts, tmp_path: Path) 
     with pytest.raises(SparsePipeError, match="rank 0 ended with exit code 3"):
         attempts(
             """
-            from sparsepipe.runtime.leaving import abandon
+            from sparsepipe.runtime.failures.rank_reports import exit_immediately
             if number == 1 and rank == 1:
-                abandon(ValueError("the first attempt's"))
+                exit_immediately(ValueError("the first attempt's"))
             if number == 2 and rank == 0:
                 sys.exit(3)
             time.sleep(60)
@@ -104,9 +104,9 @@ def test_a_mistake_is_not_made_again(attempts, tmp_path: Path) -> None:
         attempts(
             """
             from sparsepipe.errors import ConfigError
-            from sparsepipe.runtime.leaving import abandon
+            from sparsepipe.runtime.failures.rank_reports import exit_immediately
             if rank:
-                abandon(ConfigError("not like this", remedy="but like that"))
+                exit_immediately(ConfigError("not like this", remedy="but like that"))
             time.sleep(60)
             """,
             max_restarts=3,
@@ -120,11 +120,11 @@ def test_what_cannot_be_sent_is_not_sent_again(attempts, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="minibatch 0 holds what cannot be pickled"):
         attempts(
             """
-            from sparsepipe.runtime import group
-            from sparsepipe.runtime.leaving import abandon
+            from sparsepipe.runtime.collectives import process_group
+            from sparsepipe.runtime.failures.rank_reports import exit_immediately
             from sparsepipe.runtime.transport import Kind, Message, Network
             from sparsepipe.schedule import Plan
-            group.join("gloo", timeout_s=30)
+            process_group.join("gloo", timeout_s=30)
             plan = Plan.of(config="1-1", cuts=[1], num_layers=2)
             network = Network(plan, rank, timeout_s=30)
             try:
@@ -132,7 +132,7 @@ def test_what_cannot_be_sent_is_not_sent_again(attempts, tmp_path: Path) -> None
                     network.receive(Kind.ACTIVATION, 0, minibatch=0)
                 network.send(Kind.ACTIVATION, 1, Message(minibatch=0, tree=lambda: 3))
             except Exception as error:
-                abandon(error)
+                exit_immediately(error)
             """,
             max_restarts=3,
         )
@@ -153,7 +153,7 @@ def test_what_cannot_be_sent_is_not_sent_again(attempts, tmp_path: Path) -> None
     ],
 )
 def test_which_failures_may_pass(kind: type[SparsePipeError], again: bool) -> None:
-    assert may_pass(kind("it", remedy="mend it")) is again
+    assert is_transient(kind("it", remedy="mend it")) is again
     calls = []
 
     def fails() -> None:

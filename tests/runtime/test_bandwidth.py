@@ -16,6 +16,7 @@ from processes import outcomes, run
 from transport_cases import complaint
 from waiting import LONG_S
 
+from sparsepipe.runtime import bandwidth
 from sparsepipe.runtime.bandwidth import (
     Bench,
     Effort,
@@ -26,10 +27,8 @@ from sparsepipe.runtime.bandwidth import (
     time_pairs,
     time_reductions,
 )
-from sparsepipe.runtime.bandwidth import bench as bench_room
-from sparsepipe.runtime.bandwidth import reductions as reductions_room
 from sparsepipe.runtime.transport import Message, Network
-from sparsepipe.runtime.transport.wire import Wire
+from sparsepipe.runtime.transport.point_to_point import Wire
 
 SIZES = [4096, 200_000]
 DELAY_S = 0.3
@@ -88,7 +87,7 @@ def tell_time_by_messages(rank: int, late_s: Callable[[int, Any], float]) -> Non
         return message
 
     Network.send, Network.receive = stamped, waited  # type: ignore[method-assign]
-    bench_room.time = SimpleNamespace(perf_counter=lambda: now_s)  # type: ignore[attr-defined]
+    bandwidth.time = SimpleNamespace(perf_counter=lambda: now_s)  # type: ignore[attr-defined]
 
 
 def asymmetric_rank(rank: int) -> list[Sending]:
@@ -128,7 +127,7 @@ def test_only_the_slow_direction_of_the_slow_pair_is_slow() -> None:
 def count_sums(least_s: float) -> list[int]:
     """How many sums each measurement takes from now on; every one takes as long at least."""
     numbers: list[int] = []
-    sum_of = reductions_room._sum_of
+    sum_of = bandwidth._sum_of
 
     def counting(*args: Any) -> Callable[[], None]:
         reduce = sum_of(*args)
@@ -141,7 +140,7 @@ def count_sums(least_s: float) -> list[int]:
 
         return counted
 
-    reductions_room._sum_of = counting  # type: ignore[assignment]
+    bandwidth._sum_of = counting  # type: ignore[assignment]
     return numbers
 
 

@@ -14,8 +14,8 @@ from processes import outcomes
 from transport_cases import complaint
 from waiting import LONG_S, shorten
 
-from sparsepipe.runtime.meeting import meeting, new_group
-from sparsepipe.runtime.ordered_sum import OrderedSum
+from sparsepipe.runtime.collectives.ordered_sum import OrderedSum
+from sparsepipe.runtime.failures.missing_ranks import meeting, new_group
 
 CHUNK = 1000
 CHUNKS = 40

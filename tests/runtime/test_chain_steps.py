@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from sparsepipe.runtime.chain_steps import Lane, lanes
+from sparsepipe.runtime.collectives.chain_sum import Lane, lanes
 
 
 def text(lane: Lane) -> str:

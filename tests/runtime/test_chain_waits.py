@@ -14,7 +14,7 @@ from itertools import product
 
 import pytest
 
-from sparsepipe.runtime.chain_steps import Act, Lane, lanes
+from sparsepipe.runtime.collectives.chain_sum import Act, Lane, lanes
 
 Key = tuple[int, str]  # a rank's place, and which of its lanes
 Node = tuple[Key, int]  # a step of a lane

@@ -17,9 +17,9 @@ from processes import new_store, outcomes, run
 from waiting import LONG_S, hear, held_port, say
 
 from sparsepipe.errors import ConfigError, TransportError
-from sparsepipe.runtime import group
-from sparsepipe.runtime.joining import Roll
-from sparsepipe.runtime.leaving import abandon
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.failures.missing_ranks import Roll
+from sparsepipe.runtime.failures.rank_reports import exit_immediately
 
 
 def total() -> int:
@@ -31,9 +31,9 @@ def total() -> int:
 def joins_thrice(rank: int) -> list[int]:
     found = []
     for _ in range(3):
-        group.join("gloo", timeout_s=LONG_S)
+        process_group.join("gloo", timeout_s=LONG_S)
         found.append(total())
-        group.leave()
+        process_group.leave()
     return found
 
 
@@ -44,7 +44,7 @@ def test_a_rank_may_join_and_leave_again() -> None:
 def leaves_after_rank_0(rank: int, mark: str) -> bool:
     words = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
     words.set(f"begun/{rank}", "1")
-    with group.rank_0_first():
+    with process_group.rank_0_first():
         if rank == 0:
             words.wait(["begun/1", "begun/2"])
             Path(mark).touch()
@@ -65,7 +65,7 @@ def joins_if_it_comes(rank: int, comes: tuple[int, ...], keeps: int | None) -> N
         del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
         os.environ["MASTER_PORT"] = str(keeps)
     if rank in comes:
-        group.join("gloo", timeout_s=2)
+        process_group.join("gloo", timeout_s=2)
     else:
         time.sleep(60)
 
@@ -127,7 +127,7 @@ def port() -> Iterator[int]:
 
 
 def dies_once(rank: int) -> int:
-    group.join("gloo", timeout_s=LONG_S)
+    process_group.join("gloo", timeout_s=LONG_S)
     value = total()
     say(f"{rank} has the sum")
     hear("0 has the sum", "1 has the sum")  # a peer that ends in its middle would break it
@@ -148,10 +148,10 @@ def test_restarted_ranks_do_not_meet_the_dead() -> None:
 
 
 def tells_once(rank: int) -> tuple[bool, bool]:
-    with group.local_rank_first():
+    with process_group.local_rank_first():
         pass
-    group.join("gloo", timeout_s=LONG_S)
-    found = group.first_to_fail(), group.first_to_fail()
+    process_group.join("gloo", timeout_s=LONG_S)
+    found = process_group.first_to_fail(), process_group.first_to_fail()
     dist.barrier()  # nobody ends while another still connects to it
     return found
 
@@ -166,7 +166,9 @@ def test_one_rank_of_each_attempt_tells_what_failed() -> None:
 
 
 def tells_a_mistake(rank: int) -> tuple[bool, bool]:
-    return group.first_to_tell("a mistake"), group.first_to_tell(f"that of rank {rank}")
+    return process_group.first_to_report("a mistake"), process_group.first_to_report(
+        f"that of rank {rank}"
+    )
 
 
 def test_any_rank_tells_a_common_mistake_once() -> None:
@@ -177,7 +179,7 @@ def test_any_rank_tells_a_common_mistake_once() -> None:
 
 def comes_late(rank: int) -> bool:
     time.sleep(60 * (rank == 0))
-    return group.first_to_tell("a mistake")
+    return process_group.first_to_report("a mistake")
 
 
 def test_nobody_waits_for_rank_0_to_tell_a_mistake() -> None:
@@ -192,7 +194,7 @@ def waits_in_vain_then_leaves(rank: int, told: str) -> None:
         buffer = torch.zeros(1)
         threading.Thread(target=dist.recv, args=(buffer, 1), daemon=True).start()
         time.sleep(0.2)
-        abandon(TransportError("rank 1 is silent", remedy="look at it"))
+        exit_immediately(TransportError("rank 1 is silent", remedy="look at it"))
     time.sleep(60)
 
 
@@ -204,7 +206,7 @@ def test_a_rank_with_blocked_threads_leaves_at_once(tmp_path: Path) -> None:
 
 
 def leaves_with_zero(rank: int) -> None:
-    abandon(SystemExit(0), exit_code=0)
+    exit_immediately(SystemExit(0), exit_code=0)
 
 
 def test_an_error_never_looks_like_success() -> None:
@@ -212,9 +214,9 @@ def test_an_error_never_looks_like_success() -> None:
 
 
 def test_world_size_is_asserted(monkeypatch: pytest.MonkeyPatch) -> None:
-    group.assert_world_size(1)
+    process_group.assert_world_size(1)
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "4")):
         monkeypatch.setenv(name, value)
-    group.assert_world_size(4)
+    process_group.assert_world_size(4)
     with pytest.raises(ConfigError, match="is for 2 ranks, 4 were started"):
-        group.assert_world_size(2)
+        process_group.assert_world_size(2)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.errors import ConfigError, SparsePipeError
-from sparsepipe.runtime.launch import Stopped
+from sparsepipe.runtime.failures.rank_reports import Stopped
 
 
 def test_environment(ranks, tmp_path: Path) -> None:
@@ -72,10 +72,10 @@ def test_error_of_a_rank_comes_back(ranks) -> None:
         ranks(
             """
             from sparsepipe.errors import ConfigError
-            from sparsepipe.runtime.launch import report_failure
+            from sparsepipe.runtime.failures.rank_reports import write_failure_report
             if rank:
                 error = ConfigError("not like this", remedy="but like that")
-                report_failure(error, exit_code=2, trace="")
+                write_failure_report(error, exit_code=2, trace="")
                 sys.exit(2)
             time.sleep(60)
             """

@@ -7,9 +7,9 @@ import pytest
 from sparsepipe.errors import SparsePipeError, TransportError
 
 BUSY = """
-from sparsepipe.runtime.launch import Stopped, report_failure
+from sparsepipe.runtime.failures.rank_reports import Stopped, write_failure_report
 def leave(error, code):
-    report_failure(error, exit_code=code, trace=f"Traceback: {error}")
+    write_failure_report(error, exit_code=code, trace=f"Traceback: {error}")
     os._exit(code)
 if rank:
     while not Path("busy").exists():
@@ -67,8 +67,8 @@ def test_a_dead_rank_is_told_of_by_the_one_that_missed_it(ranks, stopped: bool) 
         ranks(
             f"""
             from sparsepipe.errors import TransportError
-            from sparsepipe.runtime.reports import Stopped
-            from sparsepipe.runtime.leaving import abandon
+            from sparsepipe.runtime.failures.rank_reports import Stopped
+            from sparsepipe.runtime.failures.rank_reports import exit_immediately
             if rank:
                 while not Path("deaf").exists():
                     time.sleep(0.02)
@@ -81,7 +81,7 @@ def test_a_dead_rank_is_told_of_by_the_one_that_missed_it(ranks, stopped: bool) 
             error = TransportError("rank 1 (stage 1) is gone ... minibatch 3", remedy="look")
             stop = Stopped(signal.SIGTERM)
             stop.__cause__ = error
-            abandon(stop if {stopped} else error)
+            exit_immediately(stop if {stopped} else error)
             """
         )
 
@@ -94,16 +94,16 @@ def test_an_error_that_speaks_of_connections_is_a_cause(ranks, raised: str) -> N
     """Its peer, which waited in vain, has been the first to complain."""
     script = f"""
         from sparsepipe.errors import TransportError
-        from sparsepipe.runtime.leaving import abandon
+        from sparsepipe.runtime.failures.rank_reports import exit_immediately
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if rank:
             Path("ready").touch()
             while not Path("reports/rank0.json").exists():
                 time.sleep(0.02)
-            abandon({raised})
+            exit_immediately({raised})
         while not Path("ready").exists():
             time.sleep(0.02)
-        abandon(TransportError("rank 1 is gone", remedy="look"))
+        exit_immediately(TransportError("rank 1 is gone", remedy="look"))
         """
     with pytest.raises(SparsePipeError, match=r"rank 1 raised .*connection"):
         ranks(script)
@@ -114,17 +114,17 @@ def test_the_word_of_the_rank_that_is_blamed_is_shown(ranks) -> None:
     """It was the second to tell, and knows better."""
     script = """
         from sparsepipe.errors import TransportError
-        from sparsepipe.runtime.leaving import abandon
-        from sparsepipe.runtime.meeting import blaming
+        from sparsepipe.runtime.failures.rank_reports import exit_immediately
+        from sparsepipe.runtime.failures.missing_ranks import blaming
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if rank:
             Path("ready").touch()
             while not Path("reports/rank0.json").exists():
                 time.sleep(0.02)
-            abandon(blaming(2, "rank 2 is gone", remedy="look"))
+            exit_immediately(blaming(2, "rank 2 is gone", remedy="look"))
         while not Path("ready").exists():
             time.sleep(0.02)
-        abandon(blaming(1, "rank 1 is gone", remedy="look"))
+        exit_immediately(blaming(1, "rank 1 is gone", remedy="look"))
         """
     with pytest.raises(TransportError, match="rank 2 is gone"):
         ranks(script)

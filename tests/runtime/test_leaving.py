@@ -15,14 +15,14 @@ from sparsepipe.runtime.launch import launch
 SCRIPT = """
 import os, time
 from sparsepipe.errors import DataError
-from sparsepipe.runtime.leaving import abandon
+from sparsepipe.runtime.failures.rank_reports import exit_immediately
 if os.environ["RANK"] == "0":
     time.sleep(60)
 os.environ["SPARSEPIPE_RANK_REPORTS"] = "nowhere"  # writing there raises an OSError
 try:
     raise DataError("the disk is full", remedy="free space")
 except DataError as error:
-    abandon(error)
+    exit_immediately(error)
 """
 
 
@@ -44,10 +44,10 @@ def test_a_stream_that_cannot_be_written_does_not_keep_it() -> None:
     """What clean-up there would be could wait for ever: here a thread that does not end."""
     script = """
 import sys, threading
-from sparsepipe.runtime.leaving import abandon
+from sparsepipe.runtime.failures.rank_reports import exit_immediately
 threading.Thread(target=threading.Event().wait).start()
 print("so far")
-abandon(ValueError("wrong"), exit_code=9)
+exit_immediately(ValueError("wrong"), exit_code=9)
 """
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
     command = [sys.executable, "-c", script]

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.errors import SparsePipeError
+from sparsepipe.runtime.failures.unresponsive_ranks import _kill
 from sparsepipe.runtime.launch import launch
-from sparsepipe.runtime.lingering import _kill
 
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
-from sparsepipe.runtime.launch import announce, report_failure
+from sparsepipe.runtime.failures.unresponsive_ranks import announce
+from sparsepipe.runtime.failures.rank_reports import write_failure_report
 rank = int(os.environ["RANK"])
 Path(f"pid{rank}").write_text(str(os.getpid()))
 announce()
@@ -39,7 +40,7 @@ Path("ending").touch()
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "rank 0 was killed by SIGKILL"),
         (
-            "report_failure(ValueError('mine'), exit_code=1, trace=''); sys.exit(1)",
+            "write_failure_report(ValueError('mine'), exit_code=1, trace=''); sys.exit(1)",
             "rank 0 raised ValueError: mine",
         ),
     ],
@@ -67,20 +68,21 @@ def test_a_rank_may_take_its_time_after_others_were_stopped(
 ) -> None:
     """It may have a checkpoint to write."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sparsepipe.runtime.lingering._PATIENCE_S", 0.5)
+    monkeypatch.setattr("sparsepipe.runtime.failures.unresponsive_ranks._PATIENCE_S", 0.5)
     (tmp_path / "script.py").write_text(
         """
 import os, signal, time
 from pathlib import Path
-from sparsepipe.runtime.launch import Stopped, announce
-from sparsepipe.runtime.leaving import abandon
+from sparsepipe.runtime.failures.rank_reports import Stopped
+from sparsepipe.runtime.failures.unresponsive_ranks import announce
+from sparsepipe.runtime.failures.rank_reports import exit_immediately
 announce()
 signal.signal(signal.SIGTERM, lambda signum, frame: None)
 Path("heeds" + os.environ["RANK"]).touch()
 while not (Path("heeds0").exists() and Path("heeds1").exists()):
     time.sleep(0.02)  # else the agent may end a rank before it can hear
 if os.environ["RANK"] == "1":
-    abandon(Stopped(signal.SIGTERM), exit_code=143)
+    exit_immediately(Stopped(signal.SIGTERM), exit_code=143)
 time.sleep(3)
 Path("written").touch()
 """

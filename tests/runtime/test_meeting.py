@@ -17,11 +17,11 @@ from transport_cases import complaint
 from waiting import LONG_S, hear_waiting, linger, shorten
 
 from sparsepipe.errors import TransportError
-from sparsepipe.runtime import group
-from sparsepipe.runtime.meeting import call_ranks, farewell, meeting
-from sparsepipe.runtime.replicas import Replicas
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives.process_group import make_stage_group
+from sparsepipe.runtime.collectives.replicas import Replicas
+from sparsepipe.runtime.failures.missing_ranks import farewell, meeting, set_rank_names
 from sparsepipe.runtime.transport import Kind, Network
-from sparsepipe.runtime.whole import stage_group
 
 
 def round_rank(rank: int, config: str, ends: int, when: str, signum: int, limit_s: float) -> None:
@@ -31,10 +31,10 @@ def round_rank(rank: int, config: str, ends: int, when: str, signum: int, limit_
     """
     dist.barrier()
     plan = plan_of(config)
-    call_ranks(lambda rank: f"rank {rank} (stage {plan.stage_of(rank)})")
+    set_rank_names(lambda rank: f"rank {rank} (stage {plan.stage_of(rank)})")
     if rank == ends and when == "setup":
         os.kill(os.getpid(), signum)
-    made = stage_group(
+    made = make_stage_group(
         [plan.ranks_of(0)], backend="gloo", timeout_s=limit_s if when == "setup" else LONG_S
     )
 
@@ -120,7 +120,7 @@ def test_of_several_replicas_the_missing_one_is_named(signum: int) -> None:
 def behind_rank(rank: int) -> None:
     """Rank 0 waits for rank 1, its replica, which waits for a message of rank 2."""
     plan = plan_of("2-1")
-    made = stage_group([plan.ranks_of(0)], backend="gloo", timeout_s=LONG_S)
+    made = make_stage_group([plan.ranks_of(0)], backend="gloo", timeout_s=LONG_S)
     network = Network(plan, rank, timeout_s=LONG_S)
     replicas = Replicas(made, {"a": nn.Parameter(torch.zeros(10))})
     if rank == 2:
@@ -144,7 +144,7 @@ def test_a_replica_that_waits_itself_is_not_blamed() -> None:
 def ahead_rank(rank: int) -> None:
     """Rank 2 waits for a message of rank 0, which waits for its replica, rank 1."""
     plan = plan_of("2-1")
-    made = stage_group([plan.ranks_of(0)], backend="gloo", timeout_s=LONG_S)
+    made = make_stage_group([plan.ranks_of(0)], backend="gloo", timeout_s=LONG_S)
     network = Network(plan, rank, timeout_s=LONG_S)
     replicas = Replicas(made, {"a": nn.Parameter(torch.zeros(10))})
     if rank == 1:
@@ -184,7 +184,7 @@ def raising_rank(rank: int) -> None:
     if rank == 1:
         farewell(ValueError("mine"))
         os._exit(1)
-    group.gather_objects(rank, what="comparing notes")
+    process_group.gather_objects(rank, what="comparing notes")
 
 
 def test_what_a_rank_said_before_it_ended_is_passed_on() -> None:
@@ -208,7 +208,7 @@ def test_somebodys_own_error_stays_as_it_is() -> None:
 
 def slow_rank(rank: int) -> bytes:
     """A wait of more than half the limit that is met."""
-    made = stage_group([[0, 1]], backend="gloo", timeout_s=LONG_S)
+    made = make_stage_group([[0, 1]], backend="gloo", timeout_s=LONG_S)
     if rank == 0:
         shorten(2.0, made)  # so that rank 0 soon says that it waits
         with meeting("a test", made):
@@ -217,8 +217,8 @@ def slow_rank(rank: int) -> bytes:
     else:
         hear_waiting(0)
         dist.barrier(made)
-    group.gather_objects(rank)
-    return group.store().get("sparsepipe/waits/0")
+    process_group.gather_objects(rank)
+    return process_group.store().get("sparsepipe/waits/0")
 
 
 def test_a_long_wait_that_is_met_is_taken_back() -> None:

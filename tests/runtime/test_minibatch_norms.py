@@ -10,9 +10,8 @@ from processes import run
 from torch import Tensor, nn
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime.minibatch_norms import MinibatchNorms, NormMode, check_norms, norms_of
-from sparsepipe.runtime.moments import Moments
-from sparsepipe.runtime.replicas import Replicas
+from sparsepipe.runtime.batch_norm import MinibatchNorms, Moments, NormMode, check_norms, norms_of
+from sparsepipe.runtime.collectives.replicas import Replicas
 from sparsepipe.runtime.stage import Stage
 from sparsepipe.sparse import BatchNorm, SparseTensor
 

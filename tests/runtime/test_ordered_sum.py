@@ -11,9 +11,9 @@ import torch.distributed as dist
 from processes import run
 from torch import Tensor
 
-from sparsepipe.runtime import ordered_sum
-from sparsepipe.runtime.chain import Chain
-from sparsepipe.runtime.ordered_sum import OrderedSum
+from sparsepipe.runtime.collectives import ordered_sum
+from sparsepipe.runtime.collectives.chain_sum import Chain
+from sparsepipe.runtime.collectives.ordered_sum import OrderedSum
 from sparsepipe.schedule.sums import Way, way_of
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from busy_device import late_zero
 from processes import run
 
-from sparsepipe.runtime.meeting import new_group
-from sparsepipe.runtime.ordered_sum import OrderedSum
+from sparsepipe.runtime.collectives.ordered_sum import OrderedSum
+from sparsepipe.runtime.failures.missing_ranks import new_group
 from sparsepipe.schedule.sums import Way
 
 pytestmark = [

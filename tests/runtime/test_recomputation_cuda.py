@@ -10,7 +10,7 @@ import torch
 from recomputation_cases import NETS, assert_equal, choices, generators, ran, spans_of
 from torch import nn
 
-from sparsepipe.runtime.randomness import KeyedRandomness
+from sparsepipe.runtime.random_generators import KeyedRandomness
 from sparsepipe.runtime.stage import Stage
 
 DEVICE = torch.device("cuda", 0)

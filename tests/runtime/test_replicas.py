@@ -11,7 +11,7 @@ from processes import run
 from torch import Tensor, nn
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime.replicas import Replicas
+from sparsepipe.runtime.collectives.replicas import Replicas
 
 SHAPES = {"a": (7, 5), "b": (3,), "c": (), "d": (2, 3, 4, 4), "e": (0, 3)}
 

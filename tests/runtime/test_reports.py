@@ -14,15 +14,21 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from sparsepipe.errors import OutputError, SparsePipeError
-from sparsepipe.runtime.launch import Stopped, launch
-from sparsepipe.runtime.reports import REPORT_VARIABLE, explain, late_mark, report_failure
+from sparsepipe.runtime.failures.rank_reports import (
+    REPORT_VARIABLE,
+    Stopped,
+    explain,
+    unresponsive_mark,
+    write_failure_report,
+)
+from sparsepipe.runtime.launch import launch
 
 PROLOGUE = """
 import os, signal, sys, time
 from pathlib import Path
 from sparsepipe.errors import ConfigError, OutputError, SparsePipeError, TransportError
-from sparsepipe.runtime.reports import Stopped
-from sparsepipe.runtime.leaving import abandon
+from sparsepipe.runtime.failures.rank_reports import Stopped
+from sparsepipe.runtime.failures.rank_reports import exit_immediately
 rank = int(os.environ["RANK"])
 def wait_for(name):
     while not Path(name).exists():
@@ -81,9 +87,9 @@ def test_a_stop_tells_what_kept_a_rank_from_saving(ranks) -> None:
             if rank:
                 stop = Stopped(signal.SIGINT)
                 stop.__cause__ = TransportError("rank 0 is gone", remedy="look")
-                abandon(stop)
+                exit_immediately(stop)
             wait_for("reports/rank1.json")
-            abandon(OutputError("the disk is full", remedy="free space"))
+            exit_immediately(OutputError("the disk is full", remedy="free space"))
         """,
     )
     assert stop.signum == signal.SIGINT
@@ -98,7 +104,7 @@ def test_a_stop_in_good_order_tells_of_nothing(ranks) -> None:
             stop = Stopped(signal.SIGINT)
             if rank:
                 stop.__cause__ = TransportError("rank 0 is gone", remedy="look")
-            abandon(stop)
+            exit_immediately(stop)
         """,
     )
     assert stop.broke is None
@@ -120,7 +126,7 @@ def test_a_killed_rank_is_not_said_to_hang_where_the_launcher_looks_late(ranks) 
             time.time = lambda: now() - 10
             error = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer")
             error.add_note("batch 4")
-            abandon(error)
+            exit_immediately(error)
             """
         )
 
@@ -140,13 +146,13 @@ def explained(reports: Path, *exit_codes: int) -> str:
 def test_of_two_killed_ranks_the_one_killed_for_lingering_is_not_blamed(
     noticed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late_mark(tmp_path, 0).touch()
+    unresponsive_mark(tmp_path, 0).touch()
     exit_codes = [-signal.SIGKILL, -signal.SIGKILL]
     if noticed:
         monkeypatch.setenv(REPORT_VARIABLE, str(tmp_path))
         monkeypatch.setenv("RANK", "2")
         error = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer")
-        assert report_failure(error, exit_code=1, trace="")
+        assert write_failure_report(error, exit_code=1, trace="")
         exit_codes.append(1)
     assert "rank 1 was killed by SIGKILL" in explained(tmp_path, *exit_codes)
 
@@ -154,5 +160,5 @@ def test_of_two_killed_ranks_the_one_killed_for_lingering_is_not_blamed(
 def test_a_rank_ended_from_outside_is_blamed_and_not_the_one_killed_for_lingering(
     tmp_path: Path,
 ) -> None:
-    late_mark(tmp_path, 0).touch()
+    unresponsive_mark(tmp_path, 0).touch()
     assert "rank 1 was killed by SIGTERM" in explained(tmp_path, -signal.SIGKILL, -signal.SIGTERM)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from weights_cases import CASES, Oracle, assert_same, loss_of
 
-from sparsepipe.runtime.randomness import KeyedRandomness
+from sparsepipe.runtime.random_generators import KeyedRandomness
 from sparsepipe.runtime.stage import Stage
-from sparsepipe.runtime.transport.codec import differentiable
+from sparsepipe.runtime.transport.serialization import differentiable
 from sparsepipe.runtime.weights import Weights
 
 

@@ -13,8 +13,8 @@ from torch.distributed import HashStore
 from waiting import LONG_S, hear, held_port, say, shorten
 
 from sparsepipe.errors import TransportError
-from sparsepipe.runtime import group
-from sparsepipe.runtime.stops import Desk, StopAgreement
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives.stop_agreement import Desk, StopAgreement
 
 
 @settings(max_examples=60, deadline=None)
@@ -66,8 +66,8 @@ def test_agreements_of_a_process_ask_once_a_step() -> None:
 
 def asking_rank(rank: int, signum: int, limit_s: float) -> None:
     """Rank 0 keeps the store, as under Lightning's own launcher."""
-    group.join("gloo", timeout_s=LONG_S)
-    group.gather_objects(rank)
+    process_group.join("gloo", timeout_s=LONG_S)
+    process_group.gather_objects(rank)
     shorten(limit_s)
     agreement = StopAgreement(spread=2)
     assert not agreement.reached(0, asked=False)
@@ -107,7 +107,7 @@ def stopping_rank(rank: int) -> tuple[int, bool]:
     """One rank wishes; what is agreed on for another kind of stop is not touched."""
     agreements = [StopAgreement(spread=1) for _ in range(2)]
     for step in range(100):
-        group.any_rank(False)  # holds the ranks together
+        process_group.any_rank(False)  # holds the ranks together
         if agreements[1].reached(step, asked=rank == 1 and step == 3):
             return step, agreements[0].reached(step, asked=False)
     return -1, False

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime import throttle as room
-from sparsepipe.runtime.throttle import Throttle, pause
+from sparsepipe.runtime import slowdown as room
+from sparsepipe.runtime.slowdown import Slowdown, pause
 
 
 def compute(seconds: float) -> None:
@@ -21,7 +21,7 @@ def compute(seconds: float) -> None:
         pass
 
 
-def timed(throttle: Throttle, seconds: float) -> tuple[float, float]:
+def timed(throttle: Slowdown, seconds: float) -> tuple[float, float]:
     """Seconds by the clock and of processor time, of a block that computes."""
     begin_s = time.perf_counter()
     with throttle.slowed():
@@ -34,7 +34,7 @@ def timed(throttle: Throttle, seconds: float) -> tuple[float, float]:
 @pytest.mark.parametrize("slowdown", [1.5, 2.0, 4.0])
 @pytest.mark.parametrize("seconds", [2e-5, 3e-3, 5e-2])
 def test_a_block_takes_as_many_times_as_long(slowdown: float, seconds: float) -> None:
-    elapsed_s, computed_s = timed(Throttle(slowdown), seconds)
+    elapsed_s, computed_s = timed(Slowdown(slowdown), seconds)
     assert elapsed_s >= slowdown * computed_s
 
 
@@ -69,7 +69,7 @@ def test_a_pause_ends_in_time_though_sleep_does_not(
 
 
 def test_full_speed_does_not_pause() -> None:
-    throttle = Throttle()
+    throttle = Slowdown()
     begin_s = time.thread_time()
     for _ in range(1000):
         with throttle.slowed():
@@ -81,7 +81,7 @@ def test_waits_are_no_computation() -> None:
     """With a pause of a hundred times the wait, this would not end in time."""
     done = threading.Event()
     begin_s = time.perf_counter()
-    with Throttle(100.0).slowed():
+    with Slowdown(100.0).slowed():
         done.wait(0.2)
     assert 0.2 <= time.perf_counter() - begin_s < 10
 
@@ -95,7 +95,7 @@ def test_a_block_within_another_is_paid_once(monkeypatch: pytest.MonkeyPatch) ->
         pause(seconds)
 
     monkeypatch.setattr(room, "pause", asking)
-    throttle = Throttle(3.0)
+    throttle = Slowdown(3.0)
     with throttle.slowed():
         own_s = time.thread_time()
         compute(0.01)
@@ -109,7 +109,7 @@ def test_a_block_within_another_is_paid_once(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_block_that_fails_is_not_stretched() -> None:
     def fail() -> None:
-        with Throttle(1e6).slowed():
+        with Slowdown(1e6).slowed():
             compute(0.001)
             raise KeyError
 
@@ -122,5 +122,5 @@ def test_a_block_that_fails_is_not_stretched() -> None:
 @pytest.mark.parametrize("slowdown", [0.5, 0.0, -1.0, math.inf, math.nan])
 def test_what_is_no_slowdown_is_refused(slowdown: float) -> None:
     with pytest.raises(ConfigError, match="slowdown") as caught:
-        Throttle(slowdown)
+        Slowdown(slowdown)
     assert caught.value.remedy

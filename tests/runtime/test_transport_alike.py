@@ -10,9 +10,15 @@ from processes import run
 from torch import Tensor
 from transport_cases import A, message, network
 
-from sparsepipe.runtime.transport import wire
-from sparsepipe.runtime.transport.alike import MOST_BYTES, Alike, How
-from sparsepipe.runtime.transport.codec import end_block, how_it_comes, missing_bytes, say_how
+from sparsepipe.runtime.transport import point_to_point
+from sparsepipe.runtime.transport.point_to_point import (
+    MOST_BYTES,
+    How,
+    RepeatedSizes,
+    set_transfer_mode,
+    transfer_mode_of,
+)
+from sparsepipe.runtime.transport.serialization import end_block, missing_bytes
 
 _PLAIN, _BEGINS, _AWAITED = How(False, False), How(False, True), How(True, True)
 
@@ -32,7 +38,7 @@ _PLAIN, _BEGINS, _AWAITED = How(False, False), How(False, True), How(True, True)
     ],
 )
 def test_sizes_that_come_three_times_running_are_asked_for(sizes: str, how: str) -> None:
-    alike = Alike()
+    alike = RepeatedSizes()
     marks = {_PLAIN: ".", _BEGINS: "b", _AWAITED: "!"}
     of = {" ": (), "+": (MOST_BYTES, 1)}
     found = [alike.next(of.get(s, (ord(s.lower()),)), repeats=not s.isupper()) for s in sizes]
@@ -42,8 +48,8 @@ def test_sizes_that_come_three_times_running_are_asked_for(sizes: str, how: str)
 @pytest.mark.parametrize("how", [_PLAIN, _BEGINS, _AWAITED])
 def test_a_header_says_how(how: How) -> None:
     block = end_block()
-    say_how(block, how)
-    assert how_it_comes(block) == how
+    set_transfer_mode(block, how)
+    assert transfer_mode_of(block) == how
     assert missing_bytes(block) is None
 
 
@@ -56,10 +62,10 @@ def mixed_rank(rank: int) -> tuple[list[bool], int]:
     awaited = []
 
     def noted(block: Tensor) -> How:
-        awaited.append(how_it_comes(block).awaited)
-        return how_it_comes(block)
+        awaited.append(transfer_mode_of(block).awaited)
+        return transfer_mode_of(block)
 
-    wire.how_it_comes = noted
+    point_to_point.transfer_mode_of = noted
     net = network("1-1", rank)
     for m, rows in enumerate(_ROWS * 2):
         values = torch.arange(rows) * (m + 1)
@@ -77,7 +83,7 @@ def mixed_rank(rank: int) -> tuple[list[bool], int]:
 
 def test_packets_alike_and_not_arrive_in_their_order() -> None:
     awaited, left = run(mixed_rank, 2)[1]
-    alike = Alike()
+    alike = RepeatedSizes()
     expected = [
         alike.next((8 * rows,) if 8 * rows > 2048 else (), repeats=m % 5 != 4).awaited
         for m, rows in enumerate(_ROWS * 2)

@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.transport import Kind, Message, differentiable
-from sparsepipe.runtime.transport.codec import (
+from sparsepipe.runtime.transport.serialization import (
     BLOCK_BYTES,
     encode,
     end_block,

@@ -16,7 +16,7 @@ from transport_cases import A, G, complaint, message
 from waiting import LONG_S, hear, hear_waiting, linger, say
 
 from sparsepipe.errors import TransportError
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.transport import Kind, Network
 
 
@@ -139,7 +139,7 @@ def slow_rank(rank: int) -> bool:
             net.send(A, 1, message(m))
         else:
             net.receive(A, 0, minibatch=m)
-    found = group.store().get("sparsepipe/waits/1") if rank == 1 else b""
+    found = process_group.store().get("sparsepipe/waits/1") if rank == 1 else b""
     net._timeout_s = LONG_S
     net.close()
     return found == b""

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
-from sparsepipe.runtime.transport.buffers import SMALLEST_BYTES, BufferPool, size_class_bytes
-from sparsepipe.runtime.transport.mailbox import Ended, Mailbox
-from sparsepipe.runtime.transport.message import Kind
-from sparsepipe.runtime.waits import Wait, WaitBoard, WaitedInVain
+from sparsepipe.runtime.failures.missing_ranks import Wait, WaitBoard, WaitTimedOut
+from sparsepipe.runtime.transport.buffer_pool import SMALLEST_BYTES, BufferPool, size_class_bytes
+from sparsepipe.runtime.transport.channel import Ended, Mailbox
+from sparsepipe.runtime.transport.messages import Kind
 
 MIB = 1 << 20
 
@@ -167,7 +167,7 @@ def wait_of(waiter: int, peer: int) -> Wait:
 
 
 def waited_in_vain(board: WaitBoard, waiter: int, peer: int) -> list[tuple[int, ...]]:
-    with pytest.raises(WaitedInVain) as caught:
+    with pytest.raises(WaitTimedOut) as caught:
         board.wait(wait_of(waiter, peer), never, limit_s=0.01)
     chain = caught.value.chain
     assert caught.value.missed == chain[-1].among

@@ -6,7 +6,7 @@ from plans import plan_of
 from transport_cases import A, B, G, R
 
 from sparsepipe.runtime.transport import Network
-from sparsepipe.runtime.transport.routes import Route, default_depth, routes
+from sparsepipe.runtime.transport.messages import Route, default_depth, routes
 
 
 def test_routes_of_two_stages() -> None:

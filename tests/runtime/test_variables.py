@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from sparsepipe.runtime.variables import set_within
+from sparsepipe.runtime.launch import environment_variables
 
 NAME, OTHER, LEFT = "SPARSEPIPE_TEST_A", "SPARSEPIPE_TEST_B", "SPARSEPIPE_TEST_C"
 
@@ -15,7 +15,7 @@ def test_they_are_set_within_and_put_back(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv(NAME, "before")
     monkeypatch.delenv(OTHER, raising=False)
     monkeypatch.delenv(LEFT, raising=False)
-    with set_within({NAME: "within", OTHER: "new"}, restored=(LEFT,)):
+    with environment_variables({NAME: "within", OTHER: "new"}, restored=(LEFT,)):
         assert (os.environ[NAME], os.environ[OTHER]) == ("within", "new")
         os.environ[LEFT] = "by somebody else"
     assert os.environ[NAME] == "before"
@@ -25,6 +25,6 @@ def test_they_are_set_within_and_put_back(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_they_are_put_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NAME, "before")
-    with pytest.raises(RuntimeError), set_within({NAME: "within"}):
+    with pytest.raises(RuntimeError), environment_variables({NAME: "within"}):
         raise RuntimeError
     assert os.environ[NAME] == "before"

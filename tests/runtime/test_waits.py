@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 from torch.distributed import TCPStore
 
-from sparsepipe.runtime import waits
-from sparsepipe.runtime.waits import WaitBoard
+from sparsepipe.runtime.failures import missing_ranks
+from sparsepipe.runtime.failures.missing_ranks import WaitBoard
 
 LAUNCHER = """
 import sys
@@ -46,11 +46,15 @@ def test_a_launcher_that_is_busy_for_a_while_is_not_taken_for_lost(
     launcher: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer than other words with the store may take: a rank would blame itself."""
-    assert waits._ANSWER_S > 2 * waits._STORE_LIMIT_S
-    monkeypatch.setattr(waits, "_ANSWER_S", 60.0)  # however late this test gets to its next line
+    assert missing_ranks._ANSWER_S > 2 * missing_ranks._STORE_LIMIT_S
+    monkeypatch.setattr(
+        missing_ranks, "_ANSWER_S", 60.0
+    )  # however late this test gets to its next line
     board = WaitBoard(store_of(launcher))
     os.kill(launcher.pid, signal.SIGSTOP)
-    goes_on = threading.Timer(2 * waits._STORE_LIMIT_S, launcher.send_signal, [signal.SIGCONT])
+    goes_on = threading.Timer(
+        2 * missing_ranks._STORE_LIMIT_S, launcher.send_signal, [signal.SIGCONT]
+    )
     goes_on.start()
     assert board.answers()
     goes_on.join()
@@ -59,7 +63,7 @@ def test_a_launcher_that_is_busy_for_a_while_is_not_taken_for_lost(
 def test_a_launcher_that_is_gone_is_known_at_once(
     launcher: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waits, "_ANSWER_S", 600.0)
+    monkeypatch.setattr(missing_ranks, "_ANSWER_S", 600.0)
     board = WaitBoard(store_of(launcher))
     assert board.answers()
     launcher.kill()

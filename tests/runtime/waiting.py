@@ -11,24 +11,24 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 
 LONG_S = 60.0  # a limit that no good test reaches
 
 
 def say(word: str) -> None:
     """Leaves a word for the other ranks."""
-    group.store().set(word, "1")
+    process_group.store().set(word, "1")
 
 
 def said(word: str) -> bool:
     """Whether a rank has left a word."""
-    return bool(group.store().check([word]))
+    return bool(process_group.store().check([word]))
 
 
 def hear(*words: str) -> None:
     """Waits until all words have been left."""
-    group.store().wait([*words], timedelta(seconds=LONG_S))
+    process_group.store().wait([*words], timedelta(seconds=LONG_S))
 
 
 def hear_waiting(rank: int) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 from weights_cases import Case, given, loss_of
 
+from sparsepipe.runtime.asynchronous_worker import AsynchronousWorker
 from sparsepipe.runtime.stage import Stage
 from sparsepipe.runtime.transport import Kind, Message
 from sparsepipe.runtime.weights import Weights
-from sparsepipe.runtime.worker import Worker
 from sparsepipe.schedule import Plan
 
 LIMIT_S = 30.0
@@ -121,7 +121,7 @@ class Rank:
         self.own = nn.ParameterDict({n.replace(".", "/"): p for n, p in own.items()})
         self.optimizer = optimizer(list(own.values())) if own else None
         self.weights = Weights(own, mode, self.optimizer, replicas=plan.replicas(stage))
-        self.worker = Worker(
+        self.worker = AsynchronousWorker(
             plan=plan,
             rank=number,
             stage=Stage(self.network, self.network, first=first, last=last),

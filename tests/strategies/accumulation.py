@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DistributedSampler
 
-from sparsepipe.runtime.randomness import KeyedRandomness
+from sparsepipe.runtime.random_generators import KeyedRandomness
 
 CPU = torch.device("cpu")
 

@@ -13,8 +13,8 @@ from replayed_cases import check
 
 from sparsepipe.cluster import Device, Host, Inventory, Link
 from sparsepipe.emulate import emulated_hosts, enter_host, told_to_ranks
-from sparsepipe.runtime import group
-from sparsepipe.runtime.chain import Chain
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives.chain_sum import Chain
 from sparsepipe.schedule.sums import way_of
 
 HOSTS = ["a", "a", "a", "b", "b"]  # of each rank: the second stage has two on one, one on the other
@@ -42,9 +42,9 @@ def train_on_its_host(rank: int) -> tuple[Any, int]:
         run_chain(self)
 
     Chain.run = counted  # type: ignore[method-assign]
-    group.join("gloo", timeout_s=60.0)
+    process_group.join("gloo", timeout_s=60.0)
     (found,) = train(rank, [CASE])
-    group.leave()
+    process_group.leave()
     return found, chains
 
 

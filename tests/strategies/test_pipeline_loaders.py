@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.strategies.pipeline import dataloaders as loaders
 from sparsepipe.strategies.pipeline.dataloaders import (
     ELSEWHERE,
@@ -41,7 +41,7 @@ def adapted(
 ) -> tuple[Lengths, Any]:
     """What a rank gets when the readers have so many batches, and one rank does not read."""
     said: list[tuple[int | None, int]] = [(None, 77), *enumerate(lengths)]
-    monkeypatch.setattr(group, "gather_objects", lambda mine: said)
+    monkeypatch.setattr(process_group, "gather_objects", lambda mine: said)
     known = Lengths(readers=len(lengths), reader=reader)
     return known, known.adapt(loader)
 
@@ -89,7 +89,7 @@ def test_loaders_side_by_side(monkeypatch: Any) -> None:
     known, first = adapted(monkeypatch, [4, 4], Promises(4), reader=0)
     second = known.adapt(Promises(4))
     assert known.count([first, second], 3) == 2
-    monkeypatch.setattr(group, "gather_objects", lambda mine: [(0, 3), (1, 2)])
+    monkeypatch.setattr(process_group, "gather_objects", lambda mine: [(0, 3), (1, 2)])
     third = known.adapt(Promises(3))
     with pytest.raises(ConfigError, match="side by side"):
         known.count([first, third], 0)

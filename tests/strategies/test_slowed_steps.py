@@ -19,7 +19,7 @@ from processes import run
 from torch import Tensor, nn
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime import throttle
+from sparsepipe.runtime import slowdown
 from sparsepipe.strategies import DataParallelStrategy, PipelineStrategy, SlowedDeviceStrategy
 
 SLOWDOWN = 5.0
@@ -150,7 +150,7 @@ def test_pauses_of_a_first_stage() -> None:
 def test_full_speed_is_full_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing pauses; and the tests above could fail: of many gaps one is shorter than a pause."""
     asked_s: list[float] = []
-    monkeypatch.setattr(throttle, "pause", asked_s.append)
+    monkeypatch.setattr(slowdown, "pause", asked_s.append)
     DONE.clear()
     trainer = pl.Trainer(**QUIET, strategy=PipelineStrategy(), devices=1, max_epochs=1)
     trainer.fit(BusyNet(), make_loader("dense", batches=8))

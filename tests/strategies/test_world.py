@@ -15,7 +15,7 @@ from pipeline_cases import QUIET, make_loader, make_net, pipeline_trainer
 from processes import outcomes, run
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.strategies import DataParallelStrategy
 from sparsepipe.utils.memory import give_freed_memory_back
 
@@ -61,8 +61,8 @@ def test_one_device_leaves_nothing_behind(kind: str, monkeypatch: pytest.MonkeyP
     for use in (trainer.fit, trainer.validate):
         use(net, loader)
         assert place() == before
-        assert (group.world_size(), group.started_externally()) == (1, False)
-        assert group.gather_objects("here") == ["here"]
+        assert (process_group.world_size(), process_group.started_externally()) == (1, False)
+        assert process_group.gather_objects("here") == ["here"]
     assert trainer.world_size == 1
 
 

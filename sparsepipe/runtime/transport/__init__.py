@@ -1,7 +1,7 @@
 """Messages between stages: typed trees of tensors, overlapped with compute both ways."""
 
-from sparsepipe.runtime.transport.codec import differentiable
-from sparsepipe.runtime.transport.message import Kind, Message, Traffic, name_of_message
+from sparsepipe.runtime.transport.messages import Kind, Message, Traffic, message_name
 from sparsepipe.runtime.transport.network import Network
+from sparsepipe.runtime.transport.serialization import differentiable
 
-__all__ = ["Kind", "Message", "Network", "Traffic", "differentiable", "name_of_message"]
+__all__ = ["Kind", "Message", "Network", "Traffic", "differentiable", "message_name"]

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime import group
-from sparsepipe.runtime.transport.buffers import BufferPool
-from sparsepipe.runtime.transport.tensors import TensorSpec
-from sparsepipe.runtime.transport.wire import Line, finish
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.transport.buffer_pool import BufferPool
+from sparsepipe.runtime.transport.point_to_point import Line, finish
+from sparsepipe.runtime.transport.serialization import TensorSpec
 
 
 def mark(device: torch.device) -> torch.cuda.Event:
@@ -44,7 +44,7 @@ def check_direct(device: torch.device) -> None:
             f"direct transport on {device.type}",
             remedy="leave direct=false, or train on CUDA devices",
         )
-    places = group.gather_objects((socket.gethostname(), torch.device(device).index))
+    places = process_group.gather_objects((socket.gethostname(), torch.device(device).index))
     if len(set(places)) < len(places):
         raise ConfigError(
             f"direct transport between ranks that share a device: {places}",

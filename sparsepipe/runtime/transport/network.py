@@ -12,24 +12,118 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparsepipe.runtime import group
-from sparsepipe.runtime.meeting import cut_off, name_of, new_group
+from sparsepipe.errors import ConfigError, SparsePipeError, TransportError
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.failures.missing_ranks import (
+    GONE,
+    LATE,
+    Wait,
+    WaitBoard,
+    WaitTimedOut,
+    blaming,
+    cut_off,
+    name_of,
+    new_group,
+    timeout_message,
+)
 from sparsepipe.runtime.transport import cuda
-from sparsepipe.runtime.transport.buffers import BufferPool
-from sparsepipe.runtime.transport.channel import Changed, Fault, FaultMet, Incoming, Outgoing
-from sparsepipe.runtime.transport.codec import encode
-from sparsepipe.runtime.transport.faults import Teller, stage_name
-from sparsepipe.runtime.transport.mailbox import Ended
-from sparsepipe.runtime.transport.message import Kind, Message, Traffic, name_of_message
-from sparsepipe.runtime.transport.routes import (
+from sparsepipe.runtime.transport.buffer_pool import BufferPool
+from sparsepipe.runtime.transport.channel import Changed, Ended, Fault, FaultMet, Incoming, Outgoing
+from sparsepipe.runtime.transport.messages import (
+    Kind,
+    Message,
     Route,
+    Traffic,
     default_depth,
+    message_name,
     routes,
     shares_messages,
 )
-from sparsepipe.runtime.transport.wire import Carrier, Line, Wire
-from sparsepipe.runtime.waits import Wait, WaitBoard, WaitedInVain
+from sparsepipe.runtime.transport.point_to_point import Carrier, Line, Wire
+from sparsepipe.runtime.transport.serialization import encode
 from sparsepipe.schedule import Plan
+
+
+class Teller:
+    """Makes errors that name ranks, stages and minibatches.
+
+    Args:
+        rank: this process's.
+        name: how ranks are called.
+        called: what the minibatch of a message is called, by its number.
+    """
+
+    def __init__(
+        self, rank: int, *, name: Callable[[int], str], called: Callable[[int], str]
+    ) -> None:
+        self._rank = rank
+        self._name = name
+        self._called = called
+
+    def lost(self, fault: Fault, *, doing: str) -> SparsePipeError:
+        """A channel ended.
+
+        Args:
+            fault: what it met.
+            doing: what this rank's worker did when it heard of it.
+        """
+        peer = self._name(fault.route.other(self._rank))
+        what = fault.route.kind.value
+        which = "" if fault.minibatch is None else f" of {self._called(fault.minibatch)}"
+        if isinstance(fault.error, Changed):
+            return ConfigError(  # of this rank's own code, and it would come again
+                f"the {what}{which} for {peer} was written to before it was sent; noticed by "
+                f"{self._me} while it {doing}",
+                remedy="do not change in place what was returned or passed on; clone it first",
+            )
+        during = f" during the {what}{which}" if which else ""
+        return blaming(
+            fault.route.other(self._rank),
+            f"{peer} is gone: its connection to {self._me} broke{during}, which {doing}",
+            remedy=GONE,
+        )
+
+    def cut_off(self, *, doing: str) -> TransportError:
+        """Neither this rank's peers can be reached nor the launcher."""
+        text = f"{self._me} is cut off from all others; it {doing}"
+        return blaming(self._rank, text, remedy=GONE)
+
+    def late(self, vain: WaitTimedOut, *, limit_s: float) -> TransportError:
+        """A message did not come, or room for one, within the limit.
+
+        Args:
+            vain: this rank's wait, then that of the rank it waits for, and so on.
+            limit_s: how long this rank has waited.
+        """
+        text = timeout_message(vain, rank=self._rank, limit_s=limit_s, name=self._name)
+        return blaming(vain.missed, text, remedy=LATE)
+
+    def left(self, kind: Kind, peer: int, *, minibatch: int) -> TransportError:
+        """The other side has closed its end in good order."""
+        return blaming(
+            peer,
+            f"{self._name(peer)} ended before it sent the {kind.value} of "
+            f"{self._called(minibatch)} to {self._me}",
+            remedy="see whether every rank runs the same number of steps",
+        )
+
+    def lingering(self, peer: int, *, limit_s: float) -> TransportError:
+        """The other side does not close."""
+        return blaming(
+            peer,
+            f"{self._name(peer)} did not end its connection to {self._me} within {limit_s:g} s",
+            remedy="see whether that rank is stopped, hangs or runs more steps",
+        )
+
+    @property
+    def _me(self) -> str:
+        return self._name(self._rank)
+
+
+def stage_name(rank: int, plan: Plan) -> str:
+    """A rank of a plan in words."""
+    return f"rank {rank} (stage {plan.stage_of(rank)})"
+
 
 _Key = tuple[Kind, int]  # a kind and the rank at the other end
 _HOST = torch.device("cpu")
@@ -54,7 +148,7 @@ class Network:
     each connection, and who is missing may take some seconds more to find out); each raises
     :class:`TransportError` at once when any of this rank's peers is gone, and at the limit
     when one does not answer. The process can then only be left by
-    :func:`sparsepipe.runtime.leaving.abandon`.
+    :func:`sparsepipe.runtime.failures.rank_reports.exit_immediately`.
 
     Args:
         plan: which rank is in which stage.
@@ -94,7 +188,7 @@ class Network:
         self._device = device
         self._direct = direct
         self._timeout_s = timeout_s
-        self.called: Callable[[int], str] = name_of_message
+        self.called: Callable[[int], str] = message_name
         name = partial(stage_name, plan=plan) if ranks is None else name_of
         self._tell = Teller(rank, name=name, called=lambda n: self.called(n))  # noqa: PLW0108
         self._rank = rank
@@ -112,7 +206,7 @@ class Network:
         self._held: dict[int, list[Tensor]] = defaultdict(list)
         self.sent = {kind: Traffic() for kind in Kind}
         channels = routes(plan)
-        self._board = WaitBoard(group.store() if channels else None)
+        self._board = WaitBoard(process_group.store() if channels else None)
         placed = [route if ranks is None else route.among(ranks) for route in channels]
         wires = [self._wire(route) for route in placed]
         depths = [default_depth(plan, route) for route in channels]
@@ -277,8 +371,9 @@ class Network:
         named = self.called(minibatch)
         with self._hearing(f"was {doing} the {kind.value} of {named}"):
             try:
-                yield Wait.of(self._rank, peer, kind, named, sending=sending)
-            except WaitedInVain as late:
+                what = f"the {kind.value} of {named}"
+                yield Wait(waiter=self._rank, among=(peer,), what=what, sending=sending)
+            except WaitTimedOut as late:
                 raise self._tell.late(late, limit_s=self._timeout_s) from None
             except Ended:
                 raise self._tell.left(kind, peer, minibatch=minibatch) from None

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.asynchronous_worker import AsynchronousWorker
 from sparsepipe.runtime.weights import Mode, Weights
-from sparsepipe.runtime.worker import Worker
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies.pipeline.layers import Share
 from sparsepipe.strategies.pipeline.logging import Logs
@@ -67,7 +67,7 @@ class AsynchronousSettings(Settings):
 
     def worker(self, plan: Plan, rank: int, share: Share, over: Optimizer | None) -> MakeWorker:
         if over is None:
-            return partial(Worker, weights=None)
+            return partial(AsynchronousWorker, weights=None)
         weights = Weights(
             dict(share.parameters()),
             self.mode,
@@ -75,7 +75,7 @@ class AsynchronousSettings(Settings):
             replicas=plan.replicas(plan.stage_of(rank)),
             predict_backward=self.predict_backward,
         )
-        return partial(Worker, weights=weights)
+        return partial(AsynchronousWorker, weights=weights)
 
 
 class PipelineStrategy(StagedStrategy):

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, DistributedSampler
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime import group
+from sparsepipe.runtime.collectives import process_group
 
 
 class Elsewhere:
@@ -107,7 +107,7 @@ class Lengths:
                 a last, partial round.
         """
         length = sized_len(loader)
-        said = group.gather_objects((self._reader, -1 if length is None else length))
+        said = process_group.gather_objects((self._reader, -1 if length is None else length))
         lengths = tuple(length for _, length in sorted((r, n) for r, n in said if r is not None))
         _check(lengths, loader)
         longest = lengths[0]

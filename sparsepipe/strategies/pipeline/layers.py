@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime.minibatch_norms import norms_of
+from sparsepipe.runtime.batch_norm import norms_of
 from sparsepipe.schedule import Plan
 
 

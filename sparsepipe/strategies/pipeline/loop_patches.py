@@ -12,8 +12,8 @@ from pytorch_lightning.callbacks.timer import Interval
 from pytorch_lightning.utilities import rank_zero_info
 from typing_extensions import override
 
-from sparsepipe.runtime import group
-from sparsepipe.runtime.stops import StopAgreement
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives.stop_agreement import StopAgreement
 from sparsepipe.strategies.pipeline.dataloaders import is_elsewhere
 from sparsepipe.strategies.trainer_internals import replace_signal_broadcast
 
@@ -138,7 +138,7 @@ class LoopPatches:
     def stop_for_all(self) -> None:
         """What one rank wishes now is done by all; every rank must call it."""
         wished = self._trainer.should_stop or self._stop.pending
-        self._standing = self._trainer.should_stop = group.any_rank(wished)
+        self._standing = self._trainer.should_stop = process_group.any_rank(wished)
 
     def _notice(self, signum: Any, _: Any) -> None:
         """Handles a signal to end; Lightning's launcher passes it on."""

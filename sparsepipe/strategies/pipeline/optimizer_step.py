@@ -17,7 +17,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime import group as ranks
+from sparsepipe.runtime.collectives import process_group
 
 Options = dict[str, Any]
 """Of one group: all but its parameters."""
@@ -163,7 +163,7 @@ class WholeNorm:
             told_P2[numbers, 0] = torch.stack([norm.double() for norm in found]).cpu()
             told_P2[numbers, 1] = 1.0
         # Zeros of all ranks but one are added to each norm, which changes no bit of it.
-        ranks.add_(told_P2, what="taking the norm of all stages' gradients")
+        process_group.add_(told_P2, what="taking the norm of all stages' gradients")
         return [
             norm.to(dtype)
             for (norm, there), dtype in zip(told_P2, self._dtypes, strict=True)

@@ -17,14 +17,13 @@ from torch.optim import Optimizer
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.recompute.layers import StageSpans
-from sparsepipe.runtime import group
-from sparsepipe.runtime.mail import in_order
-from sparsepipe.runtime.randomness import KeyedRandomness
-from sparsepipe.runtime.replicas import Replicas
+from sparsepipe.runtime.base_worker import StageWorker, merge_in_order
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives.process_group import destroy_group, make_stage_group
+from sparsepipe.runtime.collectives.replicas import Replicas
+from sparsepipe.runtime.random_generators import KeyedRandomness
 from sparsepipe.runtime.stage import Stage
-from sparsepipe.runtime.stage_worker import StageWorker
 from sparsepipe.runtime.transport import Network
-from sparsepipe.runtime.whole import dissolve, stage_group
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies.metrics import Metrics
 from sparsepipe.strategies.pipeline.layers import Placement, Share
@@ -266,9 +265,9 @@ class Pipeline:
         mine = self._events.take()
         replica = self._last_replica
         said = None if replica is None else (mine, self._metrics.harvest())
-        everyone: list[Any] = group.gather_objects(said, what="exchanging what was logged")
+        everyone: list[Any] = process_group.gather_objects(said, what="exchanging what was logged")
         self._metrics.install([harvest for _, harvest in everyone], replica=replica)
-        return in_order([logs for logs, _ in everyone])
+        return merge_in_order([logs for logs, _ in everyone])
 
 
 def make_pipeline(
@@ -384,7 +383,7 @@ class _Connections:
         limit_s = settings.timeout_s
         stages = map(plan.ranks_of, range(plan.num_stages))
         backend = "nccl" if settings.direct else "gloo"
-        self.replicas = stage_group(stages, backend=backend, timeout_s=limit_s)
+        self.replicas = make_stage_group(stages, backend=backend, timeout_s=limit_s)
         self.network = Network(
             plan,
             rank,
@@ -396,7 +395,7 @@ class _Connections:
 
     def end(self) -> None:
         self.network.close()
-        dissolve(self.replicas)
+        destroy_group(self.replicas)
 
 
 def _randomness(device: torch.device) -> KeyedRandomness:

@@ -14,8 +14,8 @@ from pytorch_lightning.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime import group
-from sparsepipe.runtime.meeting import call_ranks
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.failures.missing_ranks import set_rank_names
 from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment
 from sparsepipe.strategies.pipeline.dataloaders import Lengths, UnrepeatedEvaluation, is_elsewhere
 from sparsepipe.strategies.pipeline.pipeline import Pipeline
@@ -108,13 +108,13 @@ class StagedRanks(RankedStrategy):
         self.set_world_ranks()
         if self.world_size > 1:  # else there is nobody to join
             self._join()
-        if group.world_size() != self.world_size:
+        if process_group.world_size() != self.world_size:
             raise ConfigError(
-                f"{self.world_size} devices are configured, {group.world_size()} ranks run",
+                f"{self.world_size} devices are configured, {process_group.world_size()} ranks run",
                 remedy="start as many ranks as the Trainer has devices",
             )
         stages = [stage for stage, count in enumerate(self.replicas) for _ in range(count)]
-        call_ranks(lambda rank: f"rank {rank} (stage {stages[rank]})")
+        set_rank_names(lambda rank: f"rank {rank} (stage {stages[rank]})")
 
     def _join(self) -> None:
         environment = self.cluster_environment
@@ -125,7 +125,7 @@ class StagedRanks(RankedStrategy):
         os.environ.setdefault("WORLD_SIZE", str(self.world_size))
         backend = self._get_process_group_backend()
         self._process_group_backend = backend
-        group.join(backend, timeout_s=self._timeout_s, device=self.root_device)
+        process_group.join(backend, timeout_s=self._timeout_s, device=self.root_device)
 
     def begin_reading(self) -> None:
         """Before the first loader is asked for."""

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime import group as ranks
-from sparsepipe.runtime.whole import collect, spread_
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives.process_group import broadcast_tensors_, gather_to_rank_0
 from sparsepipe.strategies.pipeline.layers import Placement, Share
 from sparsepipe.strategies.pipeline.optimizer_step import WholeNorm
 
@@ -89,7 +89,7 @@ class PrunedOptimizer:
             holds: this rank speaks for its stage.
         """
         mine = self.local_state()
-        return self.whole_state(collect(mine if holds else {}) or [mine])
+        return self.whole_state(gather_to_rank_0(mine if holds else {}) or [mine])
 
     def put_back(self, state: Mapping[int, Any]) -> None:
         """Makes the optimizer one over the whole module again.
@@ -167,7 +167,7 @@ class SpreadModule:
         self._placement = placement
         self._stage = placement.plan.stage_of(rank)
         self._speaks = placement.plan.replica_of(rank) == 0  # for its stage
-        spread_([*module.parameters(), *module.buffers()], source=0)
+        broadcast_tensors_([*module.parameters(), *module.buffers()], source=0)
         state = module.state_dict()
         self._names = list(state)
         self._versions = getattr(state, "_metadata", None)  # which torch keeps beside it
@@ -193,7 +193,7 @@ class SpreadModule:
             for name, value in self._module.state_dict().items()
             if self._placement.stage_of(name) == self._stage
         }
-        parts = collect(mine if self._speaks else {}) or [mine]
+        parts = gather_to_rank_0(mine if self._speaks else {}) or [mine]
         found = {name: value for part in parts for name, value in part.items()}
         order = [name for name in self._names if name in found]
         late = [name for name in found if name not in self._names]  # made since the run began
@@ -233,7 +233,7 @@ class SpreadModule:
         """
         plan = self._placement.plan
         for stage in range(plan.num_stages):
-            spread_(self._placement.tensors_of(stage), source=plan.rank_of(stage, 0))
+            broadcast_tensors_(self._placement.tensors_of(stage), source=plan.rank_of(stage, 0))
         if self._pruned is not None:
             state = self.optimizer_state()["state"]
-            self._pruned.put_back(ranks.broadcast_object(state))
+            self._pruned.put_back(process_group.broadcast_object(state))

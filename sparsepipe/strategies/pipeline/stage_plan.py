@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime import group
-from sparsepipe.runtime.generators import Generator, is_generator, undrawn
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.random_generators import Generator, is_generator, undrawn
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.balance import balanced
 from sparsepipe.strategies.pipeline.dataloaders import Padded
@@ -146,7 +146,7 @@ def costs_of(
     loop.setup_data()
     costs: list[float] | None = None
     failure: Exception | None = None
-    if group.rank() == 0:
+    if process_group.rank() == 0:
         try:
             with isolate_rng():
                 costs = _flops(trainer, loop, module, layers)
@@ -154,7 +154,7 @@ def costs_of(
             error.add_note("while rank 0 measured the layers, for balance='flops'")
             failure = error
     told = None if failure is None else f"{type(failure).__name__}: {failure}"
-    costs, told = group.broadcast_object((costs, told))
+    costs, told = process_group.broadcast_object((costs, told))
     if failure is not None:
         raise failure
     if told is not None:

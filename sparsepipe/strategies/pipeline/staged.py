@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.recompute.layers import StageSpans
-from sparsepipe.runtime.meeting import farewell
+from sparsepipe.runtime.failures.missing_ranks import farewell
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies.distributed import leave_at_exit
 from sparsepipe.strategies.pipeline import refusals

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime.generators import (
+from sparsepipe.runtime.random_generators import (
     NUMPY,
     PYTHON,
     Generator,

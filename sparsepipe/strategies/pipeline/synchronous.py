@@ -25,8 +25,8 @@ from sparsepipe.partition.recompute.layers import (
     check_setting,
     recomputed_spans,
 )
-from sparsepipe.runtime.minibatch_norms import MinibatchNorms, NormMode, check_norms
-from sparsepipe.runtime.protocols import Microbatch
+from sparsepipe.runtime.base_worker import Microbatch
+from sparsepipe.runtime.batch_norm import MinibatchNorms, NormMode, check_norms
 from sparsepipe.runtime.synchronous_worker import SynchronousWorker
 from sparsepipe.schedule import SYNCHRONOUS, Plan
 from sparsepipe.strategies.pipeline.layers import Share

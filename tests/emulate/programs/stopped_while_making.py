@@ -8,7 +8,7 @@ from namespace_cases import cluster
 
 from sparsepipe.emulate import emulated_hosts, machine
 from sparsepipe.runs.signals import SignalWatch
-from sparsepipe.runtime.reports import Stopped
+from sparsepipe.runtime.failures.rank_reports import Stopped
 
 plain = machine.do
 

@@ -1,0 +1,184 @@
+"""What a rank of the asynchronous pipeline does: its actions, in the schedule's order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from sparsepipe.runtime.base_worker import Events, Segment, StageWorker
+from sparsepipe.runtime.stage import Flight
+from sparsepipe.runtime.transport import Kind
+from sparsepipe.runtime.weights import Mode, Weights
+from sparsepipe.schedule import (
+    Action,
+    RankOrder,
+    Tally,
+    included_at,
+    until_return,
+)
+
+_PEAKS: dict[Mode, Callable[[Tally], int]] = {
+    Mode.STASH: lambda tally: tally.stashed,
+    Mode.VERTICAL_SYNC: lambda tally: tally.vertical,
+    Mode.SPECTRAIN: lambda tally: tally.predicted,
+    Mode.NONE: lambda tally: 1,
+}
+"""Most sets of weights that a rank has in use at a time, by the schedule."""
+
+
+class AsynchronousWorker(StageWorker[Events]):
+    """Runs one rank's share of every minibatch.
+
+    Args:
+        weights: of its stage; None for evaluation only.
+        **common: see :class:`StageWorker`.
+
+    Attributes:
+        weights: as given, for its records.
+        segments: what ran, if somebody sets this to a list.
+    """
+
+    def __init__(self, *, weights: Weights | None, **common: Any) -> None:
+        super().__init__(**common)
+        plan, rank = self._plan, self._rank
+        self.weights = weights
+        self._order = RankOrder(plan, rank)
+        self._tally = Tally(plan, rank)
+        predicts = weights is not None and weights.predict_backward
+        self._beyond = until_return(plan, self._number) if predicts else 0
+        self._batches: dict[int, Any] = {}
+        self._flights: dict[int, Flight] = {}
+        self._begin = 0  # number in the whole run of the first minibatch since the last drain
+        self._gradients: dict[str, Tensor | None] | None = None
+        self.segments: list[Segment] | None = None
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of stage 0 since the last drain; a partial one counts as one."""
+        return -(-self._order.minibatches // self._plan.replicas(0))
+
+    def feed(self, batch: Any, *, count: int, number: int) -> None:
+        """Lets one round of stage 0 enter, and does what the schedule has for this rank.
+
+        Args:
+            batch: this rank's, where it reads one of the round.
+            count: minibatches of the round.
+            number: of its first minibatch in the whole run.
+        """
+        come = self._order.minibatches
+        if come == 0:
+            self._begin = self._replicas.first = number
+            self._mail.begin(number)
+        assert number == self._begin + come, "minibatches follow one another until a drain"
+        if self._first and self._replica < count:
+            self._batches[come + self._replica] = batch
+        self._run(self._order.feed(count))
+
+    def drain(self, buffers: Iterable[Tensor]) -> None:
+        """Finishes all that is under way; replicas then agree on ``buffers``."""
+        weights = self.weights
+        assert weights is not None
+        minibatches = self._order.minibatches
+        weights.keep_from(None)
+        self._tally.drain()
+        self._run(self._order.drain())
+        self._replicas.average_statistics_(buffers)
+        assert not self._flights
+        self._end_segment(weights, minibatches)
+        weights.restart()
+        self._tally = Tally(self._plan, self._rank)
+
+    def _end_segment(self, weights: Weights, minibatches: int) -> None:
+        """Compares what ran with the schedule, and records it if somebody wants to know."""
+        foretold = _PEAKS[weights.mode](self._tally)
+        assert weights.segment_peak == foretold, (
+            f"{weights.segment_peak} sets of weights, the schedule has {foretold}"
+        )
+        if self.segments is not None:
+            self.segments.append(
+                Segment(
+                    minibatches=minibatches,
+                    version_of_forward=dict(weights.version_of_forward),
+                    version_of_backward=dict(weights.version_of_backward),
+                    peak_versions=weights.segment_peak,
+                )
+            )
+
+    def _run(self, actions: Iterator[Action]) -> None:
+        do = {"F": self._forward, "B": self._backward, "U": self._update}
+        for action in actions:
+            self._tally.see(action)
+            with self._naming(self._description(action)):
+                do[action.kind](action.number)
+
+    def _description(self, action: Action) -> str:
+        """What an action is, with the minibatch's number in the whole run."""
+        if action.kind != "U":
+            doing = {"F": "forward", "B": "backward"}[action.kind]
+            return f"{doing} of minibatch {self._begin + action.number}"
+        first = self._begin + self._order.first_of(action.number)
+        if self._plan.replicas(self._number) == 1:
+            return f"update of minibatch {first}"
+        return f"update of the round that begins with minibatch {first}"
+
+    def _forward(self, minibatch: int) -> None:
+        weights = self.weights
+        assert weights is not None
+        included = weights.version * self._plan.replicas(0)
+        if self._first:
+            value, rest = self._open(minibatch, self._batches.pop(minibatch))
+        else:
+            message = self._mail.receive(Kind.ACTIVATION, self._number - 1, minibatch)
+            value, included = message.tree, message.meta["included"]
+            rest = self._rest(minibatch)
+        assert included == included_at(self._plan, minibatch), included
+        with self._slowed():
+            leaves = weights.begin(
+                minibatch,
+                version=self._order.updates,
+                ahead=self._order.ahead(minibatch) + self._beyond,
+                included=included,
+            )
+            weights.keep_from(included_at(self._plan, self._order.following(minibatch)))
+            flight = self._flight(value, rest, minibatch=self._begin + minibatch, leaves=leaves)
+        self._flights[minibatch] = flight
+        if not self._last:
+            meta = {"included": included}
+            self._mail.send(Kind.ACTIVATION, self._number + 1, minibatch, flight.output, meta=meta)
+            flight.output = None
+
+    def _backward(self, minibatch: int) -> None:
+        weights = self.weights
+        assert weights is not None
+        leaves = weights.again(minibatch, ahead=self._order.ahead(minibatch) + self._beyond)
+        flight = self._flights.pop(minibatch)
+        if self._last:
+            loss, logs = flight.loss, flight.extra
+            assert loss is not None
+            with self._slowed():
+                self._events.before_backward(loss)
+                upstream = flight.backward(None, leaves=leaves)
+        else:
+            message = self._mail.receive(Kind.GRADIENT, self._number + 1, minibatch)
+            logs, gradients = message.meta["logs"], message.tree["gradients"]
+            loss = message.tree["loss"].clone()
+            with self._slowed():
+                upstream = flight.backward(gradients, leaves=leaves)
+            del message, gradients
+        if not self._first:
+            tree = {"gradients": upstream, "loss": loss}
+            self._mail.send(Kind.GRADIENT, self._number - 1, minibatch, tree, meta={"logs": logs})
+        self._gradients = weights.finish(minibatch)
+        del flight, leaves, upstream
+        self._mail.release(minibatch)
+        self._events.done(minibatch, loss=loss, logs=logs)
+
+    def _update(self, number: int) -> None:
+        weights = self.weights
+        assert weights is not None
+        gradients, self._gradients = self._gradients, None
+        averaged = self._replicas.average(gradients or {}, minibatches=int(gradients is not None))
+        with self._slowed(), weights.updating():
+            self._events.update(averaged, step=self._order.step_of(number))

@@ -1,0 +1,400 @@
+"""What measurements between ranks share: how often, in whose turn, and what is said of failures."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import combinations, count
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from sparsepipe.errors import TransportError
+from sparsepipe.runtime.collectives.ordered_sum import OrderedSum
+from sparsepipe.runtime.failures.missing_ranks import AGAIN, farewell, meeting, new_group
+from sparsepipe.runtime.transport import Kind, Message, Network
+from sparsepipe.schedule import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How often something is timed, and how long that may take.
+
+    Attributes:
+        repeats: times that count; at least 1.
+        warmups: times before those; fewer where they would take longer than ``most_s``.
+        most_s: after which nothing is repeated once more; it is timed once at least.
+        timeout_s: limit of every wait for another rank.
+    """
+
+    repeats: int
+    warmups: int
+    most_s: float
+    timeout_s: float
+
+    def times_s(self, exchange: Callable[[bool], None]) -> list[float]:
+        """Times of an exchange.
+
+        Args:
+            exchange: does it once; is told whether that is the last time.
+        """
+        begun_s, warm, counted = time.perf_counter(), 0, list[float]()
+        while True:
+            start_s = time.perf_counter()
+            over = start_s - begun_s > self.most_s
+            counts = over or warm >= self.warmups
+            last = counts and (over or len(counted) + 1 >= self.repeats)
+            exchange(last)
+            if counts:
+                counted.append(time.perf_counter() - start_s)
+            else:
+                warm += 1
+            if last:
+                return counted
+
+    def within(self, once_s: float) -> tuple[int, int]:
+        """Warm-ups and repeats of what takes ``once_s``, all in ``most_s`` unless it is but one."""
+        room = max(1, int(self.most_s / max(once_s, 1e-9)))
+        warmups = min(self.warmups, room - 1)
+        return warmups, min(self.repeats, room - warmups)
+
+
+class Bench:
+    """All ranks at one measurement after the other; every rank makes one at the same time.
+
+    Args:
+        effort: how often.
+        device: where what is sent lies.
+        direct: messages between CUDA devices go over NCCL.
+    """
+
+    def __init__(
+        self, effort: Effort, *, device: torch.device | None = None, direct: bool = False
+    ) -> None:
+        self.effort = effort
+        self.device = device or torch.device("cpu")
+        self.direct = direct
+        everyone = list(range(dist.get_world_size()))
+        self._everyone = new_group(everyone, backend="gloo", timeout_s=effort.timeout_s)
+
+    @contextmanager
+    def turn(self, what: str) -> Iterator[None]:
+        """A measurement by some of the ranks, for whose end all others wait.
+
+        Args:
+            what: it is, as "timing ranks 0 and 1".
+        """
+        try:
+            try:
+                yield
+            except Exception as error:
+                farewell(error)  # to those that wait for the end, whom nobody else would tell
+                raise
+            with meeting(f"the meeting after {what}", self._everyone):
+                dist.barrier(self._everyone)
+        except TransportError as error:
+            error.message += f" (while {what})"
+            error.remedy = error.remedy.replace(AGAIN, "run the command again")
+            raise
+
+    def settle(self) -> None:
+        """Waits for what this rank's device has been asked for."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def close(self) -> None:
+        """Ends what only measurements need; a collective."""
+        dist.destroy_process_group(self._everyone)
+
+
+_TWO = Plan.of(config="1-1", cuts=[1], num_layers=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sending:
+    """How long a message takes from one rank to another.
+
+    Attributes:
+        source: rank.
+        target: rank.
+        size_bytes: of the message's tensor.
+        both_ways: ``target`` sends as much to ``source`` at the same time.
+        seconds: median from handing it over to hearing that it has come, which takes an empty
+            message back.
+        latency_s: median of half the time that an empty message takes there and back.
+        repeats: that count.
+    """
+
+    source: int
+    target: int
+    size_bytes: int
+    both_ways: bool
+    seconds: float
+    latency_s: float
+    repeats: int
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Each way."""
+        return self.size_bytes / self.seconds
+
+
+def pairs_of(hosts: Sequence[int], *, all_up_to: int) -> list[tuple[int, int]]:
+    """Ranks to time between: all pairs where they are few, else one for each link.
+
+    Args:
+        hosts: of each rank, by any number.
+        all_up_to: ranks; with more, one pair inside each host and one between any two.
+    """
+    if len(hosts) <= all_up_to:
+        return list(combinations(range(len(hosts)), 2))
+    of_host = [[rank for rank, host in enumerate(hosts) if host == h] for h in sorted({*hosts})]
+    inside = [(ranks[0], ranks[1]) for ranks in of_host if len(ranks) > 1]
+    between = combinations([ranks[0] for ranks in of_host], 2)
+    return sorted([*inside, *((min(pair), max(pair)) for pair in between)])
+
+
+def time_pairs(
+    bench: Bench, pairs: Sequence[tuple[int, int]], sizes_bytes: Sequence[int]
+) -> list[Sending]:
+    """Times each pair by itself, there, back, and with the largest size both ways at once.
+
+    A collective: every rank must call it.
+
+    Args:
+        bench: whose turn it is.
+        pairs: of ranks, the lower one first.
+        sizes_bytes: of the messages, ascending.
+
+    Raises:
+        TransportError: a rank is gone or does not answer.
+
+    Returns:
+        What this rank has timed as the first of a pair or as the one that sends.
+    """
+    found: list[Sending] = []
+    for first, second in pairs:
+        what = f"timing the link of ranks {first} and {second}"
+        with bench.turn(what):
+            ends = _Ends(bench, first, second)
+        ways = [(first, second), (second, first)]
+        turns = [(source, size, False) for source, _ in ways for size in [0, *sizes_bytes]]
+        for source, size, both_ways in [*turns, (first, sizes_bytes[-1], True)]:
+            with bench.turn(what):
+                found += ends.time(source, size, both_ways=both_ways)
+        with bench.turn(what):
+            ends.close()
+    return found
+
+
+class _Ends:
+    """Two ranks and the channels between them; the other ranks only stand by."""
+
+    def __init__(self, bench: Bench, first: int, second: int) -> None:
+        self._me = dist.get_rank()
+        self._kinds = {first: Kind.ACTIVATION, second: Kind.GRADIENT}  # that each sends
+        self._other = {first: second, second: first}.get(self._me)
+        self._bench = bench
+        self._sent, self._came = count(), count()
+        self._latency_s = 0.0
+        self._network = Network(
+            _TWO,
+            self._me,
+            timeout_s=bench.effort.timeout_s,
+            device=bench.device,
+            direct=bench.direct,
+            ranks=(first, second),
+        )
+
+    def time(self, source: int, size_bytes: int, *, both_ways: bool) -> list[Sending]:
+        """The figure if this rank is ``source``; a measurement without bytes is the latency."""
+        if self._other is None:
+            return []
+        leads = self._me == source
+        load = self._load(size_bytes) if leads or both_ways else None
+        if not leads:
+            while not self._follow(load):
+                pass
+            return []
+        times_s = self._bench.effort.times_s(lambda last: self._lead(load, last, both_ways))
+        seconds = statistics.median(times_s)
+        if not size_bytes:
+            self._latency_s = seconds / 2
+            return []
+        return [
+            Sending(
+                source=source,
+                target=self._other,
+                size_bytes=size_bytes,
+                both_ways=both_ways,
+                seconds=seconds,
+                latency_s=self._latency_s,
+                repeats=len(times_s),
+            )
+        ]
+
+    def close(self) -> None:
+        self._network.close()
+
+    def _load(self, size_bytes: int) -> torch.Tensor | None:
+        if not size_bytes:
+            return None
+        # Written to, since pages that never were are all one page of zeros.
+        load = torch.ones(size_bytes, dtype=torch.uint8, device=self._bench.device)
+        self._bench.settle()
+        return load
+
+    def _lead(self, load: Any, last: bool, both_ways: bool) -> None:
+        """One exchange: what is to be timed, and word that it has come."""
+        self._send(load, last=last)
+        self._receive()
+        if both_ways:
+            self._send(None)
+            self._receive()
+
+    def _follow(self, load: Any) -> bool:
+        """The other side of an exchange; whether it was the last."""
+        if load is not None:  # both ways at once
+            self._send(load)
+            last = self._receive()
+            self._send(None)
+            self._receive()
+            return last
+        last = self._receive()
+        self._send(None)
+        return last
+
+    def _send(self, load: Any, *, last: bool = False) -> None:
+        assert self._other is not None
+        message = Message(minibatch=next(self._sent), meta={"last": last}, tree=load)
+        # As a large message goes, whatever its size: tensors follow once the header has been read.
+        self._network.send(self._kinds[self._me], self._other, message, held_back=True)
+
+    def _receive(self) -> bool:
+        assert self._other is not None
+        number = next(self._came)
+        message = self._network.receive(self._kinds[self._other], self._other, minibatch=number)
+        last = bool(message.meta["last"])
+        del message  # nothing refers to its buffers any more
+        self._network.release(number)
+        return last
+
+
+How = Literal["all_reduce", "replicas"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reduction:
+    """How long ranks take for a sum over all of them.
+
+    Attributes:
+        ranks: that take part.
+        how: ``all_reduce`` is torch's, as data parallelism uses it; ``replicas`` the ordered
+            sum by which the replicas of a stage average gradients, in the way for their hosts.
+        size_bytes: of the vector.
+        seconds: median.
+        repeats: that count.
+    """
+
+    ranks: tuple[int, ...]
+    how: How
+    size_bytes: int
+    seconds: float
+    repeats: int
+
+
+def groups_of(hosts: Sequence[int]) -> list[tuple[int, ...]]:
+    """All ranks, and those of each host that has several, where there are several hosts.
+
+    Args:
+        hosts: of each rank, by any number.
+    """
+    everyone = tuple(range(len(hosts)))
+    inside = [tuple(r for r in everyone if hosts[r] == host) for host in sorted({*hosts})]
+    return list(dict.fromkeys([everyone, *(ranks for ranks in inside if len(ranks) > 1)]))
+
+
+def time_reductions(
+    bench: Bench, groups: Sequence[tuple[int, ...]], sizes_bytes: Sequence[int]
+) -> list[Reduction]:
+    """Times sums of float32 over each group by itself; a collective of all ranks.
+
+    Args:
+        bench: whose turn it is.
+        groups: ranks that sum.
+        sizes_bytes: of the vectors; what is no multiple of 4 is rounded down.
+
+    Raises:
+        TransportError: a rank is gone or did not come.
+
+    Returns:
+        What this rank has timed as the first of a group.
+    """
+    found: list[Reduction] = []
+    backend = dist.get_backend()
+    for ranks in groups:
+        what = f"timing sums over ranks {', '.join(map(str, ranks))}"
+        with bench.turn(what):
+            made = new_group(list(ranks), backend=backend, timeout_s=bench.effort.timeout_s)
+        hows: tuple[How, ...] = ("all_reduce", "replicas")
+        for how in hows:
+            for size_bytes in sizes_bytes:
+                with bench.turn(what):
+                    if dist.get_rank() in ranks:
+                        found += _timed(bench, made, ranks, how, size_bytes)
+        if dist.get_rank() in ranks:
+            dist.destroy_process_group(made)
+    return found
+
+
+def _timed(
+    bench: Bench, made: Any, ranks: tuple[int, ...], how: How, size_bytes: int
+) -> list[Reduction]:
+    length = max(1, size_bytes // 4)
+    reduce = _sum_of(bench, made, how, length)
+
+    def exchange_s() -> float:
+        start_s = time.perf_counter()
+        reduce()
+        bench.settle()
+        return time.perf_counter() - start_s
+
+    def slowest_s(own_s: float) -> float:
+        """Of all ranks, which must do it equally often."""
+        found_s = torch.tensor([own_s], dtype=torch.float64, device=_place(bench, made))
+        dist.all_reduce(found_s, op=dist.ReduceOp.MAX, group=made)
+        return float(found_s)
+
+    with meeting(f"a sum over {length} numbers", made):
+        times_s = [exchange_s()]  # connects, which counts only where there is no time for others
+        if slowest_s(times_s[0]) <= bench.effort.most_s:
+            warmups, repeats = bench.effort.within(slowest_s(exchange_s()))
+            times_s = [exchange_s() for _ in range(warmups + repeats)][warmups:]
+    if dist.get_rank() != ranks[0]:
+        return []
+    return [
+        Reduction(
+            ranks=ranks,
+            how=how,
+            size_bytes=4 * length,
+            seconds=statistics.median(times_s),
+            repeats=len(times_s),
+        )
+    ]
+
+
+def _sum_of(bench: Bench, made: Any, how: How, length: int) -> Callable[[], None]:
+    if how == "replicas":
+        total = OrderedSum(made, length=length, dtype=torch.float32, device=bench.device)
+        return total.reduce
+    vector = torch.zeros(length, device=bench.device)
+    return lambda: dist.all_reduce(vector, group=made)
+
+
+def _place(bench: Bench, made: Any) -> torch.device:
+    """Where a group's own words lie."""
+    return torch.device("cpu") if dist.get_backend(made) == "gloo" else bench.device

@@ -1,0 +1,344 @@
+"""What a rank of any pipeline does: both ends of a batch's way, and evaluation.
+
+Knows nothing of Lightning: a :class:`Steps` says what happens before the layers of the
+first stage and around those of the last.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from sparsepipe.runtime.collectives.replicas import Replicas
+from sparsepipe.runtime.stage import Flight, Leaves, Stage
+from sparsepipe.runtime.transport import Kind, Message, Network, message_name
+from sparsepipe.schedule import Plan
+
+
+class Steps(Protocol):
+    """What a minibatch is for, at both ends of the pipeline."""
+
+    def open(self, batch: Any) -> tuple[Any, Any]:
+        """The input of the layers, and what the last stage is to have of the batch."""
+
+    def close(self, rest: Any, run: Callable[[], Any]) -> tuple[Tensor, Any]:
+        """Loss and logs, given the batch's rest and what gives the layers' output."""
+
+    def close_evaluation(self, rest: Any, run: Callable[[], Any]) -> tuple[Any, Any]:
+        """Result and logs of a step that does not train."""
+
+    def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Tensor, Any]:
+        """Loss and logs where both ends are here, given what takes the layers' input."""
+
+    def whole_evaluation(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """The same of a step that does not train."""
+
+
+class Events(Protocol):
+    """What the worker tells while it works."""
+
+    def before_backward(self, loss: Tensor) -> None:
+        """The last stage is about to run a backward."""
+
+    def update(self, gradients: Mapping[str, Tensor | None], *, step: int) -> None:
+        """Apply the gradients of a round to this stage's parameters, in place.
+
+        ``step`` is the round of stage 0 since the last drain whose learning rate counts. It is
+        the same for all replicas, which may have come to the update in different ones.
+        """
+
+    def done(self, minibatch: int, *, loss: Tensor, logs: Any) -> None:
+        """A minibatch has gone backward through this stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Microbatch:
+    """A part of a minibatch that has gone forward and backward through a stage.
+
+    Attributes:
+        minibatch: whose part it is, by its number in the whole run.
+        number: of the part, from 0.
+        samples: how many it has; one at least.
+        weight: what its loss counts in the minibatch's.
+        loss: the mean over its samples.
+        logs: what its step logged.
+    """
+
+    minibatch: int
+    number: int
+    samples: int
+    weight: float
+    loss: Tensor
+    logs: Any
+
+
+class MinibatchEvents(Protocol):
+    """What the worker of a synchronous pipeline tells while it works."""
+
+    def before_backward(self, loss: Tensor) -> None:
+        """The last stage is about to run a microbatch's backward."""
+
+    def done(self, microbatches: Sequence[Microbatch]) -> None:
+        """A minibatch has gone backward through this stage; those of it that came this way.
+
+        In the order of their numbers; a rank of several replicas has its own ones only.
+        """
+
+    def update(self, gradients: Mapping[str, Tensor | None], *, step: int) -> None:
+        """Apply a minibatch's gradients to this stage's parameters, in place.
+
+        ``step`` counts minibatches since the last drain.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """What ran between two drains on this rank.
+
+    Attributes:
+        minibatches: how many, over all replicas.
+        version_of_forward: by minibatch of this rank, updates before its forward.
+        version_of_backward: the version that its backward used.
+        peak_versions: most sets of weights in use at a time.
+    """
+
+    minibatches: int
+    version_of_forward: Mapping[int, int]
+    version_of_backward: Mapping[int, int]
+    peak_versions: int
+
+
+class Mail:
+    """A rank's messages.
+
+    Args:
+        plan: the stages and their ranks.
+        network: of this rank.
+
+    Attributes:
+        first: number, in messages and in errors about them, of what the schedule calls 0.
+    """
+
+    def __init__(self, plan: Plan, network: Network) -> None:
+        self._plan = plan
+        self._network = network
+        self.first = 0
+        self._held_back = False
+
+    def begin(self, first: int, *, parts: int | None = None, held_back: bool = False) -> None:
+        """Messages are numbered from here on; all ranks must say the same.
+
+        While nothing is under way.
+
+        Args:
+            first: the attribute.
+            parts: of a minibatch, where messages are of its parts; errors then name these.
+            held_back: channels hold no more messages than stages run ahead, though they may have
+                been made for more; for whole batches, which take more memory than their parts.
+        """
+        self.first = first
+        self._held_back = held_back
+        self._network.called = partial(message_name, parts=parts)
+
+    def send(
+        self,
+        kind: Kind,
+        stage: int,
+        minibatch: int,
+        tree: Any,
+        *,
+        meta: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Sends to the rank of ``stage`` that handles ``minibatch``."""
+        message = Message(minibatch=self.first + minibatch, meta=meta or {}, tree=tree)
+        target = self._plan.rank_for(stage, minibatch)
+        self._network.send(kind, target, message, held_back=self._held_back)
+
+    def receive(self, kind: Kind, stage: int, minibatch: int) -> Message:
+        """What the rank of ``stage`` that handles ``minibatch`` has sent."""
+        source = self._plan.rank_for(stage, minibatch)
+        return self._network.receive(kind, source, minibatch=self.first + minibatch)
+
+    def release(self, minibatch: int) -> None:
+        """Nothing that came for a minibatch is needed any more."""
+        self._network.release(self.first + minibatch)
+
+
+def merge_in_order(parts: Sequence[Sequence[tuple[Any, Any]]]) -> list[Any]:
+    """What several ranks have of minibatches, by what orders these, in that order."""
+    return [item for _, item in sorted((pair for part in parts for pair in part), key=_first)]
+
+
+def _first(pair: tuple[Any, Any]) -> Any:
+    return pair[0]
+
+
+_Told = TypeVar("_Told")
+
+
+class StageWorker(ABC, Generic[_Told]):
+    """Runs one rank's share of every minibatch.
+
+    Args:
+        plan: the stages and their ranks.
+        rank: this one's number.
+        stage: its layers.
+        replicas: its stage's.
+        network: to the other stages.
+        steps: both ends of a minibatch's way.
+        events: told what happens.
+        slowed: makes the context of whatever is computed here (:class:`Slowdown`).
+
+    Attributes:
+        network: as given, for its traffic.
+    """
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        rank: int,
+        stage: Stage,
+        replicas: Replicas,
+        network: Network,
+        steps: Steps,
+        events: _Told,
+        slowed: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._plan = plan
+        self._rank = rank
+        self._number = plan.stage_of(rank)
+        self._replica = plan.replica_of(rank)
+        self._first = self._number == 0
+        self._last = self._number == plan.num_stages - 1
+        self._stage = stage
+        self._replicas = replicas
+        self.network = network
+        self._mail = Mail(plan, network)
+        self._steps = steps
+        self._events = events
+        self._slowed = slowed
+        self._evaluated = 0
+
+    def watch(self, around: Callable[[Callable[[], AbstractContextManager[None]]], Any]) -> None:
+        """Puts a context around whatever is computed here from now on.
+
+        Args:
+            around: makes it, given what makes the one that there was.
+        """
+        self._slowed = partial(around, self._slowed)
+
+    @property
+    @abstractmethod
+    def rounds(self) -> int:
+        """Rounds of stage 0 since the last drain."""
+
+    @abstractmethod
+    def feed(self, batch: Any, *, count: int, number: int) -> None:
+        """Lets one round of stage 0 enter, and does what the schedule has for this rank.
+
+        Args:
+            batch: this rank's, where it reads one of the round.
+            count: minibatches of the round.
+            number: of the round in the whole run, as the schedule counts.
+        """
+
+    @abstractmethod
+    def drain(self, buffers: Iterable[Tensor]) -> None:
+        """Finishes all that is under way; replicas then agree on ``buffers``."""
+
+    def evaluate(self, batch: Any, *, count: int, answered: bool = False) -> list[tuple[int, Any]]:
+        """Sends one round forward.
+
+        Args:
+            batch: this rank's, where it reads one of the round.
+            count: minibatches of the round.
+            answered: the rank that read a batch waits for its result.
+
+        Returns:
+            For minibatches of this rank: in the last stage number and logs; where answers
+            come, number and result.
+        """
+        assert not self.rounds, "evaluation begins when the pipeline is empty"
+        self._mail.begin(0, held_back=True)
+        come, self._evaluated = self._evaluated, self._evaluated + count
+        found = []
+        for minibatch in range(come, come + count):
+            if self._plan.rank_for(self._number, minibatch) == self._rank:
+                with self._naming(f"forward of batch {minibatch} of the evaluation"):
+                    found += self._evaluate_one(minibatch, batch, answered=answered)
+                    self._mail.release(minibatch)
+        return found
+
+    def end_evaluation(self) -> None:
+        """The next round begins with minibatch 0."""
+        self._evaluated = 0
+
+    def _evaluate_one(self, minibatch: int, batch: Any, *, answered: bool) -> list[tuple[int, Any]]:
+        if self._first:
+            value, rest = self._open(minibatch, batch)
+        else:
+            value = self._mail.receive(Kind.ACTIVATION, self._number - 1, minibatch).tree
+            rest = self._rest(minibatch)
+        found: list[tuple[int, Any]] = []
+        if self._last:
+            with self._slowed():
+                result, logs = self._result(value, rest)
+            if answered and not self._first:
+                self._mail.send(Kind.REPLY, 0, minibatch, result)
+            found.append((minibatch, result if answered else logs))
+        else:
+            with self._slowed():
+                output = self._stage.evaluate(value)
+            self._mail.send(Kind.ACTIVATION, self._number + 1, minibatch, output)
+            if answered and self._first:
+                reply = self._mail.receive(Kind.REPLY, self._plan.num_stages - 1, minibatch)
+                found.append((minibatch, reply.tree))
+        return found
+
+    def _open(self, minibatch: int, batch: Any) -> tuple[Any, Any]:
+        """The input of a minibatch; the rest is sent ahead.
+
+        Where both ends are here the step is not cut in two: all of the batch is its rest, and the
+        step finds its input on its way.
+        """
+        if self._last:
+            return None, batch
+        with self._slowed():
+            value, rest = self._steps.open(batch)
+        self._mail.send(Kind.BATCH, self._plan.num_stages - 1, minibatch, rest)
+        return value, rest
+
+    def _flight(self, value: Any, rest: Any, *, minibatch: int, leaves: Leaves = None) -> Flight:
+        """Takes a minibatch, by its number in the whole run, forward through this stage."""
+        if not self._last:
+            return self._stage.forward(value, minibatch=minibatch, leaves=leaves)
+        if self._first:
+            whole = partial(self._steps.whole, rest)
+            return self._stage.forward_whole(whole, minibatch=minibatch, leaves=leaves)
+        close = partial(self._steps.close, rest)
+        return self._stage.forward(value, minibatch=minibatch, leaves=leaves, close=close)
+
+    def _result(self, value: Any, rest: Any) -> Any:
+        """Result and logs, in the last stage, of a step that does not train."""
+        if self._first:
+            return self._stage.evaluate_whole(partial(self._steps.whole_evaluation, rest))
+        return self._stage.evaluate(value, close=partial(self._steps.close_evaluation, rest))
+
+    def _rest(self, minibatch: int) -> Any:
+        return self._mail.receive(Kind.BATCH, 0, minibatch).tree if self._last else None
+
+    @contextmanager
+    def _naming(self, doing: str) -> Iterator[None]:
+        """Says with an error where it happened."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"rank {self._rank}, stage {self._number}: {doing}")
+            raise

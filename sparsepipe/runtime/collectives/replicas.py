@@ -1,0 +1,234 @@
+"""What the replicas of one stage agree on: gradients once a round, statistics at drains.
+
+No wrapper around the module: rounds are the schedule's, and one message carries everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.collectives.ordered_sum import OrderedSum
+from sparsepipe.runtime.failures.missing_ranks import meeting
+
+
+class Replicas:
+    """The replicas of a stage.
+
+    Gradients are added in the order of the replicas, once for each element: every replica
+    goes on with the same bits, which are those of one process that averages the same
+    gradients.
+
+    Args:
+        group: theirs; None for a stage without replicas, where gradients stay as they are.
+        parameters: of the stage by name, in the same order on all.
+
+    Attributes:
+        first: number, in errors, of the first minibatch since the last drain.
+
+    Raises:
+        ConfigError: complex parameters.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup | None, parameters: Mapping[str, nn.Parameter]
+    ) -> None:
+        self._group = group
+        self._parameters = dict(parameters)
+        self._sum: OrderedSum | None = None
+        self.first = 0
+        self._round = 0  # since the last drain
+        for name, parameter in self._parameters.items():
+            if parameter.is_complex() and group is not None:
+                raise ConfigError(
+                    f"{name} is complex, and replicas average real gradients only",
+                    remedy="store its real and imaginary part as two parameters, or give the "
+                    "stage one device",
+                )
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return 1 if self._group is None else dist.get_world_size(self._group)
+
+    def average(
+        self, gradients: Mapping[str, Tensor | None], *, minibatches: int = 1
+    ) -> dict[str, Tensor | None]:
+        """The mean gradient over the minibatches of a round; a collective.
+
+        A parameter has no gradient afterwards only if it has none on any replica; where it
+        is missing on some, it counts as zero there. Computed in float32, or float64 if a
+        parameter is of it.
+
+        Args:
+            gradients: mean over this replica's minibatches, by name.
+            minibatches: how many those were; 0 in a partial last round without one here,
+                and ``gradients`` is empty then.
+
+        Raises:
+            TransportError: a replica is gone or did not come.
+
+        Returns:
+            Gradients by name, in memory that the next call overwrites.
+        """
+        if self._group is None or not self._parameters:
+            return dict(gradients)
+        assert gradients.keys() == self._parameters.keys() or not (minibatches or gradients)
+        flat = self._filled(gradients, minibatches)
+        with meeting(self._averaging(), self._group):
+            self._made_sum().reduce()
+        self._round += 1
+        total = int(flat[-1])
+        assert total > 0, "a round has at least one minibatch"
+        return self._parts(flat, divisor=total)
+
+    def total(self, gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+        """The sum of all replicas' gradients; a collective.
+
+        As :meth:`average`, of which this is the part before the division.
+
+        Args:
+            gradients: by name, each replica's share of a minibatch's.
+
+        Raises:
+            TransportError: a replica is gone or did not come.
+
+        Returns:
+            Gradients by name, in memory that the next call overwrites.
+        """
+        if self._group is None or not self._parameters:
+            return dict(gradients)
+        assert gradients.keys() == self._parameters.keys()
+        flat = self._filled(gradients, 1)
+        with meeting(f"adding up the gradients of minibatch {self.first}", self._group):
+            self._made_sum().reduce()
+        return self._parts(flat, divisor=1)
+
+    def _parts(self, flat: Tensor, *, divisor: int) -> dict[str, Tensor | None]:
+        """The gradients that the flat buffer holds, divided."""
+        *_, present, _ = flat.split_with_sizes(self._sizes())
+        has_gradient = (present > 0).tolist()
+        if divisor != 1:
+            flat.div_(divisor)
+        slots = zip(self._parameters.items(), flat.split_with_sizes(self._sizes()), strict=False)
+        return {
+            name: _in_layout_of(parameter, slot).to(parameter.dtype) if has else None
+            for ((name, parameter), slot), has in zip(slots, has_gradient, strict=True)
+        }
+
+    def _averaging(self) -> str:
+        first = self.first + self._round * self.count
+        return f"averaging the gradients of minibatches {first} to {first + self.count - 1}"
+
+    def _sizes(self) -> list[int]:
+        """Of the flat buffer's parts: gradients, which of them there are, minibatches."""
+        sizes = [parameter.numel() for parameter in self._parameters.values()]
+        return [*sizes, len(sizes), 1]
+
+    def _filled(self, gradients: Mapping[str, Tensor | None], minibatches: int) -> Tensor:
+        """The flat buffer with this replica's share of the sums."""
+        flat = self._made_sum().values
+        *slots, present, count = flat.split_with_sizes(self._sizes())
+        has_gradient = []
+        for (name, parameter), slot in zip(self._parameters.items(), slots, strict=True):
+            gradient = gradients.get(name)
+            has_gradient.append(gradient is not None)
+            if gradient is None:
+                slot.zero_()
+            else:
+                _in_layout_of(parameter, slot).copy_(gradient)
+        if minibatches != 1:
+            flat.mul_(minibatches)
+        present.copy_(torch.tensor(has_gradient, dtype=flat.dtype))
+        count.fill_(minibatches)
+        return flat
+
+    def _made_sum(self) -> OrderedSum:
+        if self._sum is None:
+            assert self._group is not None
+            dtypes = {parameter.dtype for parameter in self._parameters.values()}
+            dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+            device = next(p.device for p in self._parameters.values())
+            self._sum = OrderedSum(
+                self._group, length=sum(self._sizes()), dtype=dtype, device=device
+            )
+        return self._sum
+
+    def gather(self, vector: Tensor) -> list[Tensor]:
+        """Every replica's vector, in their order; a collective.
+
+        Args:
+            vector: as long and of the same type on all.
+
+        Raises:
+            TransportError: a replica is gone or did not come.
+        """
+        if self._group is None:
+            return [vector]
+        mine = vector.cpu() if dist.get_backend(self._group) == "gloo" else vector
+        found = [torch.empty_like(mine) for _ in range(self.count)]
+        with meeting(f"gathering the statistics of minibatch {self.first}", self._group):
+            dist.all_gather(found, mine, group=self._group)
+        return [each.to(vector.device) for each in found]
+
+    def average_statistics_(self, buffers: Iterable[Tensor]) -> None:
+        """Makes buffers equal on all replicas, in place; a collective, for drains.
+
+        Floating-point ones become their mean, as the running statistics of batch norms do;
+        of integers, such as counts of batches, the largest is taken.
+
+        Args:
+            buffers: of the stage, in the same order on all.
+        """
+        if self._group is None:
+            return
+        self._round = 0
+        every = list(buffers)
+        with meeting("averaging statistics at a drain", self._group):
+            self._average([buffer for buffer in every if buffer.is_floating_point()])
+            self._take_largest([b for b in every if not (b.is_floating_point() or b.is_complex())])
+
+    def _average(self, buffers: list[Tensor]) -> None:
+        if not buffers:
+            return
+        assert self._group is not None
+        length = sum(buffer.numel() for buffer in buffers)
+        # In double precision a mean of equal float32 values is that value.
+        total = OrderedSum(
+            self._group, length=length, dtype=torch.float64, device=buffers[0].device
+        )
+        total.values.copy_(_flattened(buffers, torch.float64))
+        total.reduce()
+        _fill(buffers, total.values / self.count)
+
+    def _take_largest(self, buffers: list[Tensor]) -> None:
+        if not buffers:
+            return
+        on_host = dist.get_backend(self._group) == "gloo"
+        device = torch.device("cpu") if on_host else buffers[0].device
+        flat = _flattened(buffers, torch.int64).to(device)
+        dist.all_reduce(flat, op=dist.ReduceOp.MAX, group=self._group)
+        _fill(buffers, flat)
+
+
+def _flattened(buffers: list[Tensor], dtype: torch.dtype) -> Tensor:
+    return torch.cat([buffer.detach().reshape(-1).to(dtype) for buffer in buffers])
+
+
+@torch.no_grad()
+def _fill(buffers: list[Tensor], flat: Tensor) -> None:
+    parts = flat.split_with_sizes([buffer.numel() for buffer in buffers])
+    for buffer, part in zip(buffers, parts, strict=True):
+        buffer.copy_(part.view(buffer.shape))
+
+
+def _in_layout_of(parameter: nn.Parameter, slot: Tensor) -> Tensor:
+    """A flat slot as a tensor like ``parameter``, its memory layout too if that is dense."""
+    order = sorted(range(parameter.dim()), key=parameter.stride, reverse=True)
+    if parameter.permute(order).is_contiguous():
+        return slot.as_strided(parameter.shape, parameter.stride())
+    return slot.view(parameter.shape)

@@ -1,0 +1,1 @@
+"""Ranks that fail: which are missing, what each reports, and how all of them end."""

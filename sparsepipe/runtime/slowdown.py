@@ -1,0 +1,70 @@
+"""Makes a processor slower than it is, by pausing after what it computes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from sparsepipe.errors import ConfigError
+
+# A sleep ends late by what the kernel's timer and its scheduler take, 0.05 ms and more, which for
+# layers that take less would be all that is measured: so the last part of a pause is spent
+# looking at the clock. Meanwhile this thread keeps Python's lock from those of the transport, so
+# that part is short.
+_SPIN_S = 0.0003
+
+
+class Slowdown:
+    """Stretches blocks of computation.
+
+    What counts is the processor time of the thread that runs a block: waits for other ranks are
+    no computation. Where several threads compute for it (intra-op threads), it takes part in what
+    they do and its own time stands for theirs. The backward pass on a CPU runs in the thread that
+    asks for it.
+
+    Args:
+        slowdown: how many times as long a block is to take; 1 changes nothing and costs nothing.
+
+    Raises:
+        ConfigError: it is less than 1, or no number.
+    """
+
+    def __init__(self, slowdown: float = 1.0) -> None:
+        if not (math.isfinite(slowdown) and slowdown >= 1):
+            raise ConfigError(
+                f"slowdown={slowdown}", remedy="give a number from 1 on: 2 is half the speed"
+            )
+        self._slowdown = slowdown
+        self._settled_s = 0.0  # processor time of blocks that are over, with their pauses
+
+    @property
+    def slowdown(self) -> float:
+        """As given."""
+        return self._slowdown
+
+    def slowed(self) -> AbstractContextManager[None]:
+        """Around a block: when it has ended, pauses ``slowdown - 1`` times as long as it computed.
+
+        A block within another pauses for itself, and the outer one for the rest. A block that
+        raises does not pause.
+        """
+        return nullcontext() if self._slowdown == 1 else self._slowed()
+
+    @contextmanager
+    def _slowed(self) -> Iterator[None]:
+        begin_s, settled_s = time.thread_time(), self._settled_s
+        yield
+        computed_s = time.thread_time() - begin_s - (self._settled_s - settled_s)
+        pause((self._slowdown - 1) * computed_s)
+        self._settled_s = settled_s + time.thread_time() - begin_s
+
+
+def pause(seconds: float) -> None:
+    """Does nothing for as long as is said, never shorter and hardly longer."""
+    end_s = time.perf_counter() + seconds
+    if seconds > _SPIN_S:
+        time.sleep(seconds - _SPIN_S)
+    while time.perf_counter() < end_s:
+        pass

@@ -1,0 +1,237 @@
+"""The weights of each minibatch in flight on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.weights.modes import (
+    Held,
+    Keeper,
+    Memory,
+    Mode,
+    SpecTrain,
+    Stash,
+    VerticalSync,
+    leaf,
+)
+from sparsepipe.runtime.weights.prediction import Predictor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Flight:
+    held: Held
+    leaves: dict[str, Tensor]
+
+
+class Weights:
+    """Hands each minibatch its weights, as leaves for ``torch.func.functional_call``.
+
+    Forward and backward of a minibatch may lie several updates apart. A minibatch goes
+    through :meth:`begin`, :meth:`again` and :meth:`finish`; updates happen inside
+    :meth:`updating`. Minibatches and versions count from 0 in each segment (what runs
+    between two drains, see :meth:`restart`).
+
+    Layers that keep something computed from their weights for the backward, as convolutions
+    under autocast keep the cast weights, go on using it: there modes ``none`` and
+    ``predict_backward`` change less than they mean to.
+
+    Args:
+        parameters: of this stage, by their names in the module, each once.
+        mode: which weights a minibatch sees.
+        optimizer: what updates them; SpecTrain reads its momentum. None where nothing learns.
+        replicas: of this stage: minibatches that one update includes.
+        predict_backward: SpecTrain predicts for the backward too, after its paper's idea.
+            Who calls says how far both look ahead.
+
+    Attributes:
+        mode: the mode.
+        predict_backward: as given.
+        version_of_forward: by minibatch, the version that its forward used (that it was
+            predicted from, for SpecTrain).
+        version_of_backward: the same of its backward.
+
+    Raises:
+        ConfigError: an unknown mode, an optimizer that SpecTrain cannot predict, or
+            ``predict_backward`` with another mode.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        mode: Mode | str,
+        optimizer: Optimizer | None = None,
+        *,
+        replicas: int = 1,
+        predict_backward: bool = False,
+    ) -> None:
+        self.mode = _mode(mode, predict_backward=predict_backward)
+        self.predict_backward = predict_backward
+        self._memory = Memory(parameters)
+        self._keeper = _keeper(
+            self.mode,
+            self._memory,
+            optimizer,
+            replicas=replicas,
+            predict_backward=predict_backward,
+        )
+        self._matched = self.mode is not Mode.NONE and not predict_backward
+        self._flights: dict[int, _Flight] = {}
+        self.version_of_forward: dict[int, int] = {}
+        self.version_of_backward: dict[int, int] = {}
+
+    @property
+    def version(self) -> int:
+        """Updates since the segment began: the version that the parameters hold."""
+        return self._keeper.version
+
+    @property
+    def versions_alive(self) -> int:
+        """Sets of weights in memory that are in use, the parameters' own included."""
+        return 1 + self._memory.copies
+
+    @property
+    def peak_versions(self) -> int:
+        """Most sets in use at a time, over all segments."""
+        return self._memory.peak_versions
+
+    @property
+    def segment_peak(self) -> int:
+        """Most sets in use at a time since the segment began."""
+        return self._memory.segment_peak
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes in use at a time; parameters that do not learn count once."""
+        return self._memory.peak_bytes
+
+    @property
+    def in_flight(self) -> tuple[int, ...]:
+        """Minibatches that have begun and not finished, in the order they began."""
+        return tuple(self._flights)
+
+    def begin(
+        self, minibatch: int, *, version: int, ahead: int = 0, included: int | None = None
+    ) -> dict[str, Tensor]:
+        """The leaves for a minibatch's forward, by name; each has a gradient of its own.
+
+        Args:
+            minibatch: its number.
+            version: updates that the schedule says were made before.
+            ahead: updates of this stage that SpecTrain looks ahead: those from now to the
+                minibatch's own, without that one; with ``predict_backward`` to its return.
+            included: minibatches whose gradients stage 0's weights included at this one's
+                forward there; vertical sync needs it, and it never falls.
+
+        Raises:
+            ConfigError: somebody changed a parameter while minibatches are in flight.
+        """
+        assert minibatch not in self.version_of_forward, f"minibatch {minibatch} began before"
+        assert version == self.version, f"{self.version} updates, the schedule has {version}"
+        held = self._keeper.take(ahead=ahead, included=included)
+        parameters = self._memory.parameters.items()
+        leaves = {name: leaf(p, held.tensors.get(name)) for name, p in parameters}
+        self._flights[minibatch] = _Flight(held=held, leaves=leaves)
+        self.version_of_forward[minibatch] = held.version
+        return dict(leaves)
+
+    def again(self, minibatch: int, *, ahead: int = 0) -> dict[str, Tensor]:
+        """The leaves for a minibatch's backward: the objects that :meth:`begin` gave.
+
+        Their values are the forward's, but for mode ``none`` (the present ones) and for
+        SpecTrain's prediction at the backward.
+
+        Args:
+            minibatch: its number.
+            ahead: how many updates that prediction looks ahead.
+
+        Raises:
+            ConfigError: somebody changed a parameter while minibatches are in flight.
+        """
+        flight = self._flights[minibatch]
+        version = self._keeper.again(flight.held, ahead=ahead)
+        if self._matched:
+            assert version == self.version_of_forward[minibatch]
+        self.version_of_backward[minibatch] = version
+        return dict(flight.leaves)
+
+    def finish(self, minibatch: int) -> dict[str, Tensor | None]:
+        """Gradients of a minibatch by name, None where there is none; frees its weights."""
+        assert minibatch in self.version_of_backward, f"minibatch {minibatch} had no backward"
+        flight = self._flights.pop(minibatch)
+        gradients = {name: tensor.grad for name, tensor in flight.leaves.items()}
+        for tensor in flight.leaves.values():
+            tensor.grad = None  # whoever still holds the leaf shall not hold its gradient
+        self._keeper.give(flight.held)
+        return gradients
+
+    def keep_from(self, included: int | None) -> None:
+        """Lets vertical sync free versions early.
+
+        Args:
+            included: no later :meth:`begin` will name fewer minibatches; may exceed what the
+                present version includes. None: there will be no other one before
+                :meth:`restart`.
+        """
+        self._keeper.keep_from(included)
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Inside, the parameters may change in place; afterwards they are one version on.
+
+        Raises:
+            ConfigError: somebody changed a parameter while minibatches are in flight.
+        """
+        self._keeper.before_update()
+        yield
+        self._keeper.after_update()
+
+    def restart(self) -> None:
+        """After a drain: minibatches and versions count from 0, records are empty.
+
+        Peaks stay, and so does the memory for copies.
+        """
+        assert not self._flights, f"in flight: {self.in_flight}"
+        self._keeper.restart()
+        self._memory.restart()
+        self.version_of_forward.clear()
+        self.version_of_backward.clear()
+
+
+def _mode(mode: Mode | str, *, predict_backward: bool) -> Mode:
+    if mode not in list(Mode):
+        raise ConfigError(
+            f"there is no mode {str(mode)!r} of weight versions",
+            remedy=f"choose one of {', '.join(Mode)}",
+        )
+    if predict_backward and mode != Mode.SPECTRAIN:
+        raise ConfigError(
+            f"predict_backward is set, and mode {str(mode)!r} predicts nothing",
+            remedy="unset it, or choose the mode spectrain",
+        )
+    return Mode(mode)
+
+
+def _keeper(
+    mode: Mode,
+    memory: Memory,
+    optimizer: Optimizer | None,
+    *,
+    replicas: int,
+    predict_backward: bool,
+) -> Keeper:
+    match mode:
+        case Mode.STASH:
+            return Stash(memory)
+        case Mode.VERTICAL_SYNC:
+            return VerticalSync(memory, replicas=replicas)
+        case Mode.SPECTRAIN:
+            predictor = Predictor(memory.parameters, optimizer)
+            return SpecTrain(memory, predictor, predict_backward=predict_backward)
+        case Mode.NONE:
+            return Keeper(memory)
