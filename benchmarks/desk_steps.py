@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from sparsepipe.config import compose
 from sparsepipe.config.build import build_data, build_module
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.results.tables import markdown_table
 
 TABLE_2 = [
@@ -54,17 +55,17 @@ def main() -> None:
     found: dict[tuple[str, int], Steps] = {}
     rows: list[tuple[str, ...]] = []
     for network, resolution in (*TABLE_2, *FIG_8):
-        config = _config(asked.scale, network, resolution)
-        steps = found[network, resolution] = _timed(config, asked.steps)
-        epoch_s = _shapes(config)[0] * steps.train_s
+        spec = _spec(asked.scale, network, resolution)
+        steps = found[network, resolution] = _timed(spec, asked.steps)
+        epoch_s = _shapes(spec)[0] * steps.train_s
         times = (f"{1e3 * steps.train_s:.1f}", f"{1e3 * steps.evaluate_s:.1f}", f"{epoch_s:.0f}")
         rows.append((network, f"{resolution}", *times))
         print(*rows[-1], flush=True)
     head = ("network", "grid", "step ms a shape", "forward ms a shape", "epoch s")
     print("\n" + markdown_table(head, rows) + "\n")
-    config = _config(asked.scale, "sparse", 32)
+    spec = _spec(asked.scale, "sparse", 32)
     for name, trained, trials in (("table2", TABLE_2, 2), ("fig8", FIG_8_WHOLE, 1)):
-        whole_s = trials * sum(_training_s(config, found[cell]) for cell in trained)
+        whole_s = trials * sum(_training_s(spec, found[cell]) for cell in trained)
         print(
             f"{name}: {trials * len(trained)} trainings, {whole_s:,.0f} s of a core: "
             f"{whole_s / 2 / 3600:.1f} h of two cores, as an estimate"
@@ -75,23 +76,24 @@ class _KeepLines(argparse.RawDescriptionHelpFormatter):
     """The description as it is written."""
 
 
-def _config(scale: str, network: str, resolution: int) -> dict[str, Any]:
+def _spec(scale: str, network: str, resolution: int) -> RunSpec:
     asked = ("experiment=table2", f"scale={scale}", f"network={network}", "data=shapes")
     with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
         words = compose.admit([*asked, f"data.resolution={resolution}"])
         return compose.resolve(hydra_compose(compose.CONFIG_NAME, words))
 
 
-def _timed(config: dict[str, Any], steps: int) -> Steps:
-    settings = {**config["data"], "num_workers": 0}
-    settings["source"] = {**settings["source"], "train_per_class": 8, "test_per_class": 4}
-    if config["representation"] == "dense":
-        settings["batch_size"] = min(DENSE_BATCH, settings["batch_size"])
-    config = {**config, "data": settings}
-    data = build_data(config)
+def _timed(spec: RunSpec, steps: int) -> Steps:
+    source = {**spec.data.arguments["source"], "train_per_class": 8, "test_per_class": 4}
+    batch_size = spec.data.arguments["batch_size"]
+    if spec.representation == "dense":
+        batch_size = min(DENSE_BATCH, batch_size)
+    small = spec.data.replace(num_workers=0, source=source, batch_size=batch_size)
+    spec = spec.replace(data=small)
+    data = build_data(spec)
     data.prepare_data()
     data.setup("fit")
-    module = build_module(config, data).train()
+    module = build_module(spec, data).train()
     layers: Any = module.layers
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.01, momentum=0.9)
     taken = []
@@ -122,22 +124,21 @@ def _loaded(loader: Any) -> Iterator[tuple[dict[str, Any], float]]:
         yield batch, time.process_time() - started_s
 
 
-def _shapes(config: dict[str, Any]) -> tuple[int, int]:
+def _shapes(spec: RunSpec) -> tuple[int, int]:
     """To train on in an epoch, and to test, of the twenty classes that we model."""
-    source, trainer = config["data"]["source"], config["trainer"]
-    size = config["data"]["batch_size"]
+    source, size = spec.data.arguments["source"], spec.data.arguments["batch_size"]
 
     def limited(split: str) -> int:
         count = 20 * int(source[f"{split}_per_class"])
-        limit = trainer[f"limit_{split}_batches"]
+        limit = getattr(spec.trainer, f"limit_{split}_batches")
         return count if limit is None else min(count, size * int(limit))
 
     return limited("train"), limited("test")
 
 
-def _training_s(config: dict[str, Any], steps: Steps) -> float:
-    train, test = _shapes(config)
-    epochs = int(config["trainer"]["max_epochs"])
+def _training_s(spec: RunSpec, steps: Steps) -> float:
+    train, test = _shapes(spec)
+    epochs = int(spec.trainer.max_epochs or 0)
     return epochs * train * steps.train_s + test * steps.evaluate_s
 
 

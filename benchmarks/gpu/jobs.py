@@ -9,6 +9,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 
 from sparsepipe.config import compose
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.launch.job import run_job
 from sparsepipe.results.files import read_json
 from sparsepipe.runs import logs
@@ -53,7 +54,7 @@ class Jobs:
         told = {key: value for key, value in result.items() if not key.startswith(_LEFT_OUT)}
         return {"name": path.parent.name, "run_id": path.name, **told}, path
 
-    def _config(self, overrides: tuple[str, ...]) -> dict[str, Any]:
+    def _config(self, overrides: tuple[str, ...]) -> RunSpec:
         # An experiment comes first, then what it is made of, which counts.
         words = compose.admit([*overrides, *self._common])
         with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):

@@ -2,79 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytorch_lightning as pl
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from torch import nn
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.division import check_division
-from sparsepipe.config.emulation import emulation_of, without_emulation
-from sparsepipe.config.job_hardware import told_of
-from sparsepipe.config.signature import parameters_of
+from sparsepipe.config.job_hardware import inventory_seen_by_sweep
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.emulate.cluster import on_processors
-from sparsepipe.errors import ConfigError, SparsePipeError
+from sparsepipe.errors import ConfigError
 from sparsepipe.models import Classifier
 
 
-def build(node: Mapping[str, Any], **given: Any) -> Any:
-    """Builds what a node with ``_target_`` describes, with further keyword arguments.
-
-    Raises:
-        SparsePipeError: what the target itself raised for the user.
-        ConfigError: the target cannot be called like that.
-    """
-    try:
-        return instantiate(dict(node), _convert_="all", **given)
-    except InstantiationException as error:
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, SparsePipeError):
-                raise cause from None
-            cause = cause.__cause__
-        raise ConfigError(
-            f"{node.get('_target_')} cannot be built: {error.__cause__ or error}",
-            remedy="correct its arguments; `sparsepipe --cfg job` prints them",
-        ) from error
-
-
-def build_with(node: Mapping[str, Any], **offered: Any) -> Any:
-    """As :func:`build`, passing on only those arguments that the target takes."""
-    target = parameters_of(node["_target_"])
-    given = {k: v for k, v in offered.items() if target.open or k in target.types}
-    return build(node, **{k: v for k, v in given.items() if k not in node})
-
-
-def build_inventory(config: Mapping[str, Any]) -> Inventory:
+def build_inventory(spec: RunSpec) -> Inventory:
     """The hardware of a configuration; on processors where it is emulated.
 
     Raises:
         ConfigError: the node builds something else.
     """
-    node = without_emulation(config["hardware"])
-    inventory = told_of(node) or build(node)
+    target = spec.inventory_target
+    inventory = inventory_seen_by_sweep(target) or target.build()
     if not isinstance(inventory, Inventory):
         raise ConfigError(
             f"hardware builds a {type(inventory).__name__}",
             remedy="name a function that returns a sparsepipe.cluster.Inventory",
         )
-    emulation = emulation_of(config)
+    emulation = spec.emulation
     if emulation is None:
         return inventory
     return on_processors(inventory, link_bytes_per_s=emulation.link_bytes_per_s)
 
 
-def build_data(config: Mapping[str, Any]) -> pl.LightningDataModule:
+def build_data(spec: RunSpec) -> pl.LightningDataModule:
     """The data module of a configuration.
 
     Raises:
         ConfigError: the node builds something else.
     """
-    data = build(config["data"])
+    data = spec.data.build()
     if not isinstance(data, pl.LightningDataModule):
         raise ConfigError(
             f"data builds a {type(data).__name__}",
@@ -83,22 +50,22 @@ def build_data(config: Mapping[str, Any]) -> pl.LightningDataModule:
     return data
 
 
-def ready_data(config: Mapping[str, Any]) -> str:
+def ready_data(spec: RunSpec) -> str:
     """Makes the data ready; what they hold."""
-    data = build_data(config)
+    data = build_data(spec)
     data.prepare_data()
     fingerprint = getattr(data, "fingerprint", None)
     # The settings are in the identity anyway; where the data lie is all that is left.
-    return str(fingerprint() if fingerprint else config["data"].get("root"))
+    return str(fingerprint() if fingerprint else spec.data.get("root"))
 
 
 def build_module(
-    config: Mapping[str, Any], data: pl.LightningDataModule, *, plan: Path | None = None
+    spec: RunSpec, data: pl.LightningDataModule, *, plan: Path | None = None
 ) -> pl.LightningModule:
     """The LightningModule: a layer list wrapped in the classifier, or a module as it is.
 
     Args:
-        config: resolved and checked.
+        spec: the configuration.
         data: prepared, since it knows the classes.
         plan: the plan file of the run, if it has one.
 
@@ -106,8 +73,8 @@ def build_module(
         ConfigError: the node builds neither.
         PlanError: the plan, or ``parallel.plan``, does not fit its layers.
     """
-    module = _build_module(config, data)
-    check_division(config, module, kept=plan)
+    module = _build_module(spec, data)
+    check_division(spec, module, kept=plan)
     return module
 
 
@@ -116,10 +83,10 @@ def num_classes_of(data: pl.LightningDataModule) -> int:
     return int(getattr(data, "num_classes", len(getattr(data, "classes", ()))))
 
 
-def _build_module(config: Mapping[str, Any], data: pl.LightningDataModule) -> pl.LightningModule:
+def _build_module(spec: RunSpec, data: pl.LightningDataModule) -> pl.LightningModule:
     classes = tuple(getattr(data, "classes", ()))
     num_classes = num_classes_of(data)
-    model = build_with(config["model"], num_classes=num_classes, class_names=classes)
+    model = spec.model.build_with(num_classes=num_classes, class_names=classes)
     if isinstance(model, pl.LightningModule):
         return model
     if not isinstance(model, nn.Sequential):
@@ -127,12 +94,12 @@ def _build_module(config: Mapping[str, Any], data: pl.LightningDataModule) -> pl
             f"model builds a {type(model).__name__}",
             remedy="name a function that returns an nn.Sequential, or a LightningModule",
         )
-    optim = config["optim"]
+    optim = spec.optim
     return Classifier(
         model,
         num_classes=num_classes,
-        optimizer=build(optim["optimizer"]),
-        schedule=None if optim["schedule"] is None else build(optim["schedule"]),
-        label_smoothing=optim["label_smoothing"],
+        optimizer=optim.optimizer.build(),
+        schedule=None if optim.schedule is None else optim.schedule.build(),
+        label_smoothing=optim.label_smoothing,
         class_names=classes,
     )

@@ -26,6 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.config.check import check, suggest
 from sparsepipe.config.outputs import expanded
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.scales import KEY, in_place_of_scale
 from sparsepipe.config.schema import Config
 from sparsepipe.config.signature import present_name
@@ -127,8 +128,8 @@ def _with_home_quoted(argument: str) -> str:
     return f"{name}='{value}'" if plain else argument
 
 
-def resolve(config: DictConfig) -> dict[str, Any]:
-    """The composed configuration as plain, checked values.
+def resolve(config: DictConfig) -> RunSpec:
+    """The composed configuration, checked and parsed.
 
     Raises:
         ConfigError: see :func:`check`; an interpolation that leads nowhere; or a scale where the
@@ -154,7 +155,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
             remedy="sweep it without other experiments, where scale= narrows what it sweeps, or "
             "give no scale=",
         )
-    return plain
+    return RunSpec.from_dict(plain)
 
 
 def explain(error: Exception, overrides: Sequence[str], loader: ConfigLoader) -> ConfigError:

@@ -12,8 +12,7 @@ from torch import nn
 
 from sparsepipe.config.compose import config_dir
 from sparsepipe.config.outputs import expanded
-from sparsepipe.config.schema import PlanChoice
-from sparsepipe.config.signature import parameters_of
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies.pipeline.layers import find_layers
@@ -108,11 +107,11 @@ class Division:
         return {"config": self.config, "cuts": cuts, "balance": self.balance}
 
 
-def division_of(config: Mapping[str, Any], *, kept: Path | None = None) -> Division | None:
+def division_of(spec: RunSpec, *, kept: Path | None = None) -> Division | None:
     """What ``parallel.plan`` says; None where models are not split.
 
     Args:
-        config: resolved and checked.
+        spec: the configuration.
         kept: the plan with which a run has begun, if it has. It goes on with that: shares of
             FLOPs depend on the batch they are counted on, and weights on the plan.
 
@@ -120,21 +119,20 @@ def division_of(config: Mapping[str, Any], *, kept: Path | None = None) -> Divis
         ConfigError: it is said in the wrong place, twice, or to a strategy that cannot split.
         PlanError: the plan file is missing or is none.
     """
-    parallel = config["parallel"]
-    plan, strategy = parallel.get("plan"), parallel["strategy"] or {}
-    splits = bool(strategy) and {"config", "cuts"} <= set(parameters_of(strategy["_target_"]).types)
-    if splits and (misplaced := [name for name in _HANDED_ON if name in strategy]):
+    chosen, strategy = spec.parallel.plan, spec.parallel.strategy
+    splits = strategy is not None and {"config", "cuts"} <= set(strategy.parameters.types)
+    given = () if strategy is None else strategy.arguments
+    if splits and (misplaced := [name for name in _HANDED_ON if name in given]):
         raise ConfigError(
             f"parallel.strategy.{misplaced[0]} is set", remedy=f"set parallel.plan.{misplaced[0]}"
         )
-    if plan is None:
+    if chosen is None:
         return None
     if not splits:
         raise ConfigError(
             "parallel.plan is set, and parallel.strategy splits no model",
             remedy="choose parallel=pipeline, or leave parallel.plan out",
         )
-    chosen = PlanChoice(**plan)
     if kept is not None and kept.exists():
         return read_plan_file(kept, balance=chosen.balance)
     if chosen.file is not None:
@@ -208,13 +206,11 @@ def read_plan_file(
     )
 
 
-def check_division(
-    config: Mapping[str, Any], module: pl.LightningModule, *, kept: Path | None = None
-) -> None:
+def check_division(spec: RunSpec, module: pl.LightningModule, *, kept: Path | None = None) -> None:
     """Refuses a plan that does not fit the model.
 
     Args:
-        config: resolved and checked.
+        spec: the configuration.
         module: the model.
         kept: as of :func:`division_of`.
 
@@ -222,7 +218,7 @@ def check_division(
         PlanError: it covers other layers.
         ConfigError: the model has no layers to split.
     """
-    division = division_of(config, kept=kept)
+    division = division_of(spec, kept=kept)
     if division is not None:
-        name = find_layers(module, config["parallel"]["strategy"].get("layers"))
+        name = find_layers(module, spec.parallel.argument("layers"))
         division.check(num_layers=len(cast(nn.Sequential, module.get_submodule(name))))

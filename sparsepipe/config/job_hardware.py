@@ -1,8 +1,7 @@
-"""What a job that may use a part of a machine is told of the whole.
+"""The hardware of the whole machine, passed to a sweep's job that may use a part of it.
 
-It would find out that part, and a run is named by all of it. The configuration stays as it was
-asked for, which result files and trackers have: what is told goes beside it, from process to
-process in an environment variable.
+The job would find that part only, and a run is named by all of it. The configuration stays as the
+user gave it; the message goes from process to process in an environment variable.
 """
 
 from __future__ import annotations
@@ -15,28 +14,31 @@ from typing import Any
 import yaml
 
 from sparsepipe.cluster import Inventory
+from sparsepipe.config.target import Target
 
 _VARIABLE = "SPARSEPIPE_HARDWARE"
 """Environment variable: a node of the group ``hardware`` and what that is, as JSON."""
 
 
-def telling(node: Mapping[str, Any], inventory: Inventory) -> dict[str, Any]:
-    """What to tell: of plain values.
+def hardware_message(target: Target, inventory: Inventory) -> dict[str, Any]:
+    """The whole machine's hardware as plain values, for :func:`announce_hardware` in a job.
 
     Args:
-        node: that builds the inventory.
+        target: what builds the inventory.
         inventory: what it builds where all of the machine is seen.
     """
-    return {"node": dict(node), "inventory": yaml.safe_load(inventory.to_yaml())}
+    return {"node": target.to_dict(), "inventory": yaml.safe_load(inventory.to_yaml())}
 
 
-def tell(told: Mapping[str, Any] | None) -> None:
-    """Lets this process and those that it starts know; None: that there is nothing to know."""
-    os.environ[_VARIABLE] = "" if told is None else json.dumps(told)
+def announce_hardware(message: Mapping[str, Any] | None) -> None:
+    """Passes a message to this process and those that it starts; None: there is none."""
+    os.environ[_VARIABLE] = "" if message is None else json.dumps(message)
 
 
-def told_of(node: Mapping[str, Any]) -> Inventory | None:
-    """What a node is, where this process has been told so."""
+def inventory_seen_by_sweep(target: Target) -> Inventory | None:
+    """What a target builds on the whole machine, where the sweep has announced that."""
     text = os.environ.get(_VARIABLE)
-    told = json.loads(text) if text else None
-    return Inventory.from_dict(told["inventory"]) if told and told["node"] == node else None
+    message = json.loads(text) if text else None
+    if not message or message["node"] != target.to_dict():
+        return None
+    return Inventory.from_dict(message["inventory"])

@@ -14,7 +14,8 @@ from typing import Any
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import places
 from sparsepipe.config.division import division_of
-from sparsepipe.config.schedules import Synchronous, synchronous_of
+from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.schema import Parallel, PlanChoice, Synchronous
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.memory import MIB, MemoryModel
 from sparsepipe.partition.microbatches import Microbatches
@@ -38,34 +39,24 @@ _EXPECTED = ("bottleneck_s", "bottleneck", "stage_times_s", "memory_bytes")
 """What a plan file tells of its search's expectations that depends on what is recomputed."""
 
 
-def recompute_of(parallel: Mapping[str, Any]) -> Setting:
+def recompute_of(parallel: Parallel) -> Setting:
     """What ``parallel.strategy`` says; ``none`` of one that is no synchronous pipeline.
 
     Args:
         parallel: resolved and checked.
     """
-    if synchronous_of(parallel) is None:
+    if parallel.synchronous is None:
         return "none"
-    setting: Setting = parallel["strategy"].get("recompute", "none")
+    setting: Setting = parallel.argument("recompute", "none")
     return setting
 
 
-def is_automatic(parallel: Mapping[str, Any]) -> bool:
+def is_automatic(parallel: Parallel) -> bool:
     """Whether somebody has to choose the layers."""
     return recompute_of(parallel) == "auto"
 
 
-def memory_settings(parallel: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``parallel.search`` says of memory, which counts for the choice of layers as well.
-
-    Args:
-        parallel: resolved and checked.
-    """
-    search = parallel.get("search") or {}
-    return {name: search[name] for name in ("optimizer_bytes", "reserved_bytes") if name in search}
-
-
-def refuse_recompute(config: Mapping[str, Any], inventory: Inventory) -> None:
+def refuse_recompute(spec: RunSpec, inventory: Inventory) -> None:
     """Refuses what can be refused before anything is prepared.
 
     Raises:
@@ -73,15 +64,15 @@ def refuse_recompute(config: Mapping[str, Any], inventory: Inventory) -> None:
             chosen, and nobody knows the stages or the memory of the devices.
         PlanError: the plan file is missing or is none.
     """
-    parallel = config["parallel"]
+    parallel = spec.parallel
     check_setting(recompute_of(parallel))
-    _refuse_file(config)
+    _refuse_file(spec)
     if not is_automatic(parallel):
         return
-    plan, search = parallel.get("plan") or {}, parallel.get("search") or {}
-    by_hand = any(plan.get(name) is not None for name in ("file", "cuts"))
-    by_hand = by_hand or "-" not in str(plan.get("config") or "-")  # a single stage
-    searched = search.get("search") or config["task"].get("search")  # of task=partition
+    plan, search = parallel.plan or PlanChoice(), parallel.search
+    by_hand = plan.file is not None or plan.cuts is not None
+    by_hand = by_hand or "-" not in str(plan.config or "-")  # a single stage
+    searched = (search and search.search) or spec.task.get("search")  # of task=partition
     if not by_hand and searched is None:
         raise ConfigError(
             "parallel.strategy.recompute=auto goes by profiles of the stages, and neither a search "
@@ -105,17 +96,17 @@ def refuse_recompute(config: Mapping[str, Any], inventory: Inventory) -> None:
         )
 
 
-def _refuse_file(config: Mapping[str, Any]) -> None:
+def _refuse_file(spec: RunSpec) -> None:
     """Refuses a plan file whose layers the strategy does not recompute, or not them alone."""
-    parallel = config["parallel"]
-    if (parallel.get("plan") or {}).get("file") is None:
+    parallel = spec.parallel
+    if parallel.plan is None or parallel.plan.file is None:
         return
-    division = division_of(config)
+    division = division_of(spec)
     if division is None or not division.details.get("recomputed"):
         return
-    if synchronous_of(parallel) is None:
+    if parallel.synchronous is None:
         raise ConfigError(
-            f"{parallel['plan']['file']} is the plan of a synchronous pipeline that recomputes "
+            f"{parallel.plan.file} is the plan of a synchronous pipeline that recomputes "
             "layers, which no other one does",
             remedy="choose parallel=gpipe, sync_1f1b or eager_1f1b, or give its stages without "
             "that, as parallel.plan.config and parallel.plan.cuts",
@@ -128,7 +119,7 @@ def _refuse_file(config: Mapping[str, Any]) -> None:
 
 
 def synchronous_stages_of(
-    parallel: Mapping[str, Any], profiles: Mapping[str, Profile]
+    parallel: Parallel, profiles: Mapping[str, Profile]
 ) -> SynchronousStages | None:
     """What a search for the plan has to count; None where the pipeline is no synchronous one.
 
@@ -136,7 +127,7 @@ def synchronous_stages_of(
         parallel: resolved and checked.
         profiles: of the devices, by their names.
     """
-    if (synchronous := synchronous_of(parallel)) is None:
+    if (synchronous := parallel.synchronous) is None:
         return None
     return SynchronousStages(
         setting=recompute_of(parallel), microbatches=_microbatches(synchronous, profiles)
@@ -157,7 +148,7 @@ def choose(
     plan: Plan,
     profiles: Mapping[str, Profile],
     inventory: Inventory,
-    parallel: Mapping[str, Any],
+    parallel: Parallel,
     memory: MemoryModel,
 ) -> Chosen:
     """The cheapest layers to recompute with which all stages fit their devices.
@@ -174,7 +165,7 @@ def choose(
     Raises:
         ConfigError: a stage does not fit.
     """
-    synchronous = synchronous_of(parallel)
+    synchronous = parallel.synchronous
     assert synchronous is not None, "no other strategy has the option"
     return choose_spans(
         plan,
@@ -198,14 +189,14 @@ def with_spans(plan: Plan, spans: StageSpans) -> Plan:
     return replace(plan, details={**details, "recomputed": bounds} if bounds else details)
 
 
-def spans_told(plan: Plan, parallel: Mapping[str, Any]) -> StageSpans:
+def spans_told(plan: Plan, parallel: Parallel) -> StageSpans:
     """What a setting that names layers, or none, means in a plan: else those that its file tells.
 
     Raises:
         ConfigError: the plan has no such layers or stages, or its file tells of others.
     """
     setting, own = recompute_of(parallel), spans_told_by(plan)
-    if setting == "none" and synchronous_of(parallel) is not None:
+    if setting == "none" and parallel.synchronous is not None:
         return own
     asked = recomputed_spans(setting, plan)
     if any(asked) and any(own) and asked != own:
@@ -219,7 +210,7 @@ def spans_told(plan: Plan, parallel: Mapping[str, Any]) -> StageSpans:
     return asked
 
 
-def settled_recompute(parallel: Mapping[str, Any], details: Mapping[str, Any]) -> dict[str, Any]:
+def settled_recompute(parallel: Parallel, details: Mapping[str, Any]) -> dict[str, Any]:
     """The strategy's argument where it is not what the configuration says.
 
     Args:
@@ -229,7 +220,7 @@ def settled_recompute(parallel: Mapping[str, Any], details: Mapping[str, Any]) -
     bounds = details.get("recomputed")
     if is_automatic(parallel):
         return {"recompute": {"layers": bounds} if bounds else "none"}
-    if bounds and synchronous_of(parallel) is not None and recompute_of(parallel) == "none":
+    if bounds and parallel.synchronous is not None and recompute_of(parallel) == "none":
         return {"recompute": {"layers": bounds}}
     return {}
 

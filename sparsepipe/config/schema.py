@@ -7,8 +7,10 @@ what it names, so that classes from elsewhere are as good as ours.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
+
+from sparsepipe.config.target import Target
 
 Search = Literal["dp", "mp", "variance", "straight", "hete_mp", "exact", "exhaustive"]
 
@@ -62,7 +64,7 @@ def _node_map(*given: str) -> dict[str, NodeMap]:
     return {"node": NodeMap(Node(given))}
 
 
-@dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
     """Where things lie."""
 
@@ -71,7 +73,7 @@ class Paths:
     outputs: str
 
 
-@dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanChoice:
     """How a model is split by layers: by a file, by hand, or by equal shares."""
 
@@ -81,7 +83,7 @@ class PlanChoice:
     balance: Literal["flops", "parameters", "layers"] = "flops"
 
 
-@dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measuring:
     """How long a device is measured whose profile is missing; see ``task=profile``."""
 
@@ -90,7 +92,7 @@ class Measuring:
     num_batches: Annotated[int, Limits(1, 1_000_000)] = 8
 
 
-@dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchChoice:
     """How a plan is searched for, by ``task=partition`` or for a training.
 
@@ -132,14 +134,36 @@ _OF_SYNCHRONOUS = dict.fromkeys(
 )
 
 
-@dataclass
+MICROBATCHES_KEY = "parallel.strategy.microbatches"
+"""Configuration key for the number of microbatches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Synchronous:
+    """A synchronous schedule.
+
+    Args:
+        schedule: its name, as simulations call it.
+        microbatches: parts of a minibatch.
+    """
+
+    schedule: str
+    microbatches: int
+
+    @property
+    def option(self) -> str:
+        """The option of the group ``parallel`` with this schedule."""
+        return "sync_1f1b" if self.schedule == "1f1b" else self.schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
     """How many devices, what makes them one, and what becomes of them when one fails."""
 
     devices: int | str
     num_nodes: int
     grace_s: float
-    strategy: Any = field(
+    strategy: Target | None = field(
         metadata=_node(
             *("cluster_environment", "config", "cuts", "balance"),
             optional=True,
@@ -150,17 +174,34 @@ class Parallel:
     search: SearchChoice | None = None
     max_restarts: Annotated[int, Limits(0, 1000)] = 0
 
+    @property
+    def synchronous(self) -> Synchronous | None:
+        """The strategy's schedule; None unless it is a synchronous pipeline."""
+        arguments = {} if self.strategy is None else self.strategy.arguments
+        if not {"schedule", "microbatches"} <= arguments.keys():
+            return None
+        return Synchronous(arguments["schedule"], arguments["microbatches"])
 
-@dataclass
+    @property
+    def is_data_parallel(self) -> bool:
+        """Whether every device holds the whole model: there is a strategy, and no plan."""
+        return self.plan is None and self.strategy is not None
+
+    def argument(self, name: str, default: Any = None) -> Any:
+        """An argument of the strategy; ``default`` without a strategy or without the argument."""
+        return default if self.strategy is None else self.strategy.get(name, default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Optim:
     """Optimizer and schedule of the classifier."""
 
     label_smoothing: Annotated[float, Limits(0, 1)]
-    optimizer: Any = field(metadata=_node("params"))
-    schedule: Any = field(metadata=_node(optional=True))
+    optimizer: Target = field(metadata=_node("params"))
+    schedule: Target | None = field(metadata=_node(optional=True))
 
 
-@dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerArguments:
     """The arguments of Lightning's Trainer that no other group sets."""
 
@@ -197,8 +238,22 @@ class TrainerArguments:
     model_registry: str | None
     enable_autolog_hparams: bool
 
+    def built(self) -> dict[str, Any]:
+        """The arguments by name, with ``profiler`` and ``plugins`` built where they are nodes."""
+        found = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        for name in ("profiler", "plugins"):
+            if isinstance(found[name], Mapping):
+                found[name] = Target.parse(found[name]).build()
+        return found
 
-@dataclass
+    @property
+    def batches_limit(self) -> int | None:
+        """Minibatches that each reading rank takes in an epoch; None unless a whole number."""
+        limit = self.limit_train_batches
+        return limit if isinstance(limit, int) and limit > 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
     """Whether and how hardware is emulated, beside what builds the inventory."""
 
@@ -208,7 +263,7 @@ class Emulation:
     link_bytes_per_s: Annotated[float, Limits(1, 1e15)] | None = None  # null: the inventory's
 
 
-@dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """The whole configuration."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -11,6 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.config.check import check_task
 from sparsepipe.config.listing import Source, directories_of
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.signature import locate
 from sparsepipe.errors import ConfigError
 
@@ -40,13 +41,13 @@ def told_by(config: DictConfig, sources: Iterable[Source]) -> str | None:
     return str(task(directories_of(sources), width=width, **node))
 
 
-def refuse_run(config: Mapping[str, Any]) -> None:
+def refuse_run(spec: RunSpec) -> None:
     """Refuses to make a run of a task that only tells something.
 
     Raises:
         ConfigError: it does.
     """
-    if _tells(locate(config["task"]["_target_"])):
+    if _tells(spec.task.locate()):
         raise ConfigError(
             "every job of a sweep would tell the same", remedy="give this task without -m"
         )

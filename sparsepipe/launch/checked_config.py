@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.build import build_inventory
 from sparsepipe.config.recomputation import refuse_recompute
-from sparsepipe.config.signature import locate
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.suggestions import refuse_run
 from sparsepipe.launch.prepare import refuse_search
 from sparsepipe.launch.samples_to_cut import refuse_few_microbatches
@@ -16,26 +13,26 @@ from sparsepipe.tasks.emulation_request import as_emulated
 from sparsepipe.tasks.run import num_ranks
 
 
-def understood(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Inventory, int]:
+def understood(spec: RunSpec) -> tuple[RunSpec, Inventory, int]:
     """A configuration as its task runs it, the hardware, and the number of processes on that.
 
     Args:
-        config: resolved and checked; one that has been through here stays as it is.
+        spec: the configuration.
 
     Raises:
         SparsePipeError: what can be refused before anything is prepared.
     """
-    refuse_run(config)
-    config = as_emulated(config)
-    refuse_search(config)
-    inventory = build_inventory(config)
-    config = _as_task_runs(config, inventory)
-    refuse_recompute(config, inventory)
-    refuse_few_microbatches(config)
-    return config, inventory, num_ranks(config, inventory)
+    refuse_run(spec)
+    spec = as_emulated(spec)
+    refuse_search(spec)
+    inventory = build_inventory(spec)
+    spec = _as_task_runs(spec, inventory)
+    refuse_recompute(spec, inventory)
+    refuse_few_microbatches(spec)
+    return spec, inventory, num_ranks(spec, inventory)
 
 
-def _as_task_runs(config: Mapping[str, Any], inventory: Inventory) -> Mapping[str, Any]:
+def _as_task_runs(spec: RunSpec, inventory: Inventory) -> RunSpec:
     """The configuration with a task's own ``parallel`` where it has one."""
-    choose = getattr(locate(config["task"]["_target_"]), "parallel", None)
-    return config if choose is None else {**config, "parallel": choose(config, inventory)}
+    choose = getattr(spec.task.locate(), "parallel", None)
+    return spec if choose is None else choose(spec, inventory)

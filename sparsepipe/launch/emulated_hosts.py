@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.config.emulation import emulation_of
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.emulate import NotPermitted, clear, emulated_hosts, told_to_ranks
 from sparsepipe.planning.placing import places_of_ranks
 from sparsepipe.runs.rundir import RunDir
@@ -19,9 +18,7 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def hosts_emulated(
-    config: Mapping[str, Any], inventory: Inventory, directory: RunDir
-) -> Iterator[None]:
+def hosts_emulated(spec: RunSpec, inventory: Inventory, directory: RunDir) -> Iterator[None]:
     """Ranks that are started within live on hosts of their own.
 
     Makes none where nothing is emulated, or all ranks are on one host. Where this process may
@@ -29,20 +26,20 @@ def hosts_emulated(
     insists. Whatever is emulated, first goes what killed processes have left of clusters.
 
     Args:
-        config: resolved and checked.
+        spec: the configuration.
         inventory: the hardware.
         directory: of the run, whose plan is settled.
 
     Raises:
         HardwareError: they cannot be made.
     """
-    emulation = emulation_of(config)
+    emulation = spec.emulation
     if emulation is not None:
         clear()
     with ExitStack() as stack:
         if emulation is not None and emulation.network != "loopback":
             places = places_of_ranks(
-                config, inventory, ranks=num_ranks(config, inventory), kept=directory.plan
+                spec, inventory, ranks=num_ranks(spec, inventory), kept=directory.plan
             )
             names = [place.host for place in places]
             used = tuple(host for host in inventory.hosts if host.name in names)

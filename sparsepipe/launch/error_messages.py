@@ -39,7 +39,7 @@ def _refused_by_lightning(error: Exception) -> bool:
 
 def _no_memory(error: Exception, run: Run) -> HardwareError:
     ours = f"{_whose(error, run)} ran out of memory"
-    size = run.config["data"].get("batch_size") if run.task_name in _ON_BATCHES else None
+    size = run.spec.data.get("batch_size") if run.task_name in _ON_BATCHES else None
     if size is None:
         return HardwareError(
             f"{ours}: {telling_line(error)}",
@@ -58,7 +58,7 @@ def _whose(error: Exception, run: Run) -> str:
     """The GPU or the machine and, where that is known, what was done on it."""
     rank, where = process_group.rank(), "this machine"
     if run.inventory.accelerator == "cuda" and not of_machine(error):
-        where = run.config["task"].get("device") or run.places[rank].name
+        where = run.spec.task.get("device") or run.places[rank].name
     doing = str(next(iter(getattr(error, "__notes__", ())), "")).removeprefix(f"rank {rank}, ")
     who = [f"rank {rank}"] * (run.ranks > 1) + [doing] * bool(doing)
     return f"{where} ({', '.join(who)})" if who else where

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.config.emulation import emulation_of
-from sparsepipe.config.signature import locate
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.data.loading import import_once_for_workers
 from sparsepipe.launch.error_messages import told
 from sparsepipe.launch.joining import joined
@@ -27,9 +25,7 @@ from sparsepipe.tracking.loggers import end_tracking
 from sparsepipe.utils.memory import keep_freed_memory
 
 
-def execute(
-    directory: RunDir, config: Mapping[str, Any], inventory: Inventory, watch: SignalWatch
-) -> None:
+def execute(directory: RunDir, spec: RunSpec, inventory: Inventory, watch: SignalWatch) -> None:
     """Runs the task in this process, which is one rank or the only one.
 
     Raises:
@@ -45,16 +41,15 @@ def execute(
     elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         # By another job of this process, whose peak is not this one's.
         torch.cuda.reset_peak_memory_stats()
-    run = Run(config=config, directory=directory, inventory=inventory, watch=watch)
+    run = Run(spec=spec, directory=directory, inventory=inventory, watch=watch)
     with _group(run):
         process_group.assert_world_size(run.ranks)
-        seed_model(int(config["seed"]))
-        node = dict(config["task"])
-        task = locate(node.pop("_target_"))
+        seed_model(int(spec.seed))
+        task = spec.task.locate()
         done = False
         try:
-            task(run, **node)
-            if emulation_of(config) is None:
+            task(run, **spec.task.arguments)
+            if spec.emulation is None:
                 log_outcome(run)
             done = True
         except Exception as error:
@@ -75,5 +70,5 @@ def _group(run: Run) -> Iterator[None]:
     if run.ranks == 1:
         yield
         return
-    with joined(run.config, run.inventory, kept=run.directory.plan):
+    with joined(run.spec, run.inventory, kept=run.directory.plan):
         yield

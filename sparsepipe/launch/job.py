@@ -10,16 +10,14 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.division import division_of
-from sparsepipe.config.emulation import emulation_of
 from sparsepipe.config.outputs import writing
-from sparsepipe.config.signature import locate
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.launch.checked_config import understood
 from sparsepipe.launch.emulated_hosts import hosts_emulated
@@ -54,7 +52,7 @@ log = logging.getLogger(__name__)
 
 
 def run_job(
-    config: Mapping[str, Any],
+    spec: RunSpec,
     *,
     fresh_processes: bool = False,
     wait_s: float = 0.0,
@@ -64,7 +62,7 @@ def run_job(
     """Runs a job, or skips it when it is finished, or goes on with it.
 
     Args:
-        config: resolved and checked.
+        spec: the configuration.
         fresh_processes: start a process even for a single rank, as sweeps must.
         wait_s: how long to wait for another process that does the same job.
         anew_since_s: a run that has finished since then (seconds since 1970) counts as one that
@@ -79,35 +77,35 @@ def run_job(
         Stopped: a signal ended the run.
     """
     git_commit()  # of what is read by now: the checkout may be another one at the run's end
-    config, inventory, ranks = understood(config)
+    spec, inventory, ranks = understood(spec)
     with SignalWatch() as watch:
         if process_group.started_externally():
-            return _run_as_rank(config, inventory, watch, ranks)
+            return _run_as_rank(spec, inventory, watch, ranks)
         # What may have to begin again needs processes that can be ended.
-        processes = fresh_processes or config["parallel"].get("max_restarts", 0) > 0
-        alone = ranks == 1 and not processes and emulation_of(config) is None
-        directory = _prepare_here(config, inventory)
+        processes = fresh_processes or spec.parallel.max_restarts > 0
+        alone = ranks == 1 and not processes and spec.emulation is None
+        directory = _prepare_here(spec, inventory)
         found(directory)
         with locked(directory, wait_s=wait_s):
-            if not _finished(directory, config, anew_since_s=anew_since_s):
-                _run_here(directory, config, inventory, watch, alone=alone)
+            if not _finished(directory, spec, anew_since_s=anew_since_s):
+                _run_here(directory, spec, inventory, watch, alone=alone)
         return directory
 
 
-def _prepare_here(config: Mapping[str, Any], inventory: Inventory) -> RunDir:
+def _prepare_here(spec: RunSpec, inventory: Inventory) -> RunDir:
     """Prepares a run as the one process that the user started."""
-    nodes = config["parallel"]["num_nodes"]
-    if nodes > 1 and emulation_of(config) is None:
+    nodes = spec.parallel.num_nodes
+    if nodes > 1 and spec.emulation is None:
         raise ConfigError(
             f"parallel.num_nodes={nodes}, but only this machine was asked",
             remedy="start the command on every node with torchrun",
         )
-    return prepare(config, inventory)
+    return prepare(spec, inventory)
 
 
 def _run_here(
     directory: RunDir,
-    config: Mapping[str, Any],
+    spec: RunSpec,
     inventory: Inventory,
     watch: SignalWatch,
     *,
@@ -115,18 +113,18 @@ def _run_here(
 ) -> None:
     """Runs in the directory, which is locked, from the one process that the user started."""
     with writing(directory.path):
-        directory.open(config)
+        directory.open(spec)
     try:
-        _resolve(config, inventory, directory, run_job=run_job)
+        _resolve(spec, inventory, directory, run_job=run_job)
         if alone:
-            execute(directory, config, inventory, watch)
+            execute(directory, spec, inventory, watch)
         else:
-            _launch(directory, config, inventory)
-            if emulation_of(config) is not None:  # whose ranks have no way to the world
-                _track(config, directory, inventory, watch)
+            _launch(directory, spec, inventory)
+            if spec.emulation is not None:  # whose ranks have no way to the world
+                _track(spec, directory, inventory, watch)
     except BaseException as error:
         if isinstance(error, Stopped):
-            tell_stop(error, directory, config)
+            tell_stop(error, directory, spec)
         directory.remove_if_unused()
         if isinstance(error, Stopped) and error.broke is not None:
             raise error.broke from None
@@ -134,22 +132,20 @@ def _run_here(
     _finish(directory)
 
 
-def _track(
-    config: Mapping[str, Any], directory: RunDir, inventory: Inventory, watch: SignalWatch
-) -> None:
+def _track(spec: RunSpec, directory: RunDir, inventory: Inventory, watch: SignalWatch) -> None:
     """Tells trackers of a run what its ranks could not."""
     try:
-        log_outcome(Run(config=config, directory=directory, inventory=inventory, watch=watch))
+        log_outcome(Run(spec=spec, directory=directory, inventory=inventory, watch=watch))
     finally:
         end_tracking(failed=False)
 
 
-def _launch(directory: RunDir, config: Mapping[str, Any], inventory: Inventory) -> None:
-    ranks = num_ranks(config, inventory)
+def _launch(directory: RunDir, spec: RunSpec, inventory: Inventory) -> None:
+    ranks = num_ranks(spec, inventory)
     # What is measured alone may have to be so as one process of several.
-    count = getattr(locate(config["task"]["_target_"]), "processes", None)
-    processes = ranks if count is None else count(config, inventory)
-    division = division_of(config, kept=directory.plan)
+    count = getattr(spec.task.locate(), "processes", None)
+    processes = ranks if count is None else count(spec, inventory)
+    division = division_of(spec, kept=directory.plan)
     # Not beside the results: that their disk is full is one of the things to report.
     with scratch() as reports:
 
@@ -159,17 +155,15 @@ def _launch(directory: RunDir, config: Mapping[str, Any], inventory: Inventory) 
                 ranks=ranks,
                 threads_per_rank=max(1, usable_cores() // processes),
                 reports=reports,
-                grace_s=float(config["parallel"]["grace_s"]),
+                grace_s=float(spec.parallel.grace_s),
                 name="rank {}".format if division is None else partial(division.name, ranks=ranks),
             )
 
-        with hosts_emulated(config, inventory, directory):
-            attempt(start, max_restarts=config["parallel"].get("max_restarts", 0))
+        with hosts_emulated(spec, inventory, directory):
+            attempt(start, max_restarts=spec.parallel.max_restarts)
 
 
-def _run_as_rank(
-    config: Mapping[str, Any], inventory: Inventory, watch: SignalWatch, ranks: int
-) -> RunDir:
+def _run_as_rank(spec: RunSpec, inventory: Inventory, watch: SignalWatch, ranks: int) -> RunDir:
     """Runs under an outer launcher: every rank is here, rank 0 decides.
 
     Data are prepared and the plan is settled before the group is joined, since its collectives
@@ -179,14 +173,14 @@ def _run_as_rank(
     found: RunDir | None = None
     with process_group.local_rank_first():
         if process_group.local_rank() == 0:
-            found = prepare(config, inventory)
+            found = prepare(spec, inventory)
     with contextlib.ExitStack() as held:
         decided: tuple[Path, bool] | SparsePipeError | None = None
         with process_group.rank_0_first():
             if process_group.rank() == 0:
                 assert found is not None
-                decided = _decide(config, inventory, found, held)
-        meet(config)
+                decided = _decide(spec, inventory, found, held)
+        meet(spec)
         decided = process_group.broadcast_object(decided)
         if isinstance(decided, SparsePipeError):
             raise decided
@@ -195,26 +189,26 @@ def _run_as_rank(
         if decided[1]:
             process_group.leave()
             return directory
-        with failing_as_rank(directory, config):
-            renumber(config, inventory, directory)
-            execute(directory, config, inventory, watch)
+        with failing_as_rank(directory, spec):
+            renumber(spec, inventory, directory)
+            execute(directory, spec, inventory, watch)
         if process_group.rank() == 0:
             _finish(directory)
     return directory
 
 
 def _decide(
-    config: Mapping[str, Any], inventory: Inventory, found: RunDir, held: contextlib.ExitStack
+    spec: RunSpec, inventory: Inventory, found: RunDir, held: contextlib.ExitStack
 ) -> tuple[Path, bool] | SparsePipeError:
     """The run's directory, locked and settled, and whether it is finished; or what is wrong."""
     try:
         held.enter_context(locked(found))
-        if _finished(found, config):
+        if _finished(found, spec):
             return found.path, True
         with writing(found.path):
-            found.open(config)
+            found.open(spec)
         try:
-            _resolve(config, inventory, found, run_job=None)
+            _resolve(spec, inventory, found, run_job=None)
         except BaseException:
             found.remove_if_unused()
             raise
@@ -224,25 +218,23 @@ def _decide(
 
 
 def _resolve(
-    config: Mapping[str, Any],
+    spec: RunSpec,
     inventory: Inventory,
     directory: RunDir,
     *,
     run_job: Callable[..., RunDir] | None,
 ) -> None:
-    keep_plan_of_training(config, inventory, directory)
-    resolve_plan(config, inventory, directory, run_job=run_job)
-    refuse_few_microbatches(config, kept=directory.plan)  # some searches look at neither
-    ranks = num_ranks(config, inventory)
-    refuse_empty_microbatches(config, ranks=ranks, kept=directory.plan)
+    keep_plan_of_training(spec, inventory, directory)
+    resolve_plan(spec, inventory, directory, run_job=run_job)
+    refuse_few_microbatches(spec, kept=directory.plan)  # some searches look at neither
+    ranks = num_ranks(spec, inventory)
+    refuse_empty_microbatches(spec, ranks=ranks, kept=directory.plan)
 
 
-def _finished(
-    directory: RunDir, config: Mapping[str, Any], *, anew_since_s: float | None = None
-) -> bool:
+def _finished(directory: RunDir, spec: RunSpec, *, anew_since_s: float | None = None) -> bool:
     if not directory.done.exists():
         return False
-    if config["force"]:
+    if spec.force:
         if anew_since_s is None or read_json(directory.done)["time"] < anew_since_s:
             return False
         log.info("started anew and finished by another job of this sweep, nothing to do")

@@ -11,10 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.config.build import build_with
-from sparsepipe.config.signature import locate
+from sparsepipe.config.target import Target
 from sparsepipe.results.files import read_json
-from sparsepipe.runs.rundir import RunDir, flatten
+from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
 from sparsepipe.tasks.run import Run
@@ -30,27 +29,27 @@ def log_outcome(run: Run) -> None:
     ``tables/<name>``, the counts of the test as ``confusion_matrix``.
     """
     for logger in _trackers(run):
-        logger.log_hyperparams(dict(run.config))
+        logger.log_hyperparams(run.spec.to_dict())
         _log_result(logger.experiment, run)
         if media := dict(_media(run.directory)):
             logger.experiment.log(media)
 
 
 def log_report(
-    nodes: Mapping[str, Any], directory: Path, *, run_id: str, settings: Mapping[str, Any]
+    loggers: Mapping[str, Target], directory: Path, *, run_id: str, settings: Mapping[str, Any]
 ) -> None:
     """Logs a sweep's report, its tables and pictures, as a run of its own, if a tracker is chosen.
 
     Args:
-        nodes: loggers as they are configured.
+        loggers: as they are configured.
         directory: of the report; a tracker's files are below.
         run_id: the run's identity there.
         settings: the configuration that it has there.
     """
-    for node in nodes.values():
-        if not _is_tracker(node):
+    for target in loggers.values():
+        if not _is_tracker(target):
             continue
-        logger = build_with(node, run_id=run_id, run_dir=directory, job_type="report")
+        logger = target.build_with(run_id=run_id, run_dir=directory, job_type="report")
         try:
             logger.log_hyperparams(dict(settings))
             logger.experiment.log(dict(_media(RunDir(directory))))
@@ -58,14 +57,14 @@ def log_report(
             end_tracking(failed=False)
 
 
-def _is_tracker(node: Mapping[str, Any]) -> bool:
+def _is_tracker(target: Target) -> bool:
     """Whether a logger is ours; users' own are not asked."""
-    return locate(node["_target_"]) is wandb_logger
+    return target.locate() is wandb_logger
 
 
 def _trackers(run: Run) -> Iterator[RunLogger]:
     """Those of this rank."""
-    if process_group.rank() == 0 and any(map(_is_tracker, run.config["logger"].values())):
+    if process_group.rank() == 0 and any(map(_is_tracker, run.spec.logger.values())):
         yield from (logger for logger in run.loggers() if isinstance(logger, RunLogger))
 
 
@@ -73,7 +72,7 @@ def _log_result(tracked: Any, run: Run) -> None:
     """What is not among the settings; ``test/accuracy`` and the like come as they are called."""
     if not run.directory.result.exists():
         return
-    settings = flatten(run.config)
+    settings = run.spec.flat()
     result = read_json(run.directory.result).items()
     found = {k: v for k, v in result if k not in settings and v is not None}
     tracked.summary.update(found)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import ranks_of_nodes
 from sparsepipe.config.division import division_of
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.planning.placing import places_of_ranks
 from sparsepipe.runs.logs import configure
@@ -39,13 +39,13 @@ class Process:
     beside: int
 
 
-def renumber(config: Mapping[str, Any], inventory: Inventory, directory: RunDir) -> None:
-    """Makes this process the rank whose device is on its node, and leaves the group.
+def renumber(spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
+    """Makes this process the rank whose device is on its node, and leaves the process_group.
 
     Every rank must call it. Only as that rank does it know its device, with which it joins anew.
 
     Args:
-        config: resolved and checked.
+        spec: the configuration.
         inventory: the hardware.
         directory: of the run, with its plan.
 
@@ -55,18 +55,16 @@ def renumber(config: Mapping[str, Any], inventory: Inventory, directory: RunDir)
     """
     before = list(range(process_group.world_size()))
     numbers = before
-    if config["parallel"]["num_nodes"] > 1 and len(inventory.hosts) > 1:
-        numbers = _as_planned(config, inventory, directory) or before
+    if spec.parallel.num_nodes > 1 and len(inventory.hosts) > 1:
+        numbers = _as_planned(spec, inventory, directory) or before
     process_group.renumber(numbers)
     if numbers != before:
         configure()  # another process tells now
 
 
-def _as_planned(
-    config: Mapping[str, Any], inventory: Inventory, directory: RunDir
-) -> list[int] | None:
+def _as_planned(spec: RunSpec, inventory: Inventory, directory: RunDir) -> list[int] | None:
     """The rank that each process is to be; None: it does not matter."""
-    nodes = config["parallel"]["num_nodes"]
+    nodes = spec.parallel.num_nodes
     me = Process(
         node=int(os.environ.get("GROUP_RANK", "0")),
         host=socket.gethostname(),
@@ -80,9 +78,9 @@ def _as_planned(
             remedy="set paths.outputs to a directory that all nodes share",
         )
     ranks = len(everyone)
-    if division_of(config, kept=directory.plan) is None and ranks != inventory.num_devices:
+    if division_of(spec, kept=directory.plan) is None and ranks != inventory.num_devices:
         return None  # some devices of each host, whichever: no node has to be a certain host
-    places = places_of_ranks(config, inventory, ranks=ranks, kept=directory.plan)
+    places = places_of_ranks(spec, inventory, ranks=ranks, kept=directory.plan)
     by_node = ranks_of_nodes(places, inventory, nodes=nodes)
     hosts = [places[of_node[0]].host for of_node in by_node]
     return new_ranks([process for process, _ in everyone], by_node, hosts)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from sparsepipe.config.division import division_of
-from sparsepipe.config.emulation import emulation_of
-from sparsepipe.config.plan_search import search_of
 from sparsepipe.config.recomputation import synchronous_stages_of
-from sparsepipe.config.schedules import MICROBATCHES_KEY, synchronous_of
-from sparsepipe.config.schema import SearchChoice
-from sparsepipe.config.signature import locate
+from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.schema import MICROBATCHES_KEY, SearchChoice
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.microbatches import check_microbatches
 from sparsepipe.tasks.train import train
@@ -21,46 +16,44 @@ _ONE_EACH = ("straight", "variance")
 """Searches for plans in which each device is a stage."""
 
 
-def refuse_few_microbatches(config: Mapping[str, Any], *, kept: Path | None = None) -> None:
+def refuse_few_microbatches(spec: RunSpec, *, kept: Path | None = None) -> None:
     """Refuses fewer microbatches than a stage has devices, where a plan tells these.
 
     Args:
-        config: resolved and checked.
+        spec: the configuration.
         kept: the plan that the run has, if it has one already.
 
     Raises:
         ConfigError: some of these would have nothing to do; or there is no such number of parts.
     """
-    synchronous = synchronous_of(config["parallel"])
+    synchronous = spec.parallel.synchronous
     if synchronous is not None:
-        division = division_of(config, kept=kept)
+        division = division_of(spec, kept=kept)
         replicas = None if division is None else division.replicas
         check_microbatches(synchronous.microbatches, replicas or (), name=MICROBATCHES_KEY)
 
 
-def refuse_empty_microbatches(
-    config: Mapping[str, Any], *, ranks: int, kept: Path | None = None
-) -> None:
+def refuse_empty_microbatches(spec: RunSpec, *, ranks: int, kept: Path | None = None) -> None:
     """Refuses microbatches of a training of which some are empty in every step.
 
     Before a search has found the plan, they are refused where no plan could fill them all.
 
     Args:
-        config: resolved and checked.
+        spec: the configuration.
         ranks: of the run.
         kept: the plan that the run has, if it has one already.
 
     Raises:
         ConfigError: a device of the first stage reads fewer samples than it cuts them into.
     """
-    synchronous, samples = synchronous_of(config["parallel"]), config["data"].get("batch_size")
-    if synchronous is None or not isinstance(samples, int) or not _trains_on_data(config):
+    synchronous, samples = spec.parallel.synchronous, spec.data.get("batch_size")
+    if synchronous is None or not isinstance(samples, int) or not _trains_on_data(spec):
         return
     settled = kept is not None and kept.exists()
-    division = division_of(config, kept=kept)
-    search = None if settled else search_of(config)
+    division = division_of(spec, kept=kept)
+    search = None if settled else spec.search
     plan = None if division is None else division.config
-    readers = int((plan or "1").split("-")[0]) if search is None else _most(search, config, ranks)
+    readers = int((plan or "1").split("-")[0]) if search is None else _most(search, spec, ranks)
     if synchronous.microbatches <= samples * readers:
         return
     most = "" if readers == 1 else f" on each of {readers} devices"
@@ -73,15 +66,15 @@ def refuse_empty_microbatches(
     )
 
 
-def _most(search: SearchChoice, config: Mapping[str, Any], ranks: int) -> int:
+def _most(search: SearchChoice, spec: RunSpec, ranks: int) -> int:
     """Devices that the first stage of a plan of a search has at most."""
     if search.search in _ONE_EACH:
         return 1
-    stages = synchronous_stages_of(config["parallel"], {})
+    stages = synchronous_stages_of(spec.parallel, {})
     others = 0 if stages is None else max(0, stages.stages_told - 1)  # a device each at least
     return max(1, ranks - others)
 
 
-def _trains_on_data(config: Mapping[str, Any]) -> bool:
+def _trains_on_data(spec: RunSpec) -> bool:
     """Emulated trainings have the batches of their profiles."""
-    return locate(config["task"]["_target_"]) is train and emulation_of(config) is None
+    return spec.task.locate() is train and spec.emulation is None

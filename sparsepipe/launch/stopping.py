@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeGuard
+from collections.abc import Iterator
+from typing import TypeGuard
 
 from sparsepipe.callbacks.metrics_csv import read_rows
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import DataError, SparsePipeError, TransportError
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import ignore
@@ -15,14 +16,14 @@ from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.failures.rank_reports import Stopped
 
 
-def tell_stop(stop: Stopped, directory: RunDir, config: Mapping[str, Any]) -> None:
+def tell_stop(stop: Stopped, directory: RunDir, spec: RunSpec) -> None:
     """Says with a stop how to go on, and what was lost where ranks took too long."""
-    again = "it again without force=true" if config["force"] else "the same command again"
+    again = "it again without force=true" if spec.force else "the same command again"
     lost = ""
     if stop.unheard:
         lost = (
             f"; ranks {', '.join(map(str, stop.unheard))} were ended after "
-            f"{config['parallel']['grace_s']} s without a checkpoint; {_last_one(directory)}; "
+            f"{spec.parallel.grace_s} s without a checkpoint; {_last_one(directory)}; "
             "raise parallel.grace_s"
         )
     stop.message = f"stopped by {stop}{lost}; run {again} to go on"
@@ -43,7 +44,7 @@ def tell_loss(error: SparsePipeError, signum: int, directory: RunDir) -> None:
 
 
 @contextlib.contextmanager
-def failing_as_rank(directory: RunDir, config: Mapping[str, Any]) -> Iterator[None]:
+def failing_as_rank(directory: RunDir, spec: RunSpec) -> Iterator[None]:
     """Lets the first rank that fails tell why, with its number as a note, and no other.
 
     The others end at once, and with the first that ends the agent ends all: whoever asks
@@ -55,7 +56,7 @@ def failing_as_rank(directory: RunDir, config: Mapping[str, Any]) -> Iterator[No
     except Stopped as stop:
         if stop.signum == signal.SIGTERM and process_group.any_rank_failed():
             raise SystemExit(stop.exit_code) from stop  # for what that one tells
-        tell_stop(stop, directory, config)
+        tell_stop(stop, directory, spec)
         raise
     except SparsePipeError as error:
         ignore(signal.SIGTERM)

@@ -9,13 +9,11 @@ no choice of anybody's.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.config.signature import locate
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.sweep_directory import announced_threads
 from sparsepipe.utils.host import usable_cores
 
@@ -30,13 +28,13 @@ def limit_threads() -> None:
         torch.set_num_threads(usable_cores())
 
 
-def chosen_threads(config: Mapping[str, Any], inventory: Inventory, *, ranks: int) -> str | None:
+def chosen_threads(spec: RunSpec, inventory: Inventory, *, ranks: int) -> str | None:
     """Of a run, as somebody has chosen them; None where nobody has, or where they do not count.
 
     They do not where a task's own ``prepare`` says what it depends on, or where ``threads`` are
     among its ``not_identity``.
     """
-    task = locate(config["task"]["_target_"])
+    task = spec.task.locate()
     of_task = not hasattr(task, "prepare") and "threads" not in getattr(task, "not_identity", ())
     counts = of_task and ranks == 1 and inventory.accelerator == "cpu"
     return announced_threads() if counts else None

@@ -24,6 +24,7 @@ def main() -> None:
 
 def _run(path: Path) -> None:
     from sparsepipe.config.build import build_inventory
+    from sparsepipe.config.run_spec import RunSpec
     from sparsepipe.launch.execute import execute
     from sparsepipe.runs.logs import configure
     from sparsepipe.runs.rundir import RunDir
@@ -35,8 +36,8 @@ def _run(path: Path) -> None:
         try:
             git_commit()  # of what is read by now, as where a run has one rank
             directory = RunDir(path)
-            config = directory.load_config()
-            execute(directory, config, build_inventory(config), watch)
+            spec = RunSpec.load(directory.config)
+            execute(directory, spec, build_inventory(spec), watch)
         except BaseException as error:
             # The agent ends all ranks with the first, a terminal's Ctrl-C reaches all of them:
             # neither must interrupt this one's word, nor take its place.

@@ -19,7 +19,7 @@ from sparsepipe.results.report.failures import Failure
 from sparsepipe.results.report.writing import write_report
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.run import Run
-from sparsepipe.tasks.simulate import one_process
+from sparsepipe.tasks.simulate import in_one_process
 from sparsepipe.utils.host import git_commit
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def report(
     """
     del of_the_experiment
     run.assert_one_rank()
-    reported = Reported.of(run.config, exhibits=exhibits, where=where, scale=scale)
+    reported = Reported.of(run.spec.to_dict(), exhibits=exhibits, where=where, scale=scale)
     read = _read.pop(reported, None)
     rows = reported.rows() if read is None else read
     chapters = write_chapters(run.directory.path, reported, rows)
@@ -122,7 +122,7 @@ def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
 
 report.cores = 1  # type: ignore[attr-defined]
 report.prepare = fingerprint  # type: ignore[attr-defined]
-report.parallel = one_process  # type: ignore[attr-defined]
+report.parallel = in_one_process  # type: ignore[attr-defined]
 # No data are read, no network is made; the fingerprint stands for all that counts.
 report.not_identity = (  # type: ignore[attr-defined]
     *("backend", "callbacks", "checkpoint", "data", "model", "optim", "parallel"),

@@ -119,7 +119,7 @@ def _write(
     others: Sequence[Mapping[str, Any]],
     gains: Sequence[Mapping[str, Any]],
 ) -> None:
-    text = _document(run.config["task"], rows, others, gains)
+    text = _document(run.spec.task.arguments, rows, others, gains)
     log.info("%s", text)
     write_csv(run.directory.path / "table.csv", rows)
     write_csv(run.directory.path / "settings.csv", others)

@@ -12,7 +12,7 @@ from typing import Any
 from sparsepipe.cluster import Device, Inventory
 from sparsepipe.config.compose import config_dir
 from sparsepipe.config.outputs import expanded
-from sparsepipe.config.schedules import synchronous_of
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ProfileError
 from sparsepipe.profiling import Profile, graph_profile, read_graph
 from sparsepipe.utils.host import usable_cores
@@ -85,29 +85,29 @@ def _of_model(profile: Profile, model: str, settings: Mapping[str, Any], path: s
     return profile
 
 
-def workload(config: Mapping[str, Any]) -> dict[str, Any]:
+def workload(spec: RunSpec) -> dict[str, Any]:
     """Settings of the data by which a step takes longer or shorter."""
-    return {name: config["data"].get(name) for name in _WORKLOAD}
+    return {name: spec.data.get(name) for name in _WORKLOAD}
 
 
-def other_workloads(profiles: Mapping[str, Profile], config: Mapping[str, Any]) -> list[str]:
+def other_workloads(profiles: Mapping[str, Profile], spec: RunSpec) -> list[str]:
     """In words, what was measured on other batches than those of a configuration."""
     found = []
     for device, profile in profiles.items():
-        for name, asked in workload(config).items():
+        for name, asked in workload(spec).items():
             measured = profile.meta.get(name)
             if None not in (asked, measured) and measured != asked:
                 found.append(f"{device} was measured with data.{name}={measured}, not {asked}")
     return found
 
 
-def check_workload(profiles: Mapping[str, Profile], config: Mapping[str, Any]) -> None:
+def check_workload(profiles: Mapping[str, Profile], spec: RunSpec) -> None:
     """Refuses to train by profiles of another workload.
 
     Raises:
         ProfileError: batches were of another size, or of other shapes.
     """
-    if found := other_workloads(profiles, config):
+    if found := other_workloads(profiles, spec):
         raise ProfileError(
             "the profiles are of another workload: " + "; ".join(found),
             remedy="train with the data as they were measured, or measure the model with these "
@@ -135,9 +135,7 @@ def check_batch_sizes(profiles: Mapping[str, Profile]) -> None:
         )
 
 
-def check_devices(
-    profiles: Mapping[str, Profile], config: Mapping[str, Any], inventory: Inventory
-) -> None:
+def check_devices(profiles: Mapping[str, Profile], spec: RunSpec, inventory: Inventory) -> None:
     """Refuses to train by profiles of devices that compute otherwise.
 
     What may well matter little is told. What a profile does not tell is taken to be right.
@@ -154,12 +152,12 @@ def check_devices(
         meta = profile.meta
         for name, asked, found in (
             ("slowdown", f"{device.slowdown:g}", refused),
-            ("backend", backend_name(config), refused),
+            ("backend", backend_name(spec), refused),
             ("device", device.name, told),
-            ("dtype", dtype_of(config), told),
-            ("optimizer", optimizer_words(config), told),
+            ("dtype", dtype_of(spec), told),
+            ("optimizer", optimizer_words(spec), told),
             ("threads", _threads(device, inventory), told),
-            ("microbatches", _microbatches(config), told),
+            ("microbatches", _microbatches(spec), told),
         ):
             measured = meta.get(name)
             if name == "slowdown" and isinstance(measured, (int, float)):
@@ -178,27 +176,26 @@ def check_devices(
         )
 
 
-def backend_name(config: Mapping[str, Any]) -> str | None:
+def backend_name(spec: RunSpec) -> str | None:
     """What computes sparse layers; None where there are none."""
-    backend = config["backend"]
-    return str(backend["_target_"]).rpartition(".")[2] if backend else None
+    return spec.backend.name if spec.backend else None
 
 
-def optimizer_words(config: Mapping[str, Any]) -> str:
+def optimizer_words(spec: RunSpec) -> str:
     """An optimizer and what it is set to use, by which an update takes longer or shorter."""
-    settings = config["optim"]["optimizer"]
-    used = [k for k, v in settings.items() if v and k not in ("_target_", "_partial_", "lr")]
-    return " ".join([str(settings["_target_"]), *sorted(used)])
+    optimizer = spec.optim.optimizer
+    used = [k for k, v in optimizer.arguments.items() if v and k not in ("_partial_", "lr")]
+    return " ".join([optimizer.path, *sorted(used)])
 
 
-def dtype_of(config: Mapping[str, Any]) -> str:
+def dtype_of(spec: RunSpec) -> str:
     """What numbers a configuration computes with, as torch calls it; else its precision."""
-    precision = str(config["trainer"]["precision"])
+    precision = str(spec.trainer.precision)
     return _DTYPES.get(precision, precision)
 
 
-def _microbatches(config: Mapping[str, Any]) -> str:
-    synchronous = synchronous_of(config["parallel"])
+def _microbatches(spec: RunSpec) -> str:
+    synchronous = spec.parallel.synchronous
     return str(1 if synchronous is None else synchronous.microbatches)
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.division import Division, read_plan_file
-from sparsepipe.config.model_names import model_name, model_settings
 from sparsepipe.config.outputs import expanded
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ProfileError
 from sparsepipe.planning.device_profiles import (
     fingerprint_of_profiles,
@@ -58,7 +57,7 @@ class Beside:
     def of(
         cls,
         file: str | None,
-        config: Mapping[str, Any],
+        spec: RunSpec,
         inventory: Inventory,
         *,
         others: Mapping[str, str] | None = None,
@@ -67,7 +66,7 @@ class Beside:
 
         Args:
             file: of the plan; None: there is none.
-            config: resolved and checked.
+            spec: the configuration.
             inventory: the hardware.
             others: files of further profiles, by what they are called.
 
@@ -79,8 +78,8 @@ class Beside:
         if file is None:
             return cls(others=loaded)
         plan = read_plan_file(expanded(file), key="task.plan")
-        settings = model_settings(config)
-        found = load_profiles(inventory, model_name(config), given={}, settings=settings)
+        settings = spec.model.settings
+        found = load_profiles(inventory, spec.model.name, given={}, settings=settings)
         return cls(plan=plan, profiles=found, others=loaded)
 
     @property

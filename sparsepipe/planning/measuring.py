@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from sparsepipe.config.compose import config_dir
-from sparsepipe.config.schedules import synchronous_of
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Measuring
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.planning.device_profiles import dtype_of
@@ -44,13 +44,13 @@ _KEYS = {
 
 
 def measure_devices(
-    names: Sequence[str], config: Mapping[str, Any], how: Measuring, *, run_job: RunJob
+    names: Sequence[str], spec: RunSpec, how: Measuring, *, run_job: RunJob
 ) -> dict[str, tuple[Profile, Path]]:
     """A profile of each of some devices of this machine, and its file.
 
     Args:
         names: of the devices.
-        config: of the training.
+        spec: of the training.
         how: long they are measured.
         run_job: runs the job of a configuration.
 
@@ -59,43 +59,41 @@ def measure_devices(
         Stopped: a signal did.
     """
     found = {}
-    if names and (dtype := dtype_of(config)) != "float32":
+    if names and (dtype := dtype_of(spec)) != "float32":
         log.warning("layers are measured in float32, and trained in %s", dtype)
     for name in names:
         log.info("no profile of %s is given: measuring it, or taking up what was measured", name)
-        path = _run(profile_config(config, name, how), run_job, what=name).path / "profile.json"
+        path = _run(profile_spec(spec, name, how), run_job, what=name).path / "profile.json"
         log.info("profile of %s: %s", name, path)
         found[name] = (Profile.load(path), path)
     return found
 
 
-def profile_config(config: Mapping[str, Any], device: str, how: Measuring) -> dict[str, Any]:
-    """A configuration that measures a device, of what matters to that only.
+def profile_spec(spec: RunSpec, device: str, how: Measuring) -> RunSpec:
+    """A run that measures a device, with only those settings of the training that matter to it.
 
     Layers that will run on microbatches are measured on those that one reader would cut.
     """
-    strategy, data = config["parallel"]["strategy"] or {}, config["data"]
-    synchronous = synchronous_of(config["parallel"])
-    return {
-        **_alone(config, name=_PROFILES),
-        "data": {**data, "seed": 0} if "seed" in data else data,
-        "task": {
-            **_group("task/profile"),
-            **asdict(how),
-            "microbatches": 1 if synchronous is None else synchronous.microbatches,
-            "layers": strategy.get("layers"),
-            "device": device,
-            "for_plan": True,
-        },
-        "trainer": {**config["trainer"], "precision": _PRECISION},
+    synchronous = spec.parallel.synchronous
+    task = {
+        **_group("task/profile"),
+        **asdict(how),
+        "microbatches": 1 if synchronous is None else synchronous.microbatches,
+        "layers": spec.parallel.argument("layers"),
+        "device": device,
+        "for_plan": True,
     }
+    return _measuring_run(spec, name=_PROFILES).replace(
+        {"trainer.precision": _PRECISION, "task": task},
+        data=spec.data.replace(seed=0) if "seed" in spec.data.arguments else spec.data,
+    )
 
 
-def measure_link(config: Mapping[str, Any], *, run_job: RunJob) -> tuple[float, Path]:
+def measure_link(spec: RunSpec, *, run_job: RunJob) -> tuple[float, Path]:
     """Bytes/s between the devices of this machine, and the file that says so.
 
     Args:
-        config: of the training.
+        spec: of the training.
         run_job: runs the job of a configuration.
 
     Raises:
@@ -103,39 +101,37 @@ def measure_link(config: Mapping[str, Any], *, run_job: RunJob) -> tuple[float, 
         Stopped: a signal did.
     """
     log.info("no bandwidth is given: measuring it, or taking up what was measured")
-    path = _run(link_config(config), run_job, what="the link").path / "bandwidth.json"
+    path = _run(link_spec(spec), run_job, what="the link").path / "bandwidth.json"
     (link,) = read_json(path)["hosts"].values()
     log.info("bandwidth %.4g MB/s: %s", link["bytes_per_s"] / 1e6, path)
     return float(link["bytes_per_s"]), path
 
 
-def link_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration that times messages between all devices, whatever is trained on them."""
-    strategy = config["parallel"]["strategy"] or {}
-    return {
-        **_alone(config, name=_LINKS),
-        "task": {
-            **_group("task/bandwidth"),
-            **_MESSAGES,
-            "direct": strategy.get("direct", False),
-        },
-        "parallel": {**_group("parallel/single"), "strategy": strategy},  # for its backend
-        **{name: {"_target_": "none"} for name in _NOT_OF_LINKS},
-        "representation": "sparse",
+def link_spec(spec: RunSpec) -> RunSpec:
+    """A run that times messages between all devices, whatever is trained on them."""
+    task = {
+        **_group("task/bandwidth"),
+        **_MESSAGES,
+        "direct": spec.parallel.argument("direct", False),
     }
+    strategy = spec.parallel.strategy  # for its backend
+    return (
+        _measuring_run(spec, name=_LINKS)
+        .replace({"parallel.strategy": strategy, "task": task, "representation": "sparse"})
+        .without(*_NOT_OF_LINKS)
+    )
 
 
-def _alone(config: Mapping[str, Any], *, name: str) -> dict[str, Any]:
-    """A configuration without what is of the training and not of what it trains."""
-    return {
-        **config,
-        "name": name,
-        "seed": 0,
-        "checkpoint": None,
-        "callbacks": {},
-        "logger": {},
-        "parallel": _group("parallel/single"),
-    }
+def _measuring_run(spec: RunSpec, *, name: str) -> RunSpec:
+    """A run of one process, without the settings by which trainings of one model differ."""
+    return spec.replace(
+        name=name,
+        seed=0,
+        checkpoint=None,
+        callbacks={},
+        logger={},
+        parallel=_group("parallel/single"),
+    )
 
 
 def _group(name: str) -> dict[str, Any]:
@@ -144,10 +140,10 @@ def _group(name: str) -> dict[str, Any]:
     return {str(key): item for key, item in value.items()}
 
 
-def _run(config: Mapping[str, Any], run_job: RunJob, *, what: str) -> RunDir:
+def _run(spec: RunSpec, run_job: RunJob, *, what: str) -> RunDir:
     """Runs what measures, or takes up what another process has measured meanwhile."""
     with _explained(what):
-        return run_job(config, fresh_processes=True, wait_s=_WAIT_S)
+        return run_job(spec, fresh_processes=True, wait_s=_WAIT_S)
 
 
 @contextmanager

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from sparsepipe.cluster import Inventory, Place, places_for
 from sparsepipe.cluster.gpus import gpu_indices
 from sparsepipe.cluster.places import named_places, places, ranks_of_nodes
 from sparsepipe.config.division import Division, division_of
-from sparsepipe.config.signature import parameters_of
+from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.target import Target
 from sparsepipe.errors import ConfigError
 
 
 def places_of_ranks(
-    config: Mapping[str, Any], inventory: Inventory, *, ranks: int, kept: Path | None = None
+    spec: RunSpec, inventory: Inventory, *, ranks: int, kept: Path | None = None
 ) -> tuple[Place, ...]:
     """The device of each rank: as the plan says, else in the inventory's order.
 
     Args:
-        config: resolved and checked.
+        spec: the configuration.
         inventory: the hardware.
         ranks: of the run, over all nodes.
         kept: the plan with which the run has begun, if it has.
@@ -30,12 +30,12 @@ def places_of_ranks(
         PlanError: the plan's devices lie on other hosts than the ranks, or a plan that was
             searched for is for others.
     """
-    division = division_of(config, kept=kept)
+    division = division_of(spec, kept=kept)
     devices = None if division is None else division.devices
-    nodes = config["parallel"]["num_nodes"]
+    nodes = spec.parallel.num_nodes
     searched = division is not None and division.searched
     found = places_for(inventory, devices, ranks=ranks, nodes=nodes, searched=searched)
-    _check_strategy(config["parallel"]["strategy"], found)
+    _check_strategy(spec.parallel.strategy, found)
     return found
 
 
@@ -46,19 +46,19 @@ def are_there(division: Division | None, inventory: Inventory) -> bool:
     return named_places(inventory, division.devices) is not None
 
 
-def _check_strategy(strategy: Mapping[str, Any] | None, found: Sequence[Place]) -> None:
+def _check_strategy(strategy: Target | None, found: Sequence[Place]) -> None:
     if strategy is None:
         return
-    if "slowdown" in strategy:
+    if "slowdown" in strategy.arguments:
         raise ConfigError(
             "parallel.strategy.slowdown is set",
             remedy="give the device a slowdown in the hardware inventory",
         )
     slowed = [place.text for place in found if place.slowdown != 1]
-    if slowed and "slowdown" not in parameters_of(strategy["_target_"]).types:
+    if slowed and "slowdown" not in strategy.parameters.types:
         raise ConfigError(
             f"{', '.join(slowed)} of the inventory are to be slower than they are, and "
-            f"{strategy['_target_']} takes no slowdown",
+            f"{strategy.path} takes no slowdown",
             remedy="let the strategy take a keyword 'slowdown' (those of sparsepipe.strategies "
             "do), or choose a hardware without",
         )

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.build import build_data, num_classes_of
-from sparsepipe.config.emulation import emulation_of
-from sparsepipe.config.model_names import model_name
 from sparsepipe.config.outputs import writing
-from sparsepipe.config.plan_search import searched_plan_of
 from sparsepipe.config.recomputation import is_automatic
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import SearchChoice
 from sparsepipe.errors import ConfigError, ProfileError, SparsePipeError
 from sparsepipe.partition.fleet import kinds_of
@@ -30,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def resolve_plan(
-    config: Mapping[str, Any],
+    spec: RunSpec,
     inventory: Inventory,
     directory: RunDir,
     *,
@@ -41,7 +40,7 @@ def resolve_plan(
     A run that has begun keeps its plan: nothing is measured or searched for again.
 
     Args:
-        config: resolved and checked.
+        spec: the configuration.
         inventory: the hardware.
         directory: of the run.
         run_job: runs the jobs that measure devices without a profile, and the link inside a host
@@ -50,34 +49,35 @@ def resolve_plan(
     Raises:
         SparsePipeError: a device cannot be measured, or there is no plan for the devices.
     """
-    choice = searched_plan_of(config)
+    choice = spec.plan_search
     if directory.plan.exists():
         return
     if choice is None:
-        searches = config["task"].get("search") is not None  # itself: task=partition
-        if is_automatic(config["parallel"]) and not searches:
-            _resolve_by_hand(config, inventory, directory)
+        searches = spec.task.get("search") is not None  # itself: task=partition
+        if is_automatic(spec.parallel) and not searches:
+            _resolve_by_hand(spec, inventory, directory)
         return
-    profiles = load_profiles(inventory, model_name(config), given=choice.profiles or {})
-    emulated = emulation_of(config) is not None  # then data are never read, nor devices measured
+    profiles = load_profiles(inventory, spec.model.name, given=choice.profiles or {})
+    emulated = spec.emulation is not None  # then data are never read, nor devices measured
     if not emulated:
-        _check_classes(profiles, config)
+        _check_classes(profiles, spec)
     missing = [name for name in _names(inventory) if name not in profiles]
     measured: dict[str, tuple[Profile, Path]] = {}
     if missing:
         if run_job is None:
-            raise _missing(missing, model_name(config), inventory)
-        measured = measure_devices(missing, config, choice.measure, run_job=run_job)
+            raise _missing(missing, spec.model.name, inventory)
+        measured = measure_devices(missing, spec, choice.measure, run_job=run_job)
     profiles |= {name: profile for name, (profile, _) in measured.items()}
     origin: dict[str, Any] = {
         "measured": {name: str(path) for name, (_, path) in measured.items()},
         "profiling_s": sum(profile.meta.get("cost_s", 0.0) for profile in profiles.values()),
     }
     if run_job is not None and not emulated and _lacks_link(choice, inventory):
-        choice.bandwidth_bytes_per_s, path = measure_link(config, run_job=run_job)
+        bytes_per_s, path = measure_link(spec, run_job=run_job)
+        choice = replace(choice, bandwidth_bytes_per_s=bytes_per_s)
         origin["measured_bandwidth"] = str(path)
     try:
-        found = find_recomputing_plan(choice, config, inventory, profiles, **origin)
+        found = find_recomputing_plan(choice, spec, inventory, profiles, **origin)
     except SparsePipeError as error:
         error.remedy = error.remedy.replace("task.", "parallel.search.")
         raise
@@ -87,24 +87,23 @@ def resolve_plan(
         found.write(directory)
 
 
-def _resolve_by_hand(config: Mapping[str, Any], inventory: Inventory, directory: RunDir) -> None:
+def _resolve_by_hand(spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
     """Chooses which layers of a plan that is given are recomputed, and writes that plan.
 
     Raises:
         ConfigError: a device has no profile, or a stage does not fit.
         PlanError: the plan is for other layers or devices.
     """
-    given = (config["parallel"].get("search") or {}).get("profiles") or {}
-    profiles = load_profiles(inventory, model_name(config), given=given)
+    profiles = load_profiles(inventory, spec.model.name, given=spec.given_profiles)
     if missing := [name for name in _names(inventory) if name not in profiles]:
         raise ConfigError(
             f"parallel.strategy.recompute=auto goes by profiles, and there is none of "
-            f"{model_name(config)} on {', '.join(missing)}",
+            f"{spec.model.name} on {', '.join(missing)}",
             remedy="name files as parallel.search.profiles, or as profile of the devices in the "
             "hardware inventory (task=profile makes them); or leave the plan to a search, which "
             "measures devices: parallel.search.search=hete_mp",
         )
-    plan = plan_to_simulate(config, inventory, profiles)
+    plan = plan_to_simulate(spec, inventory, profiles)
     with writing(directory.path):
         write_text_atomic(directory.plan, plan.to_json())
 
@@ -115,7 +114,7 @@ def _lacks_link(choice: SearchChoice, inventory: Inventory) -> bool:
     return several and choice.bandwidth_bytes_per_s is None and host.link is None
 
 
-def _check_classes(profiles: Mapping[str, Profile], config: Mapping[str, Any]) -> None:
+def _check_classes(profiles: Mapping[str, Profile], spec: RunSpec) -> None:
     """Refuses profiles of a network for other classes, which data tell once they are there.
 
     Raises:
@@ -124,7 +123,7 @@ def _check_classes(profiles: Mapping[str, Profile], config: Mapping[str, Any]) -
     told = {name: profile.meta.get("num_classes") for name, profile in profiles.items()}
     if not any(told.values()):
         return
-    data = build_data(config)
+    data = build_data(spec)
     data.setup("fit")
     there_are = num_classes_of(data)
     for name, count in told.items():

@@ -5,18 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.recomputation import (
     choose,
     is_automatic,
     log_chosen,
-    memory_settings,
     spans_told,
     synchronous_stages_of,
     with_spans,
 )
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import SearchChoice
 from sparsepipe.partition.recompute.plan import Chosen
 from sparsepipe.planning.search import Found, find_plan, memory_model
@@ -28,7 +27,7 @@ log = logging.getLogger(__name__)
 
 def find_recomputing_plan(
     choice: SearchChoice,
-    config: Mapping[str, Any],
+    spec: RunSpec,
     inventory: Inventory,
     profiles: Mapping[str, Profile],
     **origin: object,
@@ -42,7 +41,7 @@ def find_recomputing_plan(
 
     Args:
         choice: see there.
-        config: see there.
+        spec: see there.
         inventory: see there.
         profiles: see there.
         **origin: see there.
@@ -51,7 +50,7 @@ def find_recomputing_plan(
         ConfigError: a setting does not suit the search or the plan, or a stage does not fit.
         SparsePipeError: as there.
     """
-    stages = synchronous_stages_of(config["parallel"], profiles)
+    stages = synchronous_stages_of(spec.parallel, profiles)
     automatic = stages is not None and stages.is_automatic
     if automatic and not choice.memory:
         log.warning(
@@ -60,41 +59,41 @@ def find_recomputing_plan(
         )
     if automatic:
         choice = replace(choice, memory=True)  # which is what the layers are chosen by
-    found = find_plan(choice, config, inventory, profiles, stages, **origin)
+    found = find_plan(choice, spec, inventory, profiles, stages, **origin)
     if automatic and found.chosen is not None:
         log_chosen(found.chosen)
     return found
 
 
 def recomputing(
-    plan: Plan, config: Mapping[str, Any], inventory: Inventory, profiles: Mapping[str, Profile]
+    plan: Plan, spec: RunSpec, inventory: Inventory, profiles: Mapping[str, Profile]
 ) -> Plan:
     """A plan that is given, telling what is recomputed.
 
     Args:
         plan: on devices of the inventory.
-        config: resolved and checked.
+        spec: the configuration.
         inventory: the hardware.
         profiles: of its devices, by their names; they count where layers are to be chosen.
 
     Raises:
         ConfigError: the setting does not suit the plan, or a stage does not fit.
     """
-    if not is_automatic(config["parallel"]):
-        return with_spans(plan, spans_told(plan, config["parallel"]))
-    chosen = chosen_for(plan, config, inventory, profiles)
+    if not is_automatic(spec.parallel):
+        return with_spans(plan, spans_told(plan, spec.parallel))
+    chosen = chosen_for(plan, spec, inventory, profiles)
     log_chosen(chosen)
     return with_spans(plan, chosen.spans)
 
 
 def chosen_for(
-    plan: Plan, config: Mapping[str, Any], inventory: Inventory, profiles: Mapping[str, Profile]
+    plan: Plan, spec: RunSpec, inventory: Inventory, profiles: Mapping[str, Profile]
 ) -> Chosen:
     """The cheapest layers to recompute, with what the search counts of memory.
 
     Raises:
         ConfigError: a stage does not fit.
     """
-    memory = memory_model(SearchChoice(**memory_settings(config["parallel"])), config)
+    memory = memory_model(SearchChoice(**spec.recompute_memory), spec)
     assert memory is not None
-    return choose(plan, profiles, inventory, config["parallel"], memory)
+    return choose(plan, profiles, inventory, spec.parallel, memory)

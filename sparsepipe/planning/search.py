@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.config.model_names import model_name
-from sparsepipe.config.schedules import synchronous_of
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import SearchChoice
+from sparsepipe.config.target import Target
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition import searches
 from sparsepipe.partition.cost import cost_model
@@ -66,7 +66,7 @@ class Found:
 
 def find_plan(
     choice: SearchChoice,
-    config: Mapping[str, Any],
+    spec: RunSpec,
     inventory: Inventory,
     profiles: Mapping[str, Profile],
     synchronous: SynchronousStages | None = None,
@@ -76,7 +76,7 @@ def find_plan(
 
     Args:
         choice: of a search, and what it takes into account.
-        config: resolved and checked.
+        spec: the configuration.
         inventory: the hardware.
         profiles: of its devices, by their names.
         synchronous: how stages of a synchronous pipeline work: their memory counts as in that, and
@@ -90,7 +90,7 @@ def find_plan(
         HardwareError: a link has no bandwidth.
         PlanError: no plan fits the memory, or the search stops before it has found one.
     """
-    problem = _problem(choice, config, inventory, profiles, synchronous)
+    problem = _problem(choice, spec, inventory, profiles, synchronous)
     device = choice.device
     if choice.search in _ALIKE and device is None:
         device = fastest(problem, choice.search)
@@ -99,7 +99,7 @@ def find_plan(
     if problem.synchronous is not None:
         chosen = chosen_of(solution.stages, problem, solution.spans)
     told = explain(problem, solution, chosen)
-    known = {"model": model_name(config), **_asked(choice, device)}
+    known = {"model": spec.model.name, **_asked(choice, device)}
     known |= _given(problem, inventory, profiles)
     names = dict.fromkeys(kind.name for kind in problem.fleet.kinds)
     return Found(
@@ -133,13 +133,13 @@ def _given(
 
 def _problem(
     choice: SearchChoice,
-    config: Mapping[str, Any],
+    spec: RunSpec,
     inventory: Inventory,
     profiles: Mapping[str, Profile],
     synchronous: SynchronousStages | None,
 ) -> Problem:
     _warn_of_updates(profiles)
-    room = memory_model(choice, config)
+    room = memory_model(choice, spec)
     if synchronous is not None and room is not None:
         room = replace(room, stash=False, predicted=False)
     return Problem.of(
@@ -162,30 +162,29 @@ def _warn_of_updates(profiles: Mapping[str, Profile]) -> None:
         )
 
 
-def memory_model(choice: SearchChoice, config: Mapping[str, Any]) -> MemoryModel | None:
+def memory_model(choice: SearchChoice, spec: RunSpec) -> MemoryModel | None:
     """What stages keep, by the settings, or else by the training's; None: no matter.
 
     Versions of the weights that ``vertical_sync`` keeps beyond those of stashing are not counted.
     """
     if not choice.memory:
         return None
-    mode = (config["parallel"]["strategy"] or {}).get("mode")
+    mode = spec.parallel.argument("mode")
     stash, optimizer = choice.stash, choice.optimizer_bytes
-    stashes = mode != "none" and synchronous_of(config["parallel"]) is None
+    stashes = mode != "none" and spec.parallel.synchronous is None
     return MemoryModel(
         stash=stashes if stash is None else stash,
         predicted=mode == "spectrain",
-        optimizer=_state_bytes(config["optim"]["optimizer"]) if optimizer is None else optimizer,
+        optimizer=_state_bytes(spec.optim.optimizer) if optimizer is None else optimizer,
         reserved_bytes=choice.reserved_bytes,
     )
 
 
-def _state_bytes(optimizer: Mapping[str, Any]) -> float:
+def _state_bytes(optimizer: Target) -> float:
     """Of an optimizer for each byte of parameters; of one that we do not know, as of Adam."""
-    name = str(optimizer["_target_"]).rpartition(".")[2]
-    if name == "SGD" and not optimizer.get("momentum"):
+    if optimizer.name == "SGD" and not optimizer.get("momentum"):
         return 0.0
-    return _STATE_BYTES.get(name, _STATE_BYTES_ELSE)
+    return _STATE_BYTES.get(optimizer.name, _STATE_BYTES_ELSE)
 
 
 def fastest(problem: Problem, search: str) -> str:

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import named_places, places
 from sparsepipe.config.division import Division, division_of
-from sparsepipe.config.plan_search import search_of
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, SparsePipeError
 from sparsepipe.planning.recomputed_search import find_recomputing_plan, recomputing
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan, Stage
 
 
-def is_data_parallel(parallel: Mapping[str, Any]) -> bool:
-    """Whether every device holds the model: there is a strategy, and it splits none."""
-    return parallel.get("plan") is None and parallel["strategy"] is not None
-
-
-def plan_to_simulate(
-    config: Mapping[str, Any], inventory: Inventory, profiles: Mapping[str, Profile]
-) -> Plan:
+def plan_to_simulate(spec: RunSpec, inventory: Inventory, profiles: Mapping[str, Profile]) -> Plan:
     """The plan, its devices named ``host/model/number``; it tells what is recomputed.
 
     Args:
-        config: resolved and checked, with the ``parallel`` that is simulated.
+        spec: the configuration.
         inventory: the hardware.
         profiles: of its devices, by their names.
 
@@ -37,22 +29,22 @@ def plan_to_simulate(
         HardwareError: a link that the search needs has no bandwidth.
     """
     num_layers = _num_layers(profiles)
-    if is_data_parallel(config["parallel"]):
+    if spec.parallel.is_data_parallel:
         return data_parallel(inventory, num_layers)
-    if (choice := search_of(config)) is not None:
+    if (choice := spec.search) is not None:
         try:
-            return find_recomputing_plan(choice, config, inventory, profiles).plan
+            return find_recomputing_plan(choice, spec, inventory, profiles).plan
         except SparsePipeError as error:
             error.remedy = error.remedy.replace("task.", "parallel.search.")
             raise
-    division = division_of(config)
+    division = division_of(spec)
     if division is None:
         raise ConfigError(
             "there is one device to simulate, and nothing that it would wait for",
             remedy="choose parallel=dp, mp, hete_mp, exact or pipeline",
         )
     plan = _by_hand(division, inventory, num_layers)
-    return recomputing(plan, config, inventory, profiles)
+    return recomputing(plan, spec, inventory, profiles)
 
 
 def data_parallel(inventory: Inventory, num_layers: int) -> Plan:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from sparsepipe.config.schema import TrainerArguments
 
 
-def batches_of_training(trainer: Mapping[str, Any], loaded: int) -> int | None:
+def batches_of_training(trainer: TrainerArguments, loaded: int) -> int | None:
     """Batches of a whole training; None where its settings give it no end.
 
     Args:
         trainer: the arguments of Lightning's Trainer.
         loaded: batches of the training split.
     """
-    epoch = _limited(loaded, trainer["overfit_batches"] or trainer["limit_train_batches"])
-    accumulated = int(trainer["accumulate_grad_batches"])
-    max_epochs, max_steps = trainer["max_epochs"] or -1, int(trainer["max_steps"])
+    epoch = _limited(loaded, trainer.overfit_batches or trainer.limit_train_batches)
+    accumulated = int(trainer.accumulate_grad_batches)
+    max_epochs, max_steps = trainer.max_epochs or -1, int(trainer.max_steps)
     ends = []
     if max_epochs >= 0:
         ends.append(max_epochs * epoch)

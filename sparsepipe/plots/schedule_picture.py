@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsepipe.config.schedules import Synchronous
+from sparsepipe.config.schema import Synchronous
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import (
     Plan,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsepipe.config.outputs import expanded
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import CheckpointError
 from sparsepipe.runs.rundir import RunDir, file_fingerprint
 
@@ -32,13 +33,13 @@ def find_checkpoint(source: str) -> Path:
     )
 
 
-def first_weights(config: Mapping[str, Any]) -> dict[str, str]:
+def first_weights(spec: RunSpec) -> dict[str, str]:
     """For ``result.json`` of a training: which file its first weights are from, if any.
 
     Raises:
         CheckpointError: there is no such file.
     """
-    named = config["checkpoint"]
+    named = spec.checkpoint
     return {} if named is None else {"first_weights": file_fingerprint(find_checkpoint(named))}
 
 

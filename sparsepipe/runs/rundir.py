@@ -16,50 +16,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.division import division_of
 from sparsepipe.config.outputs import expanded
-from sparsepipe.config.plan_search import searched_plan_of
 from sparsepipe.config.recomputation import (
     is_automatic,
-    memory_settings,
     settled_recompute,
 )
-from sparsepipe.config.signature import identity_name, locate, present_name
-from sparsepipe.errors import ConfigError, DataError
+from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.errors import DataError
 from sparsepipe.results.files import read_json, write_json, write_text_atomic
-
-_NOT_IDENTITY = (
-    "data.cache_dir",
-    "data.cache_workers",
-    "data.lock_wait_s",
-    "data.num_workers",
-    "data.root",
-    "force",
-    "hardware",
-    "logger",
-    "name",
-    "objective",
-    "parallel.devices",
-    "parallel.grace_s",
-    "parallel.max_restarts",
-    "parallel.plan",
-    "parallel.search",
-    "parallel.strategy.timeout_s",
-    "paths",
-    "tags",
-    "task.gallery",
-    "trainer.enable_autolog_hparams",
-    "trainer.enable_model_summary",
-    "trainer.enable_progress_bar",
-    "trainer.log_every_n_steps",
-    "trainer.profiler",
-)
-"""Keys that do not change what a run computes, or that a fingerprint, the number of ranks, the
-plan or the search stands for."""
 
 _ATTEMPT, _STARTS = ".attempt", ".starts"
 
@@ -170,9 +136,9 @@ class RunDir:
         """Beside the directory: whatever becomes of that, no attempt has another's number."""
         return self.path.with_name(f".{self.run_id}{_ATTEMPT}")
 
-    def open(self, config: Mapping[str, Any]) -> None:
+    def open(self, spec: RunSpec) -> None:
         """Makes the directory ready for a run, anew where ``force`` is set."""
-        again = bool(config["force"]) and self.path.exists()
+        again = bool(spec.force) and self.path.exists()
         if attempt := self.attempt + again:
             write_text_atomic(self._attempts, str(attempt))  # first: nothing may come between
         if again:
@@ -184,8 +150,7 @@ class RunDir:
         write_json(
             self.path / _STARTS, [*self.starts, time.time()]
         )  # before there is a config.yaml
-        settings = {key: value for key, value in config.items() if key != "force"}
-        write_text_atomic(self.config, OmegaConf.to_yaml(OmegaConf.create(settings)))
+        write_text_atomic(self.config, spec.to_yaml())
 
     def remove_if_unused(self) -> None:
         """Removes the directory of a run that failed before it had anything to keep."""
@@ -194,30 +159,13 @@ class RunDir:
         if {path.name for path in self.path.iterdir()} <= told:
             shutil.rmtree(self.path)
 
-    def load_config(self) -> dict[str, Any]:
-        """The configuration the run was opened with.
-
-        Raises:
-            ConfigError: there is none.
-        """
-        try:
-            value = OmegaConf.to_container(OmegaConf.load(self.config))
-        except (OSError, OmegaConfBaseException) as error:
-            raise ConfigError(
-                f"{self.config} cannot be read: {error}", remedy="give a run's directory"
-            ) from error
-        assert isinstance(value, dict)
-        if isinstance(task := value.get("task"), dict):  # of a run that an earlier version began
-            task["_target_"] = present_name(task["_target_"])
-        return {"force": False, **{str(key): item for key, item in value.items()}}
-
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Marks the run as finished."""
         write_json(self.done, dict(summary))
 
 
 def run_dir(
-    config: Mapping[str, Any],
+    spec: RunSpec,
     *,
     inventory: Inventory,
     ranks: int,
@@ -228,62 +176,35 @@ def run_dir(
     threads: str | None = None,
 ) -> RunDir:
     """The directory that belongs to a configuration on some data and hardware."""
-    identity = identity_of(config)
+    identity = spec.identity()
     identity["ranks"] = ranks
     identity["data fingerprint"] = data_fingerprint
     identity["checkpoint"] = checkpoint_fingerprint
-    identity["hardware fingerprint"] = _of_hardware(config, inventory)
-    division = division_of(config)
+    identity["hardware fingerprint"] = _of_hardware(spec, inventory)
+    division = division_of(spec)
     if division is not None:
         identity["plan"] = division.arguments()  # what its file holds, where it is in one
-        if not is_automatic(config["parallel"]):
-            identity |= settled_recompute(config["parallel"], division.details)
+        if not is_automatic(spec.parallel):
+            identity |= settled_recompute(spec.parallel, division.details)
     if threads is not None:
         identity["threads"] = threads
     if order:  # of the devices; most runs take them as the inventory lists them
         identity["devices"] = list(order)
-    if (search := searched_plan_of(config)) is not None:
+    if (search := spec.plan_search) is not None:
         chosen = {key: value for key, value in asdict(search).items() if key != "profiles"}
         identity["search"] = {**chosen, "profiles": profiles_fingerprint}
-    elif is_automatic(config["parallel"]):
-        identity["recompute"] = [profiles_fingerprint, memory_settings(config["parallel"])]
+    elif is_automatic(spec.parallel):
+        identity["recompute"] = [profiles_fingerprint, spec.recompute_memory]
     text = json.dumps(identity, sort_keys=True, default=str)
     run_id = hashlib.sha256(text.encode()).hexdigest()[:12]
-    outputs = expanded(config["paths"]["outputs"])
-    return RunDir((outputs / str(config["name"]) / run_id).absolute())
+    outputs = expanded(spec.paths.outputs)
+    return RunDir((outputs / str(spec.name) / run_id).absolute())
 
 
-def _of_hardware(config: Mapping[str, Any], inventory: Inventory) -> str:
+def _of_hardware(spec: RunSpec, inventory: Inventory) -> str:
     """Of what matters of it to the task, which that chooses by ``hardware``."""
-    choose = getattr(locate(config["task"]["_target_"]), "hardware", None)
+    choose = getattr(spec.task.locate(), "hardware", None)
     return (inventory if choose is None else choose(inventory)).fingerprint()
-
-
-def identity_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration flattened to dotted keys, without what does not change the run.
-
-    Nor what does not change what its task does, which that names as ``not_identity``.
-    """
-    flat = flatten(config)
-    drops = (*_NOT_IDENTITY, *getattr(locate(config["task"]["_target_"]), "not_identity", ()))
-    flat["task._target_"] = identity_name(flat["task._target_"])
-    return {
-        key: value
-        for key, value in flat.items()
-        if not any(key == drop or key.startswith(f"{drop}.") for drop in drops)
-    }
-
-
-def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one with dotted keys; lists stay values."""
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        name = f"{prefix}{key}"
-        if isinstance(item, Mapping) and item:
-            flat.update(flatten(item, f"{name}."))
-        else:
-            flat[name] = item
-    return flat
 
 
 def file_fingerprint(path: Path) -> str:

@@ -46,14 +46,15 @@ def _end_with(parent: int) -> None:
 
 
 def _run(given: dict[str, Any]) -> int:
-    from sparsepipe.config.job_hardware import tell
+    from sparsepipe.config.job_hardware import announce_hardware
+    from sparsepipe.config.run_spec import RunSpec
     from sparsepipe.errors import SparsePipeError
     from sparsepipe.runs import logs
     from sparsepipe.runtime.failures.rank_reports import Stopped
     from sparsepipe.sweep.one_job import run_swept
 
     logs.configure()
-    tell(given["hardware"])
+    announce_hardware(given["hardware"])
     job = SweptJob(
         number=given["number"],
         overrides=tuple(given["overrides"]),
@@ -62,7 +63,9 @@ def _run(given: dict[str, Any]) -> int:
     try:
         # One rank needs no further process: this one is as fresh as can be. The sweep sees to how
         # long it waits, as it knows for whom.
-        record = run_swept(job, lambda: given["config"], fresh_processes=False, wait_s=math.inf)
+        record = run_swept(
+            job, lambda: RunSpec.from_dict(given["config"]), fresh_processes=False, wait_s=math.inf
+        )
     except Stopped as stop:
         log.warning("%s", stop.message)
         return stop.exit_code

@@ -120,7 +120,7 @@ def _compose(
     found = _Composed(job=job, whole=whole)
     try:
         with answering(whole):
-            found.config = compose.resolve(_task_config(whole))
+            found.config = compose.resolve(_task_config(whole)).to_dict()
     except Exception as error:
         found.refused = error
     return found

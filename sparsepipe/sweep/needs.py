@@ -9,11 +9,8 @@ from typing import Any
 from sparsepipe import cluster
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.gpus import any_alike_serve
-from sparsepipe.config.build import build
-from sparsepipe.config.emulation import without_emulation
-from sparsepipe.config.job_hardware import telling
-from sparsepipe.config.plan_search import search_of
-from sparsepipe.config.signature import locate
+from sparsepipe.config.job_hardware import hardware_message
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.launch.checked_config import understood
 from sparsepipe.planning.placing import places_of_ranks
 from sparsepipe.sweep.settings import Settings
@@ -41,58 +38,57 @@ def _gpus() -> tuple[Gpu, ...]:
     )
 
 
-def needs(config: Mapping[str, Any], there: Machine, settings: Settings) -> Demand:
+def needs(given: Mapping[str, Any], there: Machine, settings: Settings) -> Demand:
     """What a job takes.
 
     Args:
-        config: resolved and checked.
+        given: the values of a resolved and checked configuration.
         there: the machine.
         settings: of the sweep.
 
     Raises:
         SparsePipeError: what a user can mend, and no process is needed to find out.
     """
-    config, inventory, ranks = understood(config)
-    task = locate(config["task"]["_target_"])
+    spec, inventory, ranks = understood(RunSpec.from_dict(given))
+    task = spec.task.locate()
     count = getattr(task, "processes", None)  # of what is measured as one of several
     return demand(
         there,
-        ranks=ranks if count is None else count(config, inventory),
-        gpus=_kinds(config, inventory, there, ranks=ranks),
+        ranks=ranks if count is None else count(spec, inventory),
+        gpus=_kinds(spec, inventory, there, ranks=ranks),
         task_cores=getattr(task, "cores", None),
         cores_per_rank=settings.cores_per_rank,
     )
 
 
-def _kinds(
-    config: Mapping[str, Any], inventory: Inventory, there: Machine, *, ranks: int
-) -> tuple[str, ...]:
+def _kinds(spec: RunSpec, inventory: Inventory, there: Machine, *, ranks: int) -> tuple[str, ...]:
     """Of the GPUs that a job computes on.
 
     All of them, where it is not known beforehand which they are, or where a plan or a task says
     which and they are not the first of their kinds: a job that saw no others would find too few.
     """
-    task = locate(config["task"]["_target_"])
+    task = spec.task.locate()
     if inventory.accelerator != "cuda" or hasattr(task, "cores"):
         return ()
     every = tuple(gpu.kind for gpu in there.gpus)
     own_way = any(hasattr(task, name) for name in ("parallel", "processes", "whole_machine"))
-    if own_way or search_of(config) is not None or not _finds_machine(config):
+    if own_way or spec.search is not None or not _finds_machine(spec):
         return every
-    places = places_of_ranks(config, inventory, ranks=ranks)
+    places = places_of_ranks(spec, inventory, ranks=ranks)
     return tuple(place.name for place in places) if any_alike_serve(places) else every
 
 
-def _finds_machine(config: Mapping[str, Any]) -> bool:
-    return locate(config["hardware"]["_target_"]) is cluster.local
+def _finds_machine(spec: RunSpec) -> bool:
+    return spec.hardware.locate() is cluster.local
 
 
-def whole_machine(config: Mapping[str, Any]) -> dict[str, Any] | None:
+def whole_machine(given: Mapping[str, Any]) -> dict[str, Any] | None:
     """What to tell a job that gets a part of the machine, such that it is the run it always is.
 
     None for one whose hardware is written down, which a part of the machine does not change.
     """
-    if not _finds_machine(config):
+    spec = RunSpec.from_dict(given)
+    if not _finds_machine(spec):
         return None
-    node = without_emulation(config["hardware"])
-    return telling(node, build(node))
+    target = spec.inventory_target
+    return hardware_message(target, target.build())

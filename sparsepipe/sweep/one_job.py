@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from sparsepipe.aside import heard_by
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.sweep_directory import announced_start
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.runtime.failures.rank_reports import Stopped
@@ -27,7 +28,7 @@ from sparsepipe.sweep.tree import MARK_VARIABLE
 
 def run_swept(
     job: SweptJob,
-    resolved: Callable[[], Mapping[str, Any]],
+    resolved: Callable[[], RunSpec],
     *,
     fresh_processes: bool,
     wait_s: float = WAIT_LIMIT_S,
@@ -61,17 +62,17 @@ def run_swept(
 
     telling = Telling(job.started, mark=mark)
     with _recorded_failures(leave), heard_by(telling.hear):
-        config = resolved()
+        spec = resolved()
         from sparsepipe.launch.job import run_job
 
         directory = run_job(
-            config,
+            spec,
             fresh_processes=fresh_processes,
             wait_s=wait_s,
             anew_since_s=announced_start(),
             found=lambda run: telling.note_run(run.path),
         )
-        values = of_run(directory.path, objective=config["objective"], began_s=began)
+        values = of_run(directory.path, objective=spec.objective, began_s=began)
     return leave(**values)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from sparsepipe.cluster import Inventory, Place
 from sparsepipe.cluster.places import ranks_of_nodes
+from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.target import Target
 from sparsepipe.errors import ConfigError, HardwareError
 from sparsepipe.planning.links import Links, as_json, as_rows, as_text, doubts
 from sparsepipe.planning.measured_device import words_of_machine
@@ -64,7 +66,7 @@ def bandwidth(
     """
     sizes = sorted({*(SIZES_BYTES if sizes_bytes is None else sizes_bytes)})
     effort = Effort(repeats=repeats, warmups=warmups, most_s=most_s, timeout_s=timeout_s)
-    nodes = int(run.config["parallel"]["num_nodes"])
+    nodes = int(run.spec.parallel.num_nodes)
     by_node = ranks_of_nodes(run.places, run.inventory, nodes=nodes)
     node_of = [next(n for n in range(nodes) if rank in by_node[n]) for rank in range(run.ranks)]
     host_of = _host_names(run.places, node_of)
@@ -91,7 +93,7 @@ def _tell_pairs(count: int, ranks: int, *, all_pairs_up_to: int) -> None:
     log.info("timing %d of %d pairs of ranks%s", count, ranks * (ranks - 1) // 2, some)
 
 
-def _check(task: Mapping[str, Any]) -> None:
+def _check(task: Target) -> None:
     sizes = task.get("sizes_bytes")
     if sizes is not None and not (sizes and all(type(s) is int and s >= 4 for s in sizes)):
         raise ConfigError(
@@ -100,9 +102,9 @@ def _check(task: Mapping[str, Any]) -> None:
         )
     least = {"repeats": 1, "warmups": 0, "most_s": 0, "timeout_s": 1, "all_pairs_up_to": 2}
     for name, limit in least.items():
-        if name in task and task[name] < limit:
+        if task.get(name, limit) < limit:
             raise ConfigError(
-                f"task.{name}={task[name]} is too little", remedy=f"set it to {limit} or more"
+                f"task.{name}={task.get(name)} is too little", remedy=f"set it to {limit} or more"
             )
 
 
@@ -156,25 +158,25 @@ def _write(run: Run, links: Links) -> None:
     write_result(run, values)
 
 
-def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
+def fingerprint(spec: RunSpec, inventory: Inventory) -> str:
     """Which hosts: links belong to them and to what moves bytes, not to what is computed there.
 
     Raises:
         ConfigError: a setting of the task cannot be.
     """
-    _check(config["task"])
+    _check(spec.task)
     hosts = [host.name for host in inventory.hosts]
     return ", ".join([*hosts, *words_of_machine(), f"{usable_cores()} cores"])
 
 
-def parallel(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Any]:
+def with_all_devices(spec: RunSpec, inventory: Inventory) -> RunSpec:
     """All devices of the inventory, whatever the configuration trains on.
 
     Raises:
         HardwareError: there is one device only.
     """
-    given = config["parallel"]
-    nodes = len(inventory.hosts) if len(inventory.hosts) > 1 else given["num_nodes"]
+    given = spec.parallel
+    nodes = len(inventory.hosts) if len(inventory.hosts) > 1 else given.num_nodes
     several = len(inventory.hosts) > 1
     devices = inventory.num_devices if several else nodes * inventory.num_devices
     if devices < 2:
@@ -183,19 +185,22 @@ def parallel(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Any]:
             remedy="choose a hardware with several; hardware.cpu_devices=2 lets two processes "
             "share the cores of a CPU",
         )
-    backend = (given["strategy"] or {}).get("process_group_backend")
-    return {
+    strategy = Target(
+        "sparsepipe.strategies.DataParallelStrategy",
+        {
+            "timeout_s": spec.task.get("timeout_s", 300.0),
+            "process_group_backend": given.argument("process_group_backend"),
+        },
+    )
+    parallel = {
         "devices": devices,
         "num_nodes": nodes,
-        "grace_s": given["grace_s"],
-        "max_restarts": given.get("max_restarts", 0),
-        "strategy": {
-            "_target_": "sparsepipe.strategies.DataParallelStrategy",
-            "timeout_s": config["task"].get("timeout_s", 300.0),
-            "process_group_backend": backend,
-        },
+        "grace_s": given.grace_s,
+        "max_restarts": given.max_restarts,
+        "strategy": strategy,
     }
+    return spec.replace(parallel=parallel)
 
 
 bandwidth.prepare = fingerprint  # type: ignore[attr-defined]
-bandwidth.parallel = parallel  # type: ignore[attr-defined]
+bandwidth.parallel = with_all_devices  # type: ignore[attr-defined]

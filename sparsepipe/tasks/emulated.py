@@ -18,10 +18,7 @@ from sparsepipe.callbacks import KeepPlan, Pulse, StopAtOnce
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import named_places
 from sparsepipe.config.division import check_division, division_of
-from sparsepipe.config.emulation import emulation_of, limit_of
-from sparsepipe.config.model_names import model_name, model_settings
-from sparsepipe.config.plan_search import search_of
-from sparsepipe.config.schedules import synchronous_of
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.emulate import emulated_layout, lift_limits
 from sparsepipe.emulate.pace import Pace
 from sparsepipe.emulate.rates import Rates
@@ -85,9 +82,9 @@ def train_emulated(
         Stopped: a signal ended the run.
     """
     del time_scale, network, link_bytes_per_s  # :mod:`emulation_request` has them in the hardware
-    emulation = emulation_of(run.config)
+    emulation = run.spec.emulation
     assert emulation is not None
-    of_devices = emulated_profiles(run.config, run.inventory)
+    of_devices = emulated_profiles(run.spec, run.inventory)
     profiles = [of_devices[place.name] for place in run.places]
     pulse, size = Pulse(emulation.time_scale), profiles[process_group.rank()].meta.get("batch_size")
     trainer = _trained(run, profiles, pulse, minibatches=minibatches_each(run, minibatches))
@@ -116,8 +113,8 @@ def _trained(
         minibatches: of each rank that reads.
     """
     profile = profiles[process_group.rank()]
-    mode = (run.config["parallel"]["strategy"] or {}).get("mode")
-    rows = _rows(run.config, profile)
+    mode = run.spec.parallel.argument("mode")
+    rows = _rows(run.spec, profile)
     module = ReplayModule(
         profile,
         Pace(pulse.time_scale),
@@ -125,7 +122,7 @@ def _trained(
         updates=all(each.update_s is not None for each in profiles),
         rows=rows,
     )
-    check_division(run.config, module, kept=run.directory.plan)
+    check_division(run.spec, module, kept=run.directory.plan)
     trainer = run.trainer(
         [*_keeping_plan(run), pulse, StopAtOnce(run.watch)], silent=True, **_INSTEAD
     )
@@ -135,12 +132,12 @@ def _trained(
     return trainer
 
 
-def _rows(config: Mapping[str, Any], profile: Profile) -> int | None:
+def _rows(spec: RunSpec, profile: Profile) -> int | None:
     """Of a minibatch that is cut: its samples, or else the least that makes each part of one size.
 
     None where none is cut.
     """
-    synchronous = synchronous_of(config["parallel"])
+    synchronous = spec.parallel.synchronous
     if synchronous is None:
         return None
     samples = profile.meta.get("batch_size")
@@ -172,18 +169,18 @@ def _pace(found: Rates, plan: Mapping[str, Any], *, size: int | None) -> dict[st
     return values
 
 
-def emulated_profiles(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Profile]:
+def emulated_profiles(spec: RunSpec, inventory: Inventory) -> dict[str, Profile]:
     """The profile of each device of the inventory.
 
     Raises:
         ProfileError: one is missing, or they are of unlike models or batches.
     """
-    search, model = config["parallel"].get("search") or {}, model_name(config)
+    model = spec.model.name
     profiles = load_profiles(
         inventory,
         model,
-        given=search.get("profiles") or {},
-        settings=model_settings(config),
+        given=spec.given_profiles,
+        settings=spec.model.settings,
     )
     names = dict.fromkeys(d.name for host in inventory.hosts for d in host.devices)
     if missing := [name for name in names if name not in profiles]:
@@ -207,56 +204,63 @@ def emulated_profiles(config: Mapping[str, Any], inventory: Inventory) -> dict[s
     return profiles
 
 
-def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
+def fingerprint(spec: RunSpec, inventory: Inventory) -> str:
     """What the profiles hold: they are the data and the model.
 
     Raises:
         ProfileError: one is missing, or they are of unlike models or batches.
         PlanError: the plan does not fit their layers.
     """
-    profiles = emulated_profiles(config, inventory)
-    if (division := division_of(config)) is not None:
+    profiles = emulated_profiles(spec, inventory)
+    if (division := division_of(spec)) is not None:
         division.check(num_layers=next(iter(profiles.values())).num_layers)
     return fingerprint_of_profiles(profiles)
 
 
-def parallel(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Any]:
+def with_all_devices(spec: RunSpec, inventory: Inventory) -> RunSpec:
     """All devices of the inventory, or those that a plan names; their hosts are this machine.
 
     Raises:
         ConfigError: others are asked for, or shares that no profile tells.
     """
-    given, division = config["parallel"], division_of(config)
+    given, division = spec.parallel, division_of(spec)
     chosen = named_places(inventory, (division and division.devices) or ())
     ranks, hosts = inventory.num_devices, [host.name for host in inventory.hosts]
-    if given["devices"] == 1:
+    if given.devices == 1:
         ranks, hosts = 1, hosts[:1]
-    elif chosen is not None and search_of(config) is None:
+    elif chosen is not None and spec.search is None:
         ranks, hosts = len(chosen), sorted({place.host for place in chosen})
     planned = None if division is None else division.num_ranks
-    if given["devices"] not in ("auto", ranks) or planned not in (None, ranks):
-        asked = f"parallel.devices={given['devices']}"
+    if given.devices not in ("auto", ranks) or planned not in (None, ranks):
+        asked = f"parallel.devices={given.devices}"
         raise ConfigError(
             f"{asked if planned is None else f'parallel.plan is for {planned} devices'}, and the "
             f"emulated cluster has {ranks}",
             remedy="set parallel.devices=auto, give a plan for all devices or one that names "
             "those it uses, or choose a hardware with as many devices",
         )
-    if given["strategy"] is None and ranks > 1:
+    if given.strategy is None and ranks > 1:
         raise ConfigError(
             f"{ranks} devices without a strategy", remedy="choose parallel=dp, mp or hete_mp"
         )
-    _check_shares(config, ranks)
+    _check_shares(spec, ranks)
     on_processors = {"process_group_backend": "gloo", "direct": False, "layers": None}
-    strategy = given["strategy"] and {
-        key: on_processors.get(key, value) for key, value in given["strategy"].items()
-    }
-    return {**given, "devices": ranks, "num_nodes": len(hosts), "strategy": strategy}
+    strategy = given.strategy
+    if strategy is not None:
+        known = {key: on_processors[key] for key in on_processors if key in strategy.arguments}
+        strategy = strategy.replace(**known)
+    return spec.replace(
+        {
+            "parallel.devices": ranks,
+            "parallel.num_nodes": len(hosts),
+            "parallel.strategy": strategy,
+        }
+    )
 
 
-def _check_shares(config: Mapping[str, Any], ranks: int) -> None:
-    division = division_of(config)
-    if division is None or division.cuts is not None or search_of(config) is not None:
+def _check_shares(spec: RunSpec, ranks: int) -> None:
+    division = division_of(spec)
+    if division is None or division.cuts is not None or spec.search is not None:
         return
     if division.balance == "flops" and ranks > 1:
         raise ConfigError(
@@ -267,7 +271,7 @@ def _check_shares(config: Mapping[str, Any], ranks: int) -> None:
 
 
 train_emulated.prepare = fingerprint  # type: ignore[attr-defined]
-train_emulated.parallel = parallel  # type: ignore[attr-defined]
+train_emulated.parallel = with_all_devices  # type: ignore[attr-defined]
 
 
 def _keeping_plan(run: Run) -> list[KeepPlan]:
@@ -284,7 +288,7 @@ def minibatches_each(run: Run, asked: int | None) -> int:
         asked: over all of them; None: as the trainer says, or 24 for each.
     """
     if asked is None:
-        return limit_of(run.config["trainer"]) or _MINIBATCHES
+        return run.spec.trainer.batches_limit or _MINIBATCHES
     division, readers = run.division, run.ranks
     if division is not None:
         readers = 1 if division.config is None else int(division.config.partition("-")[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.config.build import build_data, build_module
 from sparsepipe.config.division import division_of
 from sparsepipe.config.outputs import writing
-from sparsepipe.config.plan_search import search_of
-from sparsepipe.config.signature import locate
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError
 from sparsepipe.planning.placing import are_there
 from sparsepipe.results.files import write_text_atomic
@@ -92,12 +90,12 @@ def evaluate(
         ConfigError: no checkpoint is named.
         CheckpointError: it is missing, broken or another model's.
     """
-    path = checkpoint_to_evaluate(run.config)
-    data = build_data(run.config)
+    path = checkpoint_to_evaluate(run.spec)
+    data = build_data(run.spec)
     data.setup("test")
-    module = build_module(run.config, data, plan=run.directory.plan)
+    module = build_module(run.spec, data, plan=run.directory.plan)
     load_weights(module, read_checkpoint(path)["state_dict"], path)
-    seed = int(run.config["seed"])
+    seed = int(run.spec.seed)
     adapt_loaders(data, seed=seed)
     clock = Clock()
     trainer = run.trainer([clock])
@@ -122,40 +120,38 @@ def evaluate(
         log_test(run, module, values)
 
 
-def checkpoint_to_evaluate(config: Mapping[str, Any]) -> Path:
+def checkpoint_to_evaluate(spec: RunSpec) -> Path:
     """The checkpoint file that a configuration names for this task.
 
     Raises:
         ConfigError: none is named.
         CheckpointError: there is none.
     """
-    if config["checkpoint"] is None:
+    if spec.checkpoint is None:
         raise ConfigError(
             "task=evaluate needs a checkpoint",
             remedy="set checkpoint= to a .ckpt file or to the directory of a training run",
         )
-    return find_checkpoint(config["checkpoint"])
+    return find_checkpoint(spec.checkpoint)
 
 
-def keep_plan_of_training(
-    config: Mapping[str, Any], inventory: Inventory, directory: RunDir
-) -> None:
+def keep_plan_of_training(spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
     """Lets an evaluation that would search for a plan split the network as its training did.
 
     That is only where the checkpoint lies in a run that has a plan, for these very devices.
 
     Args:
-        config: resolved and checked, of any task.
+        spec: the configuration.
         inventory: the hardware.
         directory: of the run, to which the plan goes.
     """
-    evaluates = locate(config["task"]["_target_"]) is evaluate
-    if not evaluates or search_of(config) is None or directory.plan.exists():
+    evaluates = spec.task.locate() is evaluate
+    if not evaluates or spec.search is None or directory.plan.exists():
         return
-    plan = RunDir(checkpoint_to_evaluate(config).parent.parent).plan
+    plan = RunDir(checkpoint_to_evaluate(spec).parent.parent).plan
     if not plan.exists():
         return
-    division, ranks = division_of(config, kept=plan), num_ranks(config, inventory)
+    division, ranks = division_of(spec, kept=plan), num_ranks(spec, inventory)
     if not are_there(division, inventory) or division is None or division.num_ranks != ranks:
         log.info("the plan of the training, %s, is for other devices", plan)
         return

@@ -15,10 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparsepipe.cluster.places import device_name
-from sparsepipe.config.emulation import emulation_of
-from sparsepipe.config.model_names import model_name, model_settings
-from sparsepipe.config.schedules import Synchronous, synchronous_of
-from sparsepipe.config.schema import SearchChoice
+from sparsepipe.config.schema import SearchChoice, Synchronous
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.partition.recompute.layers import StageSpans, spans_told_by
@@ -49,18 +46,18 @@ def kept_values(run: Run) -> dict[str, float]:
     Args:
         run: whose training is over.
     """
-    parallel = run.config["parallel"]
-    if parallel["strategy"] is not None and parallel.get("plan") is None:
+    parallel = run.spec.parallel
+    if parallel.strategy is not None and parallel.plan is None:
         return {}
     try:
         profiles = _profiles(run)
         if any(place.name not in profiles for place in run.places):
             return {}  # as of most trainings, whose devices nobody has measured
         plan = _plan(run, profiles)
-        model = replace(memory_model(SearchChoice(), run.config) or MemoryModel(), gradients=0.0)
+        model = replace(memory_model(SearchChoice(), run.spec) or MemoryModel(), gradients=0.0)
         if any(layer.saved_bytes is None for p in profiles.values() for layer in p.layers):
             return {}
-        ranks = kept_bytes(plan, profiles, model, synchronous_of(parallel))
+        ranks = kept_bytes(plan, profiles, model, parallel.synchronous)
     except SparsePipeError as error:  # such as a file that is broken, or of other layers
         log.info("kept_bytes is not told: %s", error.message)
         return {}
@@ -122,20 +119,19 @@ def _counted(
 
 def _profiles(run: Run) -> dict[str, Profile]:
     """Of the run's devices: given, or measured before it."""
-    config = run.config
-    search = config["parallel"].get("search") or {}
+    spec = run.spec
     kept = read_json(run.directory.plan) if run.directory.plan.exists() else {}
-    given = {**(search.get("profiles") or {}), **(kept.get("measured") or {})}
-    settings = model_settings(config)
-    found = load_profiles(run.inventory, model_name(config), given=given, settings=settings)
-    if emulation_of(config) is None:  # else the profiles are what is trained
-        size = config["data"].get("batch_size")
+    given = {**spec.given_profiles, **(kept.get("measured") or {})}
+    settings = spec.model.settings
+    found = load_profiles(run.inventory, spec.model.name, given=given, settings=settings)
+    if spec.emulation is None:  # else the profiles are what is trained
+        size = spec.data.get("batch_size")
         return {n: p for n, p in found.items() if p.meta.get("batch_size") == size}
     return found
 
 
 def _plan(run: Run, profiles: Mapping[str, Profile]) -> Plan:
-    if run.config["parallel"]["strategy"] is not None:
+    if run.spec.parallel.strategy is not None:
         return Plan.from_json(run.directory.plan.read_text(encoding="utf-8"))
     device = run.places[0]
     layers = profiles[device.name].num_layers

@@ -13,7 +13,6 @@ import pytorch_lightning as pl
 from torch import nn
 from typing_extensions import override
 
-from sparsepipe.config.schedules import synchronous_of
 from sparsepipe.partition.recompute.layers import in_words
 from sparsepipe.strategies import StagedStrategy
 from sparsepipe.tasks.run import Run
@@ -54,7 +53,7 @@ class StartLine(pl.Callback):
 
 def network(run: Run, module: pl.LightningModule) -> str:
     """A network's name and size."""
-    name = str(run.config["model"]["_target_"]).rpartition(".")[2]
+    name = run.spec.model.name
     layers = getattr(module, "layers", None)
     parts = [f"{len(layers)} layers"] if isinstance(layers, nn.Sequential) else []
     parts.append(f"{sum(p.numel() for p in module.parameters()):,} parameters")
@@ -76,9 +75,9 @@ def split(run: Run, trainer: pl.Trainer) -> str:
         return ""
     plan = strategy.plan
     cuts = f" cut at layer {', '.join(map(str, plan.cuts))}" if plan.cuts else ""
-    parallel = run.config["parallel"]
-    if (synchronous := synchronous_of(parallel)) is None:
-        how = parallel["strategy"].get("mode", "stash")
+    parallel = run.spec.parallel
+    if (synchronous := parallel.synchronous) is None:
+        how = parallel.argument("mode", "stash")
     else:
         how = f"{synchronous.schedule}, {synchronous.microbatches} microbatches"
     if any(strategy.recomputed):

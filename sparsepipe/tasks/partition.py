@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.config.model_names import model_name, model_settings
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Search, SearchChoice
 from sparsepipe.planning.device_profiles import fingerprint_of, load_profiles, other_workloads
 from sparsepipe.planning.recomputed_search import find_recomputing_plan
@@ -65,13 +64,13 @@ def _found(run: Run, choice: SearchChoice) -> Found:
     """The best plan by the profiles that there are."""
     measured = load_profiles(
         run.inventory,
-        model_name(run.config),
+        run.spec.model.name,
         given=choice.profiles or {},
-        settings=model_settings(run.config),
+        settings=run.spec.model.settings,
     )
-    for told in other_workloads(measured, run.config):
+    for told in other_workloads(measured, run.spec):
         log.info("%s: the plan is for what was measured", told)
-    return find_recomputing_plan(choice, run.config, run.inventory, measured)
+    return find_recomputing_plan(choice, run.spec, run.inventory, measured)
 
 
 def _tell(run: Run, choice: SearchChoice, found: Found) -> None:
@@ -94,10 +93,10 @@ def _values(found: Found) -> dict[str, Any]:
     }
 
 
-def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
+def fingerprint(spec: RunSpec, inventory: Inventory) -> str:
     """Of the profiles that a configuration names."""
-    given = config["task"].get("profiles") or {}
-    return fingerprint_of(inventory, model_name(config), given=given)
+    given = spec.task.get("profiles") or {}
+    return fingerprint_of(inventory, spec.model.name, given=given)
 
 
 partition.alone = True  # type: ignore[attr-defined]

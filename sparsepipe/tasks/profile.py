@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from importlib import metadata
 from itertools import islice
@@ -21,10 +21,10 @@ from sparsepipe.config.build import (
     num_classes_of,
     ready_data,
 )
-from sparsepipe.config.model_names import model_name, model_settings
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, HardwareError, ProfileError
 from sparsepipe.partition.microbatches import check_microbatches
-from sparsepipe.planning.device_profiles import dtype_of, optimizer_words, workload
+from sparsepipe.planning.device_profiles import backend_name, dtype_of, optimizer_words, workload
 from sparsepipe.planning.layer_shares import Beside, by_layer
 from sparsepipe.planning.measured_device import (
     devices_beside,
@@ -90,7 +90,7 @@ def profile(
     """
     run.assert_one_rank()
     place = find_device(run.inventory, device)
-    others = Beside.of(plan, run.config, run.inventory, others=beside)
+    others = Beside.of(plan, run.spec, run.inventory, others=beside)
     found, batches = _measured(
         run,
         place,
@@ -108,7 +108,7 @@ def profile(
     _write(run, found, training_s)
 
 
-def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
+def fingerprint(spec: RunSpec, inventory: Inventory) -> str:
     """What the data hold, made ready, and what the times depend on beside the configuration.
 
     Raises:
@@ -117,17 +117,17 @@ def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
             several kinds.
         HardwareError: it has no device at all, or none that is here.
     """
-    _check(config, inventory)
-    task = config["task"]
+    _check(spec, inventory)
+    task = spec.task
     place = find_device(inventory, task.get("device"))
-    beside = Beside.of(task.get("plan"), config, inventory, others=task.get("beside"))
-    words = [*words_of_device(place, inventory), optimizer_words(config), *beside.words]
-    return ", ".join([ready_data(config), *words])
+    beside = Beside.of(task.get("plan"), spec, inventory, others=task.get("beside"))
+    words = [*words_of_device(place, inventory), optimizer_words(spec), *beside.words]
+    return ", ".join([ready_data(spec), *words])
 
 
-def processes(config: Mapping[str, Any], inventory: Inventory) -> int:
+def processes(spec: RunSpec, inventory: Inventory) -> int:
     """Among how many processes the cores are divided: in a training, all devices of a host."""
-    return devices_beside(find_device(inventory, config["task"].get("device")), inventory)
+    return devices_beside(find_device(inventory, spec.task.get("device")), inventory)
 
 
 # Whatever training it serves; precision but float32 is refused. The fingerprint tells of the plan,
@@ -140,16 +140,16 @@ profile.hardware = without_links  # type: ignore[attr-defined]
 profile.processes = processes  # type: ignore[attr-defined]
 
 
-def _check(config: Mapping[str, Any], inventory: Inventory) -> None:
-    batches = config["task"].get("num_batches", 1)
+def _check(spec: RunSpec, inventory: Inventory) -> None:
+    batches = spec.task.get("num_batches", 1)
     if batches < 1:
         raise ProfileError(
             f"task.num_batches={batches}: there is nothing to measure",
             remedy="give one batch or more",
         )
-    check_microbatches(config["task"].get("microbatches", 1), name="task.microbatches")
-    if dtype_of(config) != "float32":
-        precision = config["trainer"]["precision"]
+    check_microbatches(spec.task.get("microbatches", 1), name="task.microbatches")
+    if dtype_of(spec) != "float32":
+        precision = spec.trainer.precision
         raise ConfigError(
             f"profiles are measured in float32 so far, not with trainer.precision={precision}",
             remedy="set trainer.precision=32-true",
@@ -174,12 +174,12 @@ def _measured(
 ) -> tuple[Profile, int | None]:
     """The profile, and how many batches the training takes; None where its end is not given."""
     started_s = time.perf_counter()
-    data = build_data(run.config)
+    data = build_data(run.spec)
     data.setup("fit")
     device, slowed = prepare_device(place, run.inventory), Slowdown(place.slowdown).slowed
-    module = build_module(run.config, data).to(device)
+    module = build_module(run.spec, data).to(device)
     net = cast(nn.Sequential, module.get_submodule(find_layers(module, layers)))
-    seed = int(run.config["seed"])
+    seed = int(run.spec.seed)
     beside.check(num_layers=len(net))
     adapt_loaders(data, seed=seed)
     seed_epoch(seed, 0)
@@ -198,7 +198,7 @@ def _measured(
         cut=partial(_parts, count=microbatches),
     )
     cost_s = time.perf_counter() - started_s
-    length = batches_of_training(run.config["trainer"], len(loader))
+    length = batches_of_training(run.spec.trainer, len(loader))
     return Profile(layers=found.layers, meta={**found.meta, "cost_s": cost_s}), length
 
 
@@ -264,21 +264,20 @@ def _progress(run: Run, passes: int) -> Callable[[int], None]:
 def _meta(
     run: Run, module: pl.LightningModule, data: pl.LightningDataModule, place: Place
 ) -> dict[str, Any]:
-    backend = run.config["backend"]
     return {
-        "model": model_name(run.config),
-        "model_settings": model_settings(run.config),
+        "model": run.spec.model.name,
+        "model_settings": run.spec.model.settings,
         "num_classes": num_classes_of(data),
-        **workload(run.config),
+        **workload(run.spec),
         "device": place.name,
         "slowdown": place.slowdown,
         "dtype": str(next(module.parameters()).dtype).removeprefix("torch."),
-        "backend": str(backend["_target_"]).rpartition(".")[2] if backend else None,
+        "backend": backend_name(run.spec),
         "threads": torch.get_num_threads(),
         "versions": {name: metadata.version(name) for name in ("torch", "numpy")},
         "source": "task=profile",
         # Of somebody's own module nobody knows which optimizer it will make.
-        **({"optimizer": optimizer_words(run.config)} if _makes_optimizer(module) else {}),
+        **({"optimizer": optimizer_words(run.spec)} if _makes_optimizer(module) else {}),
     }
 
 

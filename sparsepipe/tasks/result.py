@@ -19,20 +19,18 @@ import torch
 
 from sparsepipe import __version__
 from sparsepipe.cluster import Inventory
-from sparsepipe.config.model_names import model_name
-from sparsepipe.config.plan_search import search_of
-from sparsepipe.config.schedules import synchronous_of
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.partition.recompute.layers import bounds_of
 from sparsepipe.results.files import read_json, write_json
 from sparsepipe.results.run_tree import moment
-from sparsepipe.runs.rundir import RunDir, flatten
+from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.strategies import StagedStrategy
 from sparsepipe.tasks.run import Run
 from sparsepipe.utils.host import git_commit, usable_cores
 
 _PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "numpy")
-_LEFT_OUT = ("checkpoint", "force", "logger", "paths")
+_LEFT_OUT = ("checkpoint", "force", "logger", "paths", "data.root", "data.cache_dir")
 
 
 def write_result(run: Run, values: Mapping[str, Any]) -> None:
@@ -43,43 +41,47 @@ def write_result(run: Run, values: Mapping[str, Any]) -> None:
     peaks = peak_values()
     if process_group.rank() != 0:
         return
-    settings = {key: item for key, item in run.config.items() if key not in _LEFT_OUT}
-    if not settings["callbacks"]:
-        del settings["callbacks"]
-    settings["data"] = {k: v for k, v in settings["data"].items() if k not in ("root", "cache_dir")}
+    settings = {k: v for k, v in run.spec.flat().items() if not _is_left_out(k, v)}
     write_json(
         run.directory.result,
         {
             "run_id": run.directory.run_id,
             "task_name": run.task_name,
             "kind": "measured",
-            "model": model_name(run.config),
-            "strategy": strategy_name(run.config),
+            "model": run.spec.model.name,
+            "strategy": strategy_name(run.spec),
             **_times(run.directory),
             **peaks,
             **values,
             "ranks": run.ranks,
             **_hardware(run.inventory),
             **_versions(),
-            **flatten(settings),
+            **settings,
         },
     )
 
 
-def strategy_name(config: Mapping[str, Any]) -> str:
+def _is_left_out(key: str, value: object) -> bool:
+    """Whether ``result.json`` leaves a setting out: paths, and callbacks where there are none."""
+    named = any(key == each or key.startswith(f"{each}.") for each in _LEFT_OUT)
+    return named or (key == "callbacks" and not value)
+
+
+def strategy_name(spec: RunSpec) -> str:
     """How devices share the work: ``single``, ``dp``, the search of a plan, or ``pipeline``.
 
     Of a synchronous pipeline it is the option of ``parallel`` with its schedule, and the search
     after that, if there is one: ``gpipe``, ``gpipe hete_mp``. Of a simulation it is what that
     simulates.
     """
-    parallel = config["task"].get("parallel") or config["parallel"]
-    if parallel["strategy"] is None:
+    if simulated := spec.task.get("parallel"):
+        spec = spec.replace(parallel=simulated)
+    parallel = spec.parallel
+    if parallel.strategy is None:
         return "single"
-    if parallel.get("plan") is None:
+    if parallel.plan is None:
         return "dp"
-    search = search_of({**config, "parallel": parallel})
-    synchronous = synchronous_of(parallel)
+    search, synchronous = spec.search, parallel.synchronous
     names = [synchronous and synchronous.option, search and search.search]
     return " ".join(name for name in names if name) or "pipeline"
 
@@ -135,7 +137,7 @@ def plan_values(run: Run, trainer: pl.Trainer) -> dict[str, Any]:
     if not isinstance(strategy, StagedStrategy):
         return {}
     values = {"plan_config": strategy.plan.config, "plan_cuts": list(strategy.plan.cuts)}
-    if (synchronous := synchronous_of(run.config["parallel"])) is not None:
+    if (synchronous := run.spec.parallel.synchronous) is not None:
         values.update(asdict(synchronous))
     if any(strategy.recomputed):
         values["recomputed_layers"] = bounds_of(strategy.recomputed)
@@ -148,7 +150,7 @@ def _expected(run: Run) -> dict[str, Any]:
     The plan has no times where layers are recomputed that its search did not count.
     """
     details = read_json(run.directory.plan) if run.directory.plan.exists() else {}
-    bottleneck_s, size = details.get("bottleneck_s"), run.config["data"].get("batch_size")
+    bottleneck_s, size = details.get("bottleneck_s"), run.spec.data.get("batch_size")
     values: dict[str, Any] = {
         "plan_strategy": details.get("strategy"),
         "plan_bottleneck_s": bottleneck_s,

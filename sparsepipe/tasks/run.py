@@ -20,12 +20,10 @@ from sparsepipe.callbacks import (
     Throughput,
 )
 from sparsepipe.cluster import Inventory, Place
-from sparsepipe.config.build import build, build_with
 from sparsepipe.config.division import Division, division_of
-from sparsepipe.config.emulation import emulation_of
-from sparsepipe.config.plan_search import search_of, searched_devices
+from sparsepipe.config.plan_search import searched_devices
 from sparsepipe.config.recomputation import settled_recompute
-from sparsepipe.config.signature import locate
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, HardwareError, PlanError
 from sparsepipe.planning.placing import are_there, beside, cuda_devices, places_of_ranks
 from sparsepipe.runs.checkpoint_io import DirectCheckpointIO
@@ -40,7 +38,7 @@ class Run:
     """One run of one task, as a rank sees it.
 
     Args:
-        config: resolved and checked.
+        spec: the configuration.
         directory: where results go.
         inventory: the hardware.
         watch: notes signals.
@@ -48,7 +46,7 @@ class Run:
         busy: measures how much of it the stages of a pipeline wait.
     """
 
-    config: Mapping[str, Any]
+    spec: RunSpec
     directory: RunDir
     inventory: Inventory
     watch: SignalWatch
@@ -58,12 +56,12 @@ class Run:
     @property
     def task_name(self) -> str:
         """The task's function, by its bare name."""
-        return str(self.config["task"]["_target_"]).rpartition(".")[2]
+        return self.spec.task.name
 
     @property
     def ranks(self) -> int:
         """Processes of this run, over all nodes."""
-        return num_ranks(self.config, self.inventory)
+        return num_ranks(self.spec, self.inventory)
 
     def assert_one_rank(self) -> None:
         """Refuses to do in several processes what is done once.
@@ -87,21 +85,18 @@ class Run:
             silent: without rates, progress and loggers.
             **instead: arguments in place of those that are configured.
         """
-        parallel, arguments = self.config["parallel"], {**self.config["trainer"], **instead}
+        arguments = {**self.spec.trainer.built(), **instead}
         places = self.places
         cuda = self.inventory.accelerator == "cuda"
         if silent:
             arguments["enable_progress_bar"] = False
         rates = [] if silent else [self.throughput]
         arguments["enable_progress_bar"], shown = self._progress(arguments)
-        more = [build(node) for node in self.config["callbacks"].values()]
-        for name in ("profiler", "plugins"):
-            if isinstance(arguments[name], Mapping):
-                arguments[name] = build(arguments[name])
+        more = [target.build() for target in self.spec.callbacks.values()]
         arguments.update(
             accelerator="gpu" if cuda else "cpu",
             **self._devices(places),
-            strategy=self._strategy(parallel["strategy"], places[process_group.rank()].slowdown),
+            strategy=self._strategy(places[process_group.rank()].slowdown),
             logger=not silent and (self.loggers() or False),
             callbacks=[NamePlace(), EpochSums(), *rates, self.busy, *more, *shown, *callbacks],
             default_root_dir=str(self.directory.path),
@@ -120,11 +115,14 @@ class Run:
 
     def _devices(self, places: Sequence[Place]) -> dict[str, Any]:
         """As Lightning's Trainer asks for them."""
-        if emulation_of(self.config) is not None:  # all hosts are this machine
+        if self.spec.emulation is not None:  # all hosts are this machine
             return {"num_nodes": 1, "devices": self.ranks}
-        nodes = self.config["parallel"]["num_nodes"]
-        rank = process_group.rank()
-        where: dict[str, Any] = {"inventory": self.inventory, "rank": rank, "nodes": nodes}
+        nodes = self.spec.parallel.num_nodes
+        where: dict[str, Any] = {
+            "inventory": self.inventory,
+            "rank": process_group.rank(),
+            "nodes": nodes,
+        }
         cuda = self.inventory.accelerator == "cuda"
         found = cuda_devices(places, **where) if cuda else len(beside(places, **where))
         return {"num_nodes": nodes, "devices": found}
@@ -133,34 +131,34 @@ class Run:
     def places(self) -> tuple[Place, ...]:
         """The device of each rank."""
         kept = self.directory.plan
-        return places_of_ranks(self.config, self.inventory, ranks=self.ranks, kept=kept)
+        return places_of_ranks(self.spec, self.inventory, ranks=self.ranks, kept=kept)
 
     @property
     def division(self) -> Division | None:
         """How the model is split, as far as that is said; None where it is not."""
-        return division_of(self.config, kept=self.directory.plan)
+        return division_of(self.spec, kept=self.directory.plan)
 
-    def _strategy(self, node: Mapping[str, Any] | None, slowdown: float) -> Any:
-        if node is None:
+    def _strategy(self, slowdown: float) -> Any:
+        target = self.spec.parallel.strategy
+        if target is None:
             return "auto" if slowdown == 1 else SlowedDeviceStrategy(slowdown=slowdown)
         given: dict[str, Any] = {}
         if (division := self.division) is not None:
-            settled = settled_recompute(self.config["parallel"], division.details)
+            settled = settled_recompute(self.spec.parallel, division.details)
             given = {**division.arguments(), **settled}
         if slowdown != 1:
             given["slowdown"] = slowdown
-        return build_with({**node, **given}, cluster_environment=RankEnvironment())
+        return target.replace(**given).build_with(cluster_environment=RankEnvironment())
 
     def loggers(self) -> list[Any]:
         """New ones, as configured."""
         return [
-            build_with(
-                node,
+            target.build_with(
                 run_id=self._tracking_id,
                 run_dir=self.directory.path,
                 job_type=self.task_name,
             )
-            for node in self.config["logger"].values()
+            for target in self.spec.logger.values()
         ]
 
     @property
@@ -178,21 +176,21 @@ class Run:
         return False, [EpochLines()]
 
 
-def num_ranks(config: Mapping[str, Any], inventory: Inventory) -> int:
+def num_ranks(spec: RunSpec, inventory: Inventory) -> int:
     """Processes that a configuration asks for, over all nodes.
 
     Raises:
         ConfigError: no whole number of them for each node, or not as many as the plan is for.
         HardwareError: more than the inventory has.
     """
-    parallel = config["parallel"]
-    if hasattr(locate(config["task"]["_target_"]), "parallel"):
-        return int(parallel["devices"])  # the task has counted, hosts of unequal size as well
-    division = division_of(config)
-    if search_of(config) is not None:
-        return searched_devices(config, inventory)
+    parallel = spec.parallel
+    if hasattr(spec.task.locate(), "parallel"):
+        return int(parallel.devices)  # the task has counted, hosts of unequal size as well
+    division = division_of(spec)
+    if spec.search is not None:
+        return searched_devices(spec, inventory)
     planned = None if division is None else division.num_ranks
-    nodes, devices = parallel["num_nodes"], parallel["devices"]
+    nodes, devices = parallel.num_nodes, parallel.devices
     if nodes > 1 and planned and devices in ("auto", planned) and are_there(division, inventory):
         return planned  # which may lie unevenly on the hosts
     if devices == "auto" and nodes >= 1:
@@ -200,7 +198,7 @@ def num_ranks(config: Mapping[str, Any], inventory: Inventory) -> int:
     if not isinstance(devices, int) or devices < 1 or nodes < 1 or devices % nodes:
         told = "" if planned is None else f", {planned} by parallel.plan,"
         raise ConfigError(
-            f"parallel.devices={parallel['devices']}{told} on parallel.num_nodes={nodes} is not "
+            f"parallel.devices={parallel.devices}{told} on parallel.num_nodes={nodes} is not "
             "possible",
             remedy="set devices to 'auto' or to a multiple of num_nodes, at least 1 for each",
         )
@@ -219,9 +217,9 @@ def num_ranks(config: Mapping[str, Any], inventory: Inventory) -> int:
             remedy="give parallel.plan fewer devices, or choose another hardware; "
             f"hardware.cpu_devices={planned} lets processes share the cores of a CPU",
         ) from error
-    if parallel["strategy"] is None and devices > 1:
+    if parallel.strategy is None and devices > 1:
         raise ConfigError(
-            f"{devices} devices (parallel.devices={parallel['devices']}) without a strategy",
+            f"{devices} devices (parallel.devices={parallel.devices}) without a strategy",
             remedy="choose parallel=dp, or parallel.devices=1",
         )
     return devices

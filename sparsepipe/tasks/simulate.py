@@ -13,10 +13,9 @@ from typing import Any, Literal
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.between import joined_by
 from sparsepipe.config.division import division_of
-from sparsepipe.config.model_names import model_name, model_settings
-from sparsepipe.config.plan_search import search_of, searched_plan_of
 from sparsepipe.config.recomputation import refuse_recompute
-from sparsepipe.config.schema import SearchChoice
+from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.schema import Parallel, SearchChoice
 from sparsepipe.errors import ConfigError
 from sparsepipe.planning.device_profiles import (
     check_batch_sizes,
@@ -25,7 +24,7 @@ from sparsepipe.planning.device_profiles import (
     other_workloads,
 )
 from sparsepipe.planning.search import memory_model
-from sparsepipe.planning.simulated_plan import is_data_parallel, plan_to_simulate
+from sparsepipe.planning.simulated_plan import plan_to_simulate
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.inbox import INBOX_DEPTH
@@ -80,62 +79,64 @@ def simulate(
     """
     run.assert_one_rank()
     _check(minibatches, timeline_minibatches, link_bytes_per_s)
+    spec = run.spec.replace(parallel=parallel)
     ways = _ways(
-        parallel, overlap=overlap, all_reduce=all_reduce, sends=Sends(outbox=outbox, inbox=inbox)
+        spec.parallel,
+        overlap=overlap,
+        all_reduce=all_reduce,
+        sends=Sends(outbox=outbox, inbox=inbox),
     )
-    scheduled = Scheduled.of(parallel, schedule, microbatches)
-    config = {**run.config, "parallel": parallel}
+    scheduled = Scheduled.of(spec.parallel, schedule, microbatches)
     inventory = joined_by(run.inventory, link_bytes_per_s)
-    refuse_recompute(config, inventory)
-    measured = _profiles(config, inventory)
-    contest = _contest(config, inventory, measured, ways, scheduled)
-    outcome = _outcome(contest, config, inventory, measured, (minibatches, timeline_minibatches))
-    write_outcome(outcome, run.directory, title=_title(parallel, scheduled.name, outcome.plan))
+    refuse_recompute(spec, inventory)
+    measured = _profiles(spec, inventory)
+    contest = _contest(spec, inventory, measured, ways, scheduled)
+    outcome = _outcome(contest, spec, inventory, measured, (minibatches, timeline_minibatches))
+    write_outcome(outcome, run.directory, title=_title(spec.parallel, scheduled.name, outcome.plan))
     write_result(run, {**outcome.values(), **_told(contest.plan, scheduled.name)})
 
 
 def _ways(
-    parallel: Mapping[str, Any],
+    parallel: Parallel,
     *,
     overlap: bool | None,
     all_reduce: Algorithm | None,
     sends: Sends,
 ) -> Ways:
     """How to run what the strategy says, where the task leaves something open."""
-    strategy = parallel["strategy"] or {}
     return Ways(
         overlap=overlap,
         all_reduce=all_reduce,
         sends=sends,
-        bucket_mib=strategy.get("bucket_cap_mb") or _BUCKET_MIB,
-        mode=strategy.get("mode", "stash"),
+        bucket_mib=parallel.argument("bucket_cap_mb") or _BUCKET_MIB,
+        mode=parallel.argument("mode", "stash"),
     )
 
 
-def _profiles(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Profile]:
+def _profiles(spec: RunSpec, inventory: Inventory) -> dict[str, Profile]:
     """Of the inventory's devices; what they were measured on is told where data are others.
 
     Raises:
         ProfileError: one is broken or of another model, or they are of unlike batches.
     """
     found = load_profiles(
-        inventory, model_name(config), given=_given(config), settings=model_settings(config)
+        inventory, spec.model.name, given=_given(spec), settings=spec.model.settings
     )
     check_batch_sizes(found)
-    for told in other_workloads(found, config):
+    for told in other_workloads(found, spec):
         log.info("%s: the simulation is of what was measured", told)
     return found
 
 
 def _contest(
-    config: Mapping[str, Any],
+    spec: RunSpec,
     inventory: Inventory,
     profiles: Mapping[str, Profile],
     ways: Ways,
     scheduled: Scheduled,
 ) -> Contest:
-    plan = plan_to_simulate(config, inventory, profiles)
-    is_dp = is_data_parallel(config["parallel"])
+    plan = plan_to_simulate(spec, inventory, profiles)
+    is_dp = spec.parallel.is_data_parallel
     if is_dp and scheduled.name != "asynchronous":
         raise ConfigError(
             f"task.schedule={scheduled.name} is of pipelines, and data parallelism has none",
@@ -146,7 +147,7 @@ def _contest(
 
 def _outcome(
     contest: Contest,
-    config: Mapping[str, Any],
+    spec: RunSpec,
     inventory: Inventory,
     profiles: Mapping[str, Profile],
     minibatches: tuple[int, int],
@@ -156,8 +157,8 @@ def _outcome(
         contest,
         minibatches=minibatches[0],
         shown=minibatches[1],
-        memory=_memory(config),
-        batch_size=_batch_size(profiles, config),
+        memory=_memory(spec),
+        batch_size=_batch_size(profiles, spec),
         rooms=_rooms(inventory, contest.plan.workload.plan),
     )
 
@@ -187,25 +188,25 @@ def _check(minibatches: int, shown: int, link_bytes_per_s: float | None) -> None
         )
 
 
-def _given(config: Mapping[str, Any]) -> dict[str, str]:
+def _given(spec: RunSpec) -> dict[str, str]:
     """Files of profiles that the configuration names: the task's count before the search's."""
-    search = search_of(config)
+    search = spec.search
     searched = (search.profiles if search is not None else None) or {}
-    return {**searched, **(config["task"].get("profiles") or {})}
+    return {**searched, **(spec.task.get("profiles") or {})}
 
 
-def _memory(config: Mapping[str, Any]) -> Any:
+def _memory(spec: RunSpec) -> Any:
     """What counts: as for the search, also where that leaves memory out of account."""
-    search = searched_plan_of(config) or SearchChoice()
-    model = memory_model(replace(search, memory=True), config)
+    search = spec.plan_search or SearchChoice()
+    model = memory_model(replace(search, memory=True), spec)
     assert model is not None
     return model
 
 
-def _batch_size(profiles: Mapping[str, Profile], config: Mapping[str, Any]) -> int:
+def _batch_size(profiles: Mapping[str, Profile], spec: RunSpec) -> int:
     """Shapes of a minibatch: as they were measured, where profiles tell."""
     told = [profile.meta.get("batch_size") for profile in profiles.values()]
-    return int(next((size for size in told if size), config["data"]["batch_size"]))
+    return int(next((size for size in told if size), spec.data.get("batch_size")))
 
 
 def _rooms(inventory: Inventory, plan: Plan) -> tuple[float | None, ...]:
@@ -219,40 +220,40 @@ def _rooms(inventory: Inventory, plan: Plan) -> tuple[float | None, ...]:
     return tuple(rooms[host, name] for host, name, _ in devices)
 
 
-def _title(parallel: Mapping[str, Any], schedule: str, plan: Plan) -> str:
-    if is_data_parallel(parallel):
+def _title(parallel: Parallel, schedule: str, plan: Plan) -> str:
+    if parallel.is_data_parallel:
         return f"Data parallelism on {plan.num_ranks} devices, simulated"
     strategy = plan.details.get("strategy")
     by = f"{strategy}, " if strategy else ""
     return f"{by}{in_short(plan)}: {schedule} schedule, simulated"
 
 
-def one_process(config: Mapping[str, Any], inventory: Inventory) -> dict[str, Any]:
-    """What the task itself runs on, whatever it simulates."""
+def in_one_process(spec: RunSpec, inventory: Inventory) -> RunSpec:
+    """The configuration of a task that is one process itself, whatever it simulates."""
     del inventory
-    given = config["parallel"]
-    return {
+    parallel = {
         "devices": 1,
         "num_nodes": 1,
-        "grace_s": given["grace_s"],
+        "grace_s": spec.parallel.grace_s,
         "max_restarts": 0,
         "strategy": None,
         "plan": None,
         "search": None,
     }
+    return spec.replace(parallel=parallel)
 
 
-def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
+def fingerprint(spec: RunSpec, inventory: Inventory) -> str:
     """Of the plan or the search that is chosen, and of the profiles.
 
     Raises:
         PlanError: the plan file is missing or is none.
         ProfileError: a profile is missing, broken or of another model.
     """
-    chosen = {**config, "parallel": config["task"]["parallel"]}
-    division, search = division_of(chosen), searched_plan_of(chosen)
+    chosen = spec.replace(parallel=spec.task.get("parallel"))
+    division, search = division_of(chosen), chosen.plan_search
     told = {
-        "profiles": fingerprint_of(inventory, model_name(config), given=_given(chosen)),
+        "profiles": fingerprint_of(inventory, spec.model.name, given=_given(chosen)),
         "plan": None if division is None else [division.arguments(), division.devices],
         "search": None if search is None else {**asdict(search), "profiles": None},
     }
@@ -260,7 +261,7 @@ def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
 
 
 simulate.cores = 1  # type: ignore[attr-defined]
-simulate.parallel = one_process  # type: ignore[attr-defined]
+simulate.parallel = in_one_process  # type: ignore[attr-defined]
 simulate.prepare = fingerprint  # type: ignore[attr-defined]
 simulate.not_identity = (  # type: ignore[attr-defined]
     "parallel",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.config.schedules import MICROBATCHES_KEY, synchronous_of
+from sparsepipe.config.schema import MICROBATCHES_KEY, Parallel
 from sparsepipe.errors import HardwareError, ProfileError
 from sparsepipe.partition.recompute.layers import spans_told_by
 from sparsepipe.planning.simulated_plan import data_parallel
@@ -69,9 +68,7 @@ class Scheduled:
     option: str = "task.microbatches"
 
     @classmethod
-    def of(
-        cls, parallel: Mapping[str, Any], name: str | None, microbatches: int | None
-    ) -> Scheduled:
+    def of(cls, parallel: Parallel, name: str | None, microbatches: int | None) -> Scheduled:
         """The strategy's, where the task says nothing.
 
         Args:
@@ -79,7 +76,7 @@ class Scheduled:
             name: that the task says, if it does.
             microbatches: likewise.
         """
-        synchronous = synchronous_of(parallel)
+        synchronous = parallel.synchronous
         if name is None:
             name = "asynchronous" if synchronous is None else synchronous.schedule
         made = cls(name=name, microbatches=microbatches)

@@ -26,7 +26,6 @@ from sparsepipe.callbacks.metrics_csv import (
 )
 from sparsepipe.callbacks.stop import stop_if_any_asked
 from sparsepipe.config.build import build_data, build_module
-from sparsepipe.config.schedules import synchronous_of
 from sparsepipe.errors import ConfigError
 from sparsepipe.models import Classifier
 from sparsepipe.plots.schedule_picture import draw_schedule
@@ -108,9 +107,9 @@ def train_with(
         forwards: which tell how fast the network infers, as ``inference_rate`` takes them.
         told: what ``result.json`` is to hold as well.
     """
-    data, seed = _ready_data(run, test=test), int(run.config["seed"])
-    module = build_module(run.config, data, plan=run.directory.plan)
-    facts: dict[str, Any] = first_weights(run.config)
+    data, seed = _ready_data(run, test=test), int(run.spec.seed)
+    module = build_module(run.spec, data, plan=run.directory.plan)
+    facts: dict[str, Any] = first_weights(run.spec)
     facts["parameters"] = sum(p.numel() for p in module.parameters())  # while it is whole
     resume = _place(run, module)
     fitted = _agreed(run, resume)
@@ -139,7 +138,7 @@ def train_with(
 
 
 def _ready_data(run: Run, *, test: bool) -> pl.LightningDataModule:
-    data = build_data(run.config)
+    data = build_data(run.spec)
     data.setup("fit")
     if test:
         data.setup("test")
@@ -155,7 +154,7 @@ def _callbacks(run: Run, checkpoint: RunCheckpoint) -> list[pl.Callback]:
             [place.text for place in run.places],
             {} if division is None else division.details,
         ),
-        EpochSeeds(int(run.config["seed"])),
+        EpochSeeds(int(run.spec.seed)),
         MetricsCsv(run.directory.metrics),
         LogRates(),
         StopOnSignal(run.watch, checkpoint),
@@ -168,7 +167,7 @@ def _begin_logging(run: Run, trainer: pl.Trainer, resume: Resume | None) -> None
     for logger in trainer.loggers:
         if isinstance(logger, RunLogger) and resume is not None:
             logger.go_on(resume, read_rows(run.directory.metrics))
-        logger.log_hyperparams(dict(run.config))
+        logger.log_hyperparams(run.spec.to_dict())
 
 
 def _show(
@@ -184,7 +183,7 @@ def _show(
     if test:
         draw_test(run, module, data, gallery=gallery)
     draw_curves(run)
-    draw_schedule(run.directory, synchronous_of(run.config["parallel"]))
+    draw_schedule(run.directory, run.spec.parallel.synchronous)
     log_profiling(values)
     log_test(run, module, values)
 
@@ -235,7 +234,7 @@ def _fit(
 
 def _place(run: Run, module: pl.LightningModule) -> Resume | None:
     """Where the run goes on; a fresh run takes first weights from ``checkpoint``, if any."""
-    last, first = run.directory.last, run.config["checkpoint"]
+    last, first = run.directory.last, run.spec.checkpoint
     if last.exists():
         content = read_checkpoint(last)
         load_weights(module, content["state_dict"], last)

@@ -9,7 +9,7 @@ from experiment_harness import composed
 from sparsepipe.config.build import build_inventory
 from sparsepipe.launch.prepare import prepare
 from sparsepipe.profiling import LayerProfile, Profile
-from sparsepipe.tasks.emulated import parallel
+from sparsepipe.tasks.emulated import with_all_devices
 from sparsepipe.tasks.emulation_request import as_emulated
 
 FORWARD_S, BACKWARD_S = 0.004, 0.008
@@ -65,5 +65,5 @@ def path_of(*overrides: str) -> Path:
     """The directory of the run that the overrides ask for."""
     config = dict(as_emulated(composed(*overrides)))
     inventory = build_inventory(config)
-    config["parallel"] = parallel(config, inventory)
+    config["parallel"] = with_all_devices(config, inventory)
     return prepare(config, inventory).path

@@ -19,6 +19,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 
 from sparsepipe.config import compose
+from sparsepipe.config.run_spec import RunSpec
 
 SUPPORT = Path(__file__).parent / "support"
 _HERE = ("--config-dir", str(SUPPORT / "conf"), "experiment=tiny")
@@ -91,7 +92,7 @@ def python_path(*more: Path) -> str:
     )
 
 
-def composed(*overrides: str) -> dict[str, Any]:
+def composed(*overrides: str) -> RunSpec:
     """The checked configuration, as the command line would make it."""
     with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
         config = hydra_compose(

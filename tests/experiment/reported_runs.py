@@ -7,8 +7,8 @@ from typing import Any
 
 from experiment_harness import composed
 
+from sparsepipe.config.run_spec import flatten
 from sparsepipe.results.files import write_json, write_text_atomic
-from sparsepipe.runs.rundir import flatten
 
 SHAPES = "sparsepipe.data.sources.GeneratedShapes"
 

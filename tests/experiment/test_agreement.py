@@ -27,7 +27,7 @@ def train_in(rank: int, directories: list[Path]) -> None:
         inventory = build_inventory(config)
         train(
             Run(
-                config=config,
+                spec=config,
                 directory=RunDir(directories[rank]),
                 inventory=inventory,
                 watch=watch,

@@ -18,7 +18,6 @@ from sparsepipe.config.check import fits
 from sparsepipe.config.compose import CONFIG_NAME, config_dir
 from sparsepipe.config.schema import TrainerArguments
 from sparsepipe.errors import ConfigError, HardwareError
-from sparsepipe.runs.rundir import identity_of
 
 # Options of a directory in a group are called by both: task=fig9/emulated.
 OPTIONS = [
@@ -220,17 +219,17 @@ def test_several_devices_need_a_strategy(job) -> None:
 
 
 def test_identity_leaves_out_what_changes_nothing() -> None:
-    base = identity_of(composed("data=vectors"))
+    base = composed("data=vectors").identity()
     same = composed("data=vectors", "data.num_workers=3", "force=true", "logger=wandb",
                     "tags=[a]")  # fmt: skip
-    assert identity_of(same) == base
+    assert same.identity() == base
     # The inventory's fingerprint and the number of ranks stand for these.
     same = composed("data=vectors", "hardware.accelerator=cpu", "parallel.devices=auto",
                     "task.gallery=3", "trainer.enable_autolog_hparams=false")  # fmt: skip
-    assert identity_of(same) == base
-    assert identity_of(composed("data=vectors", "seed=1")) != base
+    assert same.identity() == base
+    assert composed("data=vectors", "seed=1").identity() != base
     stop = "callbacks={stop: {_target_: pytorch_lightning.callbacks.EarlyStopping, monitor: a}}"
-    assert identity_of(composed("data=vectors", stop)) != base
+    assert composed("data=vectors", stop).identity() != base
 
 
 @pytest.mark.parametrize(

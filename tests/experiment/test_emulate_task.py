@@ -10,13 +10,12 @@ from emulated_cases import hosts, path_of
 from experiment_harness import composed
 
 from sparsepipe.config.build import build_inventory
-from sparsepipe.config.emulation import emulation_of
 from sparsepipe.errors import ConfigError
 from sparsepipe.launch.job import run_job
 from sparsepipe.planning.plan_resolution import resolve_plan
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
-from sparsepipe.tasks.emulated import minibatches_each, parallel
+from sparsepipe.tasks.emulated import minibatches_each, with_all_devices
 from sparsepipe.tasks.emulation_request import as_emulated
 from sparsepipe.tasks.run import Run
 
@@ -62,7 +61,7 @@ def test_data_parallelism_leaves_the_settings_of_searches_alone(tmp_path: Path) 
 def test_what_is_asked_for_is_where_all_look_for_it(tmp_path: Path) -> None:
     *here, _ = hosts(tmp_path)
     config = asked(*here, EMULATE, "task.time_scale=5", "task.link_bytes_per_s=3e6")
-    emulation = emulation_of(config)
+    emulation = config.emulation
     assert emulation is not None
     assert (emulation.time_scale, emulation.network) == (5, "auto")
     inventory = build_inventory(config)
@@ -150,8 +149,8 @@ def test_minibatches_are_of_all_ranks_that_read(
 ) -> None:
     config = asked(*hosts(tmp_path), EMULATE, *overrides)
     inventory = build_inventory(config)
-    config["parallel"] = parallel(config, inventory)
-    run = Run(config=config, directory=RunDir(tmp_path), inventory=inventory, watch=SignalWatch())
+    config["parallel"] = with_all_devices(config, inventory)
+    run = Run(spec=config, directory=RunDir(tmp_path), inventory=inventory, watch=SignalWatch())
     assert minibatches_each(run, 20) == each
     assert minibatches_each(run, None) == 24
     config["trainer"]["limit_train_batches"] = 9

@@ -19,7 +19,7 @@ from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileErro
 from sparsepipe.launch.emulated_hosts import hosts_emulated
 from sparsepipe.launch.job import run_job
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.tasks.emulated import emulated_profiles, parallel
+from sparsepipe.tasks.emulated import emulated_profiles, with_all_devices
 from sparsepipe.tasks.emulation_request import as_emulated
 
 pytestmark = pytest.mark.usefixtures("workplace")
@@ -82,13 +82,13 @@ def test_devices_become_processors_and_keep_what_else_they_are() -> None:
 @pytest.mark.parametrize("strategy", ["dp", "mp", "hete_mp", "exact"])
 def test_all_devices_of_all_hosts_take_part(strategy: str) -> None:
     config, inventory = asked("hardware=paper_8gpu", f"parallel={strategy}", EMULATE)
-    found = parallel(config, inventory)
+    found = with_all_devices(config, inventory)
     assert (found["devices"], found["num_nodes"]) == (8, 2)
 
 
 def test_one_device_is_the_first() -> None:
     config, inventory = asked("hardware=paper_8gpu", "parallel=single", EMULATE)
-    found = parallel(config, inventory)
+    found = with_all_devices(config, inventory)
     assert (found["devices"], found["num_nodes"]) == (1, 1)
 
 
@@ -97,7 +97,7 @@ def test_a_plan_may_name_fewer_devices(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(plan_on(*names, cuts=[10], num_layers=52).to_json())
     plan = f"parallel.plan.file={tmp_path / 'plan.json'}"
     config, inventory = asked("hardware=paper_8gpu", "parallel=pipeline", plan, EMULATE)
-    found = parallel(config, inventory)
+    found = with_all_devices(config, inventory)
     assert (found["devices"], found["num_nodes"]) == (2, 1)
     assert division_of({**config, "parallel": found}) is not None
 
@@ -115,7 +115,7 @@ def test_a_plan_may_name_fewer_devices(tmp_path: Path) -> None:
 def test_other_numbers_of_devices_are_refused(overrides: list[str], said: str, remedy: str) -> None:
     config, inventory = asked("hardware=paper_5gpu", EMULATE, *overrides)
     with pytest.raises(ConfigError, match=said) as caught:
-        parallel(config, inventory)
+        with_all_devices(config, inventory)
     assert remedy in caught.value.remedy
 
 
@@ -207,7 +207,7 @@ def test_what_a_killed_run_left_goes_before_any_emulation(
     namespace = f"sparsepipe-{ended.pid}-1-511-0"
     machine.do(("ip", "netns", "add", namespace))
     config, inventory = asked(*hosts(tmp_path), *overrides)
-    config["parallel"] = parallel(config, inventory)
+    config["parallel"] = with_all_devices(config, inventory)
     assert left(ended.pid) == [namespace]
     with hosts_emulated(config, inventory, RunDir(tmp_path)):
         assert emulated_layout() is None
@@ -219,7 +219,7 @@ def test_without_permission_it_says_that_links_are_not_limited(
 ) -> None:
     monkeypatch.setattr(machine, "may_administer", lambda: False)
     config, inventory = asked(*hosts(tmp_path), "parallel=dp")
-    config["parallel"] = parallel(config, inventory)
+    config["parallel"] = with_all_devices(config, inventory)
     with caplog.at_level("WARNING"), hosts_emulated(config, inventory, RunDir(tmp_path)):
         assert emulated_layout() is None
     assert "the network between hosts is not emulated" in caplog.text

@@ -19,7 +19,6 @@ from PIL import Image
 from sweep_cases import leave_record
 
 from sparsepipe.config import compose
-from sparsepipe.config.plan_search import searched_plan_of
 from sparsepipe.launch.job import run_job
 from sparsepipe.paper.report_sweep import SweepReport
 from sparsepipe.results.fig9_settings import EXPECTED, GPUS, STRATEGIES
@@ -60,7 +59,7 @@ def test_the_sweep_is_the_figure() -> None:
 def test_plans_are_those_of_table_iii_but_exact_is_for_its_link(strategy: str) -> None:
     config = composed(FIG9, "hardware=paper_7gpu", f"parallel={strategy}", f"task={TASKS[0]}")
     assert config["task"]["parallel"] == config["parallel"]
-    search = searched_plan_of(config)
+    search = config.plan_search
     if strategy in ("dp", "paper_mp"):
         assert search is None
     else:

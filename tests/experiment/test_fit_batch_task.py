@@ -163,7 +163,7 @@ def test_several_processes_are_refused(task: Callable[[Run], None], job, tmp_pat
     several = ("parallel=dp", "parallel.devices=2", "hardware.cpu_devices=2")
     config = composed("experiment=tiny", f"task={task.__name__}", *several)
     run = Run(
-        config=config,
+        spec=config,
         directory=RunDir(tmp_path),
         inventory=build_inventory(config),
         watch=SignalWatch(),

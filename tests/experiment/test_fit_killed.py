@@ -159,7 +159,7 @@ def prober(workplace: Path) -> Callable[[], Prober]:
     def make() -> Prober:
         config = composed("experiment=tiny", *STEPS)
         run = Run(
-            config=config,
+            spec=config,
             directory=RunDir(workplace),
             inventory=build_inventory(config),
             watch=SignalWatch(),

@@ -6,7 +6,6 @@ import pytest
 from experiment_harness import composed
 
 from sparsepipe.config.signature import identity_name, locate
-from sparsepipe.runs.rundir import identity_of
 from sparsepipe.tasks.fitting.fit_batch import fit_batch
 from sparsepipe.tasks.train import train
 
@@ -26,7 +25,7 @@ def test_a_former_name_means_the_present_task(former: str, task: object) -> None
 @pytest.mark.parametrize("task", ["train", "profile", "fit_batch", "simulate", "table1"])
 def test_identities_have_the_former_name(task: str) -> None:
     config = composed("experiment=tiny", f"task={task}", "parallel=single")
-    target = identity_of(config)["task._target_"]
+    target = config.identity()["task._target_"]
     assert target.startswith("sparsepipe.experiment.")
     assert locate(target) is locate(config["task"]["_target_"])
 
@@ -35,5 +34,5 @@ def test_identities_have_the_former_name(task: str) -> None:
 def test_a_configuration_by_a_former_name_is_the_present_one(task: str) -> None:
     overrides = ("experiment=tiny", f"task={task}", "parallel=single")
     present = composed(*overrides)
-    former = identity_of(present)["task._target_"]
+    former = present.identity()["task._target_"]
     assert composed(*overrides, f"task._target_={former}") == present

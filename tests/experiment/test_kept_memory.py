@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from sparsepipe.config.schedules import Synchronous
+from sparsepipe.config.schema import Synchronous
 from sparsepipe.models import cnn_5x5
 from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.profiling import LayerProfile, Profile

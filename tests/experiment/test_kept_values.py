@@ -64,7 +64,7 @@ def test_no_error_about_what_was_kept_ends_a_run(
     directory.plan.write_text(json.dumps({**plan, "recomputed": [[0, 9]]}))
     config = composed("experiment=tiny", *settings)
     inventory, watch = build_inventory(config), SignalWatch()
-    run = Run(config=config, directory=directory, inventory=inventory, watch=watch)
+    run = Run(spec=config, directory=directory, inventory=inventory, watch=watch)
     with caplog.at_level("INFO"):
         assert kept_values(run) == {}
     assert "layer 9 is not among" in caplog.text

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from hydra_plugins.sparsepipe_launcher import SparsePipeLauncher, SparsePipeLauncherConf
 from sparsepipe.errors import ConfigError
 from sparsepipe.results.files import read_json
-from sparsepipe.runs.rundir import RunDir, flatten
+from sparsepipe.runs.rundir import RunDir
 from sparsepipe.sweep.launch import launch
 from sparsepipe.sweep.record import JobRecord, records_of
 from sparsepipe.sweep.settings import Settings
@@ -113,7 +113,7 @@ def test_jobs_that_are_the_same_run_are_one(shell: Shell) -> None:
     assert shell.runs() == [run]
     # Nor does it have another row: what it was told of the machine is no setting of it.
     assert settings == {
-        key for key in flatten(composed("experiment=tiny", CPU)) if key.startswith("hardware.")
+        key for key in composed("experiment=tiny", CPU).flat() if key.startswith("hardware.")
     }
 
 

@@ -19,7 +19,7 @@ from sparsepipe.config.schema import Measuring
 from sparsepipe.errors import ConfigError, ProfileError, SparsePipeError
 from sparsepipe.launch.job import run_job
 from sparsepipe.launch.prepare import prepare
-from sparsepipe.planning.measuring import measure_devices, profile_config
+from sparsepipe.planning.measuring import measure_devices, profile_spec
 from sparsepipe.profiling import Profile
 from sparsepipe.results.files import read_json
 from sparsepipe.runs.lock import locked
@@ -58,7 +58,7 @@ def device() -> str:
 
 def profile_run() -> RunDir:
     """The run that measures for the training, before anybody has begun it."""
-    wanted = profile_config(composed(*TRAINING), device(), HOW)
+    wanted = profile_spec(composed(*TRAINING), device(), HOW)
     return prepare(wanted, build_inventory(wanted))
 
 

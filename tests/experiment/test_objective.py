@@ -13,7 +13,6 @@ from experiment_harness import SUPPORT, Shell, composed
 from sparsepipe.config.objective import scored, value_of
 from sparsepipe.errors import ConfigError
 from sparsepipe.results.files import write_json
-from sparsepipe.runs.rundir import identity_of
 from sparsepipe.sweep.one_job import run_swept
 from sparsepipe.sweep.record import JobRecord, SweptJob, read_record, records_of
 
@@ -115,8 +114,8 @@ def test_other_jobs_of_its_sweep_go_on(shell: Shell) -> None:
 
 
 def test_a_run_is_the_same_whatever_is_searched() -> None:
-    base = identity_of(composed())
-    assert identity_of(composed("objective=epoch_s")) == base
+    base = composed().identity()
+    assert composed("objective=epoch_s").identity() == base
 
 
 def test_it_is_a_name() -> None:

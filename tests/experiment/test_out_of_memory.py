@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Callable[..., Run]:
     def make(*overrides: str) -> Run:
         config, inventory, _ = understood(composed("experiment=tiny", *overrides))
         directory = RunDir(tmp_path)
-        return Run(config=config, directory=directory, inventory=inventory, watch=SignalWatch())
+        return Run(spec=config, directory=directory, inventory=inventory, watch=SignalWatch())
 
     return make
 

@@ -222,7 +222,7 @@ def test_what_a_synchronous_pipeline_recomputes_counts(
 def test_several_processes_are_refused(tmp_path: Path) -> None:
     config = composed(*PAPER, "parallel=dp", "parallel.devices=2")
     run = Run(
-        config=config,
+        spec=config,
         directory=RunDir(tmp_path),
         inventory=paper_inventory(8),
         watch=SignalWatch(),

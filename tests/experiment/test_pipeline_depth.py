@@ -17,7 +17,7 @@ from reported_runs import made_by
 from test_report_commands import jobs_of
 
 from sparsepipe.config.build import build_inventory
-from sparsepipe.config.schedules import Synchronous
+from sparsepipe.config.schema import Synchronous
 from sparsepipe.launch.checked_config import understood
 from sparsepipe.launch.job import run_job
 from sparsepipe.launch.prepare import prepare
@@ -26,10 +26,9 @@ from sparsepipe.partition.memory import MemoryModel
 from sparsepipe.profiling import Profile
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.pipeline_depth import PIPELINE_DEPTH
-from sparsepipe.runs.rundir import identity_of
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.balance import balanced
-from sparsepipe.tasks.emulated import emulated_profiles, parallel
+from sparsepipe.tasks.emulated import emulated_profiles, with_all_devices
 from sparsepipe.tasks.emulation_request import as_emulated
 from sparsepipe.tasks.kept_memory import kept_bytes
 
@@ -151,7 +150,7 @@ def test_how_a_rate_was_taken_is_told_by_a_note() -> None:
 @pytest.mark.parametrize("name", ["serial", "serial_emulated"])
 def test_serial_runs_do_not_depend_on_the_partition(name: str) -> None:
     one, other = (trial(name, f"partition={each}") for each in ("variance", "straight"))
-    assert identity_of(one) == identity_of(other)
+    assert one.identity() == other.identity()
     assert "partition" not in one
     assert "depth" not in one
 
@@ -167,7 +166,7 @@ def test_depths_and_partitions_are_those_that_are_asked_for(schedule: str, parti
     for depth in (4, 8):
         config = dict(as_emulated(trial(f"{schedule}_{depth}", asked)))
         inventory = build_inventory(config)
-        assert parallel(config, inventory)["devices"] == inventory.num_devices == depth
+        assert with_all_devices(config, inventory)["devices"] == inventory.num_devices == depth
         assert config["parallel"]["search"]["search"] == partition
         parts = config["parallel"]["strategy"].get("microbatches")
         assert parts == (None if schedule == "asynchronous" else 32)

@@ -14,15 +14,13 @@ from planned_cases import MODEL, SLOW, TWO, given, profile
 from sparsepipe import __version__
 from sparsepipe.cluster import Link
 from sparsepipe.config.build import build_inventory
-from sparsepipe.config.plan_search import search_of
 from sparsepipe.config.schema import Measuring
 from sparsepipe.launch.prepare import prepare
 from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.planning.measuring import link_config, profile_config
+from sparsepipe.planning.measuring import link_spec, profile_spec
 from sparsepipe.planning.search import memory_model
-from sparsepipe.runs.rundir import identity_of
 from sparsepipe.tasks.bandwidth import fingerprint as fingerprint_of_links
-from sparsepipe.tasks.bandwidth import parallel
+from sparsepipe.tasks.bandwidth import with_all_devices
 from sparsepipe.tasks.profile import fingerprint as fingerprint_of_profile
 from sparsepipe.utils.host import cpu_name, usable_cores
 
@@ -33,7 +31,7 @@ def measuring(*settings: str, how: Measuring | None = None) -> dict[str, Any]:
     """A configuration that measures the first device that there is."""
     config = composed(*MODEL, *settings)
     device = build_inventory(config).hosts[0].devices[0].name
-    return profile_config(config, device, how or Measuring())
+    return profile_spec(config, device, how or Measuring())
 
 
 def test_what_matters_to_a_profile_is_its_identity() -> None:
@@ -56,7 +54,7 @@ def test_a_seed_is_none_of_a_profile() -> None:
 
     def identity(*settings: str) -> dict[str, Any]:
         config = composed("data=shapes", "parallel=hete_mp", *settings)
-        return identity_of(profile_config(config, "core", Measuring()))
+        return profile_spec(config, "core", Measuring()).identity()
 
     assert composed("data=shapes", "seed=3")["data"]["seed"] == 3
     assert identity("seed=3") == identity()
@@ -94,9 +92,9 @@ def test_links_are_none_of_a_profile() -> None:
 
 def test_a_link_belongs_to_the_machine_and_not_to_what_is_trained() -> None:
     def identity(*settings: str) -> str:
-        config = link_config(composed(*MODEL, *TWO, "parallel=hete_mp", *settings))
+        config = link_spec(composed(*MODEL, *TWO, "parallel=hete_mp", *settings))
         inventory = build_inventory(config)
-        config["parallel"] = parallel(config, inventory)
+        config["parallel"] = with_all_devices(config, inventory)
         return prepare(config, inventory).run_id
 
     base = identity()
@@ -104,7 +102,7 @@ def test_a_link_belongs_to_the_machine_and_not_to_what_is_trained() -> None:
     assert identity(*other, "trainer.max_epochs=9", "name=other", "force=true") == base
     assert identity("hardware.cpu_devices=3") != base
     assert identity("parallel.strategy.direct=true") != base
-    config = link_config(composed(*MODEL, *TWO, "parallel=hete_mp"))
+    config = link_spec(composed(*MODEL, *TWO, "parallel=hete_mp"))
     inventory = build_inventory(config)
     told = fingerprint_of_links(config, inventory)
     words = (inventory.hosts[0].name, cpu_name(), f"torch {torch.__version__}")
@@ -128,7 +126,7 @@ def test_profiles_that_are_given_count_by_what_they_hold(tmp_path: Path) -> None
 def test_a_plan_by_hand_takes_the_place_of_the_search() -> None:
     def identity(*settings: str) -> str:
         config = composed(*MODEL, *TWO, *settings, "parallel.plan.config=1-1")
-        assert search_of(config) is None
+        assert config.search is None
         return prepare(config, build_inventory(config)).run_id
 
     assert identity("parallel=hete_mp") == identity("parallel=mp") == identity("parallel=pipeline")
@@ -141,7 +139,7 @@ def test_memory_follows_the_training() -> None:
 
     def model_of(*settings: str) -> MemoryModel | None:
         config = composed(*MODEL, "parallel=hete_mp", *settings)
-        choice = search_of(config)
+        choice = config.search
         assert choice is not None
         return memory_model(choice, config)
 
@@ -157,16 +155,16 @@ def test_memory_follows_the_training() -> None:
 @pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b", "eager_1f1b"])
 def test_a_synchronous_pipeline_has_a_search_that_is_asked_for(parallel: str) -> None:
     config = composed(*MODEL, *TWO, f"parallel={parallel}")
-    assert search_of(config) is None
+    assert config.search is None
     asked = [f"parallel={parallel}", "parallel.search.search=hete_mp"]
     config = composed(*MODEL, *TWO, *asked)
-    choice = search_of(config)
-    assert choice == search_of(composed(*MODEL, *TWO, "parallel=hete_mp"))
+    choice = config.search
+    assert choice == composed(*MODEL, *TWO, "parallel=hete_mp").search
     assert choice is not None
     model = memory_model(choice, config)
     assert model is not None
     assert not model.stash, "its weights have one version"
-    assert search_of(composed(*MODEL, *TWO, *asked, "parallel.plan.config=1-1")) is None
+    assert composed(*MODEL, *TWO, *asked, "parallel.plan.config=1-1").search is None
 
 
 def test_synchronous_schedules_and_their_microbatches_make_another_run() -> None:

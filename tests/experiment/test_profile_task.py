@@ -244,7 +244,7 @@ def test_what_cannot_be_measured_is_refused(
 def test_several_processes_are_refused(tmp_path: Path) -> None:
     config = composed(*PROFILE, "parallel=dp", "parallel.devices=2", "hardware.cpu_devices=2")
     alone = Run(
-        config=config,
+        spec=config,
         directory=RunDir(tmp_path),
         inventory=build_inventory(config),
         watch=SignalWatch(),

@@ -21,7 +21,7 @@ from sparsepipe.paper import report_task, reported
 from sparsepipe.results import gather, load_results
 from sparsepipe.results.files import read_json
 from sparsepipe.results.report.exhibits import EXHIBITS
-from sparsepipe.runs.rundir import RunDir, flatten
+from sparsepipe.runs.rundir import RunDir
 
 Report = Callable[..., RunDir]
 
@@ -126,7 +126,7 @@ def test_commands_make_what_is_missing_in_the_same_table(report: Report, tmp_pat
     for command in sorted(told)[::8]:
         program, *words = shlex.split(command)
         assert program == "sparsepipe"
-        config = flatten(composed(*words))
+        config = composed(*words).flat()
         assert {key: config[key] for key in made} == made
         assert "model.width" not in command, "scale=smoke says so"
 

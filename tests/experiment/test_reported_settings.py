@@ -14,7 +14,6 @@ from sparsepipe.paper.usual_config import usual
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.exhibit import Block
 from sparsepipe.results.report.exhibits import EXHIBITS
-from sparsepipe.runs.rundir import flatten
 
 GPUS = {
     5: "1 x TITAN V, 4 x RTX 2080 Ti",
@@ -177,4 +176,4 @@ def test_seeds_and_loaders_are_no_overrides() -> None:
     (found,) = EXHIBITS["table2"].blocks(rows, commands("table2"))
     assert len(found.runs) == 2
     assert not [note for note in found.notes if "differ" in note]
-    assert flatten(composed(*SMALL))["data.seed"] == 0
+    assert composed(*SMALL).flat()["data.seed"] == 0

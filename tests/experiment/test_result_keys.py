@@ -10,11 +10,12 @@ from experiment_harness import composed
 
 from sparsepipe.config.build import build_inventory
 from sparsepipe.config.compose import config_dir
+from sparsepipe.config.run_spec import flatten
 from sparsepipe.launch.prepare import prepare
 from sparsepipe.results import load_results
 from sparsepipe.results.columns import ALWAYS, OF_TASKS
 from sparsepipe.results.files import read_json, write_json
-from sparsepipe.runs.rundir import RunDir, flatten
+from sparsepipe.runs.rundir import RunDir
 
 Job = Callable[..., Path]
 

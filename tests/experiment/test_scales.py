@@ -14,7 +14,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from sparsepipe.config import compose
 from sparsepipe.errors import ConfigError
 from sparsepipe.results.paper import printed
-from sparsepipe.runs.rundir import identity_of
 
 TABLE_2 = {
     (
@@ -168,8 +167,8 @@ def test_without_a_scale_all_is_as_it_was() -> None:
     assert "scale" not in config
     source = config["data"]["source"]
     assert (source["train_per_class"], source["test_per_class"]) == (200, 52)
-    assert "scale" not in identity_of(config)
-    assert identity_of(composed("data=shapes", "scale=smoke"))["scale"] == "smoke"
+    assert "scale" not in config.identity()
+    assert composed("data=shapes", "scale=smoke").identity()["scale"] == "smoke"
 
 
 def test_a_batch_of_the_paper_is_found_by_a_whole_share_too(monkeypatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from plans import plan_of
 
-from sparsepipe.config.schedules import Synchronous
+from sparsepipe.config.schema import Synchronous
 from sparsepipe.plots import schedule_picture
 from sparsepipe.results import timeline_picture as pictures
 from sparsepipe.runs.rundir import RunDir

@@ -12,7 +12,7 @@ from sparsepipe.config.build import build_inventory
 from sparsepipe.launch.job import run_job
 from sparsepipe.launch.prepare import prepare
 from sparsepipe.schedule import Plan
-from sparsepipe.tasks.simulate import one_process
+from sparsepipe.tasks.simulate import in_one_process
 
 PAPER = ("task=simulate", "hardware=paper_7gpu", "task.timeline_minibatches=1")
 
@@ -20,7 +20,7 @@ PAPER = ("task=simulate", "hardware=paper_7gpu", "task.timeline_minibatches=1")
 def identity(outputs: Path, *overrides: str) -> str:
     config = composed(f"paths.outputs={outputs}", *PAPER, *overrides)
     inventory = build_inventory(config)
-    return prepare({**config, "parallel": one_process(config, inventory)}, inventory).run_id
+    return prepare({**config, "parallel": in_one_process(config, inventory)}, inventory).run_id
 
 
 def plan_and_pace(outputs: Path, *overrides: str) -> tuple[list[object], float]:

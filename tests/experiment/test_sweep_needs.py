@@ -24,7 +24,7 @@ from sparsepipe.cluster import Device
 from sparsepipe.cluster.gpus import gpu_indices
 from sparsepipe.config import compose
 from sparsepipe.config.build import build_inventory
-from sparsepipe.config.job_hardware import tell
+from sparsepipe.config.job_hardware import announce_hardware
 from sparsepipe.config.signature import locate
 from sparsepipe.errors import ConfigError
 from sparsepipe.planning.measured_device import find_device
@@ -211,7 +211,7 @@ def test_a_part_of_the_machine_makes_no_other_run(
     assert machine().cores == (min(os.sched_getaffinity(0)),)
     if whole.num_devices > 1:
         assert build_inventory(config).fingerprint() != whole.fingerprint()
-    tell(yaml.safe_load(yaml.safe_dump(told)))  # as a job gets it, in a file
+    announce_hardware(yaml.safe_load(yaml.safe_dump(told)))  # as a job gets it, in a file
     assert build_inventory(config).fingerprint() == whole.fingerprint()
     other = composed("hardware.accelerator=cpu", "hardware.cpu_devices=7", *emulated)
     assert build_inventory(other).num_devices == 7, "of which nothing was told"
@@ -234,5 +234,5 @@ def test_what_is_written_down_needs_no_word() -> None:
     listed = composed("hardware=cores")
     assert whole_machine(listed) is None
     inventory = build_inventory(listed)
-    tell(None)
+    announce_hardware(None)
     assert build_inventory(listed) == inventory

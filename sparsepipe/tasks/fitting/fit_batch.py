@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from sparsepipe.config.build import build_data
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Limits
 from sparsepipe.errors import ConfigError
 from sparsepipe.tasks.fitting.prober import Prober
@@ -48,7 +48,7 @@ def fit_batch(
         Stopped: a signal ended it.
     """
     run.assert_one_rank()
-    _check(run.config)
+    _check(run.spec)
     prober = Prober(
         run,
         budget_bytes=budget_bytes,
@@ -80,8 +80,8 @@ fit_batch.not_identity = (  # type: ignore[attr-defined]
 )
 
 
-def _check(config: Mapping[str, Any]) -> None:
-    if "batch_size" not in config["data"]:
+def _check(spec: RunSpec) -> None:
+    if "batch_size" not in spec.data.arguments:
         raise ConfigError(
             "data has no batch_size whose largest value could be searched for",
             remedy="give the data module an argument of this name, and the data group its key",
@@ -90,7 +90,7 @@ def _check(config: Mapping[str, Any]) -> None:
 
 def _shapes(run: Run) -> int:
     """Of the training split; 0 where it does not tell."""
-    data = build_data(run.config)
+    data = build_data(run.spec)
     data.setup("fit")
     return num_shapes(data.train_dataloader())
 

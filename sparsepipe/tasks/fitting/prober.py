@@ -199,7 +199,7 @@ class Prober:
 
     def _request(self, place: Path, batch_size: int) -> Request:
         return Request(
-            config=self._run.config,
+            spec=self._run.spec,
             batch_size=batch_size,
             budget_bytes=self._budget_bytes,
             steps=self._steps,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from sparsepipe.config.run_spec import RunSpec
 
 OVER_BUDGET, OUT_OF_MEMORY, TOO_FEW_SHAPES = 91, 92, 93
 """Exit statuses; the last one where the data have no batch of the size."""
@@ -16,7 +16,7 @@ class Request:
     """What a probe is asked.
 
     Args:
-        config: resolved and checked; of a run with one device.
+        spec: the configuration.
         batch_size: in place of the configuration's.
         budget_bytes: that may be taken; None: all that a GPU has.
         steps: of training.
@@ -27,7 +27,7 @@ class Request:
         parent: the process that asks, without which there is nobody to answer.
     """
 
-    config: Mapping[str, Any]
+    spec: RunSpec
     batch_size: int
     budget_bytes: int | None
     steps: int

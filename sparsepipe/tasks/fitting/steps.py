@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 
 from sparsepipe.callbacks.throughput import batch_size_of
 from sparsepipe.config.build import build_data, build_inventory, build_module
+from sparsepipe.config.target import Target
 from sparsepipe.planning.measured_device import prepare_device
 from sparsepipe.profiling.activations import fresh
 from sparsepipe.runs.rundir import RunDir
@@ -76,37 +77,39 @@ def memory_of_steps(request: Request) -> int:
         SparsePipeError: something a user can mend.
         TooFewShapes: there is no batch of that size, and the request is for whole ones.
     """
-    config = {**request.config, "data": _of_size(request.config["data"], request.batch_size)}
-    inventory = build_inventory(config)
+    spec = request.spec.replace(
+        data=_with_batch_size(request.spec.data, request.batch_size), callbacks={}, logger={}
+    )
+    inventory = build_inventory(spec)
     run = Run(
-        config={**config, "callbacks": {}, "logger": {}},
+        spec=spec,
         directory=RunDir(request.answer.parent),
         inventory=inventory,
         watch=SignalWatch(),
     )
-    seed = int(config["seed"])
+    seed = int(spec.seed)
     seed_model(seed)
-    data = build_data(config)
+    data = build_data(spec)
     data.setup("fit")
     adapt_loaders(data, seed=seed)
     seed_epoch(seed, 0)
-    count = request.steps * int(config["trainer"]["accumulate_grad_batches"])
+    count = request.steps * int(spec.trainer.accumulate_grad_batches)
     size = request.batch_size
     batches = first_batches(data.train_dataloader(), size=size, count=count, whole=request.whole)
     device = torch.device("cpu")
     if inventory.accelerator == "cuda":
         device = prepare_device(run.places[0], inventory)
     peak = _limited(device, request)
-    module = build_module(run.config, data)
+    module = build_module(run.spec, data)
     trainer = run.trainer([], silent=True, max_steps=request.steps, **_INSTEAD)
     trainer.fit(module, train_dataloaders=_Batches(batches))
     return int(torch.cuda.max_memory_allocated(device)) if peak is None else peak.bytes()
 
 
-def _of_size(data: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
-    """Settings of data that are read by this process itself, whose memory is measured."""
-    more = {"num_workers": 0} if "num_workers" in data else {}
-    return {**data, "batch_size": batch_size, **more}
+def _with_batch_size(data: Target, batch_size: int) -> Target:
+    """Data that this process, whose memory is measured, reads itself."""
+    more = {"num_workers": 0} if "num_workers" in data.arguments else {}
+    return data.replace(batch_size=batch_size, **more)
 
 
 def first_batches(loader: Any, *, size: int, count: int, whole: bool) -> list[Any]:

@@ -47,7 +47,7 @@ def train_if_fits(
     prober = Prober(
         run, budget_bytes=budget_bytes, steps=steps, timeout_s=timeout_s, isolated=isolated
     )
-    found = prober.probe(int(run.config["data"]["batch_size"]))
+    found = prober.probe(int(run.spec.data.arguments["batch_size"]))
     told = {**_told(found), **prober.values}
     if not found.fits:
         log.info("a training step does not fit (%s): nothing is trained", found.outcome)

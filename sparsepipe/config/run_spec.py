@@ -1,0 +1,292 @@
+"""The configuration of one run, parsed once and handed on: ``RunSpec``."""
+
+from __future__ import annotations
+
+import copy
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from sparsepipe.config.schema import Config as _Schema
+from sparsepipe.config.schema import (
+    Emulation,
+    NodeMap,
+    Optim,
+    Parallel,
+    Paths,
+    SearchChoice,
+    TrainerArguments,
+)
+from sparsepipe.config.signature import identity_name, present_name
+from sparsepipe.config.target import Target
+from sparsepipe.errors import ConfigError
+
+_EMULATION_KEYS = tuple(entry.name for entry in fields(Emulation))
+
+_UNUSED = "none"
+"""Target of a group that a run does not use."""
+_NOT_IDENTITY = (
+    "data.cache_dir",
+    "data.cache_workers",
+    "data.lock_wait_s",
+    "data.num_workers",
+    "data.root",
+    "force",
+    "hardware",
+    "logger",
+    "name",
+    "objective",
+    "parallel.devices",
+    "parallel.grace_s",
+    "parallel.max_restarts",
+    "parallel.plan",
+    "parallel.search",
+    "parallel.strategy.timeout_s",
+    "paths",
+    "tags",
+    "task.gallery",
+    "trainer.enable_autolog_hparams",
+    "trainer.enable_model_summary",
+    "trainer.enable_progress_bar",
+    "trainer.log_every_n_steps",
+    "trainer.profiler",
+)
+"""Keys that do not change what a run computes, or that a fingerprint, the number of ranks, the
+plan or the search stands for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """A resolved and checked configuration.
+
+    Made by :func:`sparsepipe.config.compose.resolve` or read from a run's directory; a changed copy
+    is made by :meth:`replace`. The attributes are the groups and keys of the configuration; the
+    plain values that they were parsed from are kept, so that files and identities have exactly the
+    keys that were given.
+    """
+
+    name: str
+    seed: int
+    representation: Literal["sparse", "dense"]
+    force: bool
+    checkpoint: str | None
+    objective: str | None
+    paths: Paths
+    parallel: Parallel
+    optim: Optim
+    trainer: TrainerArguments
+    task: Target
+    model: Target
+    data: Target
+    hardware: Target
+    backend: Target
+    logger: Mapping[str, Target]
+    callbacks: Mapping[str, Target]
+    tags: tuple[str, ...] = ()
+    scale: str | None = None
+    _values: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Parses plain values, which :func:`sparsepipe.config.check.check` has accepted.
+
+        Raises:
+            ConfigError: a key is missing, as in the files of some earlier versions.
+        """
+        kept = copy.deepcopy(dict(values))
+        parsed = _parsed(_Schema, kept)
+        known = {entry.name for entry in fields(cls)}
+        parsed = {name: value for name, value in parsed.items() if name in known}
+        parsed["tags"] = tuple(parsed.get("tags") or ())
+        return cls(**parsed, _values=kept)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plain values, nested as in the configuration files."""
+        return copy.deepcopy(dict(self._values))
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Reads the ``config.yaml`` of a run's directory.
+
+        Raises:
+            ConfigError: there is none, or it lacks keys that this version needs.
+        """
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
+        try:
+            value = OmegaConf.to_container(OmegaConf.load(path))
+        except (OSError, OmegaConfBaseException) as error:
+            raise ConfigError(
+                f"{path} cannot be read: {error}", remedy="give a run's directory"
+            ) from error
+        assert isinstance(value, dict)
+        if isinstance(task := value.get("task"), dict):  # of a run that an earlier version began
+            task["_target_"] = present_name(task["_target_"])
+        return cls.from_dict({"force": False, **{str(key): item for key, item in value.items()}})
+
+    def to_yaml(self) -> str:
+        """The text of ``config.yaml``, which has all but ``force``."""
+        from omegaconf import OmegaConf
+
+        settings = {key: value for key, value in self._values.items() if key != "force"}
+        return OmegaConf.to_yaml(OmegaConf.create(settings))
+
+    def replace(self, changes: Mapping[str, Any] | None = None, /, **groups: Any) -> Self:
+        """A copy with other values.
+
+        Args:
+            changes: values by dotted keys, such as ``{"trainer.max_epochs": 1}``; targets and
+                settings of this package's own dataclasses are values as well.
+            **groups: values of keys without a dot, such as ``callbacks={}``.
+        """
+        values = dict(self._values)
+        for key, value in {**(changes or {}), **groups}.items():
+            *path, last = key.split(".")
+            inner = values
+            for part in path:
+                inner[part] = dict(inner[part])
+                inner = inner[part]
+            inner[last] = _plain(value)
+        return type(self).from_dict(values)
+
+    def without(self, *groups: str) -> Self:
+        """A copy in which these groups build nothing, for a run that does not use them."""
+        return self.replace({group: {"_target_": _UNUSED} for group in groups})
+
+    @property
+    def search(self) -> SearchChoice | None:
+        """The search for a plan; None where there is none, or ``parallel.plan`` gives a plan."""
+        search, plan = self.parallel.search, self.parallel.plan
+        if search is None or search.search is None:
+            return None
+        given = plan and (plan.file, plan.config, plan.cuts)
+        return None if given and any(value is not None for value in given) else search
+
+    @property
+    def plan_search(self) -> SearchChoice | None:
+        """As :attr:`search`, and None where the strategy does not split the model.
+
+        Emulated and simulated data parallelism ignore the settings of searches, so that a sweep
+        over strategies may have them; trainings refuse them.
+        """
+        return None if self.parallel.plan is None else self.search
+
+    @property
+    def given_profiles(self) -> Mapping[str, str]:
+        """Profile files of ``parallel.search``, by the names of devices."""
+        search = self.parallel.search
+        return (search and search.profiles) or {}
+
+    @property
+    def emulation(self) -> Emulation | None:
+        """How the hardware is emulated; None where it is used as it is.
+
+        Raises:
+            ConfigError: settings of an emulation are given, and ``hardware.emulate`` is not set.
+        """
+        given = {k: v for k, v in self.hardware.arguments.items() if k in _EMULATION_KEYS}
+        found = Emulation(**given)
+        if found.emulate:
+            return found
+        if other := [key for key in given if key != "emulate"]:
+            raise ConfigError(
+                f"hardware.{other[0]} is set, and hardware.emulate is not",
+                remedy=f"set hardware.emulate=true, or leave hardware.{other[0]} out",
+            )
+        return None
+
+    @property
+    def inventory_target(self) -> Target:
+        """What builds the inventory: ``hardware`` without the settings of an emulation."""
+        arguments = {k: v for k, v in self.hardware.arguments.items() if k not in _EMULATION_KEYS}
+        return Target(self.hardware.path, arguments)
+
+    @property
+    def recompute_memory(self) -> dict[str, Any]:
+        """What ``parallel.search`` gives of memory, which counts for recomputation as well."""
+        search = self._values["parallel"].get("search") or {}
+        return {key: search[key] for key in ("optimizer_bytes", "reserved_bytes") if key in search}
+
+    def identity(self) -> dict[str, Any]:
+        """The values by dotted keys, without those that do not change what the run computes.
+
+        The task leaves out further keys as its ``not_identity``.
+        """
+        flat = self.flat()
+        drops = (*_NOT_IDENTITY, *getattr(self.task.locate(), "not_identity", ()))
+        flat["task._target_"] = identity_name(flat["task._target_"])
+        return {
+            key: value
+            for key, value in flat.items()
+            if not any(key == drop or key.startswith(f"{drop}.") for drop in drops)
+        }
+
+    def flat(self) -> dict[str, Any]:
+        """The plain values by dotted keys."""
+        return flatten(self._values)
+
+    # Until every room takes a RunSpec: the plain values under their keys.
+    def keys(self) -> Iterator[str]:
+        """Names of groups and keys at the top."""
+        return iter(self._values)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+
+def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one with dotted keys; lists stay values."""
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        name = f"{prefix}{key}"
+        if isinstance(item, Mapping) and item:
+            flat.update(flatten(item, f"{name}."))
+        else:
+            flat[name] = item
+    return flat
+
+
+def _parsed(schema: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a schema's dataclass; keys that it does not know are left out."""
+    hints = typing.get_type_hints(schema)
+    found = {}
+    for entry in fields(schema):
+        if entry.name not in values:
+            if entry.default is MISSING and entry.default_factory is MISSING:
+                raise ConfigError(
+                    f"the configuration has no '{entry.name}'",
+                    remedy="it may be of another version of sparsepipe: compose it anew with the "
+                    "overrides of the run",
+                )
+            continue
+        value, node = values[entry.name], entry.metadata.get("node")
+        if isinstance(node, NodeMap):
+            value = {name: Target.parse(item) for name, item in (value or {}).items()}
+        elif node is not None:
+            value = None if value is None else Target.parse(value)
+        elif value is not None and (inner := _dataclass_in(hints[entry.name])):
+            if value.get("_target_") == _UNUSED:
+                value = {each.name: None for each in fields(inner)}
+            value = inner(**_parsed(inner, value))
+        found[entry.name] = value
+    return found
+
+
+def _dataclass_in(hint: Any) -> type | None:
+    """The dataclass that a hint names, alone or beside null."""
+    kinds = [kind for kind in (hint, *typing.get_args(hint)) if isinstance(kind, type)]
+    return next((kind for kind in kinds if is_dataclass(kind)), None)
+
+
+def _plain(value: Any) -> Any:
+    """A value as a configuration file has it."""
+    if isinstance(value, Target):
+        return value.to_dict()
+    if is_dataclass(value):
+        return {entry.name: _plain(getattr(value, entry.name)) for entry in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
