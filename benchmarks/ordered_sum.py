@@ -42,7 +42,7 @@ from sparsepipe.errors import SparsePipeError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.ordered_sum import OrderedSum
 from sparsepipe.runtime.failures.missing_ranks import meeting, new_group
-from sparsepipe.schedule.sums import way_of
+from sparsepipe.schedule.communication import way_of
 
 CPU = torch.device("cpu")
 TIMEOUT_S = 600.0

@@ -28,13 +28,12 @@ import numpy as np
 
 from sparsepipe.errors import PlanError
 from sparsepipe.paper.paper_problem import paper_inventory
-from sparsepipe.partition.cost import cost_model
-from sparsepipe.partition.fleet import Fleet, Kind
-from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.costs.layers import Spans
+from sparsepipe.partition.costs.model import cost_model
+from sparsepipe.partition.devices import Fleet, Kind
+from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.partition.problem import Problem, Solution
-from sparsepipe.partition.searches import exact, hete_mp
-from sparsepipe.partition.size import check_subsets
-from sparsepipe.partition.spans import Spans
+from sparsepipe.partition.search.algorithms import check_subsets, exact, hete_mp
 from sparsepipe.planning.device_profiles import load_profiles
 from sparsepipe.results import style
 from sparsepipe.utils.host import usable_cores

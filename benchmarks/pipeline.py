@@ -49,7 +49,7 @@ from pipeline_workloads import Images, Sleeping, Vgg, Workload
 
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.asynchronous import asynchronous
-from sparsepipe.schedule.balance import balanced
+from sparsepipe.schedule.plan import balanced
 from sparsepipe.schedule.versions import peak_stashed
 
 BOUND_GOAL = 0.93

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from sparsepipe.profiling import Profile
 from sparsepipe.profiling.measure import measure
-from sparsepipe.profiling.step import step_seconds
+from sparsepipe.profiling.timing import step_seconds
 from sparsepipe.runtime.collectives import process_group
 
 CPU = torch.device("cpu")

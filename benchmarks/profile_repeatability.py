@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.partition.cost import cost_model
-from sparsepipe.partition.evaluate import bottleneck_s
+from sparsepipe.partition.costs.model import bottleneck_s, cost_model
 from sparsepipe.partition.problem import Problem, Solution
-from sparsepipe.partition.searches import hete_mp
+from sparsepipe.partition.search.algorithms import hete_mp
 from sparsepipe.profiling import Profile
 from sparsepipe.results.sweep_table import plan_text
 from sparsepipe.results.tables import markdown_table

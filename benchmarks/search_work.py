@@ -23,15 +23,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsepipe.errors import PlanError
-from sparsepipe.partition.cost import cost_model
-from sparsepipe.partition.fleet import Fleet, Kind
-from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.partition.microbatches import Microbatches
-from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.searches import dp, exact, hete_mp, straight
-from sparsepipe.partition.spans import chain_spans
-from sparsepipe.partition.synchronous import SynchronousStages
-from sparsepipe.partition.work import MOST_LOOKS, Work
+from sparsepipe.partition.activation_checkpointing.work import MOST_LOOKS, Work
+from sparsepipe.partition.costs.layers import chain_spans
+from sparsepipe.partition.costs.model import cost_model
+from sparsepipe.partition.devices import Fleet, Kind
+from sparsepipe.partition.memory.microbatches import Microbatches
+from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.problem import Problem, SynchronousStages
+from sparsepipe.partition.search.algorithms import dp, exact, hete_mp, straight
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.utils.host import usable_cores
 

@@ -42,10 +42,9 @@ from sparsepipe.cluster import Device, Host, Inventory, Link
 from sparsepipe.cluster.places import places
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.schedule import Plan, Stage
+from sparsepipe.simulate.engine import Setting, run_actions
 from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.run import Setting, run_actions
-from sparsepipe.simulate.schedules import Simulation
-from sparsepipe.simulate.steady import Pace
+from sparsepipe.simulate.simulation import Pace, Simulation
 from sparsepipe.simulate.workload import Workload
 from sparsepipe.utils.host import usable_cores
 

@@ -43,10 +43,9 @@ from sparsepipe.profiling import Profile
 from sparsepipe.runtime.bandwidth import Bench, Effort, Sending, time_pairs
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
+from sparsepipe.simulate.engine import Setting
 from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.run import Setting
-from sparsepipe.simulate.schedules import Simulation
-from sparsepipe.simulate.steady import Pace
+from sparsepipe.simulate.simulation import Pace, Simulation
 from sparsepipe.simulate.workload import Workload as Costs
 
 GOAL = 0.10

@@ -11,11 +11,11 @@ from typing import NamedTuple
 from sparsepipe.cluster import Link
 from sparsepipe.results.timeline_picture import timeline_picture
 from sparsepipe.schedule import Plan
+from sparsepipe.simulate.engine import Setting
 from sparsepipe.simulate.lanes import lanes
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.record import Record
-from sparsepipe.simulate.run import Setting
-from sparsepipe.simulate.schedules import Simulation
+from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.simulate.workload import Workload
 
 HERE = Path(__file__).parent / "simulate"

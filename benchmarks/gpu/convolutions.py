@@ -27,8 +27,7 @@ from records import Row, Rows
 from sparse_conv import LEVELS, Layer, make_batch, make_layers
 from torch import Tensor
 
-from sparsepipe.profiling.clock import Clock
-from sparsepipe.profiling.speed import copy_speed
+from sparsepipe.profiling.timing import Clock, copy_speed
 from sparsepipe.sparse import SparseTensor
 
 COLUMNS: Mapping[str, str] = {

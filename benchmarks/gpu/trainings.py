@@ -19,7 +19,7 @@ from pipeline_workloads import CLASSES, Vgg, fresh, sgd
 from records import Row, Rows
 from torch.nn import functional as F
 
-from sparsepipe.profiling.clock import Clock, median_and_spread
+from sparsepipe.profiling.timing import Clock, median_and_spread
 
 COLUMNS: Mapping[str, str] = {
     "step_s": "step (s)",

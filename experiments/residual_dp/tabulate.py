@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.partition.cost import cost_model
-from sparsepipe.partition.explain import explain
+from sparsepipe.partition.costs.model import cost_model
+from sparsepipe.partition.explanation import explain
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.searches import exact
+from sparsepipe.partition.search.algorithms import exact
 from sparsepipe.profiling import Profile
 from sparsepipe.results.sweep_table import plan_text
 from sparsepipe.results.tables import markdown_table, write_csv

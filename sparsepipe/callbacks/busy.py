@@ -17,7 +17,7 @@ from typing_extensions import override
 from sparsepipe.runtime.base_worker import StageWorker
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule.asynchronous import steady_rounds
-from sparsepipe.schedule.bubbles import Interval, bubbles, idle_shares
+from sparsepipe.schedule.timeline import Interval, bubbles, idle_shares
 from sparsepipe.strategies import PipelineStrategy, StagedStrategy
 
 _KEPT = 64

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from sparsepipe.config.outputs import writing
 from sparsepipe.config.recomputation import with_spans
-from sparsepipe.partition.recompute.layers import bounds_of
+from sparsepipe.partition.activation_checkpointing.setting import bounds_of
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan

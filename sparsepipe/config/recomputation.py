@@ -17,9 +17,8 @@ from sparsepipe.config.division import division_of
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Parallel, PlanChoice, Synchronous
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.memory import MIB, MemoryModel
-from sparsepipe.partition.microbatches import Microbatches
-from sparsepipe.partition.recompute.layers import (
+from sparsepipe.partition.activation_checkpointing.selection import Chosen, choose_spans
+from sparsepipe.partition.activation_checkpointing.setting import (
     Setting,
     StageSpans,
     bounds_of,
@@ -28,8 +27,9 @@ from sparsepipe.partition.recompute.layers import (
     recomputed_spans,
     spans_told_by,
 )
-from sparsepipe.partition.recompute.plan import Chosen, choose_spans
-from sparsepipe.partition.synchronous import SynchronousStages
+from sparsepipe.partition.memory.microbatches import Microbatches
+from sparsepipe.partition.memory.model import MIB, MemoryModel
+from sparsepipe.partition.problem import SynchronousStages
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 

@@ -99,7 +99,7 @@ class SearchChoice:
     Attributes:
         search: ``dp``, ``mp``, ``variance``, ``straight``, ``hete_mp``, ``exact`` or
             ``exhaustive``; None: none, until somebody chooses one.
-        cost_model: what stages and transfers cost, see :mod:`sparsepipe.partition.cost`.
+        cost_model: what stages and transfers cost, see :mod:`sparsepipe.partition.costs.model`.
         order: in which ``hete_mp`` takes devices.
         device: whose profile counts for all devices in ``mp`` and ``variance``; None: that of the
             fastest.

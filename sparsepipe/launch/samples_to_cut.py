@@ -9,7 +9,7 @@ from sparsepipe.config.recomputation import synchronous_stages_of
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import MICROBATCHES_KEY, SearchChoice
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.microbatches import check_microbatches
+from sparsepipe.partition.memory.microbatches import check_microbatches
 from sparsepipe.tasks.train import train
 
 _ONE_EACH = ("straight", "variance")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from sparsepipe.paper.paper_problem import MODEL, MP_DEVICE, paper_problem
 from sparsepipe.paper.table3_paper import PAPER
-from sparsepipe.partition.explain import as_plan, explain
-from sparsepipe.partition.problem import Problem, Solution, taken_in_order
-from sparsepipe.partition.searches import alike_as, best_cuts
+from sparsepipe.partition.explanation import as_plan, explain
+from sparsepipe.partition.problem import Problem, Solution, alike_as, taken_in_order
+from sparsepipe.partition.search.algorithms import best_cuts
 from sparsepipe.schedule import Plan
 
 

@@ -8,7 +8,7 @@ import yaml
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.compose import config_dir
-from sparsepipe.partition.cost import cost_model
+from sparsepipe.partition.costs.model import cost_model
 from sparsepipe.partition.problem import Problem
 from sparsepipe.planning.device_profiles import load_profiles
 from sparsepipe.profiling import Profile

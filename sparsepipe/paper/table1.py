@@ -22,7 +22,7 @@ from sparsepipe.planning.measured_device import (
     prepare_device,
     words_of_machine,
 )
-from sparsepipe.profiling.speed import Speed, copy_speed, multiply_speed
+from sparsepipe.profiling.timing import Speed, copy_speed, multiply_speed
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.results.tables import markdown_table, write_csv
 from sparsepipe.tasks.result import write_result

@@ -18,10 +18,10 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.paper.paper_mp import best_paper_cuts, paper_mp_plan
 from sparsepipe.paper.paper_problem import MODEL, MP_DEVICE, paper_inventory, paper_problem
 from sparsepipe.paper.table3_paper import CUT, PAPER, hete_mp_s
-from sparsepipe.partition.evaluate import bottleneck_s
-from sparsepipe.partition.problem import Problem, Solution
-from sparsepipe.partition.searches import alike_as, exact, hete_mp, mp
-from sparsepipe.partition.ties import EQUAL, devices_text
+from sparsepipe.partition.costs.model import EQUAL, bottleneck_s
+from sparsepipe.partition.devices import devices_text
+from sparsepipe.partition.problem import Problem, Solution, alike_as
+from sparsepipe.partition.search.algorithms import exact, hete_mp, mp
 from sparsepipe.planning.device_profiles import fingerprint_of
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.results.tables import markdown_table, write_csv

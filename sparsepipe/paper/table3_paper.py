@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from sparsepipe.partition.evaluate import bottleneck_s
-from sparsepipe.partition.fleet import Counts, Kind
+from sparsepipe.partition.costs.model import bottleneck_s
+from sparsepipe.partition.devices import Choice, Counts, Kind
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.ties import Choice
 from sparsepipe.results.paper import printed, stages_of
 
 

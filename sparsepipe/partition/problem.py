@@ -1,20 +1,58 @@
-"""What is to be partitioned, and what came of it."""
+"""What is to be partitioned, and what came of it.
+
+How the stages of a synchronous pipeline work, where they are still to be found.
+
+Devices that are alike wherever they are, and a fleet in which they are of one kind.
+
+Devices of the same model with the same memory are alike on one host, and where one bandwidth holds
+between any two devices, whatever their hosts. ``exact`` then has far fewer
+subsets to look at. Of the plans that differ only in the hosts of like devices it takes the one
+whose stages, one after another, have those of the hosts that the inventory lists first.
+
+The searches by name: from a problem to the best plan of a kind.
+
+========== ====================================================================================
+``dp``      one stage: data parallelism over all devices
+``mp``      PipeDream: all devices count as alike, with the profile of one that is named
+``variance`` Zhang and Sun: each device is a stage, and stages cost as nearly the same as can be;
+            all devices count as alike
+``straight`` each device is a stage, and the slowest is as fast as can be
+``hete_mp`` SparsePipe (Algorithms 1 and 2): stages take devices from a list sorted by kind
+``exact``   any devices for each stage
+``exhaustive`` the same by trying all plans
+========== ====================================================================================
+
+All but ``exhaustive`` and ``variance`` are one search (``search.py``) over different lattices of
+devices. With one bandwidth between all devices ``exact`` is optimal over all contiguous splits and
+all subsets of devices; with a bandwidth for each link it is optimal if a stage's all-reduce runs at
+its slowest link, and a transfer between stages that are not on one and the same host at the link
+between hosts. ``mp`` and ``hete_mp`` are optimal in the same sense among the plans that they look
+at; ``variance`` (``variance.py``) looks for something else. Where stages recompute layers, times
+and memory are counted with that (``counted_search.py``). Where the memory chooses these, all but
+``exhaustive`` stop after so much work, and say so: by how much the best plan may be better, or, as
+a :class:`~sparsepipe.errors.PlanError`, that they have found none, though there may be some.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.errors import ProfileError
-from sparsepipe.partition.cost import CostModel
-from sparsepipe.partition.fleet import Counts, Fleet, kinds_of
-from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.partition.recompute.layers import StageSpans
-from sparsepipe.partition.spans import Spans, spans_of
-from sparsepipe.partition.synchronous import SynchronousStages
-from sparsepipe.partition.ties import Choice
+from sparsepipe.errors import ConfigError, ProfileError
+from sparsepipe.partition.activation_checkpointing.setting import (
+    OwnSpans,
+    Setting,
+    StageSpans,
+    recomputed_spans,
+)
+from sparsepipe.partition.costs.layers import Spans, spans_of
+from sparsepipe.partition.costs.model import CostModel
+from sparsepipe.partition.devices import Choice, Counts, Fleet, Kind, kinds_of
+from sparsepipe.partition.memory.microbatches import Microbatches
+from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.profiling import Profile, check_agreement
+from sparsepipe.schedule import Plan
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -149,3 +187,192 @@ def taken_in_order(stages: Sequence[Choice], fleet: Fleet, order: Sequence[int])
         found.append(Choice(first=stage.first, end=stage.end, counts=counts))
         taken += number
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynchronousStages:
+    """Microbatches, and which layers a stage runs once more, wherever it begins and ends.
+
+    Args:
+        setting: that was checked; ``auto``: of each stage the layers that cost least time of those
+            with which it fits its devices.
+        microbatches: of a minibatch.
+        batch_share: size of the batch over that of the profiles'; for asking what would fit.
+    """
+
+    setting: Setting
+    microbatches: Microbatches
+    batch_share: float = 1.0
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether some layers may run once more."""
+        if isinstance(self.setting, Mapping):
+            return any(self.setting.values())
+        return self.setting != "none"
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the memory of the devices decides."""
+        return self.setting == "auto"
+
+    @property
+    def stages_told(self) -> int:
+        """How many of the first stages have to be told apart, since some are named."""
+        return max(self._stages, default=-1) + 1
+
+    def with_batch(self, share: int) -> SynchronousStages:
+        """The same of a batch of so small a share of the size, for asking what would fit.
+
+        Where its samples are known, one is left at least: none is cut.
+        """
+        size = self.microbatches.batch_size
+        if size is None:
+            return replace(self, batch_share=self.batch_share / share)
+        fewer = max(1, size // share)
+        smaller = replace(self.microbatches, batch_size=fewer)
+        return replace(self, microbatches=smaller, batch_share=self.batch_share * fewer / size)
+
+    def is_whole(self, stage: int) -> bool:
+        """Whether a stage is one span by the setting.
+
+        Args:
+            stage: its number; one that is not told apart has any from :attr:`stages_told` on.
+        """
+        return self.setting == "all" or stage in self._stages
+
+    def spans(self, num_layers: int) -> OwnSpans:
+        """Of the layers that are named, whatever the stages; those are cut where these end.
+
+        Args:
+            num_layers: of the model.
+
+        Raises:
+            ConfigError: the model has no such layers.
+        """
+        if not isinstance(self.setting, Mapping):
+            return ()
+        whole = Plan.of(config="1", cuts=(), num_layers=num_layers)
+        (spans,) = recomputed_spans({"layers": self.setting.get("layers", [])}, whole)
+        return spans
+
+    @property
+    def _stages(self) -> frozenset[int]:
+        named = self.setting.get("stages", []) if isinstance(self.setting, Mapping) else []
+        return frozenset(named)
+
+
+def like_kinds(fleet: Fleet, spans: Spans) -> list[int]:
+    """For each kind the number of the first one that is like it.
+
+    Args:
+        fleet: the devices.
+        spans: what layers cost on each kind.
+    """
+    first: dict[object, int] = {}
+    found = []
+    for k, kind in enumerate(fleet.kinds):
+        host = "any" if fleet.is_uniform else kind.host
+        like = kind.name, kind.memory_bytes, host, tuple(spans.compute_s_KI[k])
+        found.append(first.setdefault(like, k))
+    return found
+
+
+def merged(problem: Problem, likes: Sequence[int]) -> Problem:
+    """The problem with one kind for all that are alike.
+
+    Args:
+        problem: as it is.
+        likes: of :func:`like_kinds`.
+    """
+    fleet, spans = problem.fleet, problem.spans
+    if len(set(likes)) == len(likes):
+        return problem
+    inside, between = fleet.inside, fleet.between
+    if fleet.is_uniform:  # a host of one device has now several, on a link that was none
+        between = fleet.cut_bytes_per_s(0, 0)
+        inside = dict.fromkeys(inside, between)
+    firsts = sorted(set(likes))
+    kinds = tuple(
+        replace(kind, count=count)
+        for kind, count in zip(
+            (fleet.kinds[first] for first in firsts), together(fleet.counts, likes), strict=True
+        )
+    )
+    return replace(
+        problem,
+        fleet=Fleet(kinds=kinds, inside=inside, between=between),
+        spans=replace(spans, compute_s_KI=spans.compute_s_KI[firsts]),
+        profiles=tuple(problem.profiles[first] for first in firsts) if problem.profiles else (),
+    )
+
+
+def together(counts: Sequence[int], likes: Sequence[int]) -> Counts:
+    """Devices of the kinds of a merged fleet.
+
+    Args:
+        counts: of each kind.
+        likes: of :func:`like_kinds`.
+    """
+    sums = dict.fromkeys(sorted(set(likes)), 0)
+    for like, count in zip(likes, counts, strict=True):
+        sums[like] += count
+    return tuple(sums.values())
+
+
+def dealt(stages: Sequence[Choice], fleet: Fleet, likes: Sequence[int]) -> list[Choice]:
+    """Stages of a merged fleet on the devices that there are, first hosts first.
+
+    Args:
+        stages: with devices of the merged kinds.
+        fleet: the devices.
+        likes: of :func:`like_kinds`.
+    """
+    left = list(fleet.counts)
+    found = []
+    for stage in stages:
+        wanted = dict(zip(sorted(set(likes)), stage.counts, strict=True))
+        taken = []
+        for kind, like in enumerate(likes):
+            number = min(left[kind], wanted[like])
+            left[kind] -= number
+            wanted[like] -= number
+            taken.append(number)
+        found.append(replace(stage, counts=tuple(taken)))
+    return found
+
+
+def alike_as(problem: Problem, device: str) -> Problem:
+    """The problem with devices that are all like a named one, on links all like the slowest.
+
+    Args:
+        problem: with devices of several kinds.
+        device: name of the one whose profile counts.
+
+    Raises:
+        ConfigError: the inventory has no such device.
+    """
+    fleet, spans = problem.fleet, problem.spans
+    named = [k for k, kind in enumerate(fleet.kinds) if kind.name == device]
+    if not named:
+        raise ConfigError(
+            f"there is no device {device!r} in the inventory",
+            remedy=f"name one of {', '.join(dict.fromkeys(kind.name for kind in fleet.kinds))}",
+        )
+    limits = [kind.memory_bytes for kind in fleet.kinds if kind.memory_bytes is not None]
+    one = Kind(
+        name=device,
+        host="any",
+        count=fleet.num_devices,
+        memory_bytes=min(limits, default=None),
+        tflops=fleet.kinds[named[0]].tflops,
+    )
+    speed = min([*fleet.inside.values(), fleet.between])
+    return replace(
+        problem,
+        fleet=Fleet(kinds=(one,), inside={"any": speed}, between=speed),
+        spans=spans_of(problem.profiles[named[0] : named[0] + 1])
+        if problem.profiles
+        else replace(spans, compute_s_KI=spans.compute_s_KI[named[:1]]),
+        profiles=problem.profiles[named[0] : named[0] + 1],
+    )

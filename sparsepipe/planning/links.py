@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from sparsepipe.cluster import Inventory, Link
-from sparsepipe.partition.cost import cost_model
-from sparsepipe.partition.fleet import Fleet, Kind
+from sparsepipe.partition.costs.model import cost_model
+from sparsepipe.partition.devices import Fleet, Kind
 from sparsepipe.results.tables import markdown_table
 from sparsepipe.runtime.bandwidth import Reduction, Sending
 

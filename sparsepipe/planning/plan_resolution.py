@@ -15,7 +15,7 @@ from sparsepipe.config.recomputation import is_automatic
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import SearchChoice
 from sparsepipe.errors import ConfigError, ProfileError, SparsePipeError
-from sparsepipe.partition.fleet import kinds_of
+from sparsepipe.partition.devices import kinds_of
 from sparsepipe.planning.device_profiles import load_profiles
 from sparsepipe.planning.measuring import RunJob, measure_devices, measure_link
 from sparsepipe.planning.recomputed_search import find_recomputing_plan

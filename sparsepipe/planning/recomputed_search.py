@@ -17,7 +17,7 @@ from sparsepipe.config.recomputation import (
 )
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import SearchChoice
-from sparsepipe.partition.recompute.plan import Chosen
+from sparsepipe.partition.activation_checkpointing.selection import Chosen
 from sparsepipe.planning.search import Found, find_plan, memory_model
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan

@@ -15,15 +15,14 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import SearchChoice
 from sparsepipe.config.target import Target
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition import searches
-from sparsepipe.partition.cost import cost_model
-from sparsepipe.partition.explain import Explanation, as_plan, explain
-from sparsepipe.partition.levels import mp_by_levels
-from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.partition.problem import Problem, Solution
-from sparsepipe.partition.recompute.choices import chosen_of
-from sparsepipe.partition.recompute.plan import Chosen
-from sparsepipe.partition.synchronous import SynchronousStages
+from sparsepipe.partition.activation_checkpointing.selection import Chosen
+from sparsepipe.partition.costs.model import cost_model
+from sparsepipe.partition.explanation import Explanation, as_plan, explain
+from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.problem import Problem, Solution, SynchronousStages
+from sparsepipe.partition.search import algorithms as searches
+from sparsepipe.partition.search.baselines import mp_by_levels
+from sparsepipe.partition.search.checkpointed_stages import chosen_of
 from sparsepipe.planning.device_profiles import origin_of
 from sparsepipe.planning.layer_shares import draw_shares
 from sparsepipe.profiling import Profile

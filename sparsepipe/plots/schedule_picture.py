@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from sparsepipe.config.schema import Synchronous
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.schedule import (
-    Plan,
-    asynchronous,
-    lanes,
-    synchronous_by_name,
-    timeline,
-    unit_times,
-)
+from sparsepipe.schedule import Plan, asynchronous, lanes, synchronous_by_name, timeline, unit_times
 
 _MOST_RANKS = 16  # more are too many for a picture
 _WIDTH_IN = 24.0  # of the bars

@@ -1,9 +1,8 @@
 """SmartProfile: what each layer costs on a device, measured or read from elsewhere."""
 
-from sparsepipe.profiling.agreement import check_agreement
 from sparsepipe.profiling.antichains import antichain_states, graph_profile
 from sparsepipe.profiling.graph_txt import Graph, chain_profile, parse_graph, read_graph
-from sparsepipe.profiling.profile import LayerProfile, Profile, State
+from sparsepipe.profiling.profile import LayerProfile, Profile, State, check_agreement
 
 __all__ = [
     "Graph",

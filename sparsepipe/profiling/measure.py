@@ -15,12 +15,10 @@ from torch import nn
 
 from sparsepipe.errors import ProfileError
 from sparsepipe.profiling.activations import crossing_bytes, fresh
-from sparsepipe.profiling.alive import layer_peaks
-from sparsepipe.profiling.clock import median_and_spread
+from sparsepipe.profiling.memory import border_bytes, heaviest, layer_peaks, saved_bytes
 from sparsepipe.profiling.passes import Pass, one_pass, pass_over
 from sparsepipe.profiling.profile import LayerProfile, Profile
-from sparsepipe.profiling.saved import border_bytes, heaviest, saved_bytes
-from sparsepipe.profiling.step import Slowed, step_seconds
+from sparsepipe.profiling.timing import Slowed, median_and_spread, step_seconds
 from sparsepipe.profiling.update import MakeOptimizer, Updates
 
 Cut = Callable[[Any], Sequence[Any]]

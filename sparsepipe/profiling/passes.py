@@ -22,8 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsepipe.profiling.activations import copied, crossing_bytes, detached, differentiable
-from sparsepipe.profiling.clock import Clock
-from sparsepipe.profiling.step import Slowed
+from sparsepipe.profiling.timing import Clock, Slowed
 from sparsepipe.sparse import watching_kernel_maps
 
 _T = TypeVar("_T")

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparsepipe.profiling.clock import Clock, median_and_spread
-from sparsepipe.profiling.step import Slowed
+from sparsepipe.profiling.timing import Clock, Slowed, median_and_spread
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 

@@ -1,10 +1,8 @@
 """Pure: how a model is split, and what each rank does when."""
 
-from sparsepipe.schedule.actions import Action, Schedule
+from sparsepipe.schedule.actions import Action, Intake, Schedule
 from sparsepipe.schedule.asynchronous import RankOrder, asynchronous, asynchronous_order
-from sparsepipe.schedule.balance import balanced
-from sparsepipe.schedule.intake import Intake
-from sparsepipe.schedule.plan import Plan, Stage
+from sparsepipe.schedule.plan import Plan, Stage, balanced
 from sparsepipe.schedule.synchronous import (
     SYNCHRONOUS,
     WARMUPS,

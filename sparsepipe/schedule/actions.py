@@ -3,11 +3,14 @@
 Sends, receives and all-reduces are not listed, since the plan implies them: a forward takes
 what the stage before made of the same minibatch, a backward what the stage behind did, and an
 update waits for all replicas of its stage.
+
+How many minibatches a run has: said before, or settled while it goes on.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -15,6 +18,7 @@ from sparsepipe.errors import ScheduleError
 from sparsepipe.schedule.plan import Plan
 
 Kind = Literal["F", "B", "U"]
+
 _ACTION = re.compile(r"(?!U\d+\.)([FBU])(\d+)(?:\.(\d+))?", re.ASCII)
 
 
@@ -91,3 +95,37 @@ class Schedule:
         """
         lines = [line.split("#")[0].split() for line in text.strip().splitlines()]
         return cls(plan, tuple(tuple(map(Action.parse, line)) for line in lines))
+
+
+class Intake:
+    """The minibatches of one run, as its ranks learn of them.
+
+    Ranks that ask for more only as they go on need no list of all they will do, and the run may
+    be cut short while it goes on.
+
+    Args:
+        minibatches: of the run.
+
+    Attributes:
+        limit: minibatches of the run; it may be lowered, not below ``told``.
+        told: minibatches that some rank knows of.
+    """
+
+    __slots__ = ("limit", "told")
+
+    def __init__(self, minibatches: int) -> None:
+        self.limit = minibatches
+        self.told = 0
+
+    def portions(self, size: int) -> Iterator[int]:
+        """Minibatches for one rank: how many come next, ``size`` each time and the rest at last.
+
+        Args:
+            size: at least 1.
+        """
+        come = 0
+        while come < self.limit:
+            count = min(size, self.limit - come)
+            come += count
+            self.told = max(self.told, come)
+            yield count

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from sparsepipe.schedule.actions import Action, Kind, Schedule
-from sparsepipe.schedule.intake import Intake
+from sparsepipe.schedule.actions import Action, Intake, Kind, Schedule
 from sparsepipe.schedule.plan import Plan
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from sparsepipe.schedule.actions import Action, Schedule
-from sparsepipe.schedule.intake import Intake
+from sparsepipe.schedule.actions import Action, Intake, Schedule
 from sparsepipe.schedule.plan import Plan
 
 WARMUPS = {"1f1b": 1, "eager_1f1b": 2}

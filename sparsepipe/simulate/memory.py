@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sparsepipe.partition.memory import REPLICA_BUFFERS, MemoryModel
+from sparsepipe.partition.memory.model import REPLICA_BUFFERS, MemoryModel
 from sparsepipe.schedule import Action, Span
 from sparsepipe.simulate.record import Record
-from sparsepipe.simulate.schedules import SCHEDULES, Simulation
+from sparsepipe.simulate.simulation import SCHEDULES, Simulation
 from sparsepipe.simulate.workload import StageCosts, Workload
 
 

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from sparsepipe.errors import PlanError
-from sparsepipe.simulate.events import Events
-from sparsepipe.simulate.flows import Flow, Flows
-from sparsepipe.simulate.links import Algorithm, Leg, reduction_legs
-from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.flows import Events, Flow, Flows
+from sparsepipe.simulate.network import Algorithm, Leg, Network, reduction_legs
 from sparsepipe.simulate.workload import StageCosts
 
 Summed = Callable[[int, int, float, float], None]

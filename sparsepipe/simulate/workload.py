@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from sparsepipe.cluster.places import device_name
 from sparsepipe.errors import PlanError, ProfileError
-from sparsepipe.partition.recompute.layers import StageSpans
-from sparsepipe.partition.recompute.stage_cost import most_kept
-from sparsepipe.partition.spans import Spans, chain_spans
+from sparsepipe.partition.activation_checkpointing.setting import StageSpans
+from sparsepipe.partition.activation_checkpointing.stage_memory import most_kept
+from sparsepipe.partition.costs.layers import Spans, chain_spans
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import Stage

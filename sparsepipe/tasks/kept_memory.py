@@ -17,19 +17,19 @@ from typing import Any
 from sparsepipe.cluster.places import device_name
 from sparsepipe.config.schema import SearchChoice, Synchronous
 from sparsepipe.errors import SparsePipeError
-from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.partition.recompute.layers import StageSpans, spans_told_by
-from sparsepipe.partition.recompute.stage_cost import most_kept
+from sparsepipe.partition.activation_checkpointing.setting import StageSpans, spans_told_by
+from sparsepipe.partition.activation_checkpointing.stage_memory import most_kept
+from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.planning.device_profiles import load_profiles
 from sparsepipe.planning.search import memory_model
 from sparsepipe.profiling import Profile
 from sparsepipe.results.files import read_json
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import Stage
+from sparsepipe.simulate.engine import Setting
 from sparsepipe.simulate.memory import long_run_peaks_bytes
 from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.run import Setting
-from sparsepipe.simulate.schedules import Simulation
+from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.simulate.workload import StageCosts, Workload
 from sparsepipe.tasks.run import Run
 

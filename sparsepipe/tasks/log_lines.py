@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 from torch import nn
 from typing_extensions import override
 
-from sparsepipe.partition.recompute.layers import in_words
+from sparsepipe.partition.activation_checkpointing.setting import in_words
 from sparsepipe.strategies import StagedStrategy
 from sparsepipe.tasks.run import Run
 

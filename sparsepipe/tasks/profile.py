@@ -23,7 +23,7 @@ from sparsepipe.config.build import (
 )
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, HardwareError, ProfileError
-from sparsepipe.partition.microbatches import check_microbatches
+from sparsepipe.partition.memory.microbatches import check_microbatches
 from sparsepipe.planning.device_profiles import backend_name, dtype_of, optimizer_words, workload
 from sparsepipe.planning.layer_shares import Beside, by_layer
 from sparsepipe.planning.measured_device import (

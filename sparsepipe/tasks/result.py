@@ -20,7 +20,7 @@ import torch
 from sparsepipe import __version__
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.partition.recompute.layers import bounds_of
+from sparsepipe.partition.activation_checkpointing.setting import bounds_of
 from sparsepipe.results.files import read_json, write_json
 from sparsepipe.results.run_tree import moment
 from sparsepipe.runs.rundir import RunDir

@@ -27,9 +27,9 @@ from sparsepipe.planning.search import memory_model
 from sparsepipe.planning.simulated_plan import plan_to_simulate
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
-from sparsepipe.schedule.inbox import INBOX_DEPTH
-from sparsepipe.simulate.links import Algorithm, Sends
-from sparsepipe.simulate.schedules import Simulation
+from sparsepipe.schedule.communication import INBOX_DEPTH
+from sparsepipe.simulate.network import Algorithm, Sends
+from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.run import Run
 from sparsepipe.tasks.simulated_run import Outcome, in_short, write_outcome
@@ -61,12 +61,12 @@ def simulate(
         run: configuration and directory.
         parallel: what is simulated, as a training would have it.
         minibatches: of an epoch, over all devices.
-        schedule: see :data:`sparsepipe.simulate.schedules.SCHEDULES`; None: the strategy's.
+        schedule: see :data:`sparsepipe.simulate.simulation.SCHEDULES`; None: the strategy's.
         microbatches: parts of a minibatch, where the schedule has some; None: as the strategy
             says, else 4.
         overlap: sums over replicas overlap with the backward; None: in data parallelism only.
         all_reduce: how replicas sum; None: as the runtime does.
-        outbox: see :class:`sparsepipe.simulate.links.Sends`; by default no limit, since in training
+        outbox: see ``simulate.network.Sends``; by default no limit, since in training
             there is room for all that can be under way.
         inbox: the same; by default as in training.
         link_bytes_per_s: between hosts, for the search of a plan as well; None: the inventory's.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, Self
 
-from sparsepipe.partition.memory import MemoryModel, room_bytes
+from sparsepipe.partition.memory.model import MemoryModel, room_bytes
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.results.tables import markdown_table, write_csv
 from sparsepipe.results.timeline_picture import timeline_picture
@@ -17,8 +17,7 @@ from sparsepipe.schedule import Plan
 from sparsepipe.simulate.lanes import lanes, some_ranks
 from sparsepipe.simulate.memory import Level, long_run_peaks_bytes, memory_over_time
 from sparsepipe.simulate.record import Record
-from sparsepipe.simulate.schedules import Simulation
-from sparsepipe.simulate.steady import Pace
+from sparsepipe.simulate.simulation import Pace, Simulation
 from sparsepipe.simulate.trace import trace_text
 from sparsepipe.tasks.simulated_ways import Contest
 

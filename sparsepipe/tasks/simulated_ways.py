@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.schema import MICROBATCHES_KEY, Parallel
 from sparsepipe.errors import HardwareError, ProfileError
-from sparsepipe.partition.recompute.layers import spans_told_by
+from sparsepipe.partition.activation_checkpointing.setting import spans_told_by
 from sparsepipe.planning.simulated_plan import data_parallel
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
-from sparsepipe.simulate.links import Algorithm, Sends
-from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.run import Setting
-from sparsepipe.simulate.schedules import SCHEDULES, Simulation
+from sparsepipe.simulate.engine import Setting
+from sparsepipe.simulate.network import Algorithm, Network, Sends
+from sparsepipe.simulate.simulation import SCHEDULES, Simulation
 from sparsepipe.simulate.workload import Workload
 
 
@@ -26,7 +25,7 @@ class Ways:
     Args:
         overlap: sums over replicas overlap with the backward; None: in data parallelism only.
         all_reduce: how replicas sum; None: a ring in data parallelism, else in the
-            order of the ranks (:mod:`sparsepipe.schedule.sums`).
+            order of the ranks (:mod:`sparsepipe.schedule.communication`).
         sends: how messages are handed over.
         bucket_mib: parts of sums that overlap.
         mode: which weights a minibatch sees (:class:`~sparsepipe.simulate.workload.Workload`).
@@ -58,7 +57,7 @@ class Scheduled:
     """Which schedule is simulated.
 
     Args:
-        name: see :data:`sparsepipe.simulate.schedules.SCHEDULES`.
+        name: see :data:`sparsepipe.simulate.simulation.SCHEDULES`.
         microbatches: T; None: see :meth:`Simulation.of`.
         option: of the configuration that says T.
     """

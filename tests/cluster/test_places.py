@@ -12,9 +12,8 @@ from sparsepipe.cluster import Device, Host, Inventory, place_of, places_for
 from sparsepipe.cluster.gpus import gpu_indices
 from sparsepipe.cluster.places import device_name, places, ranks_of_nodes
 from sparsepipe.errors import HardwareError, PlanError
-from sparsepipe.partition.explain import device_names
-from sparsepipe.partition.fleet import Fleet
-from sparsepipe.partition.ties import Choice
+from sparsepipe.partition.devices import Choice, Fleet
+from sparsepipe.partition.explanation import device_names
 
 
 def cpu(name: str, count: int, **more: Any) -> Device:

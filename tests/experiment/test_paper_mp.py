@@ -14,8 +14,8 @@ from sparsepipe.config.division import division_of
 from sparsepipe.errors import PlanError
 from sparsepipe.paper.paper_mp import paper_mp_plan
 from sparsepipe.paper.paper_problem import MODEL, MP_DEVICE, paper_problem
-from sparsepipe.partition.explain import as_plan, explain
-from sparsepipe.partition.searches import mp
+from sparsepipe.partition.explanation import as_plan, explain
+from sparsepipe.partition.search.algorithms import mp
 from sparsepipe.planning.device_profiles import load_profiles
 from sparsepipe.planning.simulated_plan import plan_to_simulate
 from sparsepipe.schedule import Plan

@@ -18,10 +18,10 @@ from sparsepipe.paper.paper_problem import paper_inventory
 from sparsepipe.paper.table3 import table3
 from sparsepipe.paper.table3_paper import PAPER as PRINTED
 from sparsepipe.paper.table3_paper import PaperRow, hete_mp_s
-from sparsepipe.partition.cost import cost_model
-from sparsepipe.partition.explain import explain
+from sparsepipe.partition.costs.model import cost_model
+from sparsepipe.partition.explanation import explain
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.searches import best_cuts
+from sparsepipe.partition.search.algorithms import best_cuts
 from sparsepipe.planning.device_profiles import load_profiles
 from sparsepipe.results.files import read_json
 from sparsepipe.results.shares import Costs, accumulated_shares

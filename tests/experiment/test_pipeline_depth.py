@@ -22,12 +22,12 @@ from sparsepipe.launch.checked_config import understood
 from sparsepipe.launch.job import run_job
 from sparsepipe.launch.prepare import prepare
 from sparsepipe.paper.usual_config import is_taken, usual
-from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.profiling import Profile
 from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.pipeline_depth import PIPELINE_DEPTH
 from sparsepipe.schedule import Plan
-from sparsepipe.schedule.balance import balanced
+from sparsepipe.schedule.plan import balanced
 from sparsepipe.tasks.emulated import emulated_profiles, with_all_devices
 from sparsepipe.tasks.emulation_request import as_emulated
 from sparsepipe.tasks.kept_memory import kept_bytes

@@ -11,7 +11,7 @@ from emulated_cases import BACKWARD_S, FORWARD_S, profile
 from experiment_harness import composed
 
 from sparsepipe.launch.job import run_job
-from sparsepipe.schedule.inbox import INBOX_DEPTH
+from sparsepipe.schedule.communication import INBOX_DEPTH
 
 PAPER = ("task=simulate", "hardware=paper_5gpu", "task.timeline_minibatches=1")
 

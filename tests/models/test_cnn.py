@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from sparsepipe.data.images.strokes import draw
 from sparsepipe.errors import ConfigError
 from sparsepipe.models import cnn_5x5
-from sparsepipe.schedule.balance import balanced
+from sparsepipe.schedule.plan import balanced
 
 
 def test_layers_and_shapes() -> None:

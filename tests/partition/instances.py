@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from sparsepipe.partition.cost import PRESETS, cost_model
-from sparsepipe.partition.evaluate import plan_bytes
-from sparsepipe.partition.fleet import Fleet, Kind
-from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.costs.layers import chain_spans
+from sparsepipe.partition.costs.model import PRESETS, cost_model
+from sparsepipe.partition.devices import Choice, Fleet, Kind
+from sparsepipe.partition.memory.model import MemoryModel, plan_bytes
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.spans import chain_spans
-from sparsepipe.partition.ties import Choice
 from sparsepipe.profiling import LayerProfile, Profile
 
 MODELS = (*PRESETS, "4_whole")

@@ -6,17 +6,14 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sparsepipe.partition import exhaustive as brute
-from sparsepipe.partition.cost import PRESETS, cost_model
-from sparsepipe.partition.evaluate import plan_times
-from sparsepipe.partition.fleet import Fleet, Kind
-from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.partition.microbatches import Microbatches
-from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.recompute.stage_cost import StageCost
-from sparsepipe.partition.spans import chain_spans
-from sparsepipe.partition.synchronous import SynchronousStages
-from sparsepipe.partition.ties import Choice
+from sparsepipe.partition.activation_checkpointing.stage_memory import StageCost
+from sparsepipe.partition.costs.layers import chain_spans
+from sparsepipe.partition.costs.model import PRESETS, cost_model, plan_times
+from sparsepipe.partition.devices import Choice, Fleet, Kind
+from sparsepipe.partition.memory.microbatches import Microbatches
+from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.problem import Problem, SynchronousStages
+from sparsepipe.partition.search import exhaustive as brute
 from sparsepipe.profiling import LayerProfile, Profile
 
 SLACK = 1 + 1e-9

@@ -9,19 +9,16 @@ import numpy as np
 import pytest
 
 from sparsepipe.errors import PlanError
-from sparsepipe.partition.alike import like_kinds, merged
-from sparsepipe.partition.cost import cost_model
-from sparsepipe.partition.costs import Costs
-from sparsepipe.partition.evaluate import plan_times
-from sparsepipe.partition.explain import device_names
-from sparsepipe.partition.fleet import Fleet, Kind
-from sparsepipe.partition.lattice import Lattice, stages_between_subsets, subsets
-from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.search import search
-from sparsepipe.partition.searches import exact
-from sparsepipe.partition.spans import Spans
-from sparsepipe.partition.ties import Choice
+from sparsepipe.partition.costs.layers import Spans
+from sparsepipe.partition.costs.model import cost_model, plan_times
+from sparsepipe.partition.devices import Choice, Fleet, Kind
+from sparsepipe.partition.explanation import device_names
+from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.problem import Problem, like_kinds, merged
+from sparsepipe.partition.search.algorithms import exact
+from sparsepipe.partition.search.lattice import Lattice, stages_between_subsets, subsets
+from sparsepipe.partition.search.reachability import search
+from sparsepipe.partition.search.stage_costs import Costs
 
 MODELS = ("eq4", "pipedream", "sparsepipe_hete")
 

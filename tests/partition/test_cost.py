@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.cost import PRESETS, cost_model
+from sparsepipe.partition.costs.model import PRESETS, cost_model
 
 
 @pytest.mark.parametrize(

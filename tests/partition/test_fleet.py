@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparsepipe.partition.fleet import SEVERAL, Fleet, Kind
+from sparsepipe.partition.devices import SEVERAL, Fleet, Kind
 
 INF = float("inf")
 KINDS = (

@@ -11,14 +11,11 @@ import pytest
 from instances import random_problem
 
 from sparsepipe.errors import PlanError
-from sparsepipe.partition.cost import CostModel, cost_model
-from sparsepipe.partition.evaluate import plan_times
-from sparsepipe.partition.fleet import Fleet, Kind
-from sparsepipe.partition.levels import mp_by_levels, two_levels
-from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.searches import alike_as
-from sparsepipe.partition.spans import Spans
-from sparsepipe.partition.ties import Choice
+from sparsepipe.partition.costs.layers import Spans
+from sparsepipe.partition.costs.model import CostModel, cost_model, plan_times
+from sparsepipe.partition.devices import Choice, Fleet, Kind
+from sparsepipe.partition.problem import Problem, alike_as
+from sparsepipe.partition.search.baselines import mp_by_levels, two_levels
 
 INSIDE, BETWEEN = 4.0, 1.0
 

@@ -13,8 +13,8 @@ from plans import plan_of
 from processes import run
 from torch import nn
 
-from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.profiling.alive import Alive
+from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.profiling.memory import Alive
 from sparsepipe.runtime.collectives.replicas import Replicas
 from sparsepipe.schedule.asynchronous import asynchronous
 from sparsepipe.schedule.versions import peak_predicted, peak_stashed

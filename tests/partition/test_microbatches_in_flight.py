@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 from plans import plan_of
 
-from sparsepipe.partition.microbatches import Microbatches, sizes_of
+from sparsepipe.partition.memory.microbatches import Microbatches, sizes_of
 from sparsepipe.schedule import SYNCHRONOUS, Action, Intake, Plan
 
 CONFIGS = ["-".join(map(str, each)) for n in range(1, 5) for each in product((1, 2, 3), repeat=n)]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from recomputing_instances import random_recomputing
 
-from sparsepipe.partition.layer_tables import LayerTables
-from sparsepipe.partition.recompute.layers import recomputed_spans
-from sparsepipe.partition.recompute.stage_cost import StageCost
+from sparsepipe.partition.activation_checkpointing.setting import recomputed_spans
+from sparsepipe.partition.activation_checkpointing.stage_memory import StageCost
+from sparsepipe.partition.search.checkpointed_stages import LayerTables
 from sparsepipe.schedule import Plan
 
 SETTINGS: tuple[Any, ...] = (

@@ -11,15 +11,13 @@ import pytest
 from instances import MODELS, like_problem, random_problem, tight_problem
 
 from sparsepipe.errors import PlanError
-from sparsepipe.partition import exhaustive as brute
-from sparsepipe.partition.alike import like_kinds
-from sparsepipe.partition.cost import cost_model
-from sparsepipe.partition.explain import explain
-from sparsepipe.partition.fleet import Fleet, Kind
-from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.searches import exact, hete_mp
-from sparsepipe.partition.spans import Spans
-from sparsepipe.partition.ties import Choice
+from sparsepipe.partition.costs.layers import Spans
+from sparsepipe.partition.costs.model import cost_model
+from sparsepipe.partition.devices import Choice, Fleet, Kind
+from sparsepipe.partition.explanation import explain
+from sparsepipe.partition.problem import Problem, like_kinds
+from sparsepipe.partition.search import exhaustive as brute
+from sparsepipe.partition.search.algorithms import exact, hete_mp
 
 QUICK, ALL = range(120), range(120, 500)
 

@@ -10,16 +10,22 @@ import pytest
 from recomputing_instances import least_s, problem_of, random_recomputing, seconds_of
 
 from sparsepipe.errors import PlanError
-from sparsepipe.partition.explain import explain
-from sparsepipe.partition.memory import MIB, MemoryModel
-from sparsepipe.partition.microbatches import Microbatches
-from sparsepipe.partition.problem import Problem, Solution
-from sparsepipe.partition.recompute.choices import chosen_of
-from sparsepipe.partition.searches import dp, exact, hete_mp, mp, straight, variance
-from sparsepipe.partition.size import check_states
-from sparsepipe.partition.spans import chain_spans
-from sparsepipe.partition.synchronous import SynchronousStages
-from sparsepipe.partition.windows import Masks
+from sparsepipe.partition.costs.layers import chain_spans
+from sparsepipe.partition.explanation import explain
+from sparsepipe.partition.memory.microbatches import Microbatches
+from sparsepipe.partition.memory.model import MIB, MemoryModel
+from sparsepipe.partition.problem import Problem, Solution, SynchronousStages
+from sparsepipe.partition.search.algorithms import (
+    check_states,
+    dp,
+    exact,
+    hete_mp,
+    mp,
+    straight,
+    variance,
+)
+from sparsepipe.partition.search.checkpointed_stages import chosen_of
+from sparsepipe.partition.search.reachability import Masks
 
 
 def falls(problem: Problem) -> bool:

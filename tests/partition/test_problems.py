@@ -8,15 +8,13 @@ import pytest
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
-from sparsepipe.partition.cost import cost_model
-from sparsepipe.partition.evaluate import plan_bytes
-from sparsepipe.partition.explain import as_plan, explain
-from sparsepipe.partition.fleet import Fleet, Kind
-from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.partition.orders import kind_order
+from sparsepipe.partition.costs.layers import chain_spans
+from sparsepipe.partition.costs.model import cost_model
+from sparsepipe.partition.devices import Fleet, Kind
+from sparsepipe.partition.explanation import as_plan, explain
+from sparsepipe.partition.memory.model import MemoryModel, plan_bytes
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.searches import best_cuts, dp, exact, hete_mp, mp
-from sparsepipe.partition.spans import chain_spans
+from sparsepipe.partition.search.algorithms import best_cuts, dp, exact, hete_mp, kind_order, mp
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.schedule import Plan
 

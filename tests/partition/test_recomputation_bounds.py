@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparsepipe.partition.recompute.bounds import BOUNDS, Bounds
-from sparsepipe.partition.recompute.stage import cheapest
-from sparsepipe.partition.recompute.stage_cost import LayerCost, StageCost
-from sparsepipe.partition.work import Work
+from sparsepipe.partition.activation_checkpointing.bounds import BOUNDS, Bounds
+from sparsepipe.partition.activation_checkpointing.stage import cheapest
+from sparsepipe.partition.activation_checkpointing.stage_memory import LayerCost, StageCost
+from sparsepipe.partition.activation_checkpointing.work import Work
 
 
 def random_chain(rng: random.Random, length: int) -> StageCost:

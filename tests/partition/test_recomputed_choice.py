@@ -11,9 +11,13 @@ import pytest
 from recomputing_instances import every_choice
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.recompute.layers import as_setting, in_words, recomputed_spans
-from sparsepipe.partition.recompute.stage import cheapest
-from sparsepipe.partition.recompute.stage_cost import LayerCost, StageCost
+from sparsepipe.partition.activation_checkpointing.setting import (
+    as_setting,
+    in_words,
+    recomputed_spans,
+)
+from sparsepipe.partition.activation_checkpointing.stage import cheapest
+from sparsepipe.partition.activation_checkpointing.stage_memory import LayerCost, StageCost
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.schedule import Plan
 

@@ -8,11 +8,15 @@ from dataclasses import replace
 import pytest
 
 from sparsepipe.errors import ConfigError, PlanError
-from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.partition.microbatches import Microbatches, sizes_of
-from sparsepipe.partition.recompute import plan as recomputed_plan
-from sparsepipe.partition.recompute.layers import bounds_of, spans_told_by
-from sparsepipe.partition.recompute.plan import Chosen, choose_spans, no_more_work
+from sparsepipe.partition.activation_checkpointing import selection as recomputed_plan
+from sparsepipe.partition.activation_checkpointing.selection import (
+    Chosen,
+    choose_spans,
+    no_more_work,
+)
+from sparsepipe.partition.activation_checkpointing.setting import bounds_of, spans_told_by
+from sparsepipe.partition.memory.microbatches import Microbatches, sizes_of
+from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import Stage

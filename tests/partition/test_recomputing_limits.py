@@ -11,15 +11,23 @@ import pytest
 from recomputing_instances import least_s, problem_of, random_recomputing, seconds_of
 
 from sparsepipe.errors import ConfigError, PlanError
-from sparsepipe.partition import variance as variance_module
-from sparsepipe.partition.layer_tables import LayerTables
-from sparsepipe.partition.levels import mp_by_levels
-from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.activation_checkpointing.work import Work
+from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.searches import dp, exact, exhaustive, hete_mp, mp, straight, variance
-from sparsepipe.partition.size import check_states
-from sparsepipe.partition.windows import Masks
-from sparsepipe.partition.work import Work
+from sparsepipe.partition.search import baselines as variance_module
+from sparsepipe.partition.search.algorithms import (
+    check_states,
+    dp,
+    exact,
+    exhaustive,
+    hete_mp,
+    mp,
+    straight,
+    variance,
+)
+from sparsepipe.partition.search.baselines import mp_by_levels
+from sparsepipe.partition.search.checkpointed_stages import LayerTables
+from sparsepipe.partition.search.reachability import Masks
 
 
 @pytest.mark.parametrize("setting", ["all", {"layers": [[0, 0]]}, "auto"])

@@ -17,18 +17,24 @@ from recomputing_instances import (
 )
 
 from sparsepipe.errors import ConfigError, PlanError
-from sparsepipe.partition.costs import Costs
-from sparsepipe.partition.evaluate import plan_times
-from sparsepipe.partition.explain import as_plan, explain
-from sparsepipe.partition.lattice import Lattice, subsets
-from sparsepipe.partition.levels import mp_by_levels
+from sparsepipe.partition.activation_checkpointing.work import Work
+from sparsepipe.partition.costs.model import plan_times
+from sparsepipe.partition.devices import Choice
+from sparsepipe.partition.explanation import as_plan, explain
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.recompute.choices import chosen_of
-from sparsepipe.partition.recompute.costs import PlanSeconds
-from sparsepipe.partition.search import search
-from sparsepipe.partition.searches import exact, exhaustive, hete_mp, mp, straight, variance
-from sparsepipe.partition.ties import Choice
-from sparsepipe.partition.work import Work
+from sparsepipe.partition.search.algorithms import (
+    exact,
+    exhaustive,
+    hete_mp,
+    mp,
+    straight,
+    variance,
+)
+from sparsepipe.partition.search.baselines import mp_by_levels
+from sparsepipe.partition.search.checkpointed_stages import chosen_of
+from sparsepipe.partition.search.lattice import Lattice, subsets
+from sparsepipe.partition.search.reachability import search
+from sparsepipe.partition.search.stage_costs import Costs, PlanSeconds
 
 SETTINGS: dict[str, Any] = {
     "none": "none",

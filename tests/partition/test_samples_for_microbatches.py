@@ -9,10 +9,16 @@ import pytest
 from recomputing_instances import least_s, problem_of, random_recomputing, seconds_of
 
 from sparsepipe.errors import PlanError
-from sparsepipe.partition.microbatches import Microbatches
-from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.searches import exact, exhaustive, hete_mp, mp, straight, variance
-from sparsepipe.partition.synchronous import SynchronousStages
+from sparsepipe.partition.memory.microbatches import Microbatches
+from sparsepipe.partition.problem import Problem, SynchronousStages
+from sparsepipe.partition.search.algorithms import (
+    exact,
+    exhaustive,
+    hete_mp,
+    mp,
+    straight,
+    variance,
+)
 
 
 def cut(problem: Problem, count: int, batch_size: int | None, setting: Any = "none") -> Problem:

@@ -11,15 +11,15 @@ import pytest
 from recomputing_instances import network_of, problem_of, random_recomputing, seconds_of
 
 from sparsepipe.errors import PlanError
-from sparsepipe.partition.evaluate import plan_times
+from sparsepipe.partition.activation_checkpointing.stage import cheapest
+from sparsepipe.partition.activation_checkpointing.stage_memory import LayerCost, StageCost
+from sparsepipe.partition.activation_checkpointing.work import Work
+from sparsepipe.partition.costs.model import plan_times
 from sparsepipe.partition.problem import Problem, Solution
-from sparsepipe.partition.recompute.choices import chosen_of
-from sparsepipe.partition.recompute.costs import PairCosts
-from sparsepipe.partition.recompute.stage import cheapest
-from sparsepipe.partition.recompute.stage_cost import LayerCost, StageCost
-from sparsepipe.partition.searches import exact, hete_mp, straight
-from sparsepipe.partition.windows import Masks
-from sparsepipe.partition.work import Work
+from sparsepipe.partition.search.algorithms import exact, hete_mp, straight
+from sparsepipe.partition.search.checkpointed_stages import chosen_of
+from sparsepipe.partition.search.reachability import Masks
+from sparsepipe.partition.search.stage_costs import PairCosts
 
 
 class Noted(Work):

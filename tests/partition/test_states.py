@@ -8,17 +8,15 @@ from itertools import combinations, pairwise
 import pytest
 
 from sparsepipe.errors import PlanError
-from sparsepipe.partition import size
-from sparsepipe.partition.cost import cost_model
-from sparsepipe.partition.evaluate import plan_times
-from sparsepipe.partition.exhaustive import _divisions
-from sparsepipe.partition.fleet import Counts, Fleet, Kind
-from sparsepipe.partition.levels import mp_by_levels
-from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.costs.layers import state_spans
+from sparsepipe.partition.costs.model import cost_model, plan_times
+from sparsepipe.partition.devices import Choice, Counts, Fleet, Kind
+from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.searches import exact, exhaustive, hete_mp
-from sparsepipe.partition.spans import state_spans
-from sparsepipe.partition.ties import Choice
+from sparsepipe.partition.search import algorithms as size
+from sparsepipe.partition.search.algorithms import exact, exhaustive, hete_mp
+from sparsepipe.partition.search.baselines import mp_by_levels
+from sparsepipe.partition.search.exhaustive import _divisions
 from sparsepipe.profiling import State, antichain_states, parse_graph
 
 

@@ -7,8 +7,10 @@ from instances import random_problem, tight_problem
 from test_variance import chain, every_plan, problem_of
 
 from sparsepipe.errors import PlanError
-from sparsepipe.partition.evaluate import bottleneck_s, fits
-from sparsepipe.partition.searches import alike_as, straight
+from sparsepipe.partition.costs.model import bottleneck_s
+from sparsepipe.partition.memory.model import fits
+from sparsepipe.partition.problem import alike_as
+from sparsepipe.partition.search.algorithms import straight
 
 
 def test_it_is_faster_than_the_least_variance() -> None:

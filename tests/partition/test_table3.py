@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.partition.cost import cost_model
-from sparsepipe.partition.explain import explain
+from sparsepipe.partition.costs.model import cost_model
+from sparsepipe.partition.explanation import explain
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.searches import best_cuts, exact, hete_mp, mp
+from sparsepipe.partition.search.algorithms import best_cuts, exact, hete_mp, mp
 from sparsepipe.profiling import Profile
 
 PROFILES = Path(__file__).parents[2] / "conf" / "profiles" / "paper"

@@ -13,16 +13,14 @@ from instances import random_problem, tight_problem
 from test_states import random_states
 
 from sparsepipe.errors import ConfigError, PlanError
-from sparsepipe.partition.cost import cost_model
-from sparsepipe.partition.evaluate import bottleneck_s, fits
-from sparsepipe.partition.explain import explain
-from sparsepipe.partition.fleet import Fleet, Kind
-from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.searches import alike_as, best_cuts, hete_mp, variance
-from sparsepipe.partition.spans import Spans, state_spans
-from sparsepipe.partition.ties import Choice
-from sparsepipe.partition.variance import least_variance
+from sparsepipe.partition.costs.layers import Spans, state_spans
+from sparsepipe.partition.costs.model import bottleneck_s, cost_model
+from sparsepipe.partition.devices import Choice, Fleet, Kind
+from sparsepipe.partition.explanation import explain
+from sparsepipe.partition.memory.model import MemoryModel, fits
+from sparsepipe.partition.problem import Problem, alike_as
+from sparsepipe.partition.search.algorithms import best_cuts, hete_mp, variance
+from sparsepipe.partition.search.baselines import least_variance
 
 
 def chain(seconds: list[float]) -> Spans:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsepipe.partition.work import Work
+from sparsepipe.partition.activation_checkpointing.work import Work
 
 
 def test_each_turn_has_its_part_of_what_is_left() -> None:

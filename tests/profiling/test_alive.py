@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from sparsepipe import sparse
-from sparsepipe.profiling.alive import Alive, layer_peaks
 from sparsepipe.profiling.measure import measure
+from sparsepipe.profiling.memory import Alive, layer_peaks
 
 ROWS, WIDTH = 50, 64
 SIZE = 4 * ROWS * WIDTH

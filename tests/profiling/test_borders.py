@@ -12,12 +12,11 @@ from torch.utils import _pytree as pytree
 
 from sparsepipe import sparse
 from sparsepipe.models import sparse_vgg11_bn
-from sparsepipe.partition.spans import chain_spans
+from sparsepipe.partition.costs.layers import chain_spans
 from sparsepipe.profiling import Profile
 from sparsepipe.profiling.activations import fresh
-from sparsepipe.profiling.alive import Alive
 from sparsepipe.profiling.measure import measure
-from sparsepipe.profiling.saved import _kept_by, border_bytes, saved_bytes
+from sparsepipe.profiling.memory import Alive, _kept_by, border_bytes, saved_bytes
 from sparsepipe.runtime.stage import Stage
 
 ROWS, WIDTH = 20, 16

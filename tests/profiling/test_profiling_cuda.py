@@ -11,10 +11,10 @@ from test_measure import sparse_batch
 from torch import Tensor, nn
 
 from sparsepipe.models.vgg_sparse import sparse_vgg
-from sparsepipe.profiling.alive import layer_peaks
-from sparsepipe.profiling.clock import Clock
 from sparsepipe.profiling.measure import measure
+from sparsepipe.profiling.memory import layer_peaks
 from sparsepipe.profiling.passes import one_pass
+from sparsepipe.profiling.timing import Clock
 
 DEVICE = torch.device("cuda", 0)
 pytestmark = [

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from sparsepipe import sparse
-from sparsepipe.profiling.saved import heaviest, saved_bytes
+from sparsepipe.profiling.memory import heaviest, saved_bytes
 
 ROWS, WIDTH = 64, 128
 SIZE = 4 * ROWS * WIDTH

@@ -14,9 +14,9 @@ from test_measure import CPU, sparse_batch
 from torch import Tensor, nn
 
 from sparsepipe.models.vgg_sparse import sparse_vgg
-from sparsepipe.profiling import clock
+from sparsepipe.profiling import timing as clock
 from sparsepipe.profiling.measure import measure
-from sparsepipe.profiling.step import step_seconds
+from sparsepipe.profiling.timing import step_seconds
 from sparsepipe.runtime.slowdown import Slowdown
 from sparsepipe.sparse import watching_kernel_maps
 

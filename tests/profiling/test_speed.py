@@ -8,8 +8,8 @@ import time
 import pytest
 import torch
 
-from sparsepipe.profiling import speed
-from sparsepipe.profiling.speed import copy_speed, multiply_speed
+from sparsepipe.profiling import timing as speed
+from sparsepipe.profiling.timing import copy_speed, multiply_speed
 
 CPU = torch.device("cpu")
 

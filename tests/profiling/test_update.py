@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.partition.cost import cost_model
+from sparsepipe.partition.costs.model import cost_model
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.searches import exact
-from sparsepipe.profiling import LayerProfile, Profile, clock
+from sparsepipe.partition.search.algorithms import exact
+from sparsepipe.profiling import LayerProfile, Profile
+from sparsepipe.profiling import timing as clock
 from sparsepipe.profiling.measure import measure
 from sparsepipe.profiling.update import Updates
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from sparsepipe.runtime.collectives import ordered_sum
 from sparsepipe.runtime.collectives.chain_sum import Chain
 from sparsepipe.runtime.collectives.ordered_sum import OrderedSum
-from sparsepipe.schedule.sums import Way, way_of
+from sparsepipe.schedule.communication import Way, way_of
 
 CPU = torch.device("cpu")
 CHUNK = 64

@@ -12,7 +12,7 @@ from processes import run
 
 from sparsepipe.runtime.collectives.ordered_sum import OrderedSum
 from sparsepipe.runtime.failures.missing_ranks import new_group
-from sparsepipe.schedule.sums import Way
+from sparsepipe.schedule.communication import Way
 
 pytestmark = [
     pytest.mark.cuda,

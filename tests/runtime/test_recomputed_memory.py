@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from sparsepipe.models.vgg_sparse import sparse_vgg
-from sparsepipe.partition.recompute.stage_cost import LayerCost, StageCost
-from sparsepipe.profiling.alive import Alive
-from sparsepipe.profiling.saved import border_bytes, saved_bytes
+from sparsepipe.partition.activation_checkpointing.stage_memory import LayerCost, StageCost
+from sparsepipe.profiling.memory import Alive, border_bytes, saved_bytes
 from sparsepipe.runtime.stage import Stage
 from sparsepipe.sparse import SparseTensor
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from sparsepipe.schedule import Action, Plan, Schedule, gpipe, one_f_one_b, timeline, unit_times
-from sparsepipe.schedule.bubbles import bubbles, idle_shares
+from sparsepipe.schedule.timeline import bubbles, idle_shares
 
 
 def straight(stages: int) -> Plan:

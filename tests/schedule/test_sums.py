@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparsepipe.schedule.sums import (
+from sparsepipe.schedule.communication import (
     CHUNK_BYTES,
     HOP_BYTES,
     chain_cost,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsepipe.simulate.links import Sends
+from sparsepipe.simulate.network import Sends
 
 FREELY = Sends()
 """Nobody waits for anybody but for what he needs."""

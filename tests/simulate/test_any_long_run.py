@@ -11,12 +11,10 @@ from sending import FREELY
 
 from sparsepipe.cluster import Link
 from sparsepipe.schedule import asynchronous
-from sparsepipe.simulate.links import AS_IN_TRAINING, Sends
-from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.engine import Setting, run_actions, simulate
+from sparsepipe.simulate.network import AS_IN_TRAINING, Network, Sends
 from sparsepipe.simulate.record import Record
-from sparsepipe.simulate.run import Setting, run_actions, simulate
-from sparsepipe.simulate.schedules import SCHEDULES, Simulation
-from sparsepipe.simulate.steady import pace
+from sparsepipe.simulate.simulation import SCHEDULES, Simulation, pace
 from sparsepipe.simulate.workload import StageCosts, Workload
 
 ALGORITHMS = ("ring", "direct", "chain", "ordered")

@@ -7,12 +7,11 @@ import pytest
 from sparsepipe.cluster import Link
 from sparsepipe.errors import ConfigError
 from sparsepipe.schedule import Plan
-from sparsepipe.schedule.sums import CHUNK_BYTES as CHUNK
-from sparsepipe.schedule.sums import way_of
-from sparsepipe.simulate.links import reduction_legs
-from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.run import Setting
-from sparsepipe.simulate.steady import pace
+from sparsepipe.schedule.communication import CHUNK_BYTES as CHUNK
+from sparsepipe.schedule.communication import way_of
+from sparsepipe.simulate.engine import Setting
+from sparsepipe.simulate.network import Network, reduction_legs
+from sparsepipe.simulate.simulation import pace
 from sparsepipe.simulate.workload import Workload
 
 SIZE = 80e6

@@ -9,9 +9,9 @@ from sending import RENDEZVOUS
 from sparsepipe.cluster import Link
 from sparsepipe.errors import PlanError, ScheduleError
 from sparsepipe.schedule import Plan, asynchronous, gpipe, naive, one_f_one_b, timeline, unit_times
+from sparsepipe.simulate.engine import Setting, simulate
 from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.run import Setting, simulate
-from sparsepipe.simulate.steady import pace
+from sparsepipe.simulate.simulation import pace
 from sparsepipe.simulate.workload import StageCosts, Workload
 
 EXACT = 1e-12

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from sparsepipe.simulate.events import Events
-from sparsepipe.simulate.flows import Flow, Flows
+from sparsepipe.simulate.flows import Events, Flow, Flows
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from sparsepipe.results.timeline import is_of_messages
 from sparsepipe.schedule import asynchronous, naive
 from sparsepipe.schedule import lanes as drawn_lanes
 from sparsepipe.schedule import timeline as drawn_timeline
+from sparsepipe.simulate.engine import Setting, simulate
 from sparsepipe.simulate.lanes import lanes
 from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.run import Setting, simulate
 from sparsepipe.simulate.workload import Workload
 
 

@@ -11,9 +11,9 @@ import pytest
 from plans import plan_of
 
 from sparsepipe.schedule import Action
+from sparsepipe.simulate.engine import Setting, run_actions
 from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.run import Setting, run_actions
-from sparsepipe.simulate.schedules import SCHEDULES, Simulation
+from sparsepipe.simulate.simulation import SCHEDULES, Simulation
 from sparsepipe.simulate.workload import Workload
 
 EXACT = 1e-9

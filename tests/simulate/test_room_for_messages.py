@@ -8,9 +8,8 @@ from sending import FREELY
 
 from sparsepipe.cluster import Link
 from sparsepipe.schedule import asynchronous
-from sparsepipe.simulate.links import Sends
-from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.run import Setting, run_actions, simulate
+from sparsepipe.simulate.engine import Setting, run_actions, simulate
+from sparsepipe.simulate.network import Network, Sends
 from sparsepipe.simulate.workload import StageCosts, Workload
 
 PLAN = plan_of("1-1-1-1")

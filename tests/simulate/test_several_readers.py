@@ -11,12 +11,12 @@ import pytest
 from plans import plan_of
 
 from sparsepipe.cluster import Link
-from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.schedule import SYNCHRONOUS
+from sparsepipe.simulate.engine import Setting
 from sparsepipe.simulate.memory import long_run_peaks_bytes
 from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.run import Setting
-from sparsepipe.simulate.schedules import Simulation
+from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.simulate.workload import Workload
 from sparsepipe.tasks.simulated_run import Outcome
 from sparsepipe.tasks.simulated_ways import Contest

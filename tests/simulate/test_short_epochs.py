@@ -9,10 +9,9 @@ from plans import plan_of
 
 from sparsepipe.cluster import Link
 from sparsepipe.schedule import SYNCHRONOUS, asynchronous
+from sparsepipe.simulate.engine import Setting, simulate
 from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.run import Setting, simulate
-from sparsepipe.simulate.schedules import Simulation
-from sparsepipe.simulate.steady import pace
+from sparsepipe.simulate.simulation import Simulation, pace
 from sparsepipe.simulate.workload import StageCosts, Workload
 
 EXACT = 1e-9

@@ -8,12 +8,12 @@ import pytest
 from plans import plan_of
 
 from sparsepipe.cluster import Link
-from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.schedule import Plan, Schedule, asynchronous, gpipe, peak_predicted, peak_stashed
+from sparsepipe.simulate.engine import Setting, simulate
 from sparsepipe.simulate.memory import Level, long_run_peaks_bytes, memory_over_time
 from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.run import Setting, simulate
-from sparsepipe.simulate.schedules import SCHEDULES, Simulation
+from sparsepipe.simulate.simulation import SCHEDULES, Simulation
 from sparsepipe.simulate.workload import Workload
 
 MODEL = MemoryModel(optimizer=0.0, gradients=0.0)

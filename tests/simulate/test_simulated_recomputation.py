@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from sparsepipe.cluster import Link
-from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.partition.recompute.layers import StageSpans
+from sparsepipe.partition.activation_checkpointing.setting import StageSpans
+from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import Stage
+from sparsepipe.simulate.engine import Setting
 from sparsepipe.simulate.memory import long_run_peaks_bytes
 from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.run import Setting
-from sparsepipe.simulate.schedules import Simulation
+from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.simulate.workload import Workload
 
 PLAN = Plan(

@@ -12,9 +12,9 @@ from sparsepipe.cluster import Link
 from sparsepipe.errors import ConfigError, PlanError, ProfileError
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.schedule import SYNCHRONOUS, WARMUPS
+from sparsepipe.simulate.engine import Setting
 from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.run import Setting
-from sparsepipe.simulate.schedules import MICROBATCHES, SCHEDULES, Simulation
+from sparsepipe.simulate.simulation import MICROBATCHES, SCHEDULES, Simulation
 from sparsepipe.simulate.workload import Workload
 from sparsepipe.strategies.pipeline.synchronous import SynchronousSettings
 

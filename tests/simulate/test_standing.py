@@ -6,10 +6,9 @@ import pytest
 
 from sparsepipe.cluster import Link
 from sparsepipe.schedule import Intake
-from sparsepipe.simulate.events import Events
-from sparsepipe.simulate.flows import Flows
+from sparsepipe.simulate.cycles import Lookout, Standing, cycle_of
+from sparsepipe.simulate.flows import Events, Flows
 from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.standing import Lookout, Standing, cycle_of
 from sparsepipe.simulate.sums import Sums
 from sparsepipe.simulate.workload import StageCosts
 

@@ -22,11 +22,10 @@ from sparsepipe.schedule import (
     naive,
     one_f_one_b,
 )
+from sparsepipe.simulate.engine import Setting, simulate
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.record import Record
-from sparsepipe.simulate.run import Setting, simulate
-from sparsepipe.simulate.schedules import Simulation
-from sparsepipe.simulate.steady import pace
+from sparsepipe.simulate.simulation import Simulation, pace
 from sparsepipe.simulate.workload import StageCosts, Workload
 
 UPDATE_S, COPY_S = 0.25, 0.5

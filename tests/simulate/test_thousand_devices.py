@@ -9,13 +9,12 @@ import pytest
 from plans import plan_of
 
 from sparsepipe.cluster import Link
-from sparsepipe.partition.memory import MemoryModel
+from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.simulate.engine import Setting
 from sparsepipe.simulate.lanes import lanes, some_ranks
 from sparsepipe.simulate.memory import long_run_peaks_bytes
 from sparsepipe.simulate.network import Network
-from sparsepipe.simulate.run import Setting
-from sparsepipe.simulate.schedules import Simulation
-from sparsepipe.simulate.steady import pace
+from sparsepipe.simulate.simulation import Simulation, pace
 from sparsepipe.simulate.workload import Workload
 
 RANKS, MINIBATCHES = 1024, 10_000

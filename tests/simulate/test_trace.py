@@ -12,13 +12,12 @@ from plans import plan_of
 from sending import RENDEZVOUS
 
 from sparsepipe.cluster import Link
-from sparsepipe.partition.memory import MemoryModel
-from sparsepipe.simulate.links import Sends
+from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.simulate.engine import Setting
 from sparsepipe.simulate.memory import memory_over_time
-from sparsepipe.simulate.network import Network
+from sparsepipe.simulate.network import Network, Sends
 from sparsepipe.simulate.record import Record
-from sparsepipe.simulate.run import Setting
-from sparsepipe.simulate.schedules import SCHEDULES, Simulation
+from sparsepipe.simulate.simulation import SCHEDULES, Simulation
 from sparsepipe.simulate.trace import trace_text
 from sparsepipe.simulate.workload import StageCosts, Workload
 

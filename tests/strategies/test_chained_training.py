@@ -15,7 +15,7 @@ from sparsepipe.cluster import Device, Host, Inventory, Link
 from sparsepipe.emulate import emulated_hosts, enter_host, told_to_ranks
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.chain_sum import Chain
-from sparsepipe.schedule.sums import way_of
+from sparsepipe.schedule.communication import way_of
 
 HOSTS = ["a", "a", "a", "b", "b"]  # of each rank: the second stage has two on one, one on the other
 CASE = Case("1-3-1", net="wide", minibatches=7)  # the last round of the second stage is partial

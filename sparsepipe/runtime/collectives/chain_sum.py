@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparsepipe.runtime.failures.missing_ranks import limit_s
-from sparsepipe.schedule.sums import CHUNK_BYTES
+from sparsepipe.schedule.communication import CHUNK_BYTES
 
 Act = Literal["expect", "take", "send"]
 

@@ -2,8 +2,8 @@
 
 An ``all_reduce`` adds in a ring: which rank's addend comes first differs from element to
 element, and float32 sums of three or more differ with it. Here elements are added in the order
-of the ranks, in one of two ways (:mod:`sparsepipe.schedule.sums`), and all ranks get the bits that
-one process would get.
+of the ranks, in one of two ways (``sparsepipe.schedule.communication``), and all ranks get the bits
+that one process would get.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparsepipe.runtime.collectives.chain_sum import Chain
-from sparsepipe.schedule.sums import Way, way_of
+from sparsepipe.schedule.communication import Way, way_of
 
 
 class OrderedSum:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from sparsepipe.runtime.transport.messages import Route
 from sparsepipe.runtime.transport.point_to_point import Arrival, Wire
 from sparsepipe.runtime.transport.serialization import Packet
-from sparsepipe.schedule.inbox import INBOX_DEPTH
+from sparsepipe.schedule.communication import INBOX_DEPTH
 
 _Item = TypeVar("_Item")
 

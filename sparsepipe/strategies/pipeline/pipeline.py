@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.recompute.layers import StageSpans
+from sparsepipe.partition.activation_checkpointing.setting import StageSpans
 from sparsepipe.runtime.base_worker import StageWorker, merge_in_order
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.process_group import destroy_group, make_stage_group

@@ -23,7 +23,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.random_generators import Generator, is_generator, undrawn
 from sparsepipe.schedule import Plan
-from sparsepipe.schedule.balance import balanced
+from sparsepipe.schedule.plan import balanced
 from sparsepipe.strategies.pipeline.dataloaders import Padded
 from sparsepipe.strategies.pipeline.logging import Recorder
 from sparsepipe.strategies.pipeline.step_split import generators_of, run_until_layers

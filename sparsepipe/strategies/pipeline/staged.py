@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.recompute.layers import StageSpans
+from sparsepipe.partition.activation_checkpointing.setting import StageSpans
 from sparsepipe.runtime.failures.missing_ranks import farewell
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies.distributed import leave_at_exit

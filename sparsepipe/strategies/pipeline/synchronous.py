@@ -18,13 +18,13 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.microbatches import check_microbatches
-from sparsepipe.partition.recompute.layers import (
+from sparsepipe.partition.activation_checkpointing.setting import (
     Setting,
     StageSpans,
     check_setting,
     recomputed_spans,
 )
+from sparsepipe.partition.memory.microbatches import check_microbatches
 from sparsepipe.runtime.base_worker import Microbatch
 from sparsepipe.runtime.batch_norm import MinibatchNorms, NormMode, check_norms
 from sparsepipe.runtime.synchronous_worker import SynchronousWorker
@@ -84,7 +84,7 @@ def check_recompute(setting: Setting) -> None:
             "a strategy by itself has neither",
             remedy="run it from the command line, with parallel.strategy.recompute=auto and a "
             "search for the plan; or say which layers, such as {layers: [[0, 5]]}; "
-            "sparsepipe.partition.recompute.plan.choose_spans chooses them",
+            "sparsepipe.partition.activation_checkpointing.selection.choose_spans chooses them",
         )
 
 
@@ -215,7 +215,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
         recompute: which layers keep the input of their span only, for the backward to run them
             forward once more: ``none``, ``all`` (each stage is a span), or a mapping of ``stages``
             (numbers, whole ones) and ``layers`` (numbers, and spans [first, last], inclusive);
-            :data:`~sparsepipe.partition.recompute.layers.Setting`.
+            :data:`~sparsepipe.partition.activation_checkpointing.setting.Setting`.
         config: replicas of each stage, such as "2-1"; by default one device a stage.
         cuts: first layer of each stage but the first; by default computed.
         balance: what stages without ``cuts`` share evenly: ``flops`` of a batch's forward,

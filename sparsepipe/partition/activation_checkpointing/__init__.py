@@ -1,0 +1,1 @@
+"""Which layers to run a second time in the backward, in place of keeping their activations."""

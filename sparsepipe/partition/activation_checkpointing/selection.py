@@ -1,0 +1,237 @@
+"""The layers of a plan's stages to recompute such that each stage fits its devices.
+
+For synchronous schedules: weights have one version, and what is in flight are microbatches.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sparsepipe.cluster.places import device_name
+from sparsepipe.errors import ConfigError, PlanError
+from sparsepipe.partition.activation_checkpointing.setting import StageSpans
+from sparsepipe.partition.activation_checkpointing.stage import NONE_FITS, Cheapest, cheapest
+from sparsepipe.partition.activation_checkpointing.stage_memory import StageCost, moved
+from sparsepipe.partition.activation_checkpointing.work import MOST_LOOKS, Work
+from sparsepipe.partition.memory.microbatches import Microbatches
+from sparsepipe.partition.memory.model import MIB, MemoryModel, room_bytes
+from sparsepipe.profiling import Profile
+from sparsepipe.schedule import Plan
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldStage:
+    """A stage, as the memory of its devices has it.
+
+    Where these differ, a layer takes as long, and keeps as much, as on the one where that is most,
+    and the smallest of them is to hold it: all recompute the same layers.
+
+    Args:
+        first: its first layer.
+        last: its last one, inclusive.
+        profiles: of its devices, each once.
+        replicas: r, how many devices it has; 2 may stand for any number above 1.
+        limit_bytes: memory of the smallest of them; infinite where nobody knows.
+        in_flight: microbatches that a device has begun and not ended, at most; smaller ones than
+            the largest count less.
+        share: size of the largest of these over that of the profiles' batch.
+    """
+
+    first: int
+    last: int
+    profiles: tuple[Profile, ...]
+    replicas: int
+    limit_bytes: float
+    in_flight: float
+    share: float
+
+    def cost(self) -> StageCost:
+        """Of its microbatches, on devices of which each is as bad as the worst."""
+        return StageCost.worst(
+            [
+                StageCost.of(
+                    profile,
+                    first=self.first,
+                    last=self.last,
+                    in_flight=self.in_flight,
+                    share=self.share,
+                )
+                for profile in self.profiles
+            ]
+        )
+
+    def beside_bytes(self, memory: MemoryModel | None) -> float:
+        """What a device keeps beside what backwards need; nothing where memory does not count."""
+        if memory is None:
+            return 0.0
+        weights = max(
+            sum(layer.parameter_bytes for layer in profile.layers[self.first : self.last + 1])
+            for profile in self.profiles
+        )
+        return memory.beside_bytes(weights, replicas=self.replicas)
+
+    def room_bytes(self, memory: MemoryModel | None) -> float:
+        """What a device has for what backwards need."""
+        if memory is None:
+            return float("inf")
+        return room_bytes(self.limit_bytes) - self.beside_bytes(memory)
+
+    def cheapest(
+        self, memory: MemoryModel | None, *, enough_s: float | None = None, work: Work
+    ) -> Cheapest:
+        """The spans that take least time of those with which it fits.
+
+        Args:
+            memory: what a device keeps beside activations; None: it does not count.
+            enough_s: any will do that take no more, see
+                :func:`~sparsepipe.partition.activation_checkpointing.stage.cheapest`.
+            work: see there.
+        """
+        room = self.room_bytes(memory)
+        if room < 0:
+            return NONE_FITS
+        return cheapest(self.cost(), limit_bytes=room, enough_s=enough_s, work=work)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What is to be recomputed, and what comes of it.
+
+    Attributes:
+        spans: of each stage.
+        times_s: that recomputing takes each stage's slowest device, for a batch of the profiles.
+        peaks_bytes: that a device of each stage keeps for its backwards, at most.
+        rooms_bytes: that it has for that.
+        beside_bytes: that it keeps beside that.
+    """
+
+    spans: StageSpans
+    times_s: tuple[float, ...]
+    peaks_bytes: tuple[float, ...]
+    rooms_bytes: tuple[float, ...]
+    beside_bytes: tuple[float, ...]
+
+
+def choose_spans(
+    plan: Plan,
+    profiles: Mapping[str, Profile],
+    limits_bytes: Mapping[str, float],
+    *,
+    memory: MemoryModel,
+    microbatches: Microbatches,
+) -> Chosen:
+    """The spans that take least time of those with which all stages fit, see :func:`cheapest_of`.
+
+    Args:
+        plan: whose devices are named ``host/model/number``.
+        profiles: by the devices' models, of the batches that the first stage reads.
+        limits_bytes: memory of each device of the plan, by its name.
+        memory: what it keeps beside activations; of weights there is one version.
+        microbatches: of a minibatch.
+
+    Raises:
+        ConfigError: a stage does not fit, whatever is recomputed of it.
+        PlanError: as much was looked at as may be before it was known whether all stages fit.
+    """
+    stages = []
+    for number, stage in enumerate(plan.stages):
+        names = dict.fromkeys(map(device_name, stage.devices))
+        stages.append(
+            HeldStage(
+                first=stage.layers[0],
+                last=stage.layers[1],
+                profiles=tuple(profiles[name] for name in names),
+                replicas=stage.replicas,
+                limit_bytes=min(limits_bytes[device] for device in stage.devices),
+                in_flight=microbatches.in_flight(plan, number),
+                share=microbatches.share(plan.replicas(0)),
+            )
+        )
+    return cheapest_of(stages, memory)
+
+
+def cheapest_of(stages: Sequence[HeldStage], memory: MemoryModel | None) -> Chosen:
+    """The spans that take least time of those with which stages fit, as far as they are looked for.
+
+    Of a stage of which more spans would have to be looked at than may be, the best that were found
+    are taken, and a line of the log says how much less time others may take.
+
+    Args:
+        stages: of a plan, in order.
+        memory: what devices keep beside activations; None: it does not count.
+
+    Raises:
+        ConfigError: a stage does not fit, whatever is recomputed of it.
+        PlanError: as much was looked at as may be before it was known whether all stages fit.
+    """
+    spans, work = [], Work(MOST_LOOKS)
+    for number, stage in enumerate(stages):
+        work.allow(turns=len(stages) - number)
+        own = stage.cheapest(memory, work=work)
+        if own.spans is None and own.least_s < float("inf"):
+            raise no_more_work()
+        if own.spans is None:
+            raise _no_room(number, stage.cost(), stage.room_bytes(memory))
+        if own.least_s < own.time_s:
+            log.warning(
+                "the search for the layers of stage %d to recompute has looked at as much as it "
+                "may and stops: others may take up to %.3g ms less for a batch",
+                number,
+                1e3 * (own.time_s - own.least_s) / stage.share,
+            )
+        spans.append(tuple(moved(own.spans, stage.first)))
+    return counted(stages, memory, tuple(spans))
+
+
+def counted(stages: Sequence[HeldStage], memory: MemoryModel | None, spans: StageSpans) -> Chosen:
+    """What comes of recomputing some spans, whether all stages fit or not.
+
+    Args:
+        stages: of a plan, in order.
+        memory: what devices keep beside activations; None: it does not count.
+        spans: of each of the stages.
+    """
+    times_s, peaks = [], []
+    for stage, every in zip(stages, spans, strict=True):
+        cost, own = stage.cost(), moved(every, -stage.first)
+        times_s.append(cost.time_s(own) / stage.share)
+        peaks.append(cost.peak_bytes(own))
+    return Chosen(
+        spans=spans,
+        times_s=tuple(times_s),
+        peaks_bytes=tuple(peaks),
+        rooms_bytes=tuple(stage.room_bytes(memory) for stage in stages),
+        beside_bytes=tuple(stage.beside_bytes(memory) for stage in stages),
+    )
+
+
+def _no_room(number: int, stage: StageCost, room: float) -> ConfigError:
+    whole = stage.peak_bytes([range(len(stage.layers))])
+    least = min(whole, stage.peak_bytes(()))
+    return ConfigError(
+        f"recompute=auto: stage {number} does not fit its devices, whatever is recomputed: beside "
+        f"weights there are {max(0.0, room) / MIB:,.1f} MiB for its activations, of which it "
+        f"keeps {least / MIB:,.1f} MiB where all of its layers are recomputed, or none",
+        remedy=f"use {MORE_ROOM}",
+    )
+
+
+MORE_ROOM = (
+    "devices with more memory, more devices, more microbatches "
+    "(parallel.strategy.microbatches), parallel=sync_1f1b, a smaller data.batch_size, or an "
+    "optimizer with less state"
+)
+"""What lets a plan fit that does not, whatever is recomputed."""
+
+
+def no_more_work() -> PlanError:
+    """The error of a search that has ended before it has found what fits."""
+    return PlanError(
+        "the search has looked at as much as it may, and at no plan and layers to recompute that "
+        "fit the memory; others may fit",
+        remedy=f"say which layers to recompute, as numbers or all; or use {MORE_ROOM}",
+    )

@@ -1,0 +1,1 @@
+"""What layers, stages and transfers cost."""

@@ -1,0 +1,179 @@
+"""What stages and cuts cost: Eq. 4 and 5 of the paper, and what the optimizers compute.
+
+Zhai et al., SparsePipe, Eq. 4, for layers i to j on the m devices S(m)::
+
+    Q = (1/m) (max over a in S(m) of the sum of t_a + 2 (m-1) (sum of p) / BW)
+
+and Eq. 5 counts a / BW for the activation a that crosses a cut. The optimizers that the figures
+come from, PipeDream's and those of the paper's authors, divide the bytes that each device sends
+by the m devices that share an all-reduce, let a gradient cross each cut as well, and differ in
+how often they count a parameter and in whether receiving replicas share a transfer. None of them
+has a latency: that of a link in the inventory does not count here.
+
+What a plan costs: the times of its stages and transfers, and the memory it takes.
+
+Which of several plans with the same bottleneck is the best one.
+
+Times that differ by a billionth count as equal. Of plans whose slowest stage or transfer is
+equal, those with the fewest stages are better; of these, those whose second-worst stage takes
+less time; of these, the one whose text comes first, stage by stage. (``exact`` leaves hosts that
+make no difference out of the text, see ``alike.py``.)
+
+Shape suffixes: V nodes of the lattice; I places a model can be cut at; P stages that begin at
+one place each; J places where they may end.
+
+The best plan over a lattice of devices: exact, for stages that follow one another.
+
+The least bottleneck is found by bisection: for a bound on all times, one pass over the lattice
+tells which places of the model can be reached with which devices (Eq. 5, as a question of yes
+and no). Of the plans that reach it ``ties.py`` chooses one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.partition.costs.layers import Spans
+from sparsepipe.partition.devices import Choice, Fleet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """Seconds a minibatch of stages and of cuts.
+
+    Args:
+        name: by which it is chosen.
+        sync: times that a parameter byte is counted in an all-reduce.
+        sync_is_shared: whether the devices of a stage share these bytes.
+        cut: times that an activation byte is counted in a transfer.
+        cut_is_shared: whether the receiving replicas share the transfer.
+    """
+
+    name: str
+    sync: float
+    sync_is_shared: bool
+    cut: float
+    cut_is_shared: bool
+
+    def sync_s_per_byte(self, replicas: int, *, bytes_per_s: float) -> float:
+        """Seconds of all-reduce that a parameter byte adds to ``replicas`` times a stage.
+
+        Args:
+            replicas: m, devices of the stage.
+            bytes_per_s: BW, between them.
+        """
+        times = self.sync * (replicas - 1)
+        return times / (replicas * bytes_per_s if self.sync_is_shared else bytes_per_s)
+
+    def sync_s(self, parameter_bytes: float, *, replicas: int, bytes_per_s: float) -> float:
+        """The all-reduce's part in a stage's time.
+
+        Args:
+            parameter_bytes: of the stage.
+            replicas: m, devices of the stage.
+            bytes_per_s: BW, between them.
+        """
+        return parameter_bytes * self.sync_s_per_byte(replicas, bytes_per_s=bytes_per_s) / replicas
+
+    def stage_s(
+        self, compute_s: float, parameter_bytes: float, *, replicas: int, bytes_per_s: float
+    ) -> float:
+        """Q, the time between two minibatches of a stage.
+
+        Args:
+            compute_s: forward, backward and update on the slowest of its devices.
+            parameter_bytes: of the stage.
+            replicas: m, its devices.
+            bytes_per_s: BW, between them.
+        """
+        return compute_s / replicas + self.sync_s(
+            parameter_bytes, replicas=replicas, bytes_per_s=bytes_per_s
+        )
+
+    def cut_s_per_byte(self, receivers: int, *, bytes_per_s: float) -> float:
+        """Seconds that an activation byte takes across a cut.
+
+        Args:
+            receivers: m', devices of the stage behind the cut.
+            bytes_per_s: BW, across it.
+        """
+        return self.cut / (bytes_per_s * receivers if self.cut_is_shared else bytes_per_s)
+
+
+def _preset(name: str, sync: float, shared: bool, cut: float, cut_shared: bool) -> CostModel:
+    return CostModel(name=name, sync=sync, sync_is_shared=shared, cut=cut, cut_is_shared=cut_shared)
+
+
+PRESETS: Mapping[str, CostModel] = MappingProxyType(
+    {
+        "eq4": _preset("eq4", 2, False, 1, False),
+        "pipedream": _preset("pipedream", 4, True, 2, True),
+        "sparsepipe_mp": _preset("sparsepipe_mp", 2, True, 2, True),
+        "sparsepipe_hete": _preset("sparsepipe_hete", 2, True, 2, False),
+    }
+)
+"""``eq4``: the paper's equations to the letter. ``pipedream``: PipeDream's published optimizer.
+``sparsepipe_mp`` and ``sparsepipe_hete``: the two in the repository of the paper's authors."""
+
+
+def cost_model(name: str | CostModel) -> CostModel:
+    """A preset by its name; ``4_whole``, ``2_shared`` and the like name the two settings.
+
+    Args:
+        name: of a preset, or the times a parameter byte counts (``2`` or ``4``), ``_``, and
+            ``whole`` or ``shared``; a model of one's own is handed back.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if isinstance(name, CostModel):
+        return name
+    if name in PRESETS:
+        return PRESETS[name]
+    sync, _, cut = name.partition("_")
+    if sync in ("2", "4") and cut in ("whole", "shared"):
+        return _preset(name, float(sync), True, 2, cut == "shared")
+    raise ConfigError(
+        f"there is no cost model {name!r}",
+        remedy=f"use {', '.join(PRESETS)}, or 2_whole, 2_shared, 4_whole, 4_shared",
+    )
+
+
+def plan_times(
+    plan: Sequence[Choice], spans: Spans, fleet: Fleet, model: CostModel
+) -> tuple[list[float], list[float]]:
+    """Seconds of each stage, and of the transfer behind each stage but the last."""
+    stages, cuts = [], []
+    for number, stage in enumerate(plan):
+        stages.append(
+            model.stage_s(
+                spans.compute_s(
+                    stage.first, stage.end, [k for k, n in enumerate(stage.counts) if n]
+                ),
+                spans.parameter_bytes(stage.first, stage.end),
+                replicas=sum(stage.counts),
+                bytes_per_s=fleet.sync_bytes_per_s(stage.counts),
+            )
+        )
+        if number:
+            before = fleet.host_of(plan[number - 1].counts)
+            speed = fleet.cut_bytes_per_s(before, fleet.host_of(stage.counts))
+            each = model.cut_s_per_byte(sum(stage.counts), bytes_per_s=speed)
+            cuts.append(each * float(spans.cut_bytes_I[stage.first]))
+    return stages, cuts
+
+
+def bottleneck_s(plan: Sequence[Choice], spans: Spans, fleet: Fleet, model: CostModel) -> float:
+    """Seconds between two minibatches: of the slowest stage or transfer."""
+    stages, cuts = plan_times(plan, spans, fleet, model)
+    return max(stages + cuts)
+
+
+EQUAL = 1e-9
+"""Times that differ by this share are equal."""
+
+EXACT = 1e-11
+"""Share by which a bottleneck that was found may be above the least one."""

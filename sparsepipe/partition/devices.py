@@ -1,0 +1,215 @@
+"""The devices that a model is split over, by kind: what they compute with, and how they talk.
+
+Which of several plans with the same bottleneck is the best one.
+
+Times that differ by a billionth count as equal. Of plans whose slowest stage or transfer is
+equal, those with the fewest stages are better; of these, those whose second-worst stage takes
+less time; of these, the one whose text comes first, stage by stage. (``exact`` leaves hosts that
+make no difference out of the text, see ``alike.py``.)
+
+Shape suffixes: V nodes of the lattice; I places a model can be cut at; P stages that begin at
+one place each; J places where they may end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sparsepipe.cluster import Inventory, Link
+from sparsepipe.errors import HardwareError
+
+Counts = tuple[int, ...]
+"""Devices of each kind."""
+
+SEVERAL = -1
+"""In place of a host: a stage whose devices are not all on one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Devices that are interchangeable: the same model in the same host.
+
+    Args:
+        name: the model.
+        host: name of the host.
+        count: how many.
+        memory_bytes: of one of them; None where nobody knows.
+        tflops: peak, in 1e12 floating-point operations a second; None where nobody knows.
+    """
+
+    name: str
+    host: str
+    count: int
+    memory_bytes: float | None = None
+    tflops: float | None = None
+
+
+def kinds_of(inventory: Inventory) -> tuple[Kind, ...]:
+    """The kinds of devices of which an inventory has any, in its order.
+
+    Raises:
+        HardwareError: it has none.
+    """
+    kinds = tuple(
+        Kind(
+            name=device.name,
+            host=host.name,
+            count=device.count,
+            memory_bytes=device.memory_bytes,
+            tflops=device.tflops,
+        )
+        for host in inventory.hosts
+        for device in host.devices
+        if device.count
+    )
+    if not kinds:
+        raise HardwareError(
+            "the inventory has no device: the count of each is 0",
+            remedy="give a device of the hardware inventory a 'count' above 0",
+        )
+    return kinds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Kinds of devices in the inventory's order, and the bandwidth between any two.
+
+    Args:
+        kinds: at least one.
+        inside: bytes/s between devices of each host, by its name.
+        between: bytes/s between hosts.
+    """
+
+    kinds: tuple[Kind, ...]
+    inside: Mapping[str, float]
+    between: float
+
+    @classmethod
+    def of(cls, inventory: Inventory, *, bandwidth_bytes_per_s: float | None = None) -> Fleet:
+        """The devices of an inventory.
+
+        Args:
+            inventory: what there is.
+            bandwidth_bytes_per_s: one bandwidth for all links, whatever the inventory says.
+
+        Raises:
+            HardwareError: there is no device, or a link that is needed has no bandwidth, or none
+                above 0.
+        """
+        kinds = kinds_of(inventory)
+        if bandwidth_bytes_per_s is not None:
+            speed = _positive(bandwidth_bytes_per_s, "the bandwidth")
+            return cls(kinds=kinds, inside={k.host: speed for k in kinds}, between=speed)
+        inside = {
+            host.name: _speed(host.link, f"host {host.name!r}")
+            if sum(device.count for device in host.devices) > 1
+            else float("inf")
+            for host in inventory.hosts
+            if any(device.count for device in host.devices)
+        }
+        several = len(inside) > 1
+        of_all = "the inventory, between its hosts,"
+        between = _speed(inventory.link, of_all) if several else float("inf")
+        return cls(kinds=kinds, inside=inside, between=between)
+
+    @property
+    def counts(self) -> Counts:
+        """All devices of each kind."""
+        return tuple(kind.count for kind in self.kinds)
+
+    @property
+    def num_devices(self) -> int:
+        """N, devices of all kinds."""
+        return sum(self.counts)
+
+    @property
+    def _speeds(self) -> set[float]:
+        """Bandwidths that two devices can have between them."""
+        of_host = dict.fromkeys(self.inside, 0)
+        for kind in self.kinds:
+            of_host[kind.host] += kind.count
+        inside = {self.inside[host] for host, count in of_host.items() if count > 1}
+        return inside | ({self.between} if len(self.inside) > 1 else set())
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether one bandwidth holds between any two devices."""
+        return len(self._speeds) <= 1
+
+    def host_of(self, counts: Sequence[int]) -> int:
+        """Number of the host that holds all of some devices, or :data:`SEVERAL`."""
+        names = list(self.inside)
+        hosts = {names.index(kind.host) for kind, n in zip(self.kinds, counts, strict=True) if n}
+        return hosts.pop() if len(hosts) == 1 else SEVERAL
+
+    def sync_bytes_per_s(self, counts: Sequence[int]) -> float:
+        """The slowest link among some devices."""
+        on_host = dict.fromkeys(self.inside, 0)
+        for kind, count in zip(self.kinds, counts, strict=True):
+            on_host[kind.host] += count
+        used = [self.inside[host] for host, count in on_host.items() if count > 1]
+        if sum(map(bool, on_host.values())) > 1:
+            used.append(self.between)
+        return min(used, default=float("inf"))
+
+    def cut_bytes_per_s(self, host: int, following: int) -> float:
+        """Bandwidth between two stages that follow one another.
+
+        Args:
+            host: of the first, or :data:`SEVERAL`.
+            following: of the second, or :data:`SEVERAL`.
+        """
+        if self.is_uniform:
+            return next(iter(self._speeds), float("inf"))
+        if host == following != SEVERAL:
+            return list(self.inside.values())[host]
+        return self.between
+
+
+def _speed(link: Link | None, of: str) -> float:
+    if link is None:
+        raise HardwareError(
+            f"the link of {of} has no bandwidth",
+            remedy="write link: {bytes_per_s: ...} there, as task=bandwidth measures it, or give "
+            "one bandwidth for all links (task.bandwidth_bytes_per_s)",
+        )
+    return _positive(link.bytes_per_s, f"the link of {of}")
+
+
+def _positive(value: float, what: str) -> float:
+    if not 0 < value < float("inf"):
+        raise HardwareError(
+            f"{what} is {value} bytes a second",
+            remedy="give the bandwidth as a number above 0, as task=bandwidth measures it",
+        )
+    return float(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A stage.
+
+    Attributes:
+        first: its first layer.
+        end: the first layer of the next stage.
+        counts: its devices of each kind.
+    """
+
+    first: int
+    end: int
+    counts: Counts
+
+    def text(self, kinds: tuple[Kind, ...]) -> str:
+        """Its layers and devices, such as ``0-23 on 4 x RTX 2080 Ti + 1 x TITAN V``."""
+        return f"{self.first}-{self.end - 1} on {devices_text(self.counts, kinds)}"
+
+
+def devices_text(counts: Counts, kinds: tuple[Kind, ...]) -> str:
+    """Devices in words; with the host where several have the same model."""
+    names = [kind.name for kind in kinds]
+    return " + ".join(
+        f"{count} x {kind.name}" + (f" of {kind.host}" if names.count(kind.name) > 1 else "")
+        for kind, count in zip(kinds, counts, strict=True)
+        if count
+    )

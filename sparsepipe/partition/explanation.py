@@ -1,0 +1,227 @@
+"""A plan in figures: what each stage costs, how busy it is, and what would limit the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+from sparsepipe.errors import PlanError
+from sparsepipe.partition.activation_checkpointing.selection import Chosen
+from sparsepipe.partition.activation_checkpointing.setting import StageSpans, bounds_of
+from sparsepipe.partition.costs.model import EQUAL, plan_times
+from sparsepipe.partition.devices import Choice, Fleet, devices_text
+from sparsepipe.partition.memory.model import plan_bytes
+from sparsepipe.partition.problem import Problem, Solution
+from sparsepipe.partition.search.algorithms import dp
+from sparsepipe.schedule import Plan
+from sparsepipe.schedule.plan import Stage
+
+_ALL_PLANS = ("exact", "exhaustive")
+"""Searches that look at all plans, so that their best one is the best of all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRow:
+    """One stage; times are seconds for each minibatch.
+
+    Attributes:
+        stage: its number, from 0.
+        first: its first layer.
+        last: its last layer.
+        devices: in words.
+        compute_s: forward, backward and update on its slowest device, and second runs of layers,
+            shared by its replicas.
+        sync_s: all-reduce between the replicas.
+        transfer_s: of the activation and its gradient across the cut behind it.
+        memory_bytes: that each of its devices keeps; None where nobody asked.
+        memory_limit_bytes: of its smallest device; None where nobody knows.
+        utilisation: share of the time between two minibatches in which it computes or reduces.
+    """
+
+    stage: int
+    first: int
+    last: int
+    devices: str
+    compute_s: float
+    sync_s: float
+    transfer_s: float
+    memory_bytes: float | None
+    memory_limit_bytes: float | None
+    utilisation: float
+
+    @property
+    def time_s(self) -> float:
+        """Q, compute and all-reduce."""
+        return self.compute_s + self.sync_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What is to be said of a solution.
+
+    Attributes:
+        solution: the plan.
+        rows: its stages.
+        bottleneck_s: time between two minibatches: the slowest stage or transfer.
+        limit: what that is, in words.
+        dp_s: time of data parallelism, of whole batches, on the same devices by the same model;
+            None where it does not fit the memory.
+        nodes: of each stage, for a branching graph: the plan's layers are its states.
+        spans: of each stage's layers that are recomputed; None: nothing is.
+    """
+
+    solution: Solution
+    rows: tuple[StageRow, ...]
+    bottleneck_s: float
+    limit: str
+    dp_s: float | None
+    nodes: tuple[tuple[str, ...], ...] = ()
+    spans: StageSpans | None = None
+
+    @property
+    def is_dp(self) -> bool:
+        """Whether the plan is data parallelism."""
+        return len(self.rows) == 1
+
+    def verdict(self) -> str:
+        """Whether to split the model at all, in a sentence."""
+        if self.dp_s is None:
+            parts = "one stage on all devices, in microbatches: whole batches would not fit"
+            return (
+                parts if self.is_dp else "data parallelism does not fit the memory of these devices"
+            )
+        if self.is_dp:
+            if self.solution.strategy == "dp":
+                return "this is data parallelism"
+            among = "" if self.solution.strategy in _ALL_PLANS else " that this search looks at"
+            return f"data parallelism is the best plan{among}: splitting would gain nothing"
+        if not self.bottleneck_s:
+            return "by these profiles the plan takes no time"
+        ratio = self.dp_s / self.bottleneck_s
+        if ratio < 1 - EQUAL:
+            return f"data parallelism is the better plan: {1 / ratio:.2f}x as fast as this one"
+        return f"{ratio:.2f}x as fast as data parallelism ({1e3 * self.dp_s:.1f} ms)"
+
+
+def explain(problem: Problem, solution: Solution, chosen: Chosen | None = None) -> Explanation:
+    """What a solution costs on the devices that it names.
+
+    For ``mp`` these are the real devices, not those that its search takes for alike.
+
+    Args:
+        problem: that was solved.
+        solution: what was found.
+        chosen: what its stages recompute; None: nothing.
+    """
+    fleet, spans, plan = problem.fleet, problem.spans, solution.stages
+    stages_s, cuts_s = plan_times(plan, spans, fleet, problem.model)
+    kept = None if problem.memory is None else plan_bytes(plan, spans, fleet, problem.memory)
+    if chosen is not None:
+        counts = (sum(stage.counts) for stage in plan)
+        more_s = [time_s / count for time_s, count in zip(chosen.times_s, counts, strict=True)]
+        stages_s = [a + b for a, b in zip(stages_s, more_s, strict=True)]
+        held = [a + b for a, b in zip(chosen.beside_bytes, chosen.peaks_bytes, strict=True)]
+        kept = kept and [(own, room) for own, (_, room) in zip(held, kept, strict=True)]
+    bottleneck_s = max(stages_s + cuts_s)
+    rows = []
+    for number, (stage, time_s) in enumerate(zip(plan, stages_s, strict=True)):
+        replicas = sum(stage.counts)
+        sync_s = problem.model.sync_s(
+            spans.parameter_bytes(stage.first, stage.end),
+            replicas=replicas,
+            bytes_per_s=fleet.sync_bytes_per_s(stage.counts),
+        )
+        memory_bytes, limit_bytes = kept[number] if kept else (None, None)
+        rows.append(
+            StageRow(
+                stage=number,
+                first=stage.first,
+                last=stage.end - 1,
+                devices=devices_text(stage.counts, fleet.kinds),
+                compute_s=time_s - sync_s,
+                sync_s=sync_s,
+                transfer_s=cuts_s[number] if number < len(cuts_s) else 0.0,
+                memory_bytes=memory_bytes,
+                memory_limit_bytes=limit_bytes,
+                utilisation=time_s / bottleneck_s if bottleneck_s else 1.0,
+            )
+        )
+    return Explanation(
+        solution=solution,
+        rows=tuple(rows),
+        bottleneck_s=bottleneck_s,
+        limit=_limit(stages_s, cuts_s),
+        dp_s=_dp_s(replace(problem, synchronous=None)),  # of whole batches, and no layer twice
+        spans=None if chosen is None else chosen.spans,
+        nodes=stage_nodes(problem, plan),
+    )
+
+
+def stage_nodes(problem: Problem, stages: Sequence[Choice]) -> tuple[tuple[str, ...], ...]:
+    """The nodes of a branching graph that each stage holds; nothing for a chain of layers."""
+    if not problem.profiles or not (states := problem.profiles[0].states):
+        return ()
+    names = [layer.name for layer in problem.profiles[0].layers]
+    done = [0, *(state.layers for state in states)]
+    held = [done[stage.end] & ~done[stage.first] for stage in stages]
+    return tuple(tuple(name for n, name in enumerate(names) if bits >> n & 1) for bits in held)
+
+
+def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Plan:
+    """The plan for a file and for training; devices are named ``host/model/number``.
+
+    Args:
+        problem: that was solved.
+        explanation: of the solution.
+        **origin: what else the file should tell of what it was computed from.
+    """
+    solution = explanation.solution
+    recomputed = bounds_of(explanation.spans or ())
+    details = {
+        "strategy": solution.strategy,
+        "cost_model": asdict(problem.model),
+        "order": solution.order,
+        "bottleneck_s": explanation.bottleneck_s,
+        "bottleneck": explanation.limit,
+        "dp_s": explanation.dp_s,
+        "stage_times_s": [row.time_s for row in explanation.rows],
+        "transfer_times_s": [row.transfer_s for row in explanation.rows[:-1]],
+        "memory_bytes": [row.memory_bytes for row in explanation.rows],
+        **({"states": True, "stage_nodes": explanation.nodes} if explanation.nodes else {}),
+        **({"recomputed": recomputed} if recomputed else {}),
+        **origin,
+    }
+    names = device_names(solution.stages, problem.fleet)
+    stages = tuple(
+        Stage(layers=(stage.first, stage.end - 1), devices=devices)
+        for stage, devices in zip(solution.stages, names, strict=True)
+    )
+    return Plan(stages=stages, details=details)
+
+
+def device_names(stages: Sequence[Choice], fleet: Fleet) -> list[tuple[str, ...]]:
+    """Each stage's devices by name, those of a kind numbered from 0 in the order of stages."""
+    taken = [0] * len(fleet.kinds)
+    found = []
+    for stage in stages:
+        names: list[str] = []
+        for k, (kind, count) in enumerate(zip(fleet.kinds, stage.counts, strict=True)):
+            names += [f"{kind.host}/{kind.name}/{taken[k] + n}" for n in range(count)]
+            taken[k] += count
+        found.append(tuple(names))
+    return found
+
+
+def _limit(stages_s: Sequence[float], cuts_s: Sequence[float]) -> str:
+    if cuts_s and max(cuts_s) > max(stages_s):
+        number = cuts_s.index(max(cuts_s))
+        return f"transfer from stage {number} to stage {number + 1}"
+    return f"stage {stages_s.index(max(stages_s))}"
+
+
+def _dp_s(problem: Problem) -> float | None:
+    try:
+        stages = dp(problem).stages
+    except PlanError:
+        return None
+    return plan_times(stages, problem.spans, problem.fleet, problem.model)[0][0]

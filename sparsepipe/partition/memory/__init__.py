@@ -1,0 +1,1 @@
+"""What a stage keeps in the memory of each of its devices."""

@@ -1,0 +1,1 @@
+"""Searches for the plan whose slowest stage or transfer is fastest."""

@@ -1,0 +1,411 @@
+"""The searches by name: from a problem to the best plan of a kind.
+
+========== ====================================================================================
+``dp``      one stage: data parallelism over all devices
+``mp``      PipeDream: all devices count as alike, with the profile of one that is named
+``variance`` Zhang and Sun: each device is a stage, and stages cost as nearly the same as can be;
+            all devices count as alike
+``straight`` each device is a stage, and the slowest is as fast as can be
+``hete_mp`` SparsePipe (Algorithms 1 and 2): stages take devices from a list sorted by kind
+``exact``   any devices for each stage
+``exhaustive`` the same by trying all plans
+========== ====================================================================================
+
+All but ``exhaustive`` and ``variance`` are one search (``search.py``) over different lattices of
+devices. With one bandwidth between all devices ``exact`` is optimal over all contiguous splits and
+all subsets of devices; with a bandwidth for each link it is optimal if a stage's all-reduce runs at
+its slowest link, and a transfer between stages that are not on one and the same host at the link
+between hosts. ``mp`` and ``hete_mp`` are optimal in the same sense among the plans that they look
+at; ``variance`` (``variance.py``) looks for something else. Where stages recompute layers, times
+and memory are counted with that (``counted_search.py``). Where the memory chooses these, all but
+``exhaustive`` stop after so much work, and say so: by how much the best plan may be better, or, as
+a :class:`~sparsepipe.errors.PlanError`, that they have found none, though there may be some.
+
+In which order HETE-MP takes devices: those of a kind stay together (Algorithm 1 sorts).
+
+Whether a search will end within about a minute.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from sparsepipe.errors import ConfigError, PlanError
+from sparsepipe.partition.activation_checkpointing.bounds import BOUNDS
+from sparsepipe.partition.activation_checkpointing.work import Work
+from sparsepipe.partition.costs.layers import Spans
+from sparsepipe.partition.devices import Choice, Counts, Fleet, Kind
+from sparsepipe.partition.problem import (
+    Problem,
+    Solution,
+    SynchronousStages,
+    alike_as,
+    dealt,
+    like_kinds,
+    merged,
+    taken_in_order,
+)
+from sparsepipe.partition.search.baselines import ends_for, least_variance
+from sparsepipe.partition.search.bisection import best_plan
+from sparsepipe.partition.search.exhaustive import exhaustive as all_plans
+from sparsepipe.partition.search.infeasible import check_room, no_room
+from sparsepipe.partition.search.lattice import Lattice, prefixes, stages_between_subsets, subsets
+from sparsepipe.partition.search.stage_costs import PlanSeconds
+
+Order = str | Sequence[str]
+
+
+def dp(problem: Problem, *, work: Work | None = None) -> Solution:
+    """One stage on all devices (Algorithm 2's start).
+
+    Args:
+        problem: what to partition.
+        work: that may be done, see :func:`~sparsepipe.partition.search.bisection.best_plan`.
+
+    Raises:
+        PlanError: it does not fit the memory, or the search stops before it knows.
+    """
+    fleet = problem.fleet
+    return _over(problem, [(0,) * len(fleet.kinds), fleet.counts], strategy="dp", work=work)
+
+
+def mp(problem: Problem, *, device: str) -> Solution:
+    """PipeDream's optimizer: all devices count as one that is named.
+
+    Stages take the devices in the inventory's order. Where links differ, all count as the
+    slowest.
+
+    Args:
+        problem: what to partition.
+        device: name of the one whose profile counts.
+
+    Raises:
+        ConfigError: the inventory has no such device; or layers are to be chosen, and a stage does
+            not fit the real devices, which this search does not see, whatever is recomputed.
+        PlanError: no plan fits the memory, or the best one does not fit the real devices; or the
+            search, or that for layers on these devices, stops before it knows.
+    """
+    alike = alike_as(problem, device)
+    stages = _over(alike, prefixes(alike.fleet, [0]), strategy="mp").stages
+    taken = taken_in_order(stages, problem.fleet, range(len(problem.fleet.kinds)))
+    spans = check_room(taken, problem)
+    return Solution(stages=tuple(taken), strategy="mp", assumed=alike, spans=spans)
+
+
+def variance(problem: Problem, *, device: str) -> Solution:
+    """Zhang and Sun's heuristic: a stage for each device, with the least variance of their costs.
+
+    Stages take the devices in the inventory's order. Transfers do not count.
+
+    Args:
+        problem: what to partition.
+        device: name of the one whose profile counts for all.
+
+    Raises:
+        ConfigError: as of :func:`mp`.
+        PlanError: there are more devices than layers, no cuts fit the memory, or the best ones do
+            not fit the real devices, which this search does not see; or the search, or that for
+            layers on these devices, stops before it knows.
+    """
+    alike = alike_as(problem, device)
+    (kind,) = alike.fleet.kinds
+    check_states(alike, kind.count)
+    spans, number = alike.spans, kind.count
+    ends = ends_for(alike, stages=number)
+    if ends is None and least_variance(spans, stages=number) is None:
+        raise PlanError(
+            f"{spans.num_layers} layers do not make a stage for each of {number} devices, as "
+            "variance has it",
+            remedy="use fewer devices, or a search that gives a stage several: hete_mp or exact",
+        )
+    if ends is None:
+        used = [(count,) for count in range(number + 1)]
+        raise no_room(alike, _lattice(alike, used, adjacent=True))
+    stages = [Choice(first=first, end=end, counts=(1,)) for first, end in pairwise([0, *ends])]
+    taken = taken_in_order(stages, problem.fleet, range(len(problem.fleet.kinds)))
+    again = check_room(taken, problem)
+    return Solution(stages=tuple(taken), strategy="variance", assumed=alike, spans=again)
+
+
+def straight(problem: Problem, *, work: Work | None = None) -> Solution:
+    """The best plan with a stage for each device, in the inventory's order.
+
+    PipeDream's optimizer calls it so, as its option ``straight_pipeline``.
+
+    Args:
+        problem: what to partition.
+        work: that may be done, see :func:`~sparsepipe.partition.search.bisection.best_plan`.
+
+    Raises:
+        PlanError: there are more devices than layers, no such plan fits the memory, or the search
+            stops before it has found one.
+    """
+    kinds = range(len(problem.fleet.kinds))
+    each = [kind for kind in kinds for _ in range(problem.fleet.counts[kind])]
+    alone = [tuple(int(kind == one) for kind in kinds) for one in each]
+    if len(alone) > problem.spans.num_layers:
+        raise PlanError(
+            f"{problem.spans.num_layers} layers do not make a stage for each of {len(alone)} "
+            "devices, as straight has it",
+            remedy="use fewer devices, or a search that gives a stage several: hete_mp or exact",
+        )
+    return replace(best_cuts(problem, alone, work=work), strategy="straight")
+
+
+def hete_mp(problem: Problem, *, order: Order = "by_count", work: Work | None = None) -> Solution:
+    """SparsePipe's HETE-MP: stages take devices from a sorted list (Algorithms 1 and 2).
+
+    Args:
+        problem: what to partition.
+        order: of the list, see :func:`~sparsepipe.partition.search.algorithms.kind_order`.
+        work: that may be done, see :func:`~sparsepipe.partition.search.bisection.best_plan`.
+
+    Raises:
+        ConfigError: there is no such order.
+        PlanError: no plan fits the memory, or the search stops before it has found one.
+    """
+    kinds = kind_order(order, problem.fleet, problem.spans)
+    found = _over(problem, prefixes(problem.fleet, kinds), strategy="hete_mp", work=work)
+    return replace(found, order=_names(kinds, problem.fleet))
+
+
+def exact(problem: Problem, *, work: Work | None = None) -> Solution:
+    """The best of all plans, with any devices for each stage.
+
+    Args:
+        problem: what to partition.
+        work: that may be done, see :func:`~sparsepipe.partition.search.bisection.best_plan`.
+
+    Raises:
+        PlanError: no plan fits the memory, there are more subsets of the devices than can be
+            looked at, or the search stops before it has found a plan.
+    """
+    likes = like_kinds(problem.fleet, problem.spans)
+    few = merged(problem, likes)
+    check_subsets(few)
+    found = _over(few, subsets(few.fleet), strategy="exact", work=work)
+    return replace(found, stages=tuple(dealt(found.stages, problem.fleet, likes)))
+
+
+def exhaustive(problem: Problem) -> Solution:
+    """The best of all plans, by trying them all; for small cases.
+
+    Raises:
+        PlanError: no plan fits the memory, there are too many, or the graph branches.
+    """
+    if problem.spans.nested_II is not None:
+        raise PlanError(
+            "exhaustive looks at chains of layers, and the graph branches",
+            remedy="use task.search=exact, which finds the best plan as well",
+        )
+    if problem.synchronous is None:
+        stages = all_plans(problem.spans, problem.fleet, problem.model, problem.memory)
+    else:
+        counted_s, least = PlanSeconds(problem), problem.synchronous.microbatches.least_readers
+
+        def more_s(plan: Sequence[Choice]) -> list[float]:
+            has_samples = sum(plan[0].counts) >= least
+            return counted_s(plan) if has_samples else [float("inf")] * len(plan)
+
+        stages = all_plans(problem.spans, problem.fleet, problem.model, None, more_s=more_s)
+    if stages is None:
+        few = merged(problem, like_kinds(problem.fleet, problem.spans))
+        raise no_room(few, _lattice(few, subsets(few.fleet)))
+    return Solution(stages=tuple(stages), strategy="exhaustive")
+
+
+def best_cuts(problem: Problem, groups: Sequence[Counts], *, work: Work | None = None) -> Solution:
+    """The best plan whose stages have given devices, as a row of Table III gives them.
+
+    Args:
+        problem: what to partition.
+        groups: devices of each kind of each stage; together all of them.
+        work: that may be done, see :func:`~sparsepipe.partition.search.bisection.best_plan`.
+
+    Raises:
+        PlanError: there are more stages than layers, the stages do not use each device once, no
+            plan fits the memory, or the search stops before it has found one.
+    """
+    used = [tuple(map(sum, zip(*groups[:n], strict=True))) for n in range(1, len(groups) + 1)]
+    if used[-1] != problem.fleet.counts or len(groups) > problem.spans.num_layers:
+        raise PlanError(
+            f"stages of {list(groups)} devices do not suit {problem.fleet.counts} devices and "
+            f"{problem.spans.num_layers} layers",
+            remedy="use each device once, and no more stages than there are layers",
+        )
+    empty = (0,) * len(problem.fleet.kinds)
+    return _over(problem, [empty, *used], adjacent=True, strategy="given devices", work=work)
+
+
+def _over(
+    problem: Problem,
+    counts: Sequence[Counts],
+    *,
+    adjacent: bool = False,
+    strategy: str,
+    work: Work | None = None,
+) -> Solution:
+    lattice = _lattice(problem, counts, adjacent=adjacent)
+    check_states(problem, sum(len(ways.sources_E) for ways in lattice.ways))
+    found = best_plan(problem, lattice, work)
+    if found is None:
+        raise no_room(problem, lattice)
+    stages, spans = found
+    return Solution(stages=tuple(stages), strategy=strategy, spans=spans)
+
+
+def _lattice(problem: Problem, counts: Sequence[Counts], *, adjacent: bool = False) -> Lattice:
+    told = problem.stages_told
+    return Lattice(problem.fleet, counts, adjacent=adjacent, stages_told=told)
+
+
+def _names(kinds: Sequence[int], fleet: Fleet) -> tuple[str, ...]:
+    return tuple(fleet.kinds[kind].name for kind in kinds)
+
+
+ORDERS = ("by_count", "by_speed", "by_tflops")
+
+
+def kind_order(order: str | Sequence[str], fleet: Fleet, spans: Spans) -> list[int]:
+    """Numbers of the kinds, in the order in which stages take their devices.
+
+    Args:
+        order: ``by_count``, the model first of which there are most over all hosts, which gives the
+            paper's Table III;
+            ``by_speed``, those first that run the whole model fastest; ``by_tflops``; or a list
+            of the kinds' names. Ties keep the inventory's order.
+        fleet: the devices.
+        spans: what layers cost on each kind.
+
+    Raises:
+        ConfigError: there is no such order, or a list does not name each kind once.
+    """
+    kinds = list(enumerate(fleet.kinds))
+    if not isinstance(order, str):
+        return _listed(list(order), fleet.kinds)
+    if order == "by_count":
+        of_name: Counter[str] = Counter()
+        for kind in fleet.kinds:
+            of_name[kind.name] += kind.count
+        first = {kind.name: k for k, kind in reversed(kinds)}
+        return [
+            k
+            for k, kind in sorted(
+                kinds, key=lambda entry: (-of_name[entry[1].name], first[entry[1].name])
+            )
+        ]
+    if order == "by_speed":
+        return [k for k, _ in sorted(kinds, key=lambda entry: spans.compute_s_KI[entry[0], -1])]
+    if order == "by_tflops":
+        unknown = [kind.name for kind in fleet.kinds if kind.tflops is None]
+        if unknown:
+            raise ConfigError(
+                f"nobody says how many TFLOP/s {', '.join(unknown)} has",
+                remedy="write tflops into the hardware inventory, or use by_speed",
+            )
+        return [k for k, kind in sorted(kinds, key=lambda entry: -(entry[1].tflops or 0))]
+    raise ConfigError(
+        f"there is no order {order!r} of devices",
+        remedy=f"use {', '.join(ORDERS)}, or a list of the devices' names",
+    )
+
+
+def _listed(names: list[str], kinds: Sequence[Kind]) -> list[int]:
+    left = list(range(len(kinds)))
+    found = []
+    for name in names:
+        matching = [k for k in left if name in (kinds[k].name, f"{kinds[k].host}/{kinds[k].name}")]
+        found += matching
+        left = [k for k in left if k not in matching]
+        if not matching:
+            raise _no_order(names, kinds)
+    if left:
+        raise _no_order(names, kinds)
+    return found
+
+
+def _no_order(names: Sequence[str], kinds: Sequence[Kind]) -> ConfigError:
+    there = ", ".join(dict.fromkeys(kind.name for kind in kinds))
+    return ConfigError(
+        f"the order {list(names)} does not name each kind of device once: there are {there}",
+        remedy="list each of them, or HOST/NAME where several hosts have the same device",
+    )
+
+
+MOST_WINDOWS = 100_000_000
+"""Stages times places that ``exact`` looks at, or any search times pairs of a graph's states, or of
+layers where some are recomputed: about a minute on one core, and 1 GB."""
+
+
+def check_subsets(problem: Problem) -> None:
+    """Refuses what would take ``exact`` much more than a minute.
+
+    Raises:
+        PlanError: the devices have too many subsets for a model of so many layers.
+    """
+    fleet, places = problem.fleet, problem.spans.num_layers + 1
+    stages = stages_between_subsets(fleet)
+    if stages * places <= MOST_WINDOWS:
+        check_states(problem, stages)
+        return
+    one = (
+        ""
+        if fleet.is_uniform
+        else "; or give one bandwidth for all links (task.bandwidth_bytes_per_s), with which like "
+        "devices of all hosts count together"
+    )
+    raise PlanError(
+        f"{fleet.num_devices} devices of {len(fleet.kinds)} kinds have too many subsets for exact: "
+        f"{stages:,} stages of them at {places:,} places of the model",
+        remedy=f"use task.search=hete_mp{one}",
+    )
+
+
+def check_states(problem: Problem, stages: int) -> None:
+    """Refuses what has too many pairs of a begin and an end of a stage for so many stages.
+
+    Args:
+        problem: a branching graph, or a chain of layers some of which are recomputed; of one that
+            recomputes none no pairs are looked at, and it is never refused.
+        stages: that the search has to choose from.
+
+    Raises:
+        PlanError: a search would take much more than a minute.
+    """
+    if problem.synchronous is not None and not problem.synchronous.recomputes:
+        return
+    states = problem.spans.num_layers
+    each = stages if problem.synchronous is None else _figures(problem, problem.synchronous, stages)
+    if each * states**2 <= MOST_WINDOWS:
+        return
+    if problem.synchronous is not None:
+        raise PlanError(
+            f"{states:,} layers have too many pairs of a first and a last one for "
+            f"{problem.fleet.num_devices} devices: where layers are recomputed, {each:,} stages "
+            "and bounds are to be looked at for each pair",
+            remedy="use task.search=hete_mp, partition over fewer devices, or search without "
+            "parallel.strategy.recompute and train with it by that plan (parallel.plan.file)",
+        )
+    if problem.spans.nested_II is not None:
+        raise PlanError(
+            f"the graph has {states:,} states, too many pairs of them for "
+            f"{problem.fleet.num_devices} devices: {stages:,} stages to look at for each pair",
+            remedy="merge the layers of a block into one node, profile the model as a chain of "
+            "blocks, or partition over fewer devices",
+        )
+
+
+def _figures(problem: Problem, what: SynchronousStages, stages: int) -> int:
+    """Of each pair of a first and a last layer, what a search counts at least.
+
+    That is once for each number of devices that the first stage may have, where memory counts; and
+    the bounds of stages on each set of kinds, where it chooses the layers. How often a search looks
+    again is limited as it does so (``work.py``).
+    """
+    kinds = len(problem.fleet.kinds)
+    searches = len(problem.numbers_of_readers)
+    sets = min(stages, 2**kinds - 1) if what.is_automatic else 0
+    return stages * searches + sets * BOUNDS

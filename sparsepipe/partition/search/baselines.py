@@ -1,0 +1,351 @@
+"""PipeDream by levels: first inside a host, then over hosts (Narayanan et al., section 3.1).
+
+PipeDream's optimizer for machines of several levels takes hosts of equally many devices that are
+all alike. Its first level finds the best pipeline of every span of layers on the devices of one
+host, with the bandwidth inside; its second takes a host for a device, whose time for a span is
+that of the first level's pipeline, with the bandwidth between hosts. A stage of the second level
+on h hosts has each of its first level's stages h times.
+
+Shape suffixes: I = L + 1 places a model can be cut at; [i, j] is the span from i to before j.
+
+Stages whose costs vary least: the heuristic of Zhang and Sun for equal devices.
+
+Zhang and Sun, "A Parallel Pipeline Design for Training Deep Neural Networks", cut the layers such
+that the variance of what stages cost is least. Each of K equal devices is a stage. The mean is
+what all layers cost over K, whatever the cuts are, so that the sum of squared deviations from it
+is one of single stages, and a dynamic program over (stages left, place) finds the least. The cost
+of a stage is that of its layers: transfers do not count. Nor do second runs of layers that depend
+on the cuts, as where the memory chooses these layers: the mean would depend on the cuts as well.
+
+Shape suffixes: S stages; I places a model can be cut at.
+
+Whether a search will end within about a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparsepipe.errors import PlanError
+from sparsepipe.partition.activation_checkpointing.selection import no_more_work
+from sparsepipe.partition.activation_checkpointing.work import MOST_LOOKS, Work
+from sparsepipe.partition.costs.layers import Floats, Spans
+from sparsepipe.partition.costs.model import EQUAL
+from sparsepipe.partition.devices import Choice, Counts, Fleet
+from sparsepipe.partition.memory.model import MemoryModel, room_bytes
+from sparsepipe.partition.problem import Problem, Solution, alike_as
+from sparsepipe.partition.search.checkpointed_stages import LayerTables, SecondRuns
+from sparsepipe.partition.search.infeasible import check_room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Split:
+    """How the best pipelines on a number of machines end.
+
+    Attributes:
+        time_s_II: of the best pipeline of each span; infinite where there is none.
+        cut_II: where its last stage begins.
+        machines_II: of its last stage.
+    """
+
+    time_s_II: Floats
+    cut_II: NDArray[np.intp]
+    machines_II: NDArray[np.intp]
+
+
+def mp_by_levels(problem: Problem, *, device: str) -> Solution:
+    """PipeDream's plan for hosts of equally many devices, all counted as one that is named.
+
+    Of plans that cost the same the one whose last stages have most machines is taken. Second runs
+    of layers count as far as they do not depend on the stages: not those that the memory chooses.
+
+    Args:
+        problem: a chain of layers, and hosts.
+        device: name of the one whose profile counts.
+
+    Raises:
+        PlanError: the hosts have different numbers of devices, there are too many layers for so
+            many, or the plan does not fit the memory, which this search does not look at; or the
+            search for layers that would stops before it knows.
+        ConfigError: the inventory has no such device; or layers are to be chosen, and a stage does
+            not fit, whatever is recomputed.
+    """
+    fleet, alike = problem.fleet, alike_as(problem, device)
+    stages, _ = two_levels(alike, fleet)
+    spans = check_room(stages, problem)
+    return Solution(stages=tuple(stages), strategy="mp", assumed=alike, spans=spans)
+
+
+def two_levels(alike: Problem, fleet: Fleet) -> tuple[list[Choice], float]:
+    """Stages on the fleet's devices, and the time that PipeDream expects of them.
+
+    Args:
+        alike: layers, and what they cost on one device.
+        fleet: devices in hosts of equally many, and their links.
+
+    Raises:
+        PlanError: the hosts have different numbers of devices, or there are too many layers for
+            so many.
+    """
+    each, hosts, layers = _devices_a_host(fleet), len(fleet.inside), alike.spans.num_layers
+    check_levels(layers, each=each, hosts=hosts)
+    compute_s_I = alike.spans.compute_s_KI[0]
+    if alike.synchronous is not None:
+        compute_s_I = compute_s_I + LayerTables(alike).anywhere_I
+    compute_s_II = compute_s_I[None, :] - compute_s_I[:, None]
+    inside = _level(alike, compute_s_II, machines=each, bytes_per_s=min(fleet.inside.values()))
+    host_s_II = inside[each].time_s_II
+    between = _level(alike, host_s_II, machines=hosts, bytes_per_s=fleet.between)
+    free = _Free(fleet)
+    stages = []
+    for begin, stop, number in _stages(between, 0, layers, hosts):
+        taken = free.hosts(number)
+        for first, end, replicas in _stages(inside, begin, stop, each):
+            stages.append(Choice(first=first, end=end, counts=free.take(taken, replicas)))
+    return stages, float(between[hosts].time_s_II[0, layers])
+
+
+class _Free:
+    """Hosts and devices that no stage has yet, in the inventory's order."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._num_kinds = len(fleet.kinds)
+        self._hosts = list(fleet.inside)
+        self._kinds = {
+            host: [
+                k
+                for k, kind in enumerate(fleet.kinds)
+                if kind.host == host
+                for _ in range(kind.count)
+            ]
+            for host in self._hosts
+        }
+
+    def hosts(self, number: int) -> list[str]:
+        """The next hosts, for a stage of the second level."""
+        taken, self._hosts = self._hosts[:number], self._hosts[number:]
+        return taken
+
+    def take(self, hosts: Sequence[str], replicas: int) -> Counts:
+        """As many devices of each of some hosts, counted by kind."""
+        counts = [0] * self._num_kinds
+        for host in hosts:
+            for _ in range(replicas):
+                counts[self._kinds[host].pop(0)] += 1
+        return tuple(counts)
+
+
+def _devices_a_host(fleet: Fleet) -> int:
+    numbers = {
+        host: sum(kind.count for kind in fleet.kinds if kind.host == host) for host in fleet.inside
+    }
+    if len(set(numbers.values())) > 1:
+        told = ", ".join(f"{host} {number}" for host, number in numbers.items())
+        raise PlanError(
+            f"the hosts have different numbers of devices: {told}",
+            remedy="partition them flat (task.levels=false), or with hete_mp or exact",
+        )
+    return next(iter(numbers.values()))
+
+
+def _level(
+    problem: Problem, time_s_II: Floats, *, machines: int, bytes_per_s: float
+) -> dict[int, _Split]:
+    """The best pipelines of all spans on 1, 2, ... machines that take a time for each span."""
+    spans, model = problem.spans, problem.model
+    parameters_I = spans.parameter_bytes_I
+    bytes_II = parameters_I[None, :] - parameters_I[:, None]
+    chain_II = np.tri(len(parameters_I), dtype=np.bool_)
+    empty_II = chain_II if spans.nested_II is None else ~spans.nested_II
+    alone = {
+        m: np.where(
+            empty_II,
+            np.inf,
+            time_s_II / m + bytes_II * model.sync_s_per_byte(m, bytes_per_s=bytes_per_s) / m,
+        )
+        for m in range(1, machines + 1)
+    }
+    found: dict[int, _Split] = {}
+    for m in range(1, machines + 1):
+        found[m] = _Split(
+            time_s_II=alone[m].copy(),
+            cut_II=np.broadcast_to(np.arange(len(parameters_I))[:, None], alone[m].shape).copy(),
+            machines_II=np.full(alone[m].shape, m, dtype=np.intp),
+        )
+        for last in range(m - 1, 0, -1):
+            cut_s_I = spans.cut_bytes_I * model.cut_s_per_byte(last, bytes_per_s=bytes_per_s)
+            _append(found[m], found[m - last].time_s_II, alone[last], cut_s_I, last)
+    return found
+
+
+def _append(
+    best: _Split, before_s_II: Floats, stage_s_II: Floats, cut_s_I: Floats, machines: int
+) -> None:
+    """Takes the pipelines that end in a stage on so many machines where they are better."""
+    for cut in range(1, len(cut_s_I) - 1):
+        first_s_I = np.maximum(before_s_II[:, cut], cut_s_I[cut])
+        time_s_II = np.maximum(first_s_I[:, None], stage_s_II[cut][None, :])
+        better_II = time_s_II < best.time_s_II * (1 - EQUAL)
+        best.time_s_II[better_II] = time_s_II[better_II]
+        best.cut_II[better_II] = cut
+        best.machines_II[better_II] = machines
+
+
+def _stages(
+    found: dict[int, _Split], first: int, end: int, machines: int
+) -> list[tuple[int, int, int]]:
+    """First layer, end and machines of each stage of the best pipeline of a span."""
+    stages: list[tuple[int, int, int]] = []
+    while machines:
+        split = found[machines]
+        cut, last = int(split.cut_II[first, end]), int(split.machines_II[first, end])
+        stages.insert(0, (cut, end, last))
+        end, machines = cut, machines - last
+    return stages
+
+
+def ends_for(problem: Problem, *, stages: int) -> list[int] | None:
+    """The places at which stages end, on devices that are all alike, each of which is a stage.
+
+    Args:
+        problem: with one kind of device.
+        stages: K.
+
+    Returns:
+        As :func:`least_variance`; None as well where what one device reads is too little to be cut
+        into so many microbatches.
+
+    Raises:
+        PlanError: so many stages were counted, none of whose plans fits, that the search stops.
+    """
+    spans, (kind,) = problem.spans, problem.fleet.kinds
+    if problem.synchronous is None:
+        room = kind.memory_bytes
+        return least_variance(spans, stages=stages, memory=problem.memory, room=room)
+    if problem.synchronous.microbatches.least_readers > 1:
+        return None  # a single device reads too few samples
+    tables = LayerTables(problem, work := Work(MOST_LOOKS))
+    runs = SecondRuns(tables, problem.memory)
+    spans = replace(spans, compute_s_KI=spans.compute_s_KI + tables.anywhere_I)
+    classes = [
+        runs.class_of((1,), left=stages - number, stage=number, readers=1)
+        for number in range(stages)
+    ]
+    while not work.is_done:  # stages are ruled out until all of a plan fit
+        fits_SII = [np.isfinite(runs.seconds_II(own)) for own in classes]
+        ends = least_variance(spans, stages=stages, fits_SII=fits_SII)
+        if ends is None:
+            return None
+        bounds = zip(classes, [0, *ends], ends, strict=False)
+        if np.isfinite([runs.count(own, first, end) for own, first, end in bounds]).all():
+            return ends
+    raise no_more_work()
+
+
+def least_variance(
+    spans: Spans,
+    *,
+    stages: int,
+    memory: MemoryModel | None = None,
+    room: float | None = None,
+    fits_SII: Sequence[NDArray[np.bool_]] | None = None,
+) -> list[int] | None:
+    """The places at which stages end, of the cuts with the least variance.
+
+    Variances count as equal where stages that differ by a billionth of their mean make the
+    difference; of these cuts those are taken whose first stage ends first, then the second, and
+    so on.
+
+    Args:
+        spans: of the model on one kind of device.
+        stages: K.
+        memory: what stages keep; None: memory is no limit.
+        room: bytes of each device; None: nobody knows.
+        fits_SII: for each stage, whether it fits by its begin and its end, in place of the memory.
+
+    Returns:
+        K places, the last of which is behind the last layer; None where no cuts fit the memory,
+        or there are fewer layers than stages.
+    """
+    compute_I = spans.compute_s_KI[0]
+    mean_s = float(compute_I[-1]) / stages
+    squares_II = (compute_I[None, :] - compute_I[:, None] - mean_s) ** 2
+    allowed_II = _may_span(spans)
+    rest_SI = np.full((stages + 1, len(compute_I)), np.inf)
+    rest_SI[stages, -1] = 0.0
+    costs: list[Floats] = [squares_II] * stages
+    for stage in reversed(range(stages)):
+        if fits_SII is None:
+            fits_II = _fits(spans, memory, room, left=stages - stage)
+        else:
+            fits_II = fits_SII[stage]
+        costs[stage] = np.where(allowed_II & fits_II, squares_II, np.inf)
+        rest_SI[stage] = (costs[stage] + rest_SI[stage + 1]).min(axis=1)
+    least = float(rest_SI[0, 0])
+    if not np.isfinite(least):
+        return None
+    limit = least * (1 + EQUAL) + stages * (EQUAL * mean_s) ** 2
+    return _first_ends(costs, rest_SI, limit)
+
+
+def _first_ends(costs: list[Floats], rest_SI: Floats, limit: float) -> list[int]:
+    """From the front, the first place at which a stage may end to keep to a limit."""
+    place, spent, ends = 0, 0.0, []
+    for stage, cost_II in enumerate(costs):
+        within_I = spent + cost_II[place] + rest_SI[stage + 1] <= limit
+        end = int(within_I.argmax())
+        assert within_I[end], "some plan is the best one"
+        spent += float(cost_II[place, end])
+        place = end
+        ends.append(end)
+    return ends
+
+
+def _may_span(spans: Spans) -> NDArray[np.bool_]:
+    """Whether a stage may begin at one place and end at another."""
+    if spans.nested_II is not None:
+        return spans.nested_II
+    return np.triu(np.ones((spans.num_layers + 1,) * 2, dtype=np.bool_), 1)
+
+
+def _fits(
+    spans: Spans, memory: MemoryModel | None, room: float | None, *, left: int
+) -> NDArray[np.bool_]:
+    """Whether a device holds what a stage keeps, by its begin and its end."""
+    if memory is None or room is None:
+        return np.ones((spans.num_layers + 1,) * 2, dtype=np.bool_)
+    in_flight = memory.in_flight(1, left)
+    each = memory.per_parameter_byte(in_flight, replicas=1)
+    weights_I = each * spans.parameter_bytes_I
+    before_I, after_I = (weights_I + in_flight * part_I for part_I in spans.stored_between())
+    kept_II = memory.reserved_bytes + after_I[None, :] - before_I[:, None]
+    fits_II: NDArray[np.bool_] = kept_II <= room_bytes(room)
+    return fits_II
+
+
+MOST_STEPS = 3_000_000_000
+"""Spans, times cuts, times ways to share machines out, that ``mp`` by levels looks at: about a
+minute on one core."""
+
+
+def check_levels(layers: int, *, each: int, hosts: int) -> None:
+    """Refuses what would take ``mp`` by levels much more than a minute.
+
+    Args:
+        layers: L, or states of a graph.
+        each: devices of a host.
+        hosts: how many there are.
+
+    Raises:
+        PlanError: there are too many layers for so many devices.
+    """
+    steps = layers**3 * (each * (each - 1) + hosts * (hosts - 1)) // 2
+    if steps > MOST_STEPS:
+        raise PlanError(
+            f"{layers:,} layers on {hosts} hosts of {each} devices are too many for mp by levels",
+            remedy="partition them flat (task.levels=false), or with hete_mp",
+        )

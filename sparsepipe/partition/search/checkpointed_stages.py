@@ -1,0 +1,432 @@
+"""Layers of a problem as tables by where a stage begins and ends, for searches of a plan.
+
+Each is made when it is first asked for, for the kinds of devices that a stage has: its layers are
+as slow, and keep as much, as on the worst of these.
+
+Shape suffixes: I places a model can be cut at: the first is a stage's begin, the second its end.
+
+What stages take, and whether they fit, that run layers once more, for searches of a plan.
+
+What a stage recomputes adds its forward to the stage's time, for each layer as long as it takes on
+the slowest of the stage's devices, and takes part of what it keeps away.
+
+Where layers are chosen by the memory (``auto``), a stage's best choice takes a while to find, and a
+search looks at thousands of stages. So it goes by bounds (``bounds.py``), and has
+those stages counted that matter (``counted_search.py``).
+
+Shape suffixes: I places a model can be cut at: the first is a stage's begin, the second its end.
+
+What the stages of a plan that a search has found recompute, on the devices that there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from sparsepipe.partition.activation_checkpointing.bounds import Bounds
+from sparsepipe.partition.activation_checkpointing.selection import (
+    Chosen,
+    HeldStage,
+    cheapest_of,
+    counted,
+)
+from sparsepipe.partition.activation_checkpointing.setting import StageSpans, recomputed_spans
+from sparsepipe.partition.activation_checkpointing.stage import NONE_FITS, Cheapest
+from sparsepipe.partition.activation_checkpointing.stage_memory import StageCost, moved
+from sparsepipe.partition.activation_checkpointing.work import Work
+from sparsepipe.partition.costs.layers import Floats
+from sparsepipe.partition.devices import Choice
+from sparsepipe.partition.memory.model import MemoryModel, room_bytes
+from sparsepipe.partition.problem import Problem
+from sparsepipe.schedule import Plan
+
+
+class LayerTables:
+    """What all layers of a problem cost and keep, on some kinds of devices at a time.
+
+    Args:
+        problem: of profiles, with what is recomputed.
+        work: that looking at layers is taken from; None: there is no end of it.
+
+    Attributes:
+        work: what is left of it.
+    """
+
+    def __init__(self, problem: Problem, work: Work | None = None) -> None:
+        assert problem.synchronous is not None
+        assert len(problem.profiles) == len(problem.fleet.kinds)
+        self.problem, self.synchronous = problem, problem.synchronous
+        self.work = Work() if work is None else work
+        self.bounds = cache(self._bounds)
+        self.chain = cache(self._chain)
+        self.weights_II = cache(self._weights_II)
+        self.named = cache(self._named)
+        self.sums = cache(self._sums)
+
+    def of(self, problem: Problem) -> LayerTables:
+        """Of a problem that differs in memory or in its microbatches, knowing what this knows.
+
+        Args:
+            problem: with the same layers on the same devices.
+        """
+        assert problem.synchronous is not None
+        assert problem.synchronous.setting == self.synchronous.setting
+        other = copy(self)
+        other.problem, other.synchronous = problem, problem.synchronous
+        return other
+
+    @property
+    def anywhere_I(self) -> Floats:
+        """Seconds of second runs that do not depend on the stages, summed over the first layers.
+
+        They are those on the first kind of device.
+        """
+        chain, num_layers = self.chain((0,)), self.problem.spans.num_layers
+        named = {layer for span in self.synchronous.spans(num_layers) for layer in span}
+        every = self.synchronous.setting == "all"
+        seconds = [own.forward_s * (every or n in named) for n, own in enumerate(chain.layers)]
+        sums_I: Floats = np.cumsum([0.0, *seconds])
+        return sums_I
+
+    def _chain(self, kinds: tuple[int, ...]) -> StageCost:
+        """Of a batch, on devices of which each is as bad as the worst."""
+        profiles, last = self.problem.profiles, self.problem.spans.num_layers - 1
+        return StageCost.worst(
+            [StageCost.of(profiles[k], first=0, last=last, in_flight=1) for k in kinds]
+        )
+
+    def _bounds(self, kinds: tuple[int, ...]) -> Bounds:
+        return Bounds(self.chain(kinds), self.work)
+
+    def _weights_II(self, kinds: tuple[int, ...]) -> Floats:
+        """Bytes of parameters of each stage."""
+        rows = []
+        for kind in kinds:
+            layers = self.problem.profiles[kind].layers
+            sums_I = np.cumsum([0.0, *(layer.parameter_bytes for layer in layers)])
+            rows.append(sums_I[None, :] - sums_I[:, None])
+        most_II: Floats = np.max(rows, axis=0)
+        return most_II
+
+    def _sums(self, kinds: tuple[int, ...]) -> tuple[Floats, Floats, Floats]:
+        """Of a batch, by places: bytes of what backwards need, and of parameters.
+
+        A stage that recomputes nothing keeps for its backward the second of its end less the first
+        of its begin (``Spans.stored_between``). The third is of parameters, a stage's being those
+        of its end less those of its begin.
+        """
+        layers = self.chain(kinds).layers
+        saved_I = np.cumsum([0.0, *(layer.saved_bytes for layer in layers)])
+        begin_I = np.array([*(layer.begin_bytes for layer in layers), 0.0])
+        end_I = np.array([0.0, *(layer.end_bytes for layer in layers)])
+        each = [[x.parameter_bytes for x in self.problem.profiles[k].layers] for k in kinds]
+        weights_I = np.cumsum([0.0, *np.max(each, axis=0)])
+        return saved_I - begin_I, saved_I + end_I, weights_I
+
+    def _named(self, kinds: tuple[int, ...], whole: bool) -> tuple[Floats, Floats, Floats]:
+        """Of layers that the setting names: what stays and what is inside, and seconds.
+
+        These are infinite where a stage that is named has a layer that is named as well.
+        """
+        chain, places = self.chain(kinds), self.problem.spans.num_layers + 1
+        every = self.synchronous.spans(places - 1)
+        kept_II, inside_II, seconds_II = (np.zeros((places, places)) for _ in range(3))
+        for first in range(places - 1):
+            rows = _grown(chain, every, first, whole=whole)
+            kept_II[first, first + 1 :], inside_II[first, first + 1 :] = rows[0], rows[1]
+            seconds_II[first, first + 1 :] = rows[2]
+        return kept_II, inside_II, seconds_II
+
+
+def _grown(
+    chain: StageCost, spans: Sequence[range], first: int, *, whole: bool
+) -> tuple[list[float], list[float], list[float]]:
+    """Bytes that stay, most bytes inside of a span, and seconds, of stages that begin at a layer.
+
+    Each stage has a layer more than the one before it (``StageCost.kept_bytes`` and the others).
+
+    Args:
+        chain: all layers.
+        spans: that are named, as far as stages have them.
+        first: the layer.
+        whole: whether each stage is one span itself.
+    """
+    named, starts = {layer for span in spans for layer in span}, {span.start for span in spans}
+    kept, inside, seconds = [], [], []
+    total = own_inside = most_inside = time_s = 0.0
+    before = True  # whether the layer before is recomputed; the first one's is not here
+    for number, layer in enumerate(chain.layers[first:], first):
+        again = whole or number in named
+        if again and (number == first or (number in starts and not whole)):
+            total += chain.border_bytes(number, before)
+            own_inside = max(0.0, layer.begin_bytes - chain.border_bytes(number, True))
+        if again:
+            own_inside += layer.saved_bytes
+            most_inside = max(most_inside, own_inside)
+            time_s += np.inf if whole and number in named else layer.forward_s
+        else:
+            total += layer.saved_bytes + before * layer.begin_bytes
+        before = again
+        kept.append(total + (layer.output_bytes if again else layer.end_bytes))
+        inside.append(most_inside)
+        seconds.append(time_s)
+    return kept, inside, seconds
+
+
+@dataclass(frozen=True, slots=True)
+class StageClass:
+    """Stages that differ in where they begin and end only, for what they recompute.
+
+    Attributes:
+        kinds: of their devices.
+        in_flight: microbatches, smaller ones than the largest counted less.
+        share: size of the largest of these over that of the profiles' batch.
+        replicas: of each of them; 2 stands for any number above 1.
+        whole: whether the setting has them as one span each.
+    """
+
+    kinds: tuple[int, ...]
+    in_flight: float
+    share: float
+    replicas: int
+    whole: bool
+
+
+class SecondRuns:
+    """What stages of a problem's plans take longer for what they recompute.
+
+    Args:
+        tables: of the problem.
+        memory: what devices keep beside activations; None: it does not count.
+        more_bytes: that each device is taken to hold beyond its limit.
+
+    Attributes:
+        tables: of the problem.
+        microbatches: of a minibatch.
+        work: what is left of the tables'.
+        most_s: that a stage takes longer for what it recomputes, at most.
+    """
+
+    def __init__(
+        self,
+        tables: LayerTables,
+        memory: MemoryModel | None,
+        *,
+        more_bytes: float = 0.0,
+    ) -> None:
+        self.tables, self._memory, self._more_bytes = tables, memory, more_bytes
+        self._what, self._fleet = tables.synchronous, tables.problem.fleet
+        self.microbatches = self._what.microbatches
+        self._in_flight = cache(self.microbatches.in_flight_of)
+        self._seconds: dict[StageClass, Floats] = {}
+        self._found: dict[tuple[StageClass, int, int], Cheapest] = {}
+        self.work = tables.work
+        whole = tables.chain(tuple(range(len(self._fleet.kinds))))
+        self.most_s = sum(layer.forward_s for layer in whole.layers)
+
+    def has_work_for(self, replicas: int) -> bool:
+        """Whether each device of a stage has a microbatch: the strategy refuses others."""
+        return replicas <= self.microbatches.count
+
+    def class_of(self, counts: Sequence[int], *, left: int, stage: int, readers: int) -> StageClass:
+        """Which a stage is of.
+
+        Args:
+            counts: its devices of each kind.
+            left: devices of it and of all after it.
+            stage: its number, or any that says as much (``SynchronousStages.is_whole``).
+            readers: devices of the first stage; where memory does not count they change nothing.
+        """
+        kinds, replicas = [kind for kind, count in enumerate(counts) if count], sum(counts)
+        at_once = int(self.microbatches.at_once(replicas, left))
+        return self.class_with(
+            kinds, replicas=replicas, at_once=at_once, stage=stage, readers=readers
+        )
+
+    def class_with(
+        self, kinds: Sequence[int], *, replicas: int, at_once: int, stage: int, readers: int
+    ) -> StageClass:
+        """The same of a stage with so many devices of some kinds.
+
+        Args:
+            kinds: in order.
+            replicas: r, its devices.
+            at_once: microbatches that one of them has (``Microbatches.at_once``).
+            stage: see :meth:`class_of`.
+            readers: see :meth:`class_of`.
+        """
+        what = self._what
+        readers = 1 if self._memory is None else readers
+        return StageClass(
+            kinds=tuple(kinds),
+            in_flight=self._in_flight(replicas, at_once, readers=readers),
+            share=self.microbatches.share(readers) * what.batch_share,
+            replicas=min(replicas, 2),
+            whole=what.is_whole(stage),
+        )
+
+    def classes_of(self, plan: Sequence[Choice]) -> list[StageClass]:
+        """Which each stage of a plan is of."""
+        readers, left, found = sum(plan[0].counts), sum(sum(s.counts) for s in plan), []
+        for number, stage in enumerate(plan):
+            found.append(self.class_of(stage.counts, left=left, stage=number, readers=readers))
+            left -= sum(stage.counts)
+        return found
+
+    def seconds_II(self, own: StageClass) -> Floats:
+        """That each stage takes longer for a batch, at least; infinite where it does not fit.
+
+        Args:
+            own: which class they are of.
+        """
+        if own not in self._seconds:
+            room_II = self._room_II(own) / own.share
+            if self._what.is_automatic:
+                bounds = self.tables.bounds(own.kinds)
+                self._seconds[own] = bounds.seconds_II(room_II, in_flight=own.in_flight)
+            else:
+                kept_II, inside_II, again_II = self.tables.named(own.kinds, own.whole)
+                fits_II = own.in_flight * kept_II + inside_II <= room_II * room_bytes(1.0)
+                self._seconds[own] = np.where(fits_II, again_II, np.inf)
+        return self._seconds[own]
+
+    def count(self, own: StageClass, first: int, end: int) -> float:
+        """The same of one stage, exactly, which is known from then on.
+
+        Where the work is done before that, it is what is known then; infinite where that is none.
+
+        Args:
+            own: which class the stage is of.
+            first: its first layer.
+            end: the first one behind it.
+        """
+        if self.seconds_II(own)[first, end] < self.at_most(own, first, end):
+            self._look(own, first, end, None)
+        return self.at_most(own, first, end)
+
+    def keeps_to(self, own: StageClass, first: int, end: int, *, most_s: float) -> bool:
+        """Whether a stage takes no more than a time longer; what comes of that is known then.
+
+        Args:
+            own: see :meth:`count`.
+            first: see :meth:`count`.
+            end: see :meth:`count`.
+            most_s: the time, for a batch.
+        """
+        if self.seconds_II(own)[first, end] > most_s:
+            return False
+        if self.at_most(own, first, end) <= most_s:
+            return True
+        return self._look(own, first, end, most_s * own.share)
+
+    def at_most(self, own: StageClass, first: int, end: int) -> float:
+        """What a stage takes longer, as far as is known; infinite where it is not.
+
+        Args:
+            own: see :meth:`count`.
+            first: see :meth:`count`.
+            end: see :meth:`count`.
+        """
+        if not self._what.is_automatic:
+            return float(self.seconds_II(own)[first, end])
+        return self._found.get((own, first, end), NONE_FITS).time_s / own.share
+
+    def spans(self, plan: Sequence[Choice]) -> StageSpans | None:
+        """The cheapest layers of each stage, or those that are known where work does not suffice.
+
+        None where the memory does not choose them.
+
+        Args:
+            plan: for each of whose stages some are known.
+        """
+        if not self._what.is_automatic:
+            return None
+        found = []
+        for number, (own, stage) in enumerate(zip(self.classes_of(plan), plan, strict=True)):
+            self.work.allow(turns=len(plan) - number)
+            self._look(own, stage.first, stage.end, None)
+            spans = self._found[own, stage.first, stage.end].spans
+            assert spans is not None, "the plan would not have been found"
+            found.append(tuple(moved(spans, stage.first)))
+        return tuple(found)
+
+    def _look(self, own: StageClass, first: int, end: int, enough_s: float | None) -> bool:
+        """Looks for layers, see :meth:`HeldStage.cheapest`; whether it finds some."""
+        stage = self.held(own, first, end)
+        found = stage.cheapest(self._memory, enough_s=enough_s, work=self.work)
+        least_II = self.seconds_II(own)
+        least_II[first, end] = max(least_II[first, end], found.least_s / own.share)
+        if found.time_s <= self._found.get((own, first, end), NONE_FITS).time_s:
+            self._found[own, first, end] = found
+        return found.spans is not None
+
+    def held(self, own: StageClass, first: int, end: int) -> HeldStage:
+        """A stage as the memory of its devices has it.
+
+        Args:
+            own: see :meth:`count`.
+            first: see :meth:`count`.
+            end: see :meth:`count`.
+        """
+        profiles = self.tables.problem.profiles
+        return HeldStage(
+            first=first,
+            last=end - 1,
+            profiles=tuple(profiles[kind] for kind in own.kinds),
+            replicas=own.replicas,
+            limit_bytes=self.limit_bytes(own),
+            in_flight=own.in_flight,
+            share=own.share,
+        )
+
+    def limit_bytes(self, own: StageClass) -> float:
+        """What the smallest device of such stages holds; infinite where nobody knows."""
+        limits = [self._fleet.kinds[kind].memory_bytes for kind in own.kinds]
+        least = min((limit for limit in limits if limit is not None), default=float("inf"))
+        return least + self._more_bytes
+
+    def _room_II(self, own: StageClass) -> Floats:
+        """What a device of each stage has for what backwards need."""
+        weights_II = self.tables.weights_II(own.kinds)
+        if self._memory is None:
+            return np.full(weights_II.shape, np.inf)
+        beside_II = self._memory.beside_bytes(weights_II, replicas=own.replicas)
+        room_II: Floats = room_bytes(self.limit_bytes(own)) - beside_II
+        return room_II
+
+
+def chosen_of(plan: Sequence[Choice], problem: Problem, spans: StageSpans | None = None) -> Chosen:
+    """The layers that the setting names, or the cheapest ones that fit; and what comes of it.
+
+    Args:
+        plan: stages of a chain of layers.
+        problem: with what is recomputed.
+        spans: that a search has chosen for these stages already.
+
+    Raises:
+        ConfigError: the plan has no such layers or stages; or layers are to be chosen, and a stage
+            does not fit, whatever is recomputed.
+        PlanError: as much was looked at as may be before it was known whether all stages fit.
+    """
+    assert problem.synchronous is not None
+    runs = SecondRuns(LayerTables(problem), problem.memory)
+    each = zip(runs.classes_of(plan), plan, strict=True)
+    stages = [runs.held(own, stage.first, stage.end) for own, stage in each]
+    if spans is None and problem.synchronous.is_automatic:
+        return cheapest_of(stages, problem.memory)
+    return counted(stages, problem.memory, _named(plan, problem) if spans is None else spans)
+
+
+def _named(plan: Sequence[Choice], problem: Problem) -> StageSpans:
+    assert problem.synchronous is not None
+    made = Plan.of(
+        config="-".join(str(sum(stage.counts)) for stage in plan),
+        cuts=[stage.first for stage in plan[1:]],
+        num_layers=plan[-1].end,
+    )
+    return recomputed_spans(problem.synchronous.setting, made)

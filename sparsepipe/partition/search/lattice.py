@@ -1,0 +1,207 @@
+"""What stages may have used when they end: the space that searches for a plan walk through.
+
+Shape suffixes: E stages that end at one node; K kinds of devices; H hosts; U numbers of devices
+that stages may have used; B those of them that a node's stages begin with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparsepipe.partition.devices import SEVERAL, Counts, Fleet
+
+Ints = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Ways:
+    """All stages that end at one node, E of them; arrays are in the order of their sources.
+
+    Attributes:
+        sources_E: numbers of the nodes that they begin at.
+        counts_EK: their devices of each kind.
+        replicas_E: their devices.
+        left_E: devices of this stage and of all after it.
+        sync_E: bytes/s between their devices.
+        cut_E: bytes/s from the stage before.
+    """
+
+    sources_E: NDArray[np.intp]
+    counts_EK: NDArray[np.intp]
+    replicas_E: NDArray[np.intp]
+    left_E: NDArray[np.intp]
+    sync_E: NDArray[np.float64]
+    cut_E: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """Devices that the stages so far have used.
+
+    Args:
+        counts: of each kind.
+        host: of the last of these stages, where bandwidths differ; else 0.
+        stage: how many these stages are, as far as that is told apart.
+    """
+
+    counts: Counts
+    host: int
+    stage: int
+
+
+class Lattice:
+    """Nodes from no device to all, and the stages that lead from one to another.
+
+    Args:
+        fleet: the devices.
+        counts: what stages may have used when they end, with nothing and everything; in any
+            order.
+        adjacent: a stage leads only from one of the counts to the next larger one: the devices
+            of each stage are given.
+        stages_told: first stages that are told apart from one another and from later ones.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        counts: Sequence[Counts],
+        *,
+        adjacent: bool = False,
+        stages_told: int = 0,
+    ) -> None:
+        self.fleet = fleet
+        self.kinds = fleet.kinds
+        self._stages_told = stages_told
+        self._tells_hosts = not fleet.is_uniform
+        order = sorted(set(counts), key=lambda c: (sum(c), c))
+        self.all_used = order[-1]
+        self._used_UK = np.array(order, dtype=np.intp)
+        self.nodes: list[Node] = []
+        self.ways: list[Ways] = []
+        self._first_U: list[int] = []  # the first node of each of the counts, and one more
+        for place, used in enumerate(order):
+            self._first_U.append(len(self.nodes))
+            self._add(used, np.arange(max(0, place - 1) if adjacent else 0, place))
+        self._first_U.append(len(self.nodes))
+
+    @property
+    def last(self) -> list[int]:
+        """Numbers of the nodes at which all devices are used."""
+        return [n for n, node in enumerate(self.nodes) if node.counts == self.all_used]
+
+    def _add(self, used: Counts, earlier_U: Ints) -> None:
+        """The nodes at which some devices are used, and the stages that end there."""
+        groups_UK = np.array(used, dtype=np.intp) - self._used_UK[earlier_U]
+        below_U = (groups_UK >= 0).all(axis=1)
+        befores_B, groups_BK = earlier_U[below_U], groups_UK[below_U]
+        hosts_B = self._hosts(groups_BK)
+        for host in sorted(set(hosts_B.tolist())) or [0]:
+            here_B = hosts_B == host
+            befores = befores_B[here_B]
+            for stage in sorted(self._stages_after(befores)) or [0]:
+                self.nodes.append(Node(counts=used, host=host, stage=stage))
+                self.ways.append(self._ways(host, stage, befores, groups_BK[here_B]))
+
+    def _nodes(self, used: int) -> range:
+        """Numbers of the nodes at which some of the counts are used."""
+        return range(self._first_U[used], self._first_U[used + 1])
+
+    def _after(self, node: int) -> int:
+        """Stages so far behind a stage that begins at a node."""
+        return min(self.nodes[node].stage + 1, self._stages_told)
+
+    def _stages_after(self, befores_B: Ints) -> set[int]:
+        if not self._stages_told:
+            return {0}
+        return {self._after(node) for before in befores_B for node in self._nodes(before)}
+
+    def _begins(self, used: int, stage: int) -> Sequence[int]:
+        """The nodes behind which there are so many stages."""
+        nodes = self._nodes(used)
+        return [n for n in nodes if self._after(n) == stage] if self._stages_told else nodes
+
+    def _hosts(self, groups_BK: Ints) -> Ints:
+        """Where the devices of each group are, as ``Fleet.host_of`` says; 0 where all are alike."""
+        if not self._tells_hosts:
+            return np.zeros(len(groups_BK), dtype=np.intp)
+        on_BH = groups_BK @ self._hosts_KH > 0
+        hosts_B: Ints = np.where(on_BH.sum(axis=1) == 1, on_BH.argmax(axis=1), SEVERAL)
+        return hosts_B
+
+    @property
+    def _hosts_KH(self) -> Ints:
+        """Whether a kind is on a host, as 0 and 1."""
+        on_KH = [[kind.host == host for host in self.fleet.inside] for kind in self.kinds]
+        return np.array(on_KH, dtype=np.intp)
+
+    def _ways(self, host: int, stage: int, befores_B: Ints, groups_BK: Ints) -> Ways:
+        """Stages of some devices, one for each node that they may begin at.
+
+        These differ in the host that the stage before is on, and in how many stages there are.
+        """
+        each_B = [self._begins(before, stage) for before in befores_B]
+        sources_E = np.array([number for nodes in each_B for number in nodes], dtype=np.intp)
+        counts_EK = np.repeat(groups_BK, [len(nodes) for nodes in each_B], axis=0)
+        replicas_E = counts_EK.sum(axis=1)
+        used_E = np.array([sum(self.nodes[n].counts) for n in sources_E], dtype=np.intp)
+        cut_of = {
+            before: self.fleet.cut_bytes_per_s(before, host)
+            for before in (SEVERAL, *range(len(self.fleet.inside)))
+        }
+        return Ways(
+            sources_E=sources_E,
+            counts_EK=counts_EK,
+            replicas_E=replicas_E,
+            left_E=sum(self.all_used) - used_E,
+            sync_E=self._sync(counts_EK),
+            cut_E=np.array([cut_of[self.nodes[n].host] for n in sources_E], dtype=np.float64),
+        )
+
+    def _sync(self, counts_EK: Ints) -> NDArray[np.float64]:
+        """The slowest link between the devices of each stage, as ``Fleet.sync_bytes_per_s``."""
+        on_EH = counts_EK @ self._hosts_KH
+        inside_H = np.array(list(self.fleet.inside.values()))
+        inside_E = np.where(on_EH > 1, inside_H, np.inf).min(axis=1, initial=np.inf)
+        several_E = (on_EH > 0).sum(axis=1) > 1
+        slowest_E: NDArray[np.float64] = np.where(
+            several_E, np.minimum(inside_E, self.fleet.between), inside_E
+        )
+        return slowest_E
+
+
+def prefixes(fleet: Fleet, order: Sequence[int]) -> list[Counts]:
+    """Counts of the first 0 to N devices of a list sorted by kind (Algorithm 1).
+
+    Args:
+        fleet: the devices.
+        order: numbers of the kinds, those first whose devices come first.
+    """
+    used = [0] * len(fleet.kinds)
+    found = [tuple(used)]
+    for kind in order:
+        for _ in range(fleet.kinds[kind].count):
+            used[kind] += 1
+            found.append(tuple(used))
+    return found
+
+
+def subsets(fleet: Fleet) -> list[Counts]:
+    """Counts of all subsets of the devices, those of a kind being alike."""
+    return list(product(*(range(count + 1) for count in fleet.counts)))
+
+
+def stages_between_subsets(fleet: Fleet) -> int:
+    """How many stages a lattice of all subsets has; where bandwidths differ, at most.
+
+    Each of them counts once for each host that the stage before may be on, if that matters.
+    """
+    hosts = len({kind.host for kind in fleet.kinds})
+    from_any = prod(count + 1 for count in fleet.counts)
+    pairs = prod((count + 1) * (count + 2) // 2 for count in fleet.counts) - from_any
+    return pairs if fleet.is_uniform else pairs * (hosts + 1)

@@ -1,0 +1,387 @@
+"""Which places of a model can be reached with which devices, within a bound on all times.
+
+Shape suffixes: E stages that end at one node of the lattice (see ``lattice.py``); V nodes; I
+places a model can be cut at; P some of them; R, C and M rows of sums, of stages and of memory (see
+``costs.py``); T rates of transfers.
+
+In a chain of layers the ends that fit a begin follow one another: a stage that begins at i may end
+behind it up to the last j with ``W[j] <= W[i] + bound * m``, for each of its kinds, and up to the
+last one that its devices' memory lets it. So some stage ends at j if, of the stages that may begin
+before j, one may end at j or behind it.
+
+The memory makes an exception of a few places. Where an output that no layer saves is larger than
+what the next layers save, a stage that ends with it keeps more than one that goes on. The ends
+behind it, up to where as much is saved, are in no window: whether a stage may end there is asked
+of each begin.
+
+Which of several plans with the same bottleneck is the best one.
+
+Times that differ by a billionth count as equal. Of plans whose slowest stage or transfer is
+equal, those with the fewest stages are better; of these, those whose second-worst stage takes
+less time; of these, the one whose text comes first, stage by stage. (``exact`` leaves hosts that
+make no difference out of the text, see ``alike.py``.)
+
+Shape suffixes: V nodes of the lattice; I places a model can be cut at; P stages that begin at
+one place each; J places where they may end.
+
+The best plan over a lattice of devices: exact, for stages that follow one another.
+
+The least bottleneck is found by bisection: for a bound on all times, one pass over the lattice
+tells which places of the model can be reached with which devices (Eq. 5, as a question of yes
+and no). Of the plans that reach it ``ties.py`` chooses one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparsepipe.partition.costs.layers import Floats
+from sparsepipe.partition.costs.model import EQUAL, EXACT
+from sparsepipe.partition.devices import Choice
+from sparsepipe.partition.search.stage_costs import Bools, Costs, Ints
+
+Places = NDArray[np.int32]
+
+_ROUNDING = 1e-12
+"""Far above what sums of times differ by for being rounded."""
+
+
+class Windows:
+    """Reachable places of a chain of layers: but for a few ends, those that fit are a window."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._bound_s = -1.0
+        self._places_I = np.arange(costs.spans.num_layers + 1, dtype=np.int32)
+        self._last_CI = np.empty((0, 0), dtype=np.int32)
+        self._fits_TI = np.empty((0, 0), dtype=np.bool_)
+        self._asked: list[tuple[int, slice]] = []  # ends in no window, and begins near enough
+        self._set_rooms([*map(costs.kept, range(costs.num_rooms))])
+
+    def _set_rooms(self, kept: Sequence[tuple[Floats, Floats, float]]) -> None:
+        """Last ends up to which devices hold what a stage keeps, and ends that these leave out."""
+        shape = len(kept), len(self._places_I)
+        self._most_MI = np.array([begin_I + room for begin_I, _, room in kept]).reshape(shape)
+        self._kept_MI = np.array([end_I for _, end_I, _ in kept]).reshape(shape)
+        rising_MI = np.maximum.accumulate(self._kept_MI, axis=1)
+        rows = [_last(*row) for row in zip(rising_MI, self._most_MI, strict=True)]
+        self._held_MI = np.array(rows, dtype=np.int32).reshape(shape)
+        self._alone_I = (self._kept_MI < rising_MI).any(axis=0)
+
+    def _set(self, bound_s: float) -> None:
+        if bound_s == self._bound_s:
+            return
+        costs = self._costs
+        most_RI = costs.sums_RI + (bound_s * costs.replicas_R)[:, None]
+        last_RI = np.array([_last(*row) for row in zip(costs.sums_RI, most_RI, strict=True)])
+        self._last_CI = last_RI[costs.rows_CK].min(axis=1)
+        self._fits_TI = costs.cuts_fit_TI(bound_s)
+        self._all_fit = bool(self._fits_TI.all())  # mostly
+        self._asked = [(end, self._near(end)) for end in np.flatnonzero(self._alone_I).tolist()]
+        self._bound_s = bound_s
+
+    def _last_EI(self, node: int, ways: Ints | slice) -> Places:
+        """For each stage and begin the last place where it may end; none behind it: nowhere."""
+        costs = self._costs
+        last_EI: Places = self._last_CI[costs.stages_E[node][ways]]
+        if len(self._held_MI):
+            np.minimum(last_EI, self._held_MI[costs.rooms_E[node][ways]], out=last_EI)
+        if not self._all_fit:
+            last_EI *= self._fits_TI[costs.rates_E[node][ways]]
+        return last_EI
+
+    def _ends_I(self, node: int, ways: Ints | slice, begin_VI: Bools) -> Bools:
+        """Places where stages end that go some ways to a node."""
+        begin_EI = begin_VI[self._costs.lattice.ways[node].sources_E[ways]]
+        last_EI = self._last_EI(node, ways)
+        last_EI *= begin_EI
+        last_I = last_EI.max(axis=0)
+        ends_I = np.zeros(len(last_I), dtype=np.bool_)
+        ends_I[1:] = np.maximum.accumulate(last_I)[:-1] >= self._places_I[1:]
+        for end, begins in self._asked:
+            ends_I[end] = (begin_EI[:, begins] & self._may_end_EP(node, ways, end, begins)).any()
+        return ends_I
+
+    def _near(self, end: int) -> slice:
+        """Begins from the first one from which some stage ends in time."""
+        return slice(int((self._last_CI[:, :end] >= end).any(axis=0).argmax()), end)
+
+    def _may_end_EP(self, node: int, ways: Ints | slice, end: int, begins: slice) -> Bools:
+        """For each stage from which begins it may end at a place, by its time and its memory."""
+        costs = self._costs
+        held_MP = self._kept_MI[:, end, None] <= self._most_MI[:, begins]
+        may_EP = self._last_CI[:, begins][costs.stages_E[node][ways]] >= end
+        may_EP &= held_MP[costs.rooms_E[node][ways]]
+        may_EP &= self._fits_TI[:, begins][costs.rates_E[node][ways]]
+        return np.asarray(may_EP, dtype=np.bool_)
+
+    def reached(self, bound_s: float) -> Bools:
+        """Places reached by any number of stages, by node.
+
+        Args:
+            bound_s: of their times and of their transfers.
+        """
+        self._set(bound_s)
+        reached_VI = np.zeros((len(self._costs.lattice.nodes), len(self._places_I)), dtype=np.bool_)
+        reached_VI[0, 0] = True
+        for node in range(1, len(reached_VI)):
+            reached_VI[node] = self._ends_I(node, slice(None), reached_VI)
+        return reached_VI
+
+    def following(self, bound_s: float, begin_VI: Bools) -> Bools:
+        """Places reached by one more stage.
+
+        Args:
+            bound_s: of its time and of the transfer that it receives.
+            begin_VI: where it may begin, by node.
+        """
+        self._set(bound_s)
+        some_V = np.asarray(begin_VI.any(axis=1), dtype=np.bool_)
+        ends_VI = np.zeros_like(begin_VI)
+        for node, found in enumerate(self._costs.lattice.ways):
+            ways = np.flatnonzero(some_V[found.sources_E])
+            if len(ways):
+                ends_VI[node] = self._ends_I(node, ways, begin_VI)
+        return ends_VI
+
+    def depart(self, node: int, bound_s: float, targets_I: Bools) -> Bools:
+        """For each stage that ends at one of some places, where it may begin."""
+        self._set(bound_s)
+        beyond = np.int32(len(targets_I))
+        places_I = np.where(targets_I & ~self._alone_I, self._places_I, beyond)
+        next_I = np.full_like(self._places_I, beyond)  # the next of them behind a place
+        next_I[:-1] = np.minimum.accumulate(places_I[:0:-1])[::-1]
+        may_EI = np.asarray(next_I <= self._last_EI(node, slice(None)), dtype=np.bool_)
+        for end, begins in self._asked:
+            if targets_I[end]:
+                may_EI[:, begins] |= self._may_end_EP(node, slice(None), end, begins)
+        return may_EI
+
+
+def _last(sums_I: Floats, most_I: Floats) -> Places:
+    """The last places at which sums, which never fall, are no more than something."""
+    return (np.searchsorted(sums_I, most_I, side="right") - 1).astype(np.int32)
+
+
+class Masks:
+    """Reachable states of a branching graph, or places of a chain: each pair is looked at."""
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._places_I = np.arange(costs.spans.num_layers + 1)
+
+    def _fits_PJ(self, node: int, way: int, begins_P: Ints, ends_J: Ints, bound_s: float) -> Bools:
+        ways_P = np.full(len(begins_P), way)
+        times_s = self._costs.times_s(node, ways_P, begins_P, ends_J, bound_s)
+        return np.asarray(np.isfinite(times_s), dtype=np.bool_)
+
+    def _ends_I(self, node: int, bound_s: float, begin_VI: Bools) -> Bools:
+        ends_I = np.zeros(len(self._places_I), dtype=np.bool_)
+        # The stages of fewest devices first: they lead furthest, and few places are left to others.
+        for way in reversed(range(len(self._costs.lattice.ways[node].sources_E))):
+            source = self._costs.lattice.ways[node].sources_E[way]
+            begins, left = self._near(node, way, bound_s, begin_VI[source], ~ends_I)
+            if len(begins) and len(left):
+                ends_I[left] = self._fits_PJ(node, way, begins, left, bound_s).any(axis=0)
+        return ends_I
+
+    def _near(
+        self, node: int, way: int, bound_s: float, begin_I: Bools, end_I: Bools
+    ) -> tuple[Ints, Ints]:
+        """Begins and ends that may be near enough to one another, by one kind of the devices."""
+        begins, ends = np.flatnonzero(begin_I), np.flatnonzero(end_I)
+        if not (len(begins) and len(ends)):
+            return begins, ends
+        row = self._costs.rows_CK[self._costs.stages_E[node][way], 0]
+        sums_I = self._costs.sums_RI[row]
+        most = bound_s * self._costs.replicas_R[row] * (1 + _ROUNDING) + _ROUNDING * sums_I[-1]
+        ends = ends[sums_I[ends] <= sums_I[begins].max() + most]
+        if len(ends):
+            begins = begins[sums_I[begins] >= sums_I[ends].min() - most]
+        return begins, ends
+
+    def reached(self, bound_s: float) -> Bools:
+        """As :meth:`Windows.reached`."""
+        nodes = len(self._costs.lattice.nodes)
+        reached_VI = np.zeros((nodes, len(self._places_I)), dtype=np.bool_)
+        reached_VI[0, 0] = True
+        for node in range(1, nodes):
+            reached_VI[node] = self._ends_I(node, bound_s, reached_VI)
+        return reached_VI
+
+    def following(self, bound_s: float, begin_VI: Bools) -> Bools:
+        """As :meth:`Windows.following`."""
+        nodes = range(len(begin_VI))
+        return np.array([self._ends_I(node, bound_s, begin_VI) for node in nodes])
+
+    def depart(self, node: int, bound_s: float, targets_I: Bools) -> Bools:
+        """As :meth:`Windows.depart`."""
+        ways, ends_J = (
+            range(len(self._costs.lattice.ways[node].sources_E)),
+            np.flatnonzero(targets_I),
+        )
+        return np.array(
+            [self._fits_PJ(node, way, self._places_I, ends_J, bound_s).any(axis=1) for way in ways]
+        ).reshape(len(ways), len(targets_I))
+
+
+def reaches(costs: Costs) -> Windows | Masks:
+    """What suits the model: windows for a chain, masks for a graph or where costs are of pairs."""
+    chain = costs.spans.nested_II is None
+    return Windows(costs) if chain and costs.by_windows else Masks(costs)
+
+
+MOST_AT_ONCE = 4_000_000
+"""Pairs of a begin and an end whose times are in memory at a time."""
+
+
+def best_tied(costs: Costs, windows: Windows | Masks, bottleneck_s: float) -> list[Choice]:
+    """The best of the plans with a bottleneck that some plan reaches."""
+    bound_s = bottleneck_s * (1 + EQUAL)
+    levels = _live(costs, windows, bound_s, _fewest(costs, windows, bound_s))
+    rest = _Rest(costs, levels, bound_s)
+    return rest.plan()
+
+
+def _fewest(costs: Costs, windows: Windows | Masks, bound_s: float) -> list[Bools]:
+    """Places by node that 0, 1, ... stages reach and fewer do not, until a plan is whole.
+
+    A plan of fewest stages passes only such places: a shorter way to one of them would make the
+    whole plan shorter.
+    """
+    lattice = costs.lattice
+    begin_VI = np.zeros((len(lattice.nodes), costs.spans.num_layers + 1), dtype=np.bool_)
+    begin_VI[0, 0] = True
+    levels, before_VI = [begin_VI], begin_VI.copy()
+    while not levels[-1][lattice.last, -1].any():
+        levels.append(windows.following(bound_s, levels[-1]) & ~before_VI)
+        before_VI |= levels[-1]
+    return levels
+
+
+def _live(
+    costs: Costs, windows: Windows | Masks, bound_s: float, levels: list[Bools]
+) -> list[Bools]:
+    """Of the places reached, those from which a plan of so many stages becomes whole."""
+    lattice = costs.lattice
+    targets_VI = np.zeros_like(levels[-1])
+    targets_VI[lattice.last, -1] = levels[-1][lattice.last, -1]
+    live = [targets_VI]
+    for reached_VI in reversed(levels[:-1]):
+        before_VI = np.zeros_like(reached_VI)
+        for node in np.flatnonzero(live[0].any(axis=1)):
+            begins_EI = windows.depart(int(node), bound_s, live[0][node])
+            before_VI[lattice.ways[node].sources_E] |= begins_EI
+        live.insert(0, before_VI & reached_VI)
+    return live
+
+
+class _Rest:
+    """What the best rest of a plan costs, from each place of each node."""
+
+    def __init__(self, costs: Costs, levels: list[Bools], bound_s: float) -> None:
+        self._costs, self._levels, self._bound_s = costs, levels, bound_s
+        # A place is reached with one number of stages only.
+        self._worst_VI = np.full(levels[0].shape, np.inf)
+        self._second_VI = np.full(levels[0].shape, np.inf)
+        self._worst_VI[levels[-1]] = self._second_VI[levels[-1]] = 0.0
+        for before_VI, after_VI in reversed(list(pairwise(levels))):
+            for node in np.flatnonzero(after_VI.any(axis=1)):
+                self._meet(int(node), before_VI, np.flatnonzero(after_VI[node]))
+
+    def _meet(self, node: int, before_VI: Bools, ends_J: Ints) -> None:
+        """What the rests of plans cost that go on with a stage to some places of a node."""
+        sources_E = self._costs.lattice.ways[node].sources_E
+        ways_P, begins_P = np.nonzero(before_VI[sources_E])
+        worst_J, second_J = self._worst_VI[node, ends_J], self._second_VI[node, ends_J]
+        for part in range(0, len(ways_P), most := 1 + MOST_AT_ONCE // len(ends_J)):
+            ways, begins = ways_P[part : part + most], begins_P[part : part + most]
+            times_PJ = self._costs.times_s(node, ways, begins, ends_J, self._bound_s)
+            # The stage may be the slowest one, and then it is not the second-worst.
+            as_worst_PJ = np.where(np.isfinite(times_PJ), worst_J, np.inf)
+            rest_PJ = np.minimum(np.maximum(times_PJ, second_J), as_worst_PJ)
+            all_PJ = np.maximum(times_PJ, worst_J)
+            place = sources_E[ways], begins  # each of them once
+            self._second_VI[place] = np.minimum(self._second_VI[place], rest_PJ.min(axis=1))
+            self._worst_VI[place] = np.minimum(self._worst_VI[place], all_PJ.min(axis=1))
+
+    def plan(self) -> list[Choice]:
+        """From the front, the stage whose text comes first and that ends in a best plan."""
+        limit_s = float(self._second_VI[0, 0]) * (1 + EQUAL)
+        node, place, spare = 0, 0, True
+        chosen = []
+        for level in range(len(self._levels) - 1):
+            options = self._options(level, node, place, spare, limit_s)
+            choice, node, spare = min(
+                options, key=lambda option: option[0].text(self._costs.lattice.kinds)
+            )
+            place = choice.end
+            chosen.append(choice)
+        return chosen
+
+    def _options(
+        self, level: int, node: int, place: int, spare: bool, limit_s: float
+    ) -> Iterator[tuple[Choice, int, bool]]:
+        """Stages from here on, where they lead, and whether one may still exceed the limit."""
+        after_VI = self._levels[level + 1]
+        for after in np.flatnonzero(after_VI.any(axis=1)):
+            ways, ends = self._costs.lattice.ways[after], np.flatnonzero(after_VI[after])
+            for way in np.flatnonzero(ways.sources_E == node):
+                counts = tuple(int(n) for n in ways.counts_EK[way])
+                times_s = self._costs.times_s(
+                    int(after), np.array([way]), np.array([place]), ends, self._bound_s
+                )
+                for end, time_s in zip(ends, times_s[0], strict=True):
+                    keeps = spare and time_s <= limit_s
+                    following_VI = self._second_VI if keeps else self._worst_VI
+                    enough = following_VI[after, end] <= limit_s
+                    if np.isfinite(time_s) and enough and (spare or time_s <= limit_s):
+                        choice = Choice(first=place, end=int(end), counts=counts)
+                        yield choice, int(after), keeps
+
+
+TINY_S = 1e-300
+"""What no bottleneck above 0 is below; the ratio to it is halved ten times, whatever the scale."""
+
+
+def search(costs: Costs) -> list[Choice] | None:
+    """Stages of the best plan, the first one first; None where no plan fits the memory."""
+    windows = reaches(costs)
+    bottleneck_s = _least_bottleneck(costs, windows)
+    return None if bottleneck_s is None else best_tied(costs, windows, bottleneck_s)
+
+
+def feasible(costs: Costs) -> bool:
+    """Whether any plan fits the memory."""
+    return _feasible(costs, reaches(costs), costs.bounds_s()[1])
+
+
+def between_s(low_s: float, high_s: float) -> float:
+    """Halves the ratio of two times while that is large, the distance when it is small."""
+    low_s = max(low_s, TINY_S)
+    return low_s**0.5 * high_s**0.5 if high_s > 2 * low_s else (low_s + high_s) / 2
+
+
+def _least_bottleneck(costs: Costs, windows: Windows | Masks) -> float | None:
+    low_s, high_s = costs.bounds_s()
+    if not _feasible(costs, windows, high_s):
+        return None
+    if _feasible(costs, windows, 0.0):
+        return 0.0
+    low_s = max(low_s, TINY_S)
+    while high_s > low_s * (1 + EXACT):
+        middle_s = between_s(low_s, high_s)
+        if _feasible(costs, windows, middle_s):
+            high_s = middle_s
+        else:
+            low_s = middle_s
+    return high_s
+
+
+def _feasible(costs: Costs, windows: Windows | Masks, bound_s: float) -> bool:
+    """Whether some plan keeps all stages and transfers within a bound."""
+    return bool(windows.reached(bound_s)[costs.lattice.last, -1].any())

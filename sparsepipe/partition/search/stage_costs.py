@@ -1,0 +1,457 @@
+"""Times and memory of all stages that a search may choose from, as arrays.
+
+Shape suffixes: E stages that end at one node of the lattice (see ``lattice.py``); I places a
+model can be cut at; K kinds of devices; R rows of sums: kinds, numbers of replicas and bandwidths
+that occur together; C stages that cost the same: kinds, replicas and bandwidth; M numbers of
+minibatches in flight and of replicas, and room for them; T rates of transfers; P stages that begin
+at one place each; J places where they may end.
+
+The time of a stage of m devices is the largest of ``(W[j] - W[i]) / m`` over its kinds, with
+``W`` the sum of compute and, for each byte of parameters, of the all-reduce.
+
+Costs of plans of a synchronous pipeline whose stages run no layer twice.
+
+A stage keeps what its microbatches in flight need. How large these are depends on the number of
+devices of the first stage: plans are searched for one such number after another, where memory
+counts. A stage with more devices than there are microbatches is left out: the strategy refuses it.
+
+Shape suffixes: E stages that end at one node of the lattice, or at any, one node after another;
+I places a model can be cut at; K kinds of devices; C classes of stages that keep as much.
+
+Costs of plans whose stages recompute layers.
+
+What a stage takes is no difference of sums then, so that each pair of a begin and an end is looked
+at, as for branching graphs. The sizes of microbatches depend on the number of devices of the first
+stage: plans are searched for one such number after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparsepipe.partition.costs.layers import Floats, Spans
+from sparsepipe.partition.costs.model import EXACT, CostModel, bottleneck_s, plan_times
+from sparsepipe.partition.devices import Choice
+from sparsepipe.partition.memory.model import MemoryModel, room_bytes
+from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.search.checkpointed_stages import LayerTables, SecondRuns, StageClass
+from sparsepipe.partition.search.lattice import Lattice, Ways
+
+Bools = NDArray[np.bool_]
+
+Ints = NDArray[np.intp]
+
+
+class Costs:
+    """Times of all stages and cuts that a search may choose from.
+
+    Args:
+        spans: of the model.
+        lattice: of the devices.
+        model: says what they cost.
+        memory: says what they keep; None: no device's memory is a limit.
+        more_bytes: that each device is taken to hold beyond its limit.
+
+    Attributes:
+        sums_RI: W for each kind, number of replicas and bandwidth.
+        replicas_R: the numbers of replicas.
+        rows: which of the sums is of a kind, a number of replicas and a bandwidth.
+        rows_CK: rows of the sums of a stage's kinds; that of its first kind again for others.
+        stages_E: which of the C stages each stage is, for each node.
+        rates_E: which of the T rates its transfer has, for each node.
+        rooms_E: which of the M rooms it has, for each node; empty without limits.
+        num_rooms: M.
+        by_windows: in a chain of layers the ends that suit a begin follow one another, but for
+            what their memory leaves out (see ``windows.py``).
+    """
+
+    by_windows = True
+
+    def __init__(
+        self,
+        spans: Spans,
+        lattice: Lattice,
+        model: CostModel,
+        memory: MemoryModel | None,
+        *,
+        more_bytes: float = 0.0,
+    ) -> None:
+        self._more_bytes = more_bytes
+        self.spans, self.lattice, self.model, self.memory = spans, lattice, model, memory
+        self._ends = np.cumsum([len(ways.sources_E) for ways in lattice.ways])[:-1]
+        self._set_stages()
+        self._set_rates()
+        self.num_rooms = 0
+        self.rooms_E: list[Ints] = []
+        if memory is not None:
+            self._stored = spans.stored_between()
+            self._set_rooms(memory)
+
+    def _all(self, name: str) -> NDArray[np.float64]:
+        """What all nodes' stages have of something, one after another."""
+        rows: NDArray[np.float64] = np.concatenate([getattr(w, name) for w in self.lattice.ways])
+        return rows
+
+    def _split(self, numbers: Ints) -> list[Ints]:
+        return np.split(numbers, self._ends)
+
+    def _set_stages(self) -> None:
+        present_EK = self._all("counts_EK") > 0
+        figures = [self._all("replicas_E"), self._all("sync_E"), *present_EK.T]
+        stages, numbers = distinct(figures)
+        self.stages_E = self._split(numbers)
+        self.rows = keys = dict[tuple[int, int, float], int]()
+        rows_CK = []
+        for m, speed, *present in stages.tolist():
+            row = [
+                keys.setdefault((k, int(m), speed), len(keys)) if there else -1
+                for k, there in enumerate(present)
+            ]
+            first = next(r for r in row if r >= 0)
+            rows_CK.append([first if r < 0 else r for r in row])
+        self.rows_CK: Ints = np.array(rows_CK, dtype=np.intp)
+        sync_R = [self.model.sync_s_per_byte(m, bytes_per_s=speed) for _, m, speed in keys]
+        compute_s_RI = self.spans.compute_s_KI[[kind for kind, _, _ in keys]]
+        self.sums_RI: Floats = (
+            compute_s_RI + np.array(sync_R)[:, None] * self.spans.parameter_bytes_I
+        )
+        self.replicas_R = np.array([m for _, m, _ in keys])
+
+    def _set_rates(self) -> None:
+        pairs, numbers = distinct([self._all("replicas_E"), self._all("cut_E")])
+        each = [self.model.cut_s_per_byte(int(m), bytes_per_s=s) for m, s in pairs.tolist()]
+        self._cut_s_per_byte_T, same = np.unique(each, return_inverse=True)
+        self.rates_E = self._split(same[numbers])
+
+    def _set_rooms(self, memory: MemoryModel) -> None:
+        limits_K = [
+            float("inf") if kind.memory_bytes is None else kind.memory_bytes
+            for kind in self.lattice.kinds
+        ]
+        pairs, each = distinct([self._all("replicas_E"), self._all("left_E")])
+        in_flight = np.array([memory.in_flight(int(r), int(left)) for r, left in pairs])[each]
+        replicas = np.minimum(self._all("replicas_E"), 2)  # how many they are changes nothing
+        room = np.where(self._all("counts_EK") > 0, limits_K, np.inf).min(axis=1)
+        rooms, numbers = distinct([in_flight, replicas, room])
+        self._rooms_M = [(int(m), int(r), limit) for m, r, limit in rooms.tolist()]
+        self.num_rooms = len(rooms)
+        self.rooms_E = self._split(numbers)
+
+    def cuts_fit_TI(self, bound_s: float) -> Bools:
+        """At which places stages may begin, for their transfers."""
+        fit_TI: Bools = self._cut_s_per_byte_T[:, None] * self.spans.cut_bytes_I <= bound_s
+        return fit_TI
+
+    def bounds_s(self) -> tuple[float, float]:
+        """A time that no plan can beat, and one that every plan keeps to."""
+        spans = self.spans
+        most_cut = float(self._cut_s_per_byte_T.max())
+        most_s = float(self.sums_RI[:, -1].max() + most_cut * spans.cut_bytes_I.max())
+        least_s = 0.0
+        if spans.nested_II is None:  # each layer on the kind that is fastest with it
+            layers_s_KL = np.diff(spans.compute_s_KI, axis=1)
+            least_s = float(layers_s_KL.min(axis=0).sum()) / sum(self.lattice.all_used)
+        return least_s, most_s
+
+    def times_s(
+        self, node: int, ways_P: Ints, begins_P: Ints, ends_J: Ints, bound_s: float
+    ) -> Floats:
+        """Times of stages that end at a node; infinite where one may not be, or is too slow.
+
+        Args:
+            node: where they end.
+            ways_P: which of the node's stages.
+            begins_P: where each begins.
+            ends_J: where they end: each of them at each of these places.
+            bound_s: of a stage and of the transfer that it receives.
+        """
+        begins_P1, ends_J = begins_P[:, None], ends_J[None, :]
+        sums_PJ = np.full((len(begins_P), ends_J.shape[1]), -np.inf)
+        for rows_P in self.rows_CK[self.stages_E[node][ways_P]].T:
+            rows_P1 = rows_P[:, None]
+            span_PJ = self.sums_RI[rows_P1, ends_J] - self.sums_RI[rows_P1, begins_P1]
+            np.maximum(sums_PJ, span_PJ, out=sums_PJ)
+        times_PJ = sums_PJ / self.lattice.ways[node].replicas_E[ways_P][:, None]
+        nested_II = self.spans.nested_II
+        allowed_PJ = begins_P1 < ends_J if nested_II is None else nested_II[begins_P1, ends_J]
+        each_s_P = self._cut_s_per_byte_T[self.rates_E[node][ways_P]]
+        cuts_fit_P = each_s_P * self.spans.cut_bytes_I[begins_P] <= bound_s
+        allowed_PJ = allowed_PJ & (times_PJ <= bound_s) & cuts_fit_P[:, None]
+        if self.num_rooms:
+            rooms_P = self.rooms_E[node][ways_P]
+            for number in set(rooms_P.tolist()):
+                before_I, after_I, room = self.kept(number)
+                fits_PJ = after_I[ends_J] - before_I[begins_P1] <= room
+                allowed_PJ &= fits_PJ | (rooms_P != number)[:, None]
+        return np.where(allowed_PJ, times_PJ, np.inf)
+
+    def kept(self, number: int) -> tuple[Floats, Floats, float]:
+        """For one of the M: bytes by places, and room for the second less the first of them."""
+        assert self.memory is not None
+        in_flight, replicas, room = self._rooms_M[number]
+        each = self.memory.per_parameter_byte(in_flight, replicas=replicas)
+        weights_I = each * self.spans.parameter_bytes_I
+        before_I, after_I = (weights_I + in_flight * part_I for part_I in self._stored)
+        return before_I, after_I, room_bytes(room + self._more_bytes) - self.memory.reserved_bytes
+
+
+def distinct(columns: Sequence[NDArray[np.generic]]) -> tuple[NDArray[np.float64], Ints]:
+    """The rows that there are of some columns, each once, and which of them each row is."""
+    rows = np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
+    found, numbers = np.unique(rows, axis=0, return_inverse=True)
+    return found, np.asarray(numbers, dtype=np.intp).reshape(-1)
+
+
+class PlainCosts(Costs):
+    """Costs of stages that keep what their microbatches in flight need, and recompute nothing.
+
+    Args:
+        problem: a chain of layers.
+        lattice: of its devices.
+        runs: which stages keep as much, and what devices hold.
+    """
+
+    def __init__(self, problem: Problem, lattice: Lattice, runs: SecondRuns) -> None:
+        super().__init__(problem.spans, lattice, problem.model, None)
+        self._problem, self._runs = problem, runs
+        self._classes: list[StageClass] = []
+        self._kept: list[tuple[Floats, Floats, float]] = []
+
+    def of_readers(self, readers: int | None) -> PlainCosts:
+        """The same of plans whose first stage has so many devices.
+
+        Args:
+            readers: how many; None: any number, where memory does not count.
+        """
+        other = copy(self)
+        other._set_classes(readers)
+        zeros_I = np.zeros(self.spans.num_layers + 1)
+        other._kept = [*map(other._kept_by, other._classes), (zeros_I, zeros_I, -np.inf)]
+        other.num_rooms = len(other._kept)
+        return other
+
+    def _set_classes(self, readers: int | None) -> None:
+        """Which class each stage is of; behind the last of them, what is left out."""
+        replicas_E, left_E = (self._all(name).astype(np.intp) for name in ("replicas_E", "left_E"))
+        microbatches = self._runs.microbatches
+        may_E = replicas_E <= microbatches.count
+        if readers is not None:
+            is_first_E = left_E == sum(self.lattice.all_used)
+            may_E &= ~is_first_E | (replicas_E == readers)
+        classes: dict[StageClass, int] = {}
+        numbers_E = np.full(len(replicas_E), -1, dtype=np.intp)
+        if may_E.any():
+            present_EK = self._all("counts_EK")[may_E] > 0
+            at_once = microbatches.at_once(replicas_E[may_E], left_E[may_E])
+            rows, same = distinct([replicas_E[may_E], at_once, *present_EK.T])
+            each = []
+            for replicas, held, *present in rows.tolist():
+                own = self._runs.class_with(
+                    [kind for kind, there in enumerate(present) if there],
+                    replicas=int(replicas),
+                    at_once=int(held),
+                    stage=0,
+                    readers=readers or 1,
+                )
+                each.append(classes.setdefault(own, len(classes)))
+            numbers_E[may_E] = np.array(each, dtype=np.intp)[same]
+        self._classes = list(classes)
+        self.rooms_E = self._split(np.where(numbers_E < 0, len(classes), numbers_E))
+
+    def _kept_by(self, own: StageClass) -> tuple[Floats, Floats, float]:
+        """As :meth:`kept`."""
+        memory, limit = self._problem.memory, self._runs.limit_bytes(own)
+        if memory is None or np.isinf(limit):
+            zeros_I = np.zeros(self.spans.num_layers + 1)
+            return zeros_I, zeros_I, np.inf
+        before_I, after_I, weights_I = self._runs.tables.sums(own.kinds)
+        each = memory.per_parameter_byte(1, replicas=own.replicas)
+        batches = own.in_flight * own.share
+        return (
+            each * weights_I + batches * before_I,
+            each * weights_I + batches * after_I,
+            room_bytes(limit) - memory.reserved_bytes,
+        )
+
+    def kept(self, number: int) -> tuple[Floats, Floats, float]:
+        """As of :class:`Costs`."""
+        return self._kept[number]
+
+    def keeps_to(self, plan: Sequence[Choice], bound_s: float) -> bool:
+        """Whether the stages of a plan do so: their times are what they take.
+
+        Args:
+            plan: of this lattice, which keeps to the bound by :meth:`times_s`.
+            bound_s: of their times.
+        """
+        del plan, bound_s
+        return True
+
+    def plan_s(self, plan: Sequence[Choice]) -> float:
+        """Seconds between two minibatches.
+
+        Args:
+            plan: of this lattice.
+        """
+        problem = self._problem
+        return bottleneck_s(plan, problem.spans, problem.fleet, problem.model)
+
+
+def plain_costs(problem: Problem, lattice: Lattice, runs: SecondRuns) -> Iterator[PlainCosts]:
+    """The costs of plans with each number of devices of the first stage, the largest first.
+
+    Args:
+        problem: a chain of layers.
+        lattice: of its devices.
+        runs: see :class:`PlainCosts`.
+    """
+    of_all = PlainCosts(problem, lattice, runs)
+    yield from map(of_all.of_readers, problem.numbers_of_readers)
+
+
+class PairCosts(Costs):
+    """Costs of stages of which each takes some seconds more by its begin and its end.
+
+    Args:
+        problem: with what is recomputed.
+        lattice: of the devices.
+        runs: what that adds.
+        readers: devices of the first stage; None: any number, where memory does not count.
+    """
+
+    by_windows = False
+
+    def __init__(
+        self, problem: Problem, lattice: Lattice, runs: SecondRuns, *, readers: int | None
+    ) -> None:
+        super().__init__(problem.spans, lattice, problem.model, None)
+        self._problem, self._runs, self._readers = problem, runs, readers
+        classes: dict[StageClass, int] = {}
+        self._classes_E = [self._numbers(ways, classes) for ways in lattice.ways]
+        self._each = list(classes)
+
+    def _numbers(self, ways: Ways, classes: dict[StageClass, int]) -> Ints:
+        """Which class each stage is of.
+
+        -1: it begins plans of other first stages, ends plans without all stages that the setting
+        names, or has too many devices.
+        """
+        found = []
+        for way, source in enumerate(ways.sources_E.tolist()):
+            counts = ways.counts_EK[way].tolist()
+            left, stage = int(ways.left_E[way]), self.lattice.nodes[source].stage
+            is_last = left == sum(counts)
+            others = not source and self._readers not in (None, sum(counts))
+            others = others or not self._runs.has_work_for(sum(counts))
+            if others or (is_last and stage + 1 < self._problem.stages_told):
+                found.append(-1)
+                continue
+            readers = self._readers or 1
+            own = self._runs.class_of(counts, left=left, stage=stage, readers=readers)
+            found.append(classes.setdefault(own, len(classes)))
+        return np.array(found, dtype=np.intp)
+
+    def bounds_s(self) -> tuple[float, float]:
+        """As of :class:`Costs`."""
+        least_s, most_s = super().bounds_s()
+        return least_s, (most_s + self._runs.most_s) * (1 + EXACT)
+
+    def times_s(
+        self, node: int, ways_P: Ints, begins_P: Ints, ends_J: Ints, bound_s: float
+    ) -> Floats:
+        """As of :class:`Costs`; at least, where layers are to be chosen."""
+        times_PJ = super().times_s(node, ways_P, begins_P, ends_J, bound_s)
+        self._runs.work.look_at_pairs(times_PJ.size)
+        classes_P = self._classes_E[node][ways_P]
+        replicas_P = self.lattice.ways[node].replicas_E[ways_P]
+        for number in set(classes_P.tolist()):
+            here_P = classes_P == number
+            if number < 0:
+                times_PJ[here_P] = np.inf
+                continue
+            more_II = self._runs.seconds_II(self._each[number])
+            more_PJ = more_II[begins_P[here_P][:, None], ends_J[None, :]]
+            times_PJ[here_P] += more_PJ / replicas_P[here_P][:, None]
+        return np.where(times_PJ <= bound_s, times_PJ, np.inf)
+
+    def keeps_to(self, plan: Sequence[Choice], bound_s: float) -> bool:
+        """Whether the stages of a plan do so when they are counted; what comes of it is known then.
+
+        Where one does not, :meth:`times_s` is above the bound for it from then on, unless the work
+        is done: what stages take alone is added up as there, and the slack is far above rounding.
+
+        Args:
+            plan: of this lattice, which keeps to the bound by :meth:`times_s`.
+            bound_s: of their times.
+        """
+        most_s, runs = bound_s * (1 + EXACT / 4), self._runs
+        return all(
+            runs.keeps_to(
+                own,
+                stage.first,
+                stage.end,
+                most_s=(most_s - self._alone_s(stage)) * sum(stage.counts),
+            )
+            for own, stage in zip(runs.classes_of(plan), plan, strict=True)
+        )
+
+    def plan_s(self, plan: Sequence[Choice]) -> float:
+        """Seconds between two minibatches, at most.
+
+        Args:
+            plan: of this lattice, with layers to recompute for each stage that are known to fit.
+        """
+        problem, runs = self._problem, self._runs
+        _, cuts_s = plan_times(plan, problem.spans, problem.fleet, problem.model)
+        times_s = [
+            self._alone_s(stage) + runs.at_most(own, stage.first, stage.end) / sum(stage.counts)
+            for own, stage in zip(runs.classes_of(plan), plan, strict=True)
+        ]
+        return max(*times_s, *cuts_s, 0.0)
+
+    def _alone_s(self, stage: Choice) -> float:
+        """What a stage takes that recomputes nothing, to the bit as :meth:`times_s` has it."""
+        replicas, speed = sum(stage.counts), self.lattice.fleet.sync_bytes_per_s(stage.counts)
+        rows = [self.rows[kind, replicas, speed] for kind, n in enumerate(stage.counts) if n]
+        sums_R = self.sums_RI[rows, stage.end] - self.sums_RI[rows, stage.first]
+        return float(sums_R.max()) / replicas
+
+
+class PlanSeconds:
+    """What the stages of any plan of a problem take for what they recompute.
+
+    Args:
+        problem: with what is recomputed.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._runs = SecondRuns(LayerTables(problem), problem.memory)
+
+    def __call__(self, plan: Sequence[Choice]) -> list[float]:
+        """Seconds of each stage, its replicas sharing them; infinite where it does not fit.
+
+        Of a plan without all stages that the setting names they are infinite, and of one with a
+        stage of more devices than there are microbatches.
+        """
+        most = max(sum(stage.counts) for stage in plan)
+        if len(plan) < self._problem.stages_told or not self._runs.has_work_for(most):
+            return [float("inf")] * len(plan)
+        runs = self._runs
+        return [
+            runs.count(own, stage.first, stage.end) / sum(stage.counts)
+            for own, stage in zip(runs.classes_of(plan), plan, strict=True)
+        ]
+
+
+def costs_by_readers(problem: Problem, lattice: Lattice, runs: SecondRuns) -> Iterator[PairCosts]:
+    """The costs of plans with each number of devices of the first stage, the largest first.
+
+    Where memory does not count these change nothing: the costs of all plans.
+    """
+    for readers in problem.numbers_of_readers:
+        yield PairCosts(problem, lattice, runs, readers=readers)

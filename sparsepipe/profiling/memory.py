@@ -1,0 +1,255 @@
+"""How many bytes of tensors are alive, where the device does not count them itself.
+
+What each layer keeps for its backward pass: tensors that torch saves, and kernel maps.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, UntypedStorage, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from sparsepipe.profiling.activations import (
+    coordinate_caches,
+    copied,
+    detached,
+    differentiable,
+    fresh,
+)
+from sparsepipe.sparse import CoordinateCache, derived_tensors
+
+
+class Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the storages that operators make while it is entered, until they are freed.
+
+    It sees every operator of this thread, those inside autograd functions and temporaries between
+    two operators too; not what a kernel takes and gives back by itself, nor what other libraries
+    hold. A storage that was there before counts nothing. It is slow, so that nothing should be
+    timed meanwhile.
+
+    Attributes:
+        bytes: alive now.
+        peak_bytes: most that were since :meth:`restart`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = self.peak_bytes = 0
+        self._known: Any = WeakIdKeyDictionary()
+
+    def restart(self) -> int:
+        """Begins a new peak; what is alive now."""
+        self.peak_bytes = self.bytes
+        return self.bytes
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Runs an operator; see torch's own documentation of modes."""
+        named = dict(kwargs or {})
+        for storage in _storages((args, named)):
+            self._known.setdefault(storage, True)
+        found = func(*args, **named)
+        for storage in _storages(found):
+            if storage not in self._known:
+                self._known[storage] = True
+                self.bytes += storage.nbytes()
+                weakref.finalize(storage, self._gone, storage.nbytes()).atexit = False
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
+        return found
+
+    def _gone(self, size: int) -> None:
+        self.bytes -= size
+
+
+def layer_peaks(layers: nn.Sequential, batches: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """Most bytes of tensors that each layer has alive beyond what was before its forward.
+
+    What it gives and what it keeps for its backward counts, and what it needs for a moment; in
+    the backward the gradients that it makes, but not the one that it gets.
+
+    Args:
+        layers: the network, in the mode that is asked about; statistics of norm layers move on,
+            and parameters have no gradients afterwards.
+        batches: its inputs, of which the one counts that takes most; they are left as they are.
+
+    Returns:
+        For each layer: in its forward, in its backward (0 without one).
+    """
+    forward, backward = [0.0] * len(layers), [0.0] * len(layers)
+    for batch in batches:
+        with Alive() as alive:
+            value = fresh(batch)
+            for index, layer in enumerate(layers):
+                layer.zero_grad(set_to_none=True)
+                given = copied(detached(value))
+                before = alive.restart()
+                output = layer(given)
+                forward[index] = max(forward[index], alive.peak_bytes - before)
+                held = alive.bytes - before
+                if roots := differentiable(output):
+                    gradients = [torch.ones_like(root) for root in roots]
+                    before = alive.restart()
+                    torch.autograd.backward(roots, gradients)
+                    backward[index] = max(backward[index], held + alive.peak_bytes - before)
+                    del gradients
+                    layer.zero_grad(set_to_none=True)
+                value = detached(output)
+                del roots, output
+    return forward, backward
+
+
+def _storages(value: Any) -> list[UntypedStorage]:
+    return [
+        leaf.untyped_storage() for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)
+    ]
+
+
+def heaviest(layers: nn.Sequential, batches: Sequence[Any]) -> Any:
+    """The batch of which a forward pass keeps most.
+
+    Args:
+        layers: the network, in the mode that is asked about; statistics of norm layers move on.
+        batches: its inputs; they are left as they are.
+    """
+    return max(batches, key=lambda batch: sum(saved_bytes(layers, batch)))
+
+
+def saved_bytes(layers: nn.Sequential, batch: Any) -> list[float]:
+    """Bytes that a forward pass keeps for each layer.
+
+    Each storage counts once, for the first layer that saves it; parameters and buffers do not
+    count, since they are there anyway. What the forward derives from coordinates (indices, kernel
+    maps, gather plans) lives as long as the graph and counts for the layer that first asks for
+    it; what only the backward derives does not count, nor what other libraries keep to themselves.
+
+    Args:
+        layers: the network, in the mode that is asked about; statistics of norm layers move on.
+        batch: its input; it is left as it is.
+    """
+    return [float(size) for size in _kept_by(list(layers), fresh(batch)).sizes]
+
+
+def border_bytes(layers: nn.Sequential, batch: Any) -> tuple[list[float], list[float]]:
+    """Bytes that a stage keeps beside what :func:`saved_bytes` tells of its layers.
+
+    A stage that begins with a layer keeps the input that it received, and builds anew what layers
+    before it have derived from coordinates; one that ends with a layer keeps its output.
+    For each first layer a pass tells this, but only up to where nothing is left of what the layer
+    received: sites and features are others then, and from there on it keeps as much as a pass
+    through all layers does. That takes as long as some passes for each level of coordinates, not
+    one for each layer.
+
+    Args:
+        layers: the network, in the mode that is asked about; statistics of norm layers move on.
+        batch: its input; it is left as it is.
+
+    Returns:
+        For each layer: of a stage that begins with it, of a stage that ends with it.
+    """
+    whole = _kept_by(list(layers), fresh(batch))
+    begins, value = [], fresh(batch)
+    for first, layer in enumerate(layers):
+        received = _received(value)
+        end = whole.apart_from(first)
+        rest = _kept_by(list(layers)[first:end], received, received=True)
+        begins.append(float(max(0, sum(rest.sizes) - sum(whole.sizes[first:end]))))
+        value = layer(_received(value))
+    return begins, [float(size) for size in whole.outputs]
+
+
+def _received(value: Any) -> Any:
+    """As a stage gets it: without what was derived, and no leaf, so that layers may change it."""
+    leaves, tree = pytree.tree_flatten(value)
+    copies = [
+        leaf.detach().requires_grad_(leaf.requires_grad).clone()
+        if isinstance(leaf, Tensor)
+        else leaf
+        for leaf in leaves
+    ]
+    return pytree.tree_unflatten(copies, tree)
+
+
+class _Kept:
+    """Storages that a forward pass keeps, each counted once.
+
+    Attributes:
+        sizes: for each layer so far.
+        outputs: of each layer's output, as far as it was not counted.
+        borders: marks of what each layer gets, and of the last one's output: storages, and what is
+            derived from the same coordinates.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        own = chain.from_iterable((*layer.parameters(), *layer.buffers()) for layer in layers)
+        self._there = {tensor.untyped_storage().data_ptr() for tensor in own}
+        # All that was saved stays alive to the end: an address that is given out again would pass
+        # for a storage that was counted.
+        self._alive: dict[int, Tensor] = {}
+        self.sizes: list[int] = []
+        self.outputs: list[int] = []
+        self.borders: list[set[int]] = []
+        self._passed: list[Any] = []  # so that no mark is given out twice
+
+    def note(self, tensor: Tensor) -> Tensor:
+        """Counts a tensor for the present layer."""
+        storage = tensor.untyped_storage()
+        place = storage.data_ptr()
+        if place not in self._there and place not in self._alive:
+            self.sizes[-1] += storage.nbytes()
+            self._alive[place] = tensor.detach()
+        return tensor.detach()
+
+    def mark(self, value: Any) -> None:
+        """Marks what passes from one layer to the next."""
+        caches = coordinate_caches(value)
+        tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+        marks = {id(cache) for cache in caches}
+        self.borders.append(marks | {tensor.untyped_storage().data_ptr() for tensor in tensors})
+        self._passed.append((caches, [tensor.detach() for tensor in tensors]))
+
+    def apart_from(self, first: int) -> int:
+        """The first border behind a layer that has nothing of those up to it; else the last."""
+        before = {mark for border in self.borders[: first + 1] for mark in border}
+        ends = range(first + 1, len(self.borders))
+        return next((end for end in ends if not self.borders[end] & before), ends[-1])
+
+    def give(self, value: Any) -> None:
+        """Counts what a layer has given, and nobody has saved yet."""
+        tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+        counted = self._there | self._alive.keys()
+        self.outputs.append(sum(storages[place].nbytes() for place in storages.keys() - counted))
+
+
+def _kept_by(layers: Sequence[nn.Module], value: Any, *, received: bool = False) -> _Kept:
+    """Of a pass; what it received counts for the first layer if it is to count."""
+    kept = _Kept(layers)
+    levels: list[CoordinateCache] = []
+    with saved_tensors_hooks(kept.note, lambda tensor: tensor):
+        for layer in layers:
+            kept.mark(value)
+            kept.sizes.append(0)
+            if received and len(kept.sizes) == 1:
+                for leaf in pytree.tree_leaves(value):
+                    if isinstance(leaf, Tensor):
+                        kept.note(leaf)
+            levels += coordinate_caches(value)
+            value = layer(value)
+            for tensor in derived_tensors(levels):
+                kept.note(tensor)
+            kept.give(value)
+    kept.mark(value)
+    return kept

@@ -1,0 +1,166 @@
+"""Time as a device sees it.
+
+Forward and backward of a network in one piece, for comparison with its layers' times.
+
+How fast a device computes and how fast its memory is, as data sheets tell; here measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparsepipe.profiling.activations import differentiable
+
+
+class Clock:
+    """Marks in the work of a device, and the seconds between them.
+
+    On CUDA marks are events in the current stream, and nothing waits for the device until the
+    seconds are asked for; elsewhere they are readings of a monotonic clock.
+
+    Args:
+        device: that does the work.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._device = device
+        self._marks: list[Any] = []
+
+    def mark(self) -> None:
+        """Marks the end of what was done so far."""
+        if self._cuda:
+            event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self._device))
+            self._marks.append(event)
+        else:
+            self._marks.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        """Between each mark and the next, and forgets them."""
+        marks, self._marks = self._marks, []
+        if not self._cuda:
+            return [after - before for before, after in pairwise(marks)]
+        torch.cuda.synchronize(self._device)
+        return [before.elapsed_time(after) / 1000 for before, after in pairwise(marks)]
+
+    def synchronise(self) -> None:
+        """Waits until the device has done what it was given."""
+        if self._cuda:
+            torch.cuda.synchronize(self._device)
+
+
+def median_and_spread(times_s: Sequence[float]) -> tuple[float, float]:
+    """The median, and the distance between the quartiles."""
+    if len(times_s) < 2:
+        return times_s[0], 0.0
+    low, middle, high = statistics.quantiles(times_s, n=4, method="inclusive")
+    return middle, high - low
+
+
+Slowed = Callable[[], AbstractContextManager[None]]
+"""Makes the context of a piece of computation, which then takes longer."""
+
+
+def step_seconds(
+    layers: nn.Sequential, value: Any, *, device: torch.device, slowed: Slowed
+) -> float:
+    """Forward and backward of a network, in the mode that it is in, and its gradients let go.
+
+    Args:
+        layers: the network, on ``device``.
+        value: its input, which nothing was computed from.
+        device: where it runs.
+        slowed: of a device that is made slower than it is.
+    """
+    clock = Clock(device)
+    clock.synchronise()
+    clock.mark()
+    with slowed():
+        roots = differentiable(layers(value))
+    with slowed():
+        if roots:
+            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+    clock.mark()
+    (seconds,) = clock.seconds()
+    layers.zero_grad(set_to_none=True)
+    return seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Operations or bytes a second.
+
+    Attributes:
+        per_s: the median.
+        spread_per_s: the distance between the quartiles.
+    """
+
+    per_s: float
+    spread_per_s: float
+
+
+def multiply_speed(device: torch.device, *, size: int, warmups: int, repeats: int) -> Speed:
+    """Floating-point operations a second of a product of two square matrices, by ``torch.mm``.
+
+    In float32, without TF32. A product of n by n takes 2 n^3 operations.
+
+    Args:
+        device: that multiplies.
+        size: n.
+        warmups: products before those that count.
+        repeats: products that count.
+    """
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(size, size, generator=generator).to(device) for _ in range(2))
+    out = torch.empty_like(left)
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        times_s = _times_s(lambda: torch.mm(left, right, out=out), device, warmups, repeats)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+    return _speed(2.0 * size**3, times_s)
+
+
+def copy_speed(device: torch.device, *, size_bytes: int, warmups: int, repeats: int) -> Speed:
+    """Bytes a second that a copy within a device's memory moves: each is read once, written once.
+
+    Args:
+        device: whose memory it is.
+        size_bytes: of what is copied; far more than caches hold.
+        warmups: copies before those that count.
+        repeats: copies that count.
+    """
+    source = torch.ones(max(1, size_bytes // 4), device=device)
+    target = torch.empty_like(source)
+    times_s = _times_s(lambda: target.copy_(source), device, warmups, repeats)
+    return _speed(2.0 * source.nbytes, times_s)
+
+
+def _times_s(
+    work: Callable[[], object], device: torch.device, warmups: int, repeats: int
+) -> list[float]:
+    for _ in range(warmups):
+        work()
+    clock = Clock(device)
+    clock.synchronise()
+    clock.mark()
+    for _ in range(repeats):
+        work()
+        clock.mark()
+    return clock.seconds()
+
+
+def _speed(amount: float, times_s: list[float]) -> Speed:
+    per_s, spread_per_s = median_and_spread([amount / time_s for time_s in times_s])
+    return Speed(per_s=per_s, spread_per_s=spread_per_s)

@@ -1,0 +1,322 @@
+"""How fast a long run goes: it is simulated until it repeats itself, the rest follows from that.
+
+A workload under one of the schedules, by its name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from statistics import linear_regression
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.partition.memory.microbatches import check_microbatches, sizes_of
+from sparsepipe.schedule import (
+    SYNCHRONOUS,
+    Action,
+    Intake,
+    Plan,
+    Schedule,
+    asynchronous_order,
+    naive_order,
+)
+from sparsepipe.simulate.cycles import Cycle, Lookout
+from sparsepipe.simulate.engine import Setting, run_actions, simulate
+from sparsepipe.simulate.record import Record
+from sparsepipe.simulate.workload import Workload
+
+Order = Callable[[Plan, int, Intake], Iterable[Action]]
+"""What a rank does, told as it is asked for."""
+
+Run = tuple[Record, Cycle | None]
+"""What happened, and the cycle by which it was cut short; None: none was found."""
+
+_LEAST = 1000
+"""Minibatches of any run that is long enough."""
+
+_ROUNDS = 8
+"""A run that is long enough has so many minibatches for each rank, and so many periods where these
+are short: it repeats itself by then, if it does at all, or has run most of its time since the
+pipeline was full. The longest found in benchmarks/simulate.py is 5.8 periods."""
+
+_LONG_PERIOD = 4
+"""Minibatches for each rank from which on a period is too long to wait for its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How fast a long run goes.
+
+    Attributes:
+        minibatches: of the run.
+        total_s: from its beginning to the end of its last action.
+        minibatch_s: that a minibatch takes in the mean, once the pipeline is full, in a run that
+            goes on for long: no matter how short this one is.
+        busy: of each rank, the share of the time in which it computes; the same.
+        simulated: minibatches that were simulated for that.
+    """
+
+    minibatches: int
+    total_s: float
+    minibatch_s: float
+    busy: tuple[float, ...]
+    simulated: int
+
+
+def pace(
+    workload: Workload,
+    minibatches: int,
+    setting: Setting,
+    *,
+    order: Order = asynchronous_order,
+    splits: bool = False,
+) -> Pace:
+    """How fast a plan runs under a schedule, by default the asynchronous one.
+
+    The run is simulated until it stands as it stood a cycle before (:mod:`.standing`). Then whole
+    cycles are left out, each of which would take as long as the one that was seen, and the end of
+    the run is simulated. Where no cycle is found, all is simulated; and to know how fast the
+    pipeline is when it is full, a longer run is, which again is cut short by its cycle.
+
+    Args:
+        workload: the plan, and what it costs.
+        minibatches: of the whole run, at least 1.
+        setting: how ranks talk.
+        order: of the schedule.
+        splits: minibatches are split over the replicas of a stage, so that every minibatch goes
+            like the first; else replicas take turns.
+
+    Raises:
+        ScheduleError: ranks wait for one another for ever.
+        PlanError: sums overlap with the backward, and the costs of layers are not known.
+    """
+    plan = workload.plan
+    period = 1 if splits else math.lcm(*[stage.replicas for stage in plan.stages])
+
+    def run(count: int) -> Run:
+        intake = Intake(count)
+        lookout = Lookout(intake, period)
+        actions = [order(plan, rank, intake) for rank in range(plan.num_ranks)]
+        record = run_actions(workload, actions, setting, keep=False, lookout=lookout)
+        return record, lookout.cycle
+
+    runs = _runs(run, minibatches, enough=_enough(plan, period))
+    return _told_by(runs, minibatches, splits=splits)
+
+
+def _runs(run: Callable[[int], Run], minibatches: int, *, enough: int) -> list[Run]:
+    """A run of so many minibatches; then a longer one, where the first does not tell the pace.
+
+    Args:
+        run: simulates a number of minibatches.
+        minibatches: of the first.
+        enough: of a run that is long enough.
+    """
+    first = run(minibatches)
+    _, cycle = first
+    if cycle is None and minibatches < enough:
+        return [first, run(enough)]
+    return [first]
+
+
+def _told_by(runs: Sequence[Run], minibatches: int, *, splits: bool) -> Pace:
+    """What runs tell: the first of them when all ends, the last one the pace."""
+    (record, cycle), (longer, its_cycle) = runs[0], runs[-1]
+    left_out_s = 0.0
+    if cycle is not None:
+        left_out = minibatches - record.minibatches
+        left_out_s = left_out // cycle.minibatches * cycle.seconds
+    full = its_cycle or _measured(longer, splits=splits)
+    return Pace(
+        minibatches=minibatches,
+        total_s=record.end_s + left_out_s,
+        minibatch_s=full.seconds / full.minibatches,
+        busy=full.busy,
+        simulated=sum(each.minibatches for each, _ in runs),
+    )
+
+
+def _enough(plan: Plan, period: int) -> int:
+    """Minibatches of a run that is long enough to tell how fast the pipeline is when it is full."""
+    ranks = plan.num_ranks
+    waits = period if period <= _LONG_PERIOD * ranks else 0
+    return max(_LEAST, _ROUNDS * (ranks + waits))
+
+
+def _measured(record: Record, *, splits: bool) -> Cycle:
+    """Of a run that is long enough, and in which no cycle was found.
+
+    Minibatches come back in rounds of every stage's replicas at a time. So its pace is the slope of
+    the line that lies nearest to their returns, from when the pipeline is full to before it drains,
+    and over whole rounds of the first stage.
+    """
+    plan, count = record.plan, len(record.returns_s)
+    readers = 1 if splits else plan.replicas(0)
+    first = count // 3 // readers * readers
+    last = (count - 2 * plan.num_ranks) // readers * readers
+    # Since when each minibatch and all before it are back: what the next of its round may wait for.
+    back_s = list(accumulate(record.returns_s, max))[first:last]
+    minibatch_s = linear_regression(range(first, last), back_s).slope
+    busy = []
+    for rank, busy_s in enumerate(record.busy_s):
+        stage, replica = plan.stage_of(rank), plan.replica_of(rank)
+        # Minibatches for each of which this rank has computed something.
+        share = 1 if splits else plan.replicas(stage)
+        computed = count if splits else len(range(replica, count, share))
+        each_s = busy_s / computed / share
+        busy.append(min(1.0, each_s / minibatch_s) if minibatch_s else 0.0)
+    minibatches = last - first
+    return Cycle(minibatches=minibatches, seconds=minibatches * minibatch_s, busy=tuple(busy))
+
+
+MICROBATCHES = 4
+"""Where a schedule splits minibatches and nobody says into how many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How a schedule is made.
+
+    Args:
+        order: what a rank of a plan does, told as it is asked for, with the number of
+            microbatches.
+        splits: whether minibatches are split into microbatches. Then every minibatch goes like
+            the first.
+    """
+
+    order: Callable[[Plan, int, Intake, int], Iterable[Action]]
+    splits: bool = False
+
+
+SCHEDULES: Mapping[str, Recipe] = {
+    "asynchronous": Recipe(order=lambda p, rank, intake, _: asynchronous_order(p, rank, intake)),
+    "naive": Recipe(order=lambda p, rank, intake, _: naive_order(p, rank, intake)),
+    **{name: Recipe(order=order, splits=True) for name, order in SYNCHRONOUS.items()},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """What is run, how, and on what links.
+
+    Args:
+        workload: the plan and what it costs, for each microbatch where there are some.
+        setting: how ranks talk.
+        recipe: of the schedule.
+        microbatches: T, into which each minibatch is split; 1 where none is.
+        batches: that are a minibatch together: where minibatches are split, those that the devices
+            of the first stage read, each one.
+    """
+
+    workload: Workload
+    setting: Setting
+    recipe: Recipe
+    microbatches: int
+    batches: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        workload: Workload,
+        setting: Setting,
+        *,
+        schedule: str = "asynchronous",
+        microbatches: int | None = None,
+        option: str = "microbatches",
+    ) -> Simulation:
+        """A simulation of a schedule by its name.
+
+        A microbatch is taken to need its share of a minibatch's time and bytes. Real ones need
+        more: what a layer costs beside its arithmetic does not shrink. Each of the first stage's
+        devices reads a batch, and all of these are one minibatch, as in training. Where the number
+        of microbatches is no multiple of theirs, all take the same time nevertheless.
+
+        Args:
+            workload: the plan and what it costs, for each batch that a device of the first stage
+                reads.
+            setting: how ranks talk.
+            schedule: one of :data:`SCHEDULES`.
+            microbatches: T; None: :data:`MICROBATCHES` where the schedule has some.
+            option: that says T, for errors.
+
+        Raises:
+            ConfigError: there is no such schedule, or microbatches do not suit it or the plan.
+        """
+        recipe = SCHEDULES.get(schedule)
+        if recipe is None:
+            raise ConfigError(
+                f"there is no schedule called {schedule!r}",
+                remedy=f"choose one of {', '.join(SCHEDULES)}",
+            )
+        if recipe is not SCHEDULES["asynchronous"]:
+            # Each minibatch ends before the next update: all weights in use are the newest.
+            workload = replace(workload, vertical_sync=False)
+        if not recipe.splits:
+            if microbatches is not None:
+                raise ConfigError(
+                    f"the schedule {schedule} has no microbatches, and {microbatches} are given",
+                    remedy="leave microbatches out, or choose gpipe, 1f1b or eager_1f1b",
+                )
+            return cls(workload=workload, setting=setting, recipe=recipe, microbatches=1)
+        parts = MICROBATCHES if microbatches is None else microbatches
+        check_microbatches(parts, workload.plan.replicas_of_stages, name=option)
+        if setting.bucket_bytes is not None:
+            raise ConfigError(
+                f"sums that overlap with the backward do not suit the schedule {schedule}, whose "
+                "gradients are complete with the last microbatch",
+                remedy="set overlap to null or false, or choose the schedule asynchronous",
+            )
+        batches = workload.plan.replicas(0)
+        return cls(
+            workload=workload.split(parts, batches=batches),
+            setting=setting,
+            recipe=recipe,
+            microbatches=parts,
+            batches=batches,
+        )
+
+    @property
+    def sizes(self) -> list[float] | None:
+        """Of the microbatches of a minibatch, 1 being their mean; None where all are as large.
+
+        Where their number is no multiple of the first stage's devices, some of these cut their
+        batch into fewer.
+        """
+        if self.microbatches % self.batches == 0:
+            return None
+        share = self.batches / self.microbatches
+        return [size / share for size in sizes_of(self.microbatches, self.batches)]
+
+    def record(self, minibatches: int) -> Record:
+        """Runs a number of minibatches, and records everything.
+
+        Raises:
+            ScheduleError: the schedule cannot be run.
+        """
+        plan = self.workload.plan
+        orders = (self.order(rank, minibatches) for rank in range(plan.num_ranks))
+        made = Schedule(plan, tuple(map(tuple, orders)))
+        return simulate(made, self.workload, self.setting)
+
+    def order(self, rank: int, minibatches: int) -> Iterable[Action]:
+        """What a rank does in a run of a number of minibatches."""
+        return self._order(self.workload.plan, rank, Intake(minibatches))
+
+    def pace(self, minibatches: int) -> Pace:
+        """How fast a run of so many minibatches goes.
+
+        Raises:
+            ScheduleError: the schedule cannot be run.
+        """
+        return pace(
+            self.workload,
+            minibatches,
+            self.setting,
+            order=self._order,
+            splits=self.recipe.splits,
+        )
+
+    def _order(self, plan: Plan, rank: int, intake: Intake) -> Iterable[Action]:
+        return self.recipe.order(plan, rank, intake, self.microbatches)
