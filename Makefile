@@ -51,11 +51,11 @@ test-full: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 
 notebooks: $(READY)
-	$(BIN)/python -m pytest tests/test_notebooks.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/integration/test_notebooks.py $(PYTEST_ARGS)
 
 smoke: $(READY)
-	$(BIN)/python -m pytest tests/experiment/test_smoke_sweep.py \
-		tests/experiment/test_smoke_exhibits.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/integration/test_smoke_sweep.py \
+		tests/integration/test_smoke_exhibits.py $(PYTEST_ARGS)
 
 gpu: $(READY)
 	$(BIN)/python benchmarks/gpu/run.py --out outputs/gpu $(GPU_ARGS)

@@ -15,7 +15,7 @@ from sparsepipe.errors import SparsePipeError
 COLUMNS: Mapping[str, str] = {}
 """None: of so many rows the summary has counts."""
 ROOT = Path(__file__).resolve().parents[2]
-FILES = "tests/*/test_*_cuda.py"
+FILES = "tests/**/test_*_cuda.py"
 
 
 class TestRows:

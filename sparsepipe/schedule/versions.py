@@ -73,7 +73,7 @@ def until_return(plan: Plan, stage: int) -> int:
     backwards are left to run.
 
     The paper's own text was not at hand: the idea is known from a summary, and the two numbers
-    are those that counting the updates of the drawn schedule gives (``tests/schedule``).
+    are those that counting the updates of the drawn schedule gives (``tests/unit/schedule``).
 
     With replicas, ranks before the stage take the place of stages (as they do for the forwards
     ahead): a stage of r replicas takes r times as long for its part, and updates r times less

@@ -1,0 +1,262 @@
+"""Launchers and sweepers from elsewhere, each an extra: what they need composes, and they run."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from sparsepipe.config import compose
+from sparsepipe.results.files import read_json
+from sparsepipe.sweep.sweep_search import SweepSearch
+from tests.support.command_line import Shell, composed
+
+PLANS = ("task=partition", "model=sparse_vgg16_bn", "hardware=paper_5gpu")
+SWEPT = {"demo": 1, "table2": 3 * 2 * 4, "fig8": 4 * 2}
+"""Jobs of experiments by themselves; the paper's are sweeps."""
+FEW = ("scale=smoke", "data.source.train_per_class=1", "data.source.test_per_class=1")
+GRID = (
+    *PLANS,
+    "task.search=dp,exact",
+    "hydra/sweeper=optuna",
+    "hydra/sweeper/sampler=grid",
+    "hydra.sweeper.n_jobs=1",
+)
+PLUGINS = {
+    "slurm": "hydra_plugins.hydra_submitit_launcher",
+    "joblib": "hydra_plugins.hydra_joblib_launcher",
+    "optuna": "hydra_plugins.hydra_optuna_sweeper",
+}
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def needs(extra: str) -> pytest.MarkDecorator:
+    missing = not _installed(PLUGINS[extra])
+    return pytest.mark.skipif(missing, reason=f"pip install -e '.[{extra}]'")
+
+
+LAUNCHERS = pytest.mark.parametrize(
+    "launcher",
+    [
+        pytest.param(("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"), marks=needs("joblib")),
+        pytest.param(
+            ("hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"), marks=needs("slurm")
+        ),
+    ],
+    ids=lambda settings: settings[0].partition("=")[2],
+)
+
+
+def with_hydra(*overrides: str) -> DictConfig:
+    """The configuration that Hydra's own is a part of."""
+    with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
+        return hydra_compose(
+            compose.CONFIG_NAME, compose.admit(overrides), return_hydra_config=True
+        )
+
+
+@pytest.mark.parametrize("experiment", SWEPT)
+@pytest.mark.parametrize(
+    ("override", "target", "settings"),
+    [
+        pytest.param(
+            "hydra/launcher=submitit_slurm",
+            "hydra_submitit_launcher.submitit_launcher.SlurmLauncher",
+            {"partition": "gpu", "gpus_per_node": 4, "cpus_per_task": 32, "timeout_min": 600},
+            marks=needs("slurm"),
+        ),
+        pytest.param(
+            "hydra/launcher=submitit_local",
+            "hydra_submitit_launcher.submitit_launcher.LocalLauncher",
+            {"timeout_min": 600},
+            marks=needs("slurm"),
+        ),
+        pytest.param(
+            "hydra/launcher=joblib",
+            "hydra_joblib_launcher.joblib_launcher.JoblibLauncher",
+            {"n_jobs": 2},
+            marks=needs("joblib"),
+        ),
+        pytest.param(
+            "hydra/sweeper=optuna",
+            "hydra_optuna_sweeper.optuna_sweeper.OptunaSweeper",
+            {"direction": "maximize", "n_trials": 12, "n_jobs": 1, "storage": "sqlite:///a.db"},
+            marks=needs("optuna"),
+        ),
+    ],
+)
+def test_it_composes_and_takes_settings(
+    override: str, target: str, settings: dict, experiment: str
+) -> None:
+    """In the place of what the experiment names, whose sweep stays what it is."""
+    part = override.partition("=")[0].rpartition("/")[2]
+    given = [f"hydra.{part}.{name}={value}" for name, value in settings.items()]
+    asked = (f"experiment={experiment}", override, *given)
+    config = with_hydra(*asked)
+    node = config.hydra[part]
+    assert node._target_ == f"hydra_plugins.{target}"
+    assert {name: node[name] for name in settings} == settings
+    assert type(instantiate(node)).__name__ == target.rpartition(".")[2]
+    plain = with_hydra(f"experiment={experiment}")
+    assert config.hydra.sweeper.params == plain.hydra.sweeper.params
+    assert composed(*asked)["name"] == experiment
+
+
+@needs("optuna")
+@pytest.mark.parametrize("experiment", ["table2", "fig8"])
+def test_optuna_searches_what_an_experiment_sweeps(experiment: str) -> None:
+    """But for what the command line sets."""
+    from hydra_plugins.hydra_optuna_sweeper._impl import create_params_from_overrides
+
+    config = with_hydra(f"experiment={experiment}", "hydra/sweeper=optuna")
+    swept = [f"{name}={value}" for name, value in config.hydra.sweeper.params.items()]
+    searched, fixed = create_params_from_overrides(swept)
+    assert math.prod(len(found.choices) for found in searched.values()) == SWEPT[experiment]
+    assert fixed == {"scale": "smoke"}
+    given = compose.admit(["scale=desk", "network=sparse", "data.resolution=32"])
+    _, fixed = create_params_from_overrides([*swept, *given])
+    assert fixed == {"scale": "desk", "network": "sparse", "++data.resolution": "32"}
+    assert set(fixed) - {"scale"} <= set(searched), "by the same names, which is how they give way"
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (
+            "best_params: {++data.batch_size: 4, model: mlp}\nbest_value: 0.5\n",
+            {"best_params": {"data.batch_size": 4, "model": "mlp"}, "best_value": 0.5},
+        ),
+        (
+            "solutions:\n- params: {++seed: 1}\n  values: [0.5, 2.0]\n",  # of several objectives
+            {"solutions": [{"params": {"seed": 1}, "values": [0.5, 2.0]}]},
+        ),
+    ],
+)
+def test_the_best_has_the_names_that_were_given(
+    tmp_path: Path, written: str, expected: dict
+) -> None:
+    file = tmp_path / "optimization_results.yaml"
+    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}})
+    SweepSearch().on_multirun_end(config)
+    assert not file.exists(), "there was no search"
+    file.write_text(written)
+    SweepSearch().on_multirun_end(config)
+    assert yaml.safe_load(file.read_text()) == expected
+
+
+@pytest.mark.full
+@LAUNCHERS
+def test_jobs_that_others_launch(shell: Shell, launcher: tuple[str, ...]) -> None:
+    """One that fails beside one that is done: the sweep says so at its end."""
+    swept = shell.sweep(*PLANS, "seed=-1,0", *launcher)
+    assert swept.code == 2, swept.err
+    assert "1 of 2 jobs failed" in swept.err
+    (run,) = shell.runs()
+    assert (run / "DONE.json").exists()
+    (table,) = shell.cwd.glob("outputs/tiny/sweeps/*/table.csv")
+    with table.open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [(row["seed"], row["status"]) for row in rows] == [("-1", "failed"), ("0", "finished")]
+    assert shell.cwd / rows[1]["run"] == run
+
+
+@pytest.mark.full
+@needs("optuna")
+def test_the_best_is_searched_for_by_optuna(shell: Shell) -> None:
+    """Of two searches, on a grid: the plan whose bottleneck is the least, by the runs' results."""
+    swept = shell.sweep(*GRID, "objective=bottleneck_s")
+    assert swept.code == 0, swept.err
+    runs = [Path(line) for line in swept.out.splitlines()]
+    bottlenecks_s = {
+        yaml.safe_load((run / "config.yaml").read_text())["task"]["search"]: read_json(
+            run / "result.json"
+        )["bottleneck_s"]
+        for run in runs
+    }
+    assert set(bottlenecks_s) == {"dp", "exact"}
+    (found,) = shell.cwd.glob("outputs/tiny/sweeps/*/optimization_results.yaml")
+    best = yaml.safe_load(found.read_text())
+    assert best["best_params"] == {"task.search": "exact"}
+    assert best["best_value"] == bottlenecks_s["exact"] < bottlenecks_s["dp"]
+    with found.with_name("table.csv").open() as stream:
+        assert {row["task.search"] for row in csv.DictReader(stream)} == {"dp", "exact"}
+
+
+def swept_cells(shell: Shell, experiment: str, *overrides: str) -> list[dict[str, object]]:
+    """Results of a sweep's runs, all of which are done; its report and its ledger are there."""
+    swept = shell.sweep(f"experiment={experiment}", *FEW, *overrides, timeout_s=560)
+    assert swept.code == 0, swept.err
+    (report,) = shell.cwd.glob(f"outputs/{experiment}/sweeps/*/report/{experiment}.csv")
+    assert report.with_name("report.html").exists()
+    assert (shell.cwd / "outputs" / experiment / "ledger.csv").exists()
+    done = sorted(shell.cwd.glob(f"outputs/{experiment}/*/DONE.json"))
+    return [read_json(file.with_name("result.json")) for file in done]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@LAUNCHERS
+def test_cells_of_table_2_that_others_launch(shell: Shell, launcher: tuple[str, ...]) -> None:
+    narrow = ("trial=one_device", "network=sparse_p050,sparse_p025", "data.resolution=32")
+    found = swept_cells(shell, "table2", *narrow, *launcher)
+    assert sorted(result["data.point_ratio"] for result in found) == [0.25, 0.5]
+    assert all(0 <= result["test/accuracy"] <= 1 for result in found)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@needs("optuna")
+def test_a_rate_for_figure_8_is_searched_for_by_optuna(shell: Shell) -> None:
+    search = (
+        "network=sparse",
+        "data.resolution=32",
+        "hydra/sweeper=optuna",
+        "hydra.sweeper.direction=maximize",
+        "hydra.sweeper.n_trials=2",
+        "hydra.sweeper.n_jobs=1",
+        "hydra.sweeper.sampler.seed=0",
+        "objective=inference_shapes_per_s",
+        "optim.optimizer.lr=tag(log, interval(0.001, 0.1))",
+    )
+    found = swept_cells(shell, "fig8", *search, "task.timed_batches=2")
+    rates = {result["optim.optimizer.lr"]: result["inference_shapes_per_s"] for result in found}
+    assert len(rates) == 2
+    (file,) = shell.cwd.glob("outputs/fig8/sweeps/*/optimization_results.yaml")
+    best = yaml.safe_load(file.read_text())
+    (rate,) = best["best_params"].values()
+    assert list(best["best_params"]) == ["optim.optimizer.lr"]
+    assert best["best_value"] == max(rates.values()) == rates[rate]
+
+
+@pytest.mark.full
+@needs("optuna")
+@pytest.mark.parametrize("launcher", ["basic", "sparsepipe"])
+def test_a_search_whose_jobs_have_no_value_says_so(shell: Shell, launcher: str) -> None:
+    """No failure keeps other jobs from being done; then Optuna gives up, and all is told."""
+    swept = shell.sweep(*GRID, f"hydra/launcher={launcher}", "objective=botleneck_s")
+    assert swept.code == 2, swept.err
+    before, _, told = swept.err.partition("2 of 2 jobs failed:")
+    assert "objective=botleneck_s is no figure" in told
+    assert "(nearest: 'bottleneck_s')" in told
+    assert "its sweeper does not end without their values" in told
+    assert "remedy: mend the jobs" in told
+    assert "max_failure_rate" not in told, "which has nothing to do with it"
+    assert "Traceback" not in before, "of a job"
+    assert "Traceback (" in told, "of the sweeper"
+    finished = [path.parent for path in shell.cwd.glob("outputs/tiny/*/DONE.json")]
+    assert len(finished) == 2
+    assert (shell.cwd / "outputs/tiny/ledger.csv").exists()

@@ -1,0 +1,222 @@
+"""What users do wrong or unluckily, and what they are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.cluster import Device, Host, Inventory
+from sparsepipe.errors import ConfigError, OutputError, SparsePipeError
+from sparsepipe.results.files import read_json
+from sparsepipe.runtime.failures.rank_reports import Stopped
+from sparsepipe.tasks.run import num_ranks
+from tests.support.command_line import Shell, checkpoint, composed, fault, files_limited_to, rows
+
+Job = Callable[..., Path]
+
+
+MISTAKES = {
+    "key": (["trainer.max_epoch=3"], 2, ["remedy: correct the key or value", "--cfg job"]),
+    "option": (["model=mpl"], 2, ["remedy: `sparsepipe --help` lists groups and options"]),
+}
+SLOWER_MISTAKES = {
+    "devices": (
+        ["parallel=dp", "parallel.devices=999", "hardware.accelerator=cpu"],
+        4,
+        ["999 devices are asked for, the inventory has", "remedy: set parallel.devices="],
+    ),
+    "rate": (
+        ["optim.optimizer.lr=-0.1"],
+        2,
+        ["Invalid learning rate: -0.1", "remedy: correct the keys of optim.optimizer"],
+    ),
+    "precision": (
+        ["trainer.precision=foo"],
+        2,
+        ["Lightning refuses", "foo", "remedy: correct the key"],
+    ),
+    "outputs": (
+        ["paths.outputs=file"],
+        1,
+        ["file", "cannot be written", "set paths.outputs to another"],
+    ),
+    "endless": (
+        ["optim=adamw", "trainer.max_epochs=-1"],
+        2,
+        ["needs the training's length", "remedy: set trainer.max_epochs"],
+    ),
+    "interval": (
+        ["trainer.val_check_interval=99"],
+        2,
+        ["`val_check_interval` (99) must be less than or equal", "(8)", "remedy: correct"],
+    ),
+    "seed": (["seed=5000000000"], 2, ["'seed' must be", "remedy: correct the key or value"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        *(pytest.param(*mistake, id=name) for name, mistake in MISTAKES.items()),
+        *(
+            pytest.param(*mistake, id=name, marks=pytest.mark.full)
+            for name, mistake in SLOWER_MISTAKES.items()
+        ),
+    ],
+)
+def test_command_line_names_the_remedy(
+    shell: Shell, arguments: list[str], code: int, words: list[str]
+) -> None:
+    (shell.cwd / "file").touch()
+    refused = shell(*arguments)
+    assert refused.code == code
+    for word in words:
+        assert word in refused.err
+    assert "Traceback" not in refused.err
+    left = {path.suffix for path in shell.cwd.rglob("*") if path.is_file()}
+    assert left <= {"", ".lock"}, "a refused run leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [(), ("data.val_size=0",), ("trainer.check_val_every_n_epoch=2", "trainer.max_epochs=3")],
+    ids=["validated", "nothing to validate", "validated later"],
+)
+def test_a_monitor_that_nobody_logs(job: Job, settings: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as error:
+        job("task.monitor=val/los", *settings)
+    assert error.value.message.startswith("task.monitor=val/los is not logged; there are: ")
+    logged = error.value.message.partition("are: ")[2].split(", ")
+    assert {"train/loss", "train/accuracy"} <= set(logged)
+    assert ("val/loss" in logged) == ("data.val_size=0" not in settings)
+    assert not [name for name in logged if name.endswith(("_step", "_epoch"))]
+
+
+def test_a_monitor_that_is_logged_every_other_epoch(job: Job) -> None:
+    run = job("task.monitor=val/loss", "task.mode=min", "trainer.check_val_every_n_epoch=2")
+    assert checkpoint(run, "best")["callbacks"]["RunCheckpoint"]["epoch"] == 2
+
+
+def test_no_space_for_a_checkpoint(job: Job) -> None:
+    with files_limited_to(200_000), pytest.raises(SparsePipeError) as error:
+        job("model.width=20000")
+    assert "checkpoints cannot be written: File too large" in error.value.message
+    assert "set paths.outputs" in error.value.remedy
+    assert rows(job("model.width=20000", "trainer.max_epochs=1"))
+
+
+def test_no_space_for_the_checkpoint_of_a_stop(job: Job) -> None:
+    with files_limited_to(200_000), pytest.raises(OutputError) as error:
+        job("model.width=20000", fault([(3, signal.SIGINT)]))
+    assert error.value.message.startswith("stopped by SIGINT without a checkpoint: ")
+    assert error.value.message.endswith("File too large; there is no checkpoint yet")
+    assert "free space" in error.value.remedy
+    assert "run the command again, without force=true" in error.value.remedy
+
+
+@pytest.mark.full
+def test_no_space_for_the_checkpoint_when_ranks_stop(shell: Shell) -> None:
+    """One of them writes, the other waits for it; a stop and a full disk are no reason to retry."""
+    ranks = ("parallel=dp", "parallel.devices=2", "hardware.accelerator=cpu")
+    stop = fault([(1, signal.SIGINT)], parent=True)
+    with files_limited_to(200_000):
+        lost = shell(*ranks, "model.width=20000", "parallel.max_restarts=2", stop)
+    assert lost.code == 1, lost.err
+    assert "error: stopped by SIGINT without a checkpoint: " in lost.err
+    assert "File too large; there is no checkpoint yet" in lost.err
+    assert lost.err.count("remedy: free space") == 1
+    assert "beginning again" not in lost.err
+    assert "Traceback" not in lost.err
+
+
+def test_stop_of_a_forced_run_does_not_advise_to_force_again(job: Job) -> None:
+    first = job()
+    with pytest.raises(Stopped) as stop:
+        job("force=true", fault([(3, signal.SIGINT)]))
+    assert stop.value.message.endswith("run it again without force=true to go on")
+    with pytest.raises(Stopped) as stop:
+        job("seed=1", fault([(4, signal.SIGINT)]))
+    assert stop.value.message.endswith("run the same command again to go on")
+    assert first.exists()
+
+
+EARLY = (
+    "callbacks={early: {_target_: pytorch_lightning.callbacks.EarlyStopping, "
+    "monitor: val/loss, patience: 1, min_delta: 9.0}, "
+    "kill: {_target_: tests.support.tinyhouse.StopTest}}"
+)
+
+
+def test_training_that_ended_early_is_not_taken_up_again(job: Job) -> None:
+    settings = (EARLY, "trainer.max_epochs=9")
+    with pytest.raises(Stopped):
+        job(*settings)
+    run = job(*settings)
+    assert [row["epoch"] for row in rows(run)] == ["0", "1"]
+    result = read_json(run / "result.json")
+    assert (result["epochs"], result["steps"]) == (2, 16)
+    assert result["best_monitored"] is not None
+    assert result["test/accuracy"] >= 0
+
+
+def test_stop_after_the_last_validation_of_an_epoch_keeps_its_values(job: Job) -> None:
+    """Twelve steps an epoch, validation after the fifth and the tenth, which is the stop's."""
+    settings = ("data.train_size=48", "trainer.val_check_interval=5", "optim.optimizer.lr=0.1")
+    expected = job(*settings, "name=undisturbed")
+    faulty = (*settings, fault([(21, signal.SIGINT)]))
+    with pytest.raises(Stopped):
+        job(*faulty)
+    run = job(*faulty)
+    for name in ("val/loss", "val/accuracy"):
+        assert [row[name] for row in rows(run)] == [row[name] for row in rows(expected)]
+    places = [checkpoint(path)["callbacks"]["RunCheckpoint"] for path in (run, expected)]
+    assert places[0]["best"] == places[1]["best"]
+    assert read_json(run / "result.json")["epochs"] == 2
+    shapes = [float(row["train/shapes_per_s"]) * float(row["time/epoch_s"]) for row in rows(run)]
+    assert shapes == pytest.approx([48, 48])
+
+
+def test_interrupted_test_is_told(job: Job) -> None:
+    stop = "callbacks={kill: {_target_: tests.support.tinyhouse.StopTest}}"
+    with pytest.raises(Stopped):
+        job(stop)
+    with pytest.raises(Stopped):
+        job("task=evaluate", f"checkpoint={job()}", stop, "name=other")
+
+
+def test_devices_of_several_nodes() -> None:
+    cpus = Device(name="core", count=4, accelerator="cpu")
+    inventory = Inventory(hosts=(Host(name="a", devices=(cpus,)),))
+    config = composed("parallel=dp", "parallel.num_nodes=2")
+    assert num_ranks(config, inventory) == 8
+    with pytest.raises(ConfigError, match="not possible"):
+        num_ranks(composed("parallel=dp", "parallel.num_nodes=2", "parallel.devices=3"), inventory)
+
+
+@pytest.mark.full
+def test_what_a_person_sees(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    login_node = shell.cwd / "bin"
+    login_node.mkdir()
+    (login_node / "srun").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(login_node), prepend=os.pathsep)
+    done = shell("trainer.max_epochs=1")
+    assert done.code == 0, done.err
+    lines = done.err.splitlines()
+    assert "mlp: 4 layers, 90 parameters, 2 classes; 1 process on" in lines[0]
+    assert "shapes: 32 to train on, 8 to validate, 9 to test" in lines[0]
+    assert "epoch 1/1" in lines[1]
+    result = read_json(done.run / "result.json")
+    accuracy = f"{100 * result['test/accuracy']:.1f} %"
+    assert f"test accuracy {accuracy} (mean over classes" in lines[2]
+    assert re.search(r", 9 shapes, inference [\d,]+ shapes/s$", lines[2])
+    assert all(line.startswith("[sparsepipe] ") for line in lines), done.err
+    assert any(line.endswith(str(done.run / "confusion.png")) for line in lines)
+    assert {"test/accuracy/down", "test/accuracy/up"} <= result.keys()
+    assert done.out == f"{done.run}\n"
+    assert json.loads((done.run / "DONE.json").read_text())["run_id"] == done.run.name

@@ -1,0 +1,121 @@
+"""Pipelines through the command line: what runs, what is told of it, and stops."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparsepipe.results.files import read_json
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.schedule import Plan
+from tests.integration.test_shapes_run import TINY
+from tests.support.command_line import Shell, checkpoint, fault, rows
+
+Job = Callable[..., Path]
+SPLIT = ("parallel=pipeline", "hardware=cores", "parallel.devices=2")
+
+
+@pytest.mark.full
+def test_model_parallel_run(shell: Shell, job: Job) -> None:
+    done = shell(*SPLIT, "model.norm=true", "parallel.plan.balance=layers")
+    result = read_json(done.run / "result.json")
+    assert (result["ranks"], result["plan_config"], result["plan_cuts"]) == (2, "1-1", [3])
+    assert result["steps"] == 16
+    assert Plan.from_json((done.run / "plan.json").read_text()).cuts == (3,)
+    (line,) = [line for line in done.err.splitlines() if "layers" in line]
+    assert "mlp: 5 layers, 106 parameters, 2 classes" in line  # of the whole network
+    assert "2 processes on cpu (core), as a pipeline 1-1 cut at layer 3 (stash)" in line
+    assert "shapes: 32 to train on, 8 to validate, 9 to test" in line
+    alone = ("parallel=single", "model.norm=true", f"checkpoint={done.run}")
+    evaluated = read_json(job("task=evaluate", *alone) / "result.json")
+    for name in ("test/accuracy", "test/loss", "test/accuracy/up"):
+        assert result[name] == pytest.approx(evaluated[name], rel=1e-6)
+    assert shapes_trained_on(done.run) == pytest.approx([32, 32], rel=1e-5)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b", "eager_1f1b"])
+def test_synchronous_run(shell: Shell, job: Job, parallel: str) -> None:
+    """Its curves and its weights are those of one device."""
+    settings = ("hardware=cores", "parallel.devices=2", "parallel.plan.balance=layers")
+    done = shell(f"parallel={parallel}", *settings, "parallel.strategy.microbatches=3")
+    result = read_json(done.run / "result.json")
+    assert (result["ranks"], result["plan_config"], result["strategy"]) == (2, "1-1", parallel)
+    schedule = parallel.removeprefix("sync_")
+    assert (result["schedule"], result["microbatches"]) == (schedule, 3)
+    assert f"as a pipeline 1-1 cut at layer {result['plan_cuts'][0]} ({schedule}, 3" in done.err
+    assert (done.run / "timeline.png").exists()
+    alone = job("parallel=single")
+    for ours, theirs in zip(rows(done.run), rows(alone), strict=True):
+        for name in ("train/loss", "val/loss", "val/accuracy"):
+            assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-5)
+    ours, theirs = (checkpoint(run)["state_dict"] for run in (done.run, alone))
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-4, atol=1e-6)
+
+
+def shapes_trained_on(run: Path) -> list[float]:
+    """In each epoch."""
+    return [float(row["train/shapes_per_s"]) * float(row["time/epoch_s"]) for row in rows(run)]
+
+
+@pytest.mark.full
+def test_one_stage_on_one_device_is_a_plain_run(job: Job) -> None:
+    settings = ("model.dropout=0.5", "hardware=cores", "parallel.devices=1")
+    runs = [job(*settings, "parallel=pipeline"), job(*settings, "parallel=single")]
+    assert not process_group.started_externally()  # the first left nothing behind for the second
+    ours, theirs = (checkpoint(run)["state_dict"] for run in runs)
+    assert ours.keys() == theirs.keys()
+    assert all((ours[name] == theirs[name]).all() for name in ours)
+    assert rows(runs[0])[-1]["val/loss"] == rows(runs[1])[-1]["val/loss"]
+
+
+@pytest.mark.full
+def test_demo_as_a_pipeline(shell: Shell) -> None:
+    tiny = [setting for setting in TINY if not setting.startswith("parallel")]
+    run = shell(*tiny, "parallel=pipeline", "parallel.devices=2", timeout_s=200).run
+    result = read_json(run / "result.json")
+    assert (result["ranks"], result["plan_config"]) == (2, "1-1")
+    assert result["task_name"] == "train"
+    assert (run / "predictions.png").exists()
+    evaluated = shell(*tiny, "task=evaluate", "parallel=pipeline", "parallel.devices=2",
+                      f"checkpoint={run}", timeout_s=200).run  # fmt: skip
+    found = read_json(evaluated / "result.json")
+    assert found["test/loss"] == pytest.approx(result["test/loss"], rel=1e-6)
+    assert found["plan_config"] == result["plan_config"]
+    assert "inference_shapes_per_s" not in found
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("parallel", ["pipeline", "gpipe"])
+def test_interrupted_within_an_epoch(shell: Shell, parallel: str) -> None:
+    """All ranks stop after the same step, some steps later; the rest of the epoch follows."""
+    settings = (
+        f"parallel={parallel}",
+        "parallel.plan.config=2-1",
+        "hardware=cores",
+        "trainer.max_epochs=2",
+        "data.train_size=320",
+        "data.delay_s=0.01",
+        "optim.optimizer.lr=0.0",  # a stop drains the pipeline, whose weights are no others then
+    )
+    expected = shell(*settings, "name=undisturbed").run
+    settings = (*settings, fault([(4, signal.SIGINT)], parent=True))
+    stopped = shell(*settings)
+    assert stopped.code == 130, stopped.err
+    (run,) = [path for path in shell.runs() if path.parent != expected.parent]
+    place = checkpoint(run)["callbacks"]["RunCheckpoint"]
+    assert place["epoch"] == 0
+    assert 4 < place["batches"] < 40
+    again = shell(*settings)
+    assert again.run == run
+    assert [(row["epoch"], row["step"]) for row in rows(run)] == [("0", "40"), ("1", "80")]
+    assert shapes_trained_on(run) == pytest.approx([320, 320], rel=1e-5)
+    for name in ("train/loss", "train/accuracy"):
+        values = [[float(row[name]) for row in rows(path)] for path in (run, expected)]
+        assert values[0] == pytest.approx(values[1], rel=1e-6), name

@@ -1,0 +1,261 @@
+"""Trainings whose plan is searched for: devices measured first, or by profiles that are given."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.config.build import build_inventory, build_module
+from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError, SparsePipeError
+from sparsepipe.launch.job import run_job
+from sparsepipe.planning.plan_resolution import resolve_plan
+from sparsepipe.results.files import read_json
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.schedule import Plan
+from tests.support.command_line import composed, fault
+from tests.support.planned_cases import MODEL, SLOW, TWO, given, profile
+
+pytestmark = pytest.mark.usefixtures("workplace", "networks_for_ranks")
+Job = Callable[..., Path]
+LOGGER = ("logger.own._target_=pytorch_lightning.loggers.CSVLogger", "logger.own.save_dir=logged")
+QUICKLY = ("parallel.search.measure.num_warmup=1", "parallel.search.measure.num_measured=2")
+
+
+def profiles() -> list[Path]:
+    return sorted(Path("outputs/profiles").glob("*/profile.json"))
+
+
+@pytest.mark.full
+def test_it_is_all_it_takes(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    """On one device, where a process trains by itself; on two: the next test."""
+    settings = (*MODEL, *TWO[:1], "hardware.cpu_devices=1", *QUICKLY, "trainer.max_epochs=1")
+    with caplog.at_level("INFO", logger="sparsepipe"):
+        run = job(*settings, "parallel=hete_mp", "task.test=false")
+    (measured,) = profiles()
+    plan = Plan.from_json((run / "plan.json").read_text())
+    result = read_json(run / "result.json")
+    assert plan.config == result["plan_config"] == "1"
+    assert plan.details["measured"] == {measured_device(measured): str(measured.absolute())}
+    assert result["plan_shapes_per_s"] == pytest.approx(2 / plan.details["bottleneck_s"])
+    assert result["train_shapes_per_s"] > 0
+    assert result["profiling_s"] == read_json(measured)["meta"]["cost_s"]
+    assert (run / "plan.txt").read_text().strip() in caplog.text
+    before_ns = measured.stat().st_mtime_ns
+    config = composed(*settings, "parallel=exact", "seed=1", "optim.optimizer.lr=0.003")
+    resolve_plan(config, build_inventory(config), RunDir(Path("again")), run_job=run_job)
+    assert read_json("again/plan.json")["profiles"] == plan.details["profiles"]
+    assert (profiles(), measured.stat().st_mtime_ns) == ([measured], before_ns)
+
+
+@pytest.mark.full
+def test_it_is_all_it_takes_on_two_devices(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    settings = (*MODEL, *TWO, *QUICKLY, SLOW, "trainer.max_epochs=1", "task.test=false")
+    with caplog.at_level("INFO", logger="sparsepipe"):
+        run = job(*settings, "parallel=hete_mp", *LOGGER)
+    (measured,) = profiles()
+    plan = Plan.from_json((run / "plan.json").read_text())
+    result = read_json(run / "result.json")
+    assert plan.config == result["plan_config"] == "1-1"
+    assert result["plan_strategy"] == "hete_mp"
+    assert result["plan_bottleneck_s"] == plan.details["bottleneck_s"]
+    assert result["plan_shapes_per_s"] == pytest.approx(2 / plan.details["bottleneck_s"])
+    assert result["train_shapes_per_s"] > 0
+    assert plan.details["measured"] == {measured_device(measured): str(measured.absolute())}
+    assert [name.rsplit("/", 1)[1] for stage in plan.stages for name in stage.devices] == ["0", "1"]
+    assert f"plan by hete_mp (sparsepipe_hete) from profiles ({measured_device(measured)}" in (
+        caplog.text
+    )
+    assert (run / "plan.txt").read_text().strip() in caplog.text
+    assert (run / "plan.csv").exists()
+    (told,) = Path("logged").rglob("hparams.yaml")
+    assert (
+        yaml.safe_load(told.read_text())["plan"]["stage_times_s"] == plan.details["stage_times_s"]
+    )
+
+    # The same by the task that partitions, from the same profile.
+    apart = job(*MODEL, *TWO, "task=partition", "task.bandwidth_bytes_per_s=1e4",
+                f"task.profiles={{{measured_device(measured)}: {measured}}}")  # fmt: skip
+    assert Plan.from_json((apart / "plan.json").read_text()) == plan
+
+    # Another training by another search: the profile is there.
+    before_ns = measured.stat().st_mtime_ns
+    config = composed(*settings, "parallel=exact", "seed=1", "optim.optimizer.lr=0.003")
+    resolve_plan(config, build_inventory(config), RunDir(Path("again")), run_job=run_job)
+    again = read_json("again/plan.json")
+    assert again["profiles"] == plan.details["profiles"]
+    assert again["strategy"] == "exact"
+    assert profiles() == [measured]
+    assert measured.stat().st_mtime_ns == before_ns
+
+
+def measured_device(path: Path) -> str:
+    return str(read_json(path)["meta"]["device"])
+
+
+def test_a_plan_that_is_there_is_kept(tmp_path: Path) -> None:
+    directory = RunDir(tmp_path)
+    config = composed(*MODEL, *TWO, "parallel=hete_mp", SLOW, given(tmp_path, profile([1, 1, 1])))
+    resolve_plan(config, build_inventory(config), directory, run_job=None)
+    before = directory.plan.read_text()
+    config = composed(*MODEL, *TWO, "parallel=hete_mp")  # would measure device and link
+    resolve_plan(config, build_inventory(config), directory, run_job=run_job)
+    assert directory.plan.read_text() == before
+    assert not Path("outputs").exists()
+
+
+@pytest.mark.full
+def test_a_run_that_has_begun_keeps_its_plan(tmp_path: Path, job: Job) -> None:
+    settings = (*MODEL, *TWO, *QUICKLY, SLOW, "parallel=hete_mp", fault([(20, 0)]))
+    with pytest.raises(Exception, match="somebody's own mistake"):
+        job(*settings)
+    (run,) = [path.parent for path in Path("outputs/tiny").glob("*/plan.json")]
+    found = json.loads((run / "plan.json").read_text())
+    other = Plan.of(config="1-1", cuts=[1 if found["stages"][0]["layers"][1] else 2], num_layers=4)
+    stages = json.loads(other.to_json())["stages"]
+    names = [name for stage in found["stages"] for name in stage["devices"]]
+    for stage, name in zip(stages, names, strict=True):
+        stage["devices"] = [name]
+    (run / "plan.json").write_text(json.dumps({**found, "stages": stages}))
+    shutil.rmtree("outputs/profiles")
+    assert job(*settings) == run.absolute()
+    assert read_json(run / "result.json")["plan_cuts"] == list(other.cuts)
+    assert not profiles()
+
+
+def test_given_profiles_are_what_the_search_goes_by(tmp_path: Path) -> None:
+    """The first layer takes as long as all others, so that the cut is behind it."""
+    slow_first = given(tmp_path, profile([3, 1, 1, 1], parameter_bytes=1e6))
+    config = composed(
+        *MODEL, *TWO, "parallel=mp", "parallel.search.bandwidth_bytes_per_s=1e6", slow_first
+    )
+    directory = RunDir(tmp_path)
+    resolve_plan(config, build_inventory(config), directory, run_job=run_job)
+    plan = Plan.from_json(directory.plan.read_text())
+    assert (plan.config, plan.cuts) == ("1-1", (1,))
+    assert plan.details["bottleneck_s"] == pytest.approx(3)
+    assert (plan.details["strategy"], plan.details["measured"]) == ("mp", {})
+    assert not profiles()
+
+
+def test_a_synchronous_pipeline_is_planned_as_well(tmp_path: Path) -> None:
+    plans = []
+    for asked in (["parallel=gpipe", "parallel.search.search=hete_mp"], ["parallel=hete_mp"]):
+        config = composed(*MODEL, *TWO, *asked, SLOW, given(tmp_path, profile([1, 1, 1, 3])))
+        directory = RunDir(tmp_path / asked[0])
+        resolve_plan(config, build_inventory(config), directory, run_job=None)
+        plans.append(Plan.from_json(directory.plan.read_text()))
+    assert plans[0] == plans[1]
+    assert plans[0].config == "1-1"
+
+
+def test_a_plan_from_a_profile_of_other_layers_is_refused(tmp_path: Path) -> None:
+    from tests.support.tinyhouse import VectorData
+
+    three = given(tmp_path, profile([1, 1, 1]))
+    config = composed(*MODEL, *TWO, "parallel=hete_mp", SLOW, three)
+    directory = RunDir(tmp_path)
+    resolve_plan(config, build_inventory(config), directory, run_job=None)
+    with pytest.raises(PlanError, match="covers 3 layers, the model has 4"):
+        build_module(config, VectorData(), plan=directory.plan)
+
+
+@pytest.mark.full
+def test_a_link_without_a_bandwidth_is_measured(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def plan(*settings: str) -> dict[str, Any]:
+        flat = given(tmp_path, profile([1, 1, 1, 1]))
+        config = composed(*MODEL, *TWO, "parallel=hete_mp", flat, *settings)
+        directory = RunDir(tmp_path / f"run with {len(settings)} settings")
+        resolve_plan(config, build_inventory(config), directory, run_job=run_job)
+        return dict(read_json(directory.plan))
+
+    with caplog.at_level("INFO", logger="sparsepipe"):
+        found = plan()
+    (measured,) = Path("outputs/links").glob("*/bandwidth.json")
+    (link,) = read_json(measured)["hosts"].values()
+    assert found["bandwidth_bytes_per_s"] == link["bytes_per_s"] > 0
+    assert found["measured_bandwidth"] == str(measured.absolute())
+    assert f"and {link['bytes_per_s'] / 1e6:.4g} MB/s" in caplog.text
+    # It belongs to the hardware: a training of another model finds it.
+    again = plan("model.width=32", "data.batch_size=4", "optim=adamw", "seed=1")
+    assert again["measured_bandwidth"] == found["measured_bandwidth"]
+    assert len(list(Path("outputs/links").glob("*/bandwidth.json"))) == 1
+
+
+REMOTE: dict[str, Any] = {
+    "hosts": [
+        {"name": "here", "devices": [{"name": "core", "count": 1, "accelerator": "cpu"}]},
+        {"name": "there", "devices": [{"name": "other core", "count": 1, "accelerator": "cpu"}]},
+    ]
+}
+
+
+def test_devices_elsewhere_are_not_measured(tmp_path: Path) -> None:
+    profile([1, 1, 1, 1]).save(tmp_path / "core.json")
+    config = composed(
+        *MODEL, "parallel=hete_mp", "parallel.num_nodes=2",
+        f"parallel.search.profiles={{core: {tmp_path / 'core.json'}}}",
+    )  # fmt: skip
+    with pytest.raises(ProfileError, match=r"of mlp on other core \(host there\)") as refused:
+        resolve_plan(config, Inventory.from_dict(REMOTE), RunDir(tmp_path), run_job=None)
+    assert "sparsepipe task=profile` there with task.device='other core'," in refused.value.remedy
+    assert "profile: {mlp: ...}" in refused.value.remedy
+    both = {name: str(tmp_path / "core.json") for name in ("core", "other core")}
+    config["parallel"]["search"]["profiles"] = both
+    with pytest.raises(HardwareError, match="between its hosts, has no bandwidth") as slow:
+        resolve_plan(config, Inventory.from_dict(REMOTE), RunDir(tmp_path), run_job=None)
+    assert "parallel.search.bandwidth_bytes_per_s" in slow.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        ((SLOW, "parallel.devices=1"), ConfigError, ["devices=1", "all 2 devices", "auto"]),
+        ((SLOW, "parallel.num_nodes=2"), ConfigError, ["num_nodes=2", "hardware inventory"]),
+        (("parallel.search.bandwidth_bytes_per_s=0", "GIVEN"), HardwareError, ["is 0", "above 0"]),
+        ((SLOW, "OTHER"), ProfileError, ["of cnn, not of mlp", "model=cnn"]),
+        ((SLOW, "GIVEN", "parallel.search.reserved_bytes=1e15"), PlanError, ["lacks"]),
+        ((SLOW, "GIVEN", "parallel.search.order=by_price"), ConfigError, ["by_price"]),
+        ((SLOW, "GIVEN", "parallel.search.device=x"), ConfigError,
+         ["does not use device", "parallel.search.device"]),
+        (("parallel=dp", "parallel.search.search=exact"), ConfigError,
+         ["where no model is split", "parallel=hete_mp"]),
+        ((SLOW, "task=profile"), ConfigError, ["runs as one process", "parallel=single"]),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, tuple) else None,
+)  # fmt: skip
+def test_refused(
+    tmp_path: Path, job: Job, settings: tuple[str, ...], error: type[SparsePipeError],
+    words: list[str],
+) -> None:  # fmt: skip
+    files = {
+        "GIVEN": profile([1, 1, 1, 1]),
+        "OTHER": profile([1, 1, 1, 1], model="cnn"),
+    }
+    named = [given(tmp_path, files[name]) if name in files else name for name in settings]
+    with pytest.raises(error) as refused:
+        job(*MODEL, *TWO, *([] if "parallel=dp" in named else ["parallel=hete_mp"]), *named)
+    assert all(word in str(refused.value) for word in words), refused.value
+    assert not list(Path("outputs").glob("tiny/*/plan.json"))  # nothing to go on with
+
+
+@pytest.mark.full
+def test_evaluating_by_a_search(job: Job) -> None:
+    settings = (*MODEL, *TWO, *QUICKLY, SLOW, "parallel=hete_mp")
+    run = job(*settings)
+    shutil.rmtree("outputs/profiles")
+    evaluated = job(*settings, "task=evaluate", f"checkpoint={run}")
+    found = read_json(evaluated / "result.json")
+    assert not profiles()
+    assert (evaluated / "plan.json").read_text() == (run / "plan.json").read_text()
+    trained = read_json(run / "result.json")
+    assert found["plan_strategy"] == "hete_mp"
+    assert found["test/loss"] == pytest.approx(trained["test/loss"], rel=1e-6)

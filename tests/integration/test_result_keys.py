@@ -1,0 +1,83 @@
+"""Results of real runs of each task hold what the document on results says, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.config.build import build_inventory
+from sparsepipe.config.compose import config_dir
+from sparsepipe.config.run_spec import flatten
+from sparsepipe.launch.prepare import prepare
+from sparsepipe.results import load_results
+from sparsepipe.results.columns import ALWAYS, OF_TASKS
+from sparsepipe.results.files import read_json, write_json
+from sparsepipe.runs.rundir import RunDir
+from tests.support.command_line import composed
+
+Job = Callable[..., Path]
+
+PAPER = ("model=sparse_vgg16_bn", "hardware=paper_5gpu")
+TASKS = {
+    "train": ("trainer.max_epochs=1",),
+    "profile": ("task.num_warmup=0", "task.num_measured=1"),
+    "partition": (*PAPER, "task.bandwidth_bytes_per_s=60e6"),
+    "simulate": (
+        *PAPER, "parallel=hete_mp", "parallel.search.bandwidth_bytes_per_s=60e6",
+        "task.minibatches=8", "task.timeline_minibatches=2",
+    ),
+    "table1": ("task.matrix_size=64", "task.copy_bytes=65536", "task.repeats=2"),
+    "fit_batch": ("task.budget_bytes=1e9", "task.most=2", "task.start=2"),
+    "train_if_fits": ("task.budget_bytes=1e9", "trainer.max_epochs=1"),
+}  # fmt: skip
+ELSEWHERE = {"bandwidth", "emulate", "evaluate", "list", "report", "table3"}
+"""Of several processes, of a checkpoint, without a result or a row, of long searches."""
+COLUMNS = {column.name: column for column in (*ALWAYS, *OF_TASKS)}
+
+
+def check(run: Path) -> None:
+    """Every key is a column that is known, one of ``/``, or a setting; and has its type."""
+    result = read_json(run / "result.json")
+    settings = flatten(RunDir(run).load_config())
+    unknown = {
+        key
+        for key in result
+        if key not in COLUMNS and "/" not in key and not ("." in key and key in settings)
+    }
+    assert not unknown
+    frame = load_results(run)
+    for name in set(frame.columns) & set(COLUMNS):
+        assert str(frame[name].dtype).partition("[")[0] == COLUMNS[name].dtype, name
+
+
+def leave_answer(config: dict[str, object]) -> None:
+    """What a probe has found, whose process need not be started then."""
+    probe = {"batch_size": 2, "outcome": "fits", "memory_bytes": 1000, "wall_s": 1.0}
+    batch = {**probe, "batch_size": 4}  # of the tiny experiment
+    directory = prepare(config, build_inventory(config))
+    write_json(directory.path / "probes.json", [probe, batch])
+
+
+def test_every_task_is_looked_at() -> None:
+    options = {path.stem for path in (config_dir() / "task").glob("*.yaml")}
+    assert options == set(TASKS) | ELSEWHERE
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_tells_what_the_document_says(task: str, job: Job) -> None:
+    overrides = (f"task={task}", *TASKS[task])
+    if task in ("fit_batch", "train_if_fits"):
+        leave_answer(composed("experiment=tiny", *overrides))
+    run = job(*overrides)
+    check(run)
+    if task == "train":
+        check(job("task=evaluate", f"checkpoint={run}"))
+        check(job(*overrides, f"checkpoint={run}"))
+
+
+@pytest.mark.full
+def test_table_3_tells_what_the_document_says(job: Job) -> None:
+    few = ("task.exact_bandwidths_bytes_per_s=[60e6]", "task.bandwidths_bytes_per_s=[60e6]")
+    check(job("task=table3", "hardware=paper_8gpu", *few))

@@ -1,0 +1,180 @@
+"""Weights & Biases without network: one run a job, read back by its own reader."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import wandb
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.launch.job import run_job
+from sparsepipe.results.files import read_json
+from sparsepipe.tracking.history import STEP
+from sparsepipe.tracking.loggers import wandb_logger
+from tests.support.command_line import Shell, composed, fault, rows
+from tests.support.emulated_cases import hosts
+from tests.support.wandb_records import recorded
+
+Job = Callable[..., Path]
+TRACKED = ("logger=wandb", "trainer.log_every_n_steps=1")
+MEASURED = ("train/loss_step", "train/accuracy_step", "val/loss", "val/accuracy", "test/loss", "lr")
+
+
+def test_what_a_training_shows(job: Job) -> None:
+    run = job(*TRACKED, "trainer.max_epochs=1", "tags=[a,b]")
+    assert wandb.run is None
+    assert not {"WANDB_DATA_DIR", "WANDB_SILENT", "WANDB__SERVICE_WAIT"} & set(os.environ)
+    assert {path.name for path in Path.cwd().iterdir()} == {"outputs"}
+    found = recorded(run)
+    about = {name: found.run[name] for name in ("run_id", "run_group", "job_type", "tags")}
+    assert about == {
+        "run_id": f"tiny-{run.name}",
+        "run_group": "tiny",
+        "job_type": "train",
+        "tags": ["a", "b"],
+    }
+    assert found.config["data"]["batch_size"] == 4
+    assert found.config["trainer"]["max_epochs"] == 1
+    assert [row["_step"] for row in found.history] == list(range(len(found.history)))
+    assert [row[STEP] for row in found.metrics] == [*range(8), 7, 7, 7, 8]
+    result = read_json(run / "result.json")
+    for name in ("val/accuracy", "train/loss", "test/accuracy", "epoch_time_s"):
+        assert found.summary[name] == pytest.approx(result[name])
+    assert set(found.media) == {
+        "confusion_matrix_table",
+        "figures/confusion",
+        "figures/learning_curves",
+        "figures/per_class_accuracy",
+    }
+    table = read_json(found.media["confusion_matrix_table"])
+    assert table["columns"] == ["Actual", "Predicted", "nPredictions"]
+    assert sum(row[2] for row in table["data"]) == 9
+    assert found.of("exit")[0].get("exit_code", 0) == 0
+
+
+@pytest.mark.full
+def test_failed_and_forced_runs_are_ended_and_kept_apart(job: Job) -> None:
+    short = ("logger=wandb", "trainer.max_epochs=1", fault([(3, 0)]))
+    with pytest.raises(ValueError, match="somebody's own mistake"):
+        job(*short)
+    assert wandb.run is None
+    (failed,) = (path.parent for path in Path.cwd().glob("outputs/tiny/*/config.yaml"))
+    assert recorded(failed).of("exit")[0]["exit_code"] == 1
+    run = job(*short)
+    assert run == failed
+    assert recorded(run).run["run_id"] == f"tiny-{run.name}"
+    assert [row["epoch"] for row in recorded(run).metrics if "val/loss" in row] == [0]
+    job(*short, "force=true")
+    assert recorded(run).run["run_id"] == f"tiny-{run.name}-2"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)  # three processes and a job, one after another
+def test_killed_and_interrupted_runs_stay_one(shell: Shell, job: Job) -> None:
+    """What was done twice is there once, what a kill took from Weights & Biases is there too."""
+    settings = (*TRACKED, "trainer.max_epochs=3", "model.dropout=0.5", "data.train_size=40")
+    faulty = (*settings, fault([(13, signal.SIGKILL), (17, signal.SIGINT)]))
+    assert shell(*faulty).code == -signal.SIGKILL
+    assert shell(*faulty).code == 130
+    assert recorded(shell.runs()[0]).of("exit")[0]["exit_code"] == 1
+    ours = recorded(job(*faulty))
+    theirs = recorded(job(*settings, "name=undisturbed"))
+    assert [row["_step"] for row in ours.history] == list(range(len(ours.history)))
+    for name in MEASURED:
+        told = [
+            [(row[STEP], row["epoch"], row[name]) for row in found.metrics if name in row]
+            for found in (ours, theirs)
+        ]
+        assert told[0] == told[1], name
+    assert [row.keys() for row in ours.metrics] == [row.keys() for row in theirs.metrics]
+    assert ours.config["data"]["train_size"] == 40
+    assert ours.media.keys() == theirs.media.keys()
+    assert ours.run["run_id"] == f"tiny-{shell.runs()[0].name}"
+
+
+@pytest.mark.full
+def test_a_tracker_that_comes_late_hears_all(shell: Shell, job: Job) -> None:
+    faulty = ("trainer.max_epochs=3", fault([(17, signal.SIGKILL)]))
+    assert shell(*faulty).code == -signal.SIGKILL
+    run = job(*faulty, "logger=wandb")
+    told = {row["epoch"]: row["val/loss"] for row in recorded(run).metrics if "val/loss" in row}
+    assert told == {int(row["epoch"]): pytest.approx(float(row["val/loss"])) for row in rows(run)}
+    assert sorted(told) == [0, 1, 2]
+
+
+@pytest.mark.full
+def test_a_pipeline_of_two_ranks_is_one_run_with_its_plan(shell: Shell) -> None:
+    split = ("parallel=pipeline", "hardware=cores", "parallel.devices=2")
+    layers = ("model.norm=true", "parallel.plan.balance=layers")
+    run = shell(*TRACKED, *split, *layers, "trainer.max_epochs=1").run
+    found = recorded(run)
+    # Rank 0 has the loss of a minibatch when its gradients have come back, a step later.
+    assert [row[STEP] for row in found.metrics if "train/loss_step" in row] == [*range(1, 8)]
+    assert found.config["plan"]["config"] == "1-1"
+    assert {"figures/timeline", "tables/plan", "confusion_matrix_table"} <= set(found.media)
+    table = read_json(found.media["tables/plan"])
+    assert table["columns"] == ["stage", "first", "last", "devices"]
+    assert [row[:3] for row in table["data"]] == [[0, 0, 2], [1, 3, 4]]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_jobs_of_a_sweep_are_a_group(shell: Shell) -> None:
+    asked = ("logger=wandb", "trainer.max_epochs=1", "seed=0,1", "tags=[swept]")
+    swept = shell.sweep(*asked)
+    assert swept.code == 0, swept.err
+    runs = [recorded(run).run for run in shell.runs()]
+    (group,) = {run["run_group"] for run in runs}
+    assert re.fullmatch(r"tiny [0-9a-f]{8}", group)
+    assert len({run["run_id"] for run in runs}) == 2
+    assert all(run["tags"] == ["swept"] for run in runs)
+    again = shell.sweep(*asked, "force=true")
+    assert again.code == 0, again.err
+    later = [recorded(run).run for run in shell.runs()]
+    assert {run["run_id"] for run in later} == {f"{run['run_id']}-2" for run in runs}
+    assert {run["run_group"] for run in later} == {group}, "started again, it is the same sweep"
+
+
+def test_a_task_without_a_trainer(tmp_path: Path) -> None:
+    run = run_job(composed(
+        f"paths.outputs={tmp_path}", "task=simulate", "hardware=paper_5gpu", "parallel=hete_mp",
+        "parallel.search.bandwidth_bytes_per_s=60e6", "task.timeline_minibatches=3",
+        "logger=wandb", "tags=[paper]",
+    )).path  # fmt: skip
+    found = recorded(run)
+    assert (found.run["job_type"], found.run["tags"]) == ("simulate", ["paper"])
+    assert found.config["task"]["timeline_minibatches"] == 3
+    result = read_json(run / "result.json")
+    for name in ("simulated_shapes_per_s", "speedup_over_dp", "plan_config"):
+        assert found.summary[name] == result[name]
+    assert set(found.media) == {"figures/timeline", "tables/devices", "tables/plan"}
+    table = read_json(found.media["tables/devices"])
+    assert len(table["data"]) == 5
+    column = table["columns"].index("busy_share")
+    assert all(0 < row[column] <= 1 for row in table["data"])
+    assert len(found.history) == 1
+
+
+@pytest.mark.full
+def test_an_emulated_run_is_told_by_who_started_it(shell: Shell) -> None:
+    """Its ranks may be where no server can be reached."""
+    settings = ("hardware.network=loopback", "trainer.limit_train_batches=8", "logger=wandb")
+    run = shell(*hosts(shell.cwd), "parallel=dp", *settings).run
+    found = recorded(run)
+    assert found.run["job_type"] == "train_emulated"
+    assert found.summary["kind"] == "emulated"
+    assert found.summary["samples_per_s"] == read_json(run / "result.json")["samples_per_s"]
+
+
+def test_online_needs_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    given = {"project": "p", "run_id": "a", "run_dir": tmp_path, "job_type": "train"}
+    with pytest.raises(ConfigError, match=r"offline=false needs a Weights & Biases login"):
+        wandb_logger(offline=False, **given)
+    assert wandb_logger(**given)._offline

@@ -1,0 +1,1 @@
+"""Helpers of tests: small networks and data, harnesses for ranks and the command line, oracles."""

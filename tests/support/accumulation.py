@@ -1,0 +1,193 @@
+"""How one process does what ranks of a synchronous pipeline do, and both compared."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DistributedSampler
+
+from sparsepipe.runtime.random_generators import KeyedRandomness
+from tests.support.pipeline_cases import BATCH as DEALT
+from tests.support.pipeline_cases import OPTIMIZERS, grouped, same
+from tests.support.synchronous_cases import BATCH, SEED, Case, collated, dataset, make_net
+
+CPU = torch.device("cpu")
+
+
+class Accumulation:
+    """The oracle: gradient accumulation in one process, over microbatches made of the samples.
+
+    A stage has a copy for each of its replicas, since batch norms see other microbatches, and a
+    gradient that is summed up in parts.
+
+    Args:
+        case: what is trained.
+        device: where.
+    """
+
+    def __init__(self, case: Case, *, device: torch.device = CPU) -> None:
+        self._case = case
+        self._device = device
+        self._data = dataset(case)
+        self.net = make_net(case).to(device)
+        bounds = [0, *case.cuts, len(self.net.layers)]
+        self._copies = [
+            [copy.deepcopy(self.net.layers[a:b]) for _ in range(count)]
+            for (a, b), count in zip(pairwise(bounds), case.replicas, strict=True)
+        ]
+        self._firsts = bounds[:-1]
+        self._newest = [
+            [nn.Parameter(p.detach().clone()) for p in copies[0].parameters()]
+            for copies in self._copies
+        ]
+        made = OPTIMIZERS.get(case.optimizer, grouped)
+        self._optimizer = made([p for own in self._newest for p in own])
+        self._random = KeyedRandomness(seed=SEED, device=device)
+        self._step = 0
+        self.losses: list[tuple[float, int]] = []  # of the microbatches of the last epoch
+        self.norms: list[float] = []  # of gradients that were to be clipped
+        self.step_loss = 0.0
+
+    def train(self) -> None:
+        for epoch in range(self._case.epochs):
+            self.losses = []
+            for batches in self._rounds(epoch):
+                self._minibatch(batches)
+            self._agree()
+
+    def _rounds(self, epoch: int) -> Iterator[list[list[int]]]:
+        """Samples of each reader in a step; of the first ones in a partial last round."""
+        readers = self._case.replicas[0]
+        if self._case.dealt:
+            batches = [[b * DEALT + i for i in range(DEALT)] for b in range(self._case.dealt)]
+            yield from (batches[i : i + readers] for i in range(0, len(batches), readers))
+            return
+        mine = [list(range(len(self._data)))]
+        if readers > 1:
+            mine = []
+            for reader in range(readers):
+                # As Lightning makes them.
+                sampler = DistributedSampler(
+                    self._data, num_replicas=readers, rank=reader, seed=SEED
+                )
+                sampler.set_epoch(epoch)
+                mine.append(list(sampler))
+        for first in range(0, len(mine[0]), BATCH):
+            yield [samples[first : first + BATCH] for samples in mine]
+
+    def _minibatch(self, batches: list[list[int]]) -> None:
+        total, readers = self._case.microbatches, self._case.replicas[0]
+        shares: list[tuple[list[int], float]] = [([], 0.0)] * total
+        for reader, samples in enumerate(batches):
+            own = range(reader, total, readers)
+            # As torch.tensor_split does: as even as can be, the larger ones first.
+            cuts = torch.tensor_split(torch.tensor(samples), len(own))
+            for number, part in zip(own, cuts, strict=True):
+                shares[number] = part.tolist(), len(part) / len(samples) / len(batches)
+        losses = {
+            number: self._forward(number, samples) * weight
+            for number, (samples, weight) in enumerate(shares)
+            if samples
+        }
+        for number in reversed(losses) if self._case.schedule == "gpipe" else losses:
+            losses[number].backward()
+        self.step_loss = sum(float(loss.detach()) for loss in losses.values())
+        for number, loss in losses.items():
+            samples, weight = shares[number]
+            self.losses.append((float(loss.detach()) / weight, len(samples)))
+        self._update()
+        self._step += 1
+
+    def _forward(self, number: int, samples: list[int]) -> Tensor:
+        batch = collated(self._case, [self._data[i] for i in samples])
+        value, labels = (part.to(self._device) for part in batch)
+        keyed = self._case.keyed
+        with self._random.preserved():
+            for first, copies in zip(self._firsts, self._copies, strict=True):
+                for place, layer in enumerate(copies[number % len(copies)]):
+                    if keyed:
+                        u = self._step * self._case.microbatches + number
+                        self._random.key(minibatch=u, layer=first + place)
+                    value = layer(value)
+        return F.cross_entropy(value, labels)
+
+    def _update(self) -> None:
+        for newest, copies in zip(self._newest, self._copies, strict=True):
+            for parameter, *every in zip(newest, *(c.parameters() for c in copies), strict=True):
+                gradients = [p.grad for p in every if p.grad is not None]
+                if not gradients:
+                    assert not any(p.requires_grad for p in every)
+                    continue
+                total = gradients[0]
+                for other in gradients[1:]:
+                    total = total + other
+                parameter.grad = total
+        if self._case.clip is not None:
+            own = [p for group in self._optimizer.param_groups for p in group["params"]]
+            self.norms.append(float(nn.utils.clip_grad_norm_(own, self._case.clip)))
+        self._optimizer.step()
+        for newest, copies in zip(self._newest, self._copies, strict=True):
+            for parameter, *every in zip(newest, *(c.parameters() for c in copies), strict=True):
+                for other in every:
+                    other.data.copy_(parameter.detach())
+                    other.grad = None
+
+    def _agree(self) -> None:
+        """At an epoch's end: all replicas have the mean of their statistics."""
+        for copies in self._copies:
+            for buffers in zip(*(layers.buffers() for layers in copies), strict=True):
+                if buffers[0].is_floating_point():
+                    agreed = torch.stack([b.double() for b in buffers]).mean(0)
+                else:
+                    agreed = torch.stack(buffers).amax(0)
+                for buffer in buffers:
+                    buffer.copy_(agreed)
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and buffers under the names of the whole Sequential."""
+        layers = [layer for copies in self._copies for layer in copies[0]]
+        return {
+            f"{number}.{name}": value
+            for number, layer in enumerate(layers)
+            for name, value in layer.state_dict().items()
+        }
+
+
+def check(
+    case: Case, found: Sequence[Any], *, device: torch.device = CPU, rounding: float = 0.0
+) -> None:
+    """What ranks found against the oracle.
+
+    Args:
+        case: what they trained.
+        found: by each rank.
+        device: where the oracle computes.
+        rounding: how far both may be apart, in shares of the largest value.
+    """
+    oracle = Accumulation(case, device=device)
+    oracle.train()
+    expected = oracle.state()
+    of_epoch = sum(loss * samples for loss, samples in oracle.losses)
+    of_epoch /= sum(samples for _, samples in oracle.losses)
+    rel = max(1e-6, rounding)
+    ranks = [(stage, i) for stage, count in enumerate(case.replicas) for i in range(count)]
+    for (stage, replica), (state, told, most) in zip(ranks, found, strict=True):
+        assert told["epoch"] == pytest.approx(of_epoch, rel=rel), f"{case}: loss"
+        if max(case.replicas) == 1:  # every microbatch comes by every rank
+            assert told["step"] == pytest.approx(oracle.step_loss, rel=rel), f"{case}: loss"
+        assert state.keys() == expected.keys()
+        for name, value in state.items():
+            # Sums are made in the same order everywhere, so that not even rounding differs.
+            assert same(value, expected[name], rounding=rounding), f"{case}: {name}"
+        if most is not None:
+            own = len(range(replica, case.microbatches, case.replicas[stage]))
+            ahead = (sum(case.replicas[stage:]) - 1) // case.replicas[stage]
+            bound = {"gpipe": own, "1f1b": ahead + 1, "eager_1f1b": 2 * ahead + 1}
+            assert most == min(own, bound[case.schedule]), str(case)

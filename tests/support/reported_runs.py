@@ -1,0 +1,63 @@
+"""Finished runs for reports, without running anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sparsepipe.config.run_spec import flatten
+from sparsepipe.results.files import write_json, write_text_atomic
+from tests.support.command_line import composed
+
+SHAPES = "sparsepipe.data.sources.GeneratedShapes"
+
+
+def leave(outputs: Path, run_id: str, *, name: str, **values: Any) -> None:
+    """A finished run."""
+    path = outputs / name / run_id
+    result = {"run_id": run_id, "name": name, "kind": "measured", "seed": 0, "ranks": 1, **values}
+    write_text_atomic(path / "config.yaml", "{}\n")
+    write_json(path / "result.json", result)
+    write_json(path / "DONE.json", {"run_id": run_id, "time": 0.0})
+
+
+def leave_training(
+    outputs: Path, run_id: str, *, name: str = "table2", test: float = 0.8, **more: Any
+) -> None:
+    values = {
+        "task_name": "train",
+        "representation": "sparse",
+        "data.source._target_": SHAPES,
+        "data.num_points": 4096,
+        "data.resolution": 32,
+        "data.point_ratio": 1.0,
+        "hardware_devices": "2 x Xeon",
+        "hardware_accelerator": "cpu",
+        "test/accuracy": test,
+        "epoch_time_s": 2.0,
+        "train_shapes_per_s": 100.0,
+        **more,
+    }
+    leave(outputs, run_id, name=name, **values)
+
+
+def made_by(*overrides: str, **figures: Any) -> dict[str, Any]:
+    """The result of a run by a command: all of its configuration, and figures of any task."""
+    config = composed(*overrides)
+    dropped = ("checkpoint", "force", "logger", "paths")
+    settings = flatten({key: item for key, item in config.items() if key not in dropped})
+    strategy = config["parallel"]["strategy"]
+    return {
+        "run_id": "made",
+        "kind": "measured",
+        "task_name": config["task"]["_target_"].rpartition(".")[2],
+        "ranks": 1 if strategy is None else config["parallel"]["devices"],
+        "hardware_devices": "4 x RTX 2080 Ti",
+        "hardware_accelerator": "cuda",
+        "test/accuracy": 0.8,
+        "train_shapes_per_s": 100.0,
+        "largest_batch": 8,
+        "limited_by": "over_budget",
+        **{key: item for key, item in settings.items() if item is not None},
+        **figures,
+    }

@@ -1,0 +1,145 @@
+"""How long stages wait, from sequences of what ranks did when that are written out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from sparsepipe.callbacks.busy import Busy, Step, steady_idle, synchronous_bubbles
+from sparsepipe.strategies import PipelineStrategy, SynchronousPipelineStrategy
+from tests.support.replay_cases import plain_trainer
+
+
+def run_of(
+    steps: int, *, begin_s: float, step_s: float, works_s: float, drains_s: float, first: int = 0
+) -> list[Step]:
+    """A rank's steps up to a drain, in each of which it first works and then waits.
+
+    Args:
+        steps: of the run.
+        begin_s: of the first step.
+        step_s: that each takes.
+        works_s: of it.
+        drains_s: that the last one takes longer, of which it works a second.
+        first: steps that went before, since the pipeline was empty.
+    """
+    found = []
+    for number in range(steps):
+        at_s = begin_s + number * step_s
+        drains = number == steps - 1
+        busy = [(at_s, at_s + works_s)]
+        if drains:
+            busy.append((at_s + step_s, at_s + step_s + 1))
+        found.append(Step(busy, at_s + step_s + drains_s * drains, first + number))
+    return found
+
+
+def two_epochs(works_s: float) -> list[Step]:
+    """Six steps of 2 s, of which the last drains for 20; ten seconds later eight of 4 s."""
+    return [
+        *run_of(6, begin_s=0, step_s=2, works_s=works_s, drains_s=20),
+        *run_of(8, begin_s=42, step_s=4, works_s=works_s, drains_s=20),
+    ]
+
+
+def test_steady_is_what_lies_between_filling_and_draining() -> None:
+    """After the fourth of six steps, and the fifth of eight, until the last begins: 2 s and 8 s."""
+    ranks = [two_epochs(1.5), two_epochs(0.5)]
+    works_s = (1 * 1.5 + 2 * 1.5, 1 * 0.5 + 2 * 0.5)
+    expected = [1 - each / (2 + 8) for each in works_s]
+    assert steady_idle(ranks, ahead=1) == pytest.approx(expected)
+    assert expected == pytest.approx([0.55, 0.85])
+
+
+def test_epochs_that_are_all_filling_and_draining_are_never_steady() -> None:
+    short = run_of(4, begin_s=0, step_s=2, works_s=1, drains_s=9)
+    again = run_of(4, begin_s=30, step_s=2, works_s=1, drains_s=9)
+    assert steady_idle([[*short, *again]] * 2, ahead=1) is None
+    assert steady_idle([two_epochs(1.0)] * 2, ahead=5) is None
+    long = run_of(6, begin_s=60, step_s=2, works_s=1, drains_s=9)
+    assert steady_idle([[*short, *again, *long]] * 2, ahead=1) == pytest.approx([0.5, 0.5])
+
+
+def test_what_was_forgotten_of_other_ranks_is_not_taken_for_waiting() -> None:
+    """Of a long epoch the last 12 steps are kept; the other rank is two steps behind."""
+    steps: dict[str, Any] = {"step_s": 2, "drains_s": 4, "first": 100}
+    first = run_of(12, begin_s=1000, works_s=1.5, **steps)
+    other = run_of(12, begin_s=1004, works_s=1.0, **steps)
+    assert steady_idle([first, other], ahead=2) == pytest.approx([1 / 4, 1 / 2])
+
+
+def test_bubbles_are_those_of_minibatches_but_the_first_without_updates() -> None:
+    """Two stages, one microbatch: forward 1 s, backward 2 s; the second time a message is late."""
+    slow = Step([(0, 50), (60, 61), (61, 62)], 62, 0)
+    first = [
+        slow,
+        Step([(100, 101), (104, 106), (106, 111)], 111, 1),
+        Step([(200, 201), (206, 208), (208, 216)], 216, 2),
+    ]
+    last = [
+        slow,
+        Step([(101, 102), (102, 104), (104, 109)], 109, 1),
+        Step([(201, 202), (202, 204), (204, 212)], 212, 2),
+    ]
+    expected = (3 / 6 + 5 / 8) / 2
+    assert synchronous_bubbles([first, last]) == pytest.approx([expected] * 2)
+    assert synchronous_bubbles([first[:2], last]) == pytest.approx([3 / 6, 3 / 6]), "of both"
+    assert synchronous_bubbles([first[:1], last[:1]]) is None
+
+
+class Net(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.layers(batch).mean()
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.layers(batch)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+STEPS, BETWEEN = 12, 6
+
+
+def asynchronous() -> PipelineStrategy:
+    """Keyed draws need the worker, with one rank too."""
+    return PipelineStrategy(config="1", cuts=[], keyed_randomness=True)
+
+
+def synchronous() -> SynchronousPipelineStrategy:
+    return SynchronousPipelineStrategy(config="1", cuts=[], microbatches=2)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "waits"),
+    [
+        # Forward, with what is before the layers, backward and update: three ticks of seven.
+        (asynchronous, 4 / 7),
+        # Forward and backward of two microbatches: four ticks of seven.
+        (synchronous, 3 / 7),
+    ],
+)
+def test_a_training_is_told_without_its_validations(
+    strategy: Callable[[], Any], waits: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that ticks when it is looked at: when a computation begins or ends, or a step."""
+    monkeypatch.setenv("PL_GLOBAL_SEED", "1")
+    busy = Busy(clock=count().__next__)
+    trainer = plain_trainer(tmp_path, busy, strategy=strategy(), max_epochs=2,
+                            val_check_interval=BETWEEN, num_sanity_val_steps=0)  # fmt: skip
+    loader = DataLoader(torch.ones(STEPS * 4, 3), batch_size=4)
+    trainer.fit(Net(), loader, DataLoader(torch.ones(20, 3), batch_size=4))
+    assert trainer.global_step == 2 * STEPS
+    assert busy.values() == pytest.approx({"bubble_share": waits, "bubble_share_of_busiest": waits})

@@ -1,0 +1,255 @@
+"""What the configuration refuses, and that all it offers is sound."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from sparsepipe.config.check import fits
+from sparsepipe.config.compose import CONFIG_NAME, config_dir
+from sparsepipe.config.schema import TrainerArguments
+from sparsepipe.errors import ConfigError, HardwareError
+from tests.support.command_line import Shell, composed
+
+# Options of a directory in a group are called by both: task=fig9/emulated.
+OPTIONS = [
+    (path.parent.relative_to(config_dir()).as_posix(), path.stem)
+    for path in sorted(config_dir().glob("*/**/*.yaml"))
+]
+
+GLOBAL = ("experiment", "network", "scale", "trial")
+"""Groups that set keys of others."""
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
+def test_every_option_composes(group: str, option: str) -> None:
+    group, _, below = group.partition("/")
+    config = composed(f"{group}={below}/{option}" if below else f"{group}={option}")
+    assert group in GLOBAL or group in config
+
+
+def parts_of(name: str) -> set[str]:
+    """Files beside the groups of which one is made, and those that these are made of."""
+    given = yaml.safe_load((config_dir() / f"{name}.yaml").read_text()) or {}
+    entries = [entry for entry in given.get("defaults", ()) if isinstance(entry, str)]
+    direct = {entry[1:].partition("@")[0] for entry in entries if entry.startswith("/")}
+    return direct.union(*map(parts_of, direct))
+
+
+def test_every_file_is_an_option_or_part_of_one() -> None:
+    """So that all of them are composed."""
+    files = [path.relative_to(config_dir()) for path in config_dir().rglob("*.yaml")]
+    options = {f"{group}/{option}" for group, option in OPTIONS}
+    reached = options.union(*map(parts_of, options))
+    assert {file.with_suffix("").as_posix() for file in files} == {CONFIG_NAME, *reached}
+
+
+@pytest.mark.parametrize("experiment", [o for group, o in OPTIONS if group == "experiment"])
+def test_whatever_an_experiment_sweeps_composes(
+    experiment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODELNET40", "somewhere")
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        config = hydra_compose(CONFIG_NAME, [f"experiment={experiment}"], return_hydra_config=True)
+    swept = [f"{name}={value}" for name, value in (config.hydra.sweeper.params or {}).items()]
+    for override in OverridesParser.create().parse_overrides(swept):
+        values = override.sweep_string_iterator() if override.is_sweep_override() else ()
+        for value in values:
+            one = f"{override.get_key_element()}={value}"
+            assert composed(f"experiment={experiment}", one)["name"] == experiment
+
+
+def test_help_lists_the_options_that_compose(tmp_path: Path) -> None:
+    """And not the files that options are made of."""
+    said = Shell(tmp_path)("--help")
+    assert said.code == 0, said.err
+    listed = {
+        (group, option)
+        for group, options in re.findall(r"^([\w/]+): (.+)$", said.out, re.MULTILINE)
+        for option in options.split(", ")
+    }
+    assert listed == {
+        *OPTIONS,
+        ("data", "vectors"),
+        ("model", "mlp"),
+        ("model", "own"),
+        ("experiment", "tiny"),
+        ("hardware", "cores"),
+        ("trial", "batch_search"),
+        ("trial", "two_ranks"),
+    }
+
+
+def test_trainer_arguments_are_lightnings() -> None:
+    known = set(inspect.signature(pl.Trainer).parameters)
+    # Decided by other groups or by the run directory (sparsepipe/tasks/run.py).
+    elsewhere = {"accelerator", "callbacks", "default_root_dir", "devices", "enable_checkpointing",
+                 "logger", "num_nodes", "strategy", "use_distributed_sampler"}  # fmt: skip
+    ours = set(TrainerArguments.__dataclass_fields__)
+    assert ours | elsewhere == known
+    assert not ours & elsewhere
+    assert set(yaml.safe_load((config_dir() / "trainer/default.yaml").read_text())) == ours
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.max_epoch=3", "'trainer.max_epoch' (nearest: 'trainer.max_epochs')"),
+        ("+trainer.max_epoch=3", "'trainer.max_epoch' (nearest: 'trainer.max_epochs')"),
+        ("+sede=3", "'sede' (nearest: 'seed')"),
+        ("optim.optimizer.momentun=0.5", "(nearest: 'optim.optimizer.momentum')"),
+        ("model.widht=16", "(nearest: 'model.width')"),
+        ("data.batchsize=4", "(nearest: 'data.batch_size')"),
+        ("parallel.strategy.timeout=4", "(nearest: 'parallel.strategy.timeout_s')"),
+        ("trainer.max_epochs=abc", "'trainer.max_epochs' must be a whole number or null"),
+        ("trainer.max_epochs=1.5", "must be a whole number"),
+        ("data.batch_size=many", "'data.batch_size' must be a whole number"),
+        ("optim.label_smoothing=null", "'optim.label_smoothing' must be a number"),
+        ("optim.label_smoothing=2", "must be a number from 0 to 1, not 2"),
+        ("seed=5000000000", "'seed' must be a whole number from 0 to 4294967295"),
+        ("optim.optimizer.lr=fast", "'optim.optimizer.lr' must be a number, not 'fast'"),
+        ("task.mode=highest", "'task.mode' must be one of 'max', 'min'"),
+        ("model._target_=tests.support.tinyhouse.mpl", "tinyhouse has no mpl"),
+        ("model._target_=nohouse.mlp", "there is no module nohouse"),
+        ("optim.optimizer=5", "'optim.optimizer' must be a mapping with a _target_"),
+        (
+            "callbacks.early={_target_: tests.support.tinyhouse.Fault}",
+            "'callbacks.early.plan' is missing",
+        ),
+        ("paths.data=${oc.env:NO_SUCH_VARIABLE}", "cannot be resolved"),
+    ],
+)
+def test_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        composed("data=vectors", "model=mlp", "parallel=dp", override)
+    assert message in error.value.message
+    assert error.value.remedy
+
+
+@pytest.mark.parametrize(("group", "option"), [o for o in OPTIONS if o[0] == "model"])
+def test_arguments_of_every_model_are_checked(group: str, option: str) -> None:
+    with pytest.raises(ConfigError, match=r"'model\.width' must be a number, not 'abc'"):
+        composed(f"{group}={option}", "model.width=abc")
+
+
+def test_data_follow_the_model() -> None:
+    def representation(*overrides: str) -> str:
+        return composed(*overrides)["data"]["representation"]
+
+    for name, expected in (("dense", "dense"), ("sparse", "sparse")):
+        for depth in (11, 13, 16, 19):
+            model = f"model={name}_vgg{depth}_bn"
+            assert representation(model) == expected
+            assert representation(model, "experiment=modelnet40_points") == expected
+    assert representation("model=dense_vgg16_bn", "data.representation=dense_surface") == (
+        "dense_surface"
+    )
+
+
+def test_arguments_left_out_of_the_yaml_can_be_set() -> None:
+    config = composed("data=vectors", "model=mlp", "optim.optimizer.foreach=true")
+    assert config["optim"]["optimizer"]["foreach"] is True
+
+
+def test_several_mistakes_are_told_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"max_epoch'.*widht") as error:
+        composed("data=vectors", "model=mlp", "trainer.max_epoch=1", "trainer.widht=2")
+    assert error.value.message.count("unknown key") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["trainer.max_epoch=3"], 2, "(nearest: 'trainer.max_epochs')"),
+        pytest.param(
+            ["+trainer.max_epoch=3"], 2, "(nearest: 'trainer.max_epochs')", marks=pytest.mark.full
+        ),
+        (["modle=mlp"], 2, "unknown key or group 'modle' (nearest: 'model')"),
+        pytest.param(
+            ["model=mpl"],
+            2,
+            "'model' has no option 'mpl' (nearest: 'mlp'); there are: cnn_5x5, dense_vgg11",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            ["logger=wandb_offline"],
+            2,
+            "'logger' has no option 'wandb_offline' (nearest: 'wandb')",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(["experiment=tinny"], 2, "(nearest: 'tiny')", marks=pytest.mark.full),
+        pytest.param(
+            ["task=fig9/emulatd"], 2, "(nearest: 'fig9/emulated')", marks=pytest.mark.full
+        ),
+        pytest.param(
+            ["trainer.max_epochs=abc"],
+            2,
+            "must be a whole number or null, not 'abc'",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            ["trainer.max_epochs="], 2, "must be a whole number or null", marks=pytest.mark.full
+        ),
+        (["trainer.max_epochs=[1"], 2, "cannot be composed"),
+    ],
+)
+def test_command_line_refuses(tmp_path: Path, arguments: list[str], code: int, message: str):
+    refused = Shell(tmp_path)(*arguments)
+    assert refused.code == code
+    assert message in refused.err
+    assert "remedy:" in refused.err
+    assert "Traceback" not in refused.err
+    assert not refused.out
+    assert not list(tmp_path.iterdir()), "a refused run leaves nothing behind"
+
+
+def test_more_devices_than_there_are(job) -> None:
+    with pytest.raises(HardwareError, match="999 devices are asked for, the inventory has"):
+        job("parallel=dp", "parallel.devices=999", "hardware.accelerator=cpu")
+
+
+def test_several_devices_need_a_strategy(job) -> None:
+    with pytest.raises(ConfigError, match="without a strategy"):
+        job("parallel=single", "parallel.devices=2", "hardware.accelerator=cpu")
+
+
+def test_identity_leaves_out_what_changes_nothing() -> None:
+    base = composed("data=vectors").identity()
+    same = composed("data=vectors", "data.num_workers=3", "force=true", "logger=wandb",
+                    "tags=[a]")  # fmt: skip
+    assert same.identity() == base
+    # The inventory's fingerprint and the number of ranks stand for these.
+    same = composed("data=vectors", "hardware.accelerator=cpu", "parallel.devices=auto",
+                    "task.gallery=3", "trainer.enable_autolog_hparams=false")  # fmt: skip
+    assert same.identity() == base
+    assert composed("data=vectors", "seed=1").identity() != base
+    stop = "callbacks={stop: {_target_: pytorch_lightning.callbacks.EarlyStopping, monitor: a}}"
+    assert composed("data=vectors", stop).identity() != base
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "expected"),
+    [
+        (True, int, False),
+        (1, float, True),
+        (1.0, int, False),
+        ("a", str | None, True),
+        (None, str | None, True),
+        ([1], tuple[int, ...], True),
+        ("x", Path, True),
+        (object(), pl.Trainer, True),
+        ("fast", float | pl.Trainer, False),
+        (0.5, float | pl.Trainer, True),
+        ("node", pl.Trainer | None, True),
+    ],
+)
+def test_fits(value: object, hint: object, expected: bool) -> None:
+    assert fits(value, hint) is expected

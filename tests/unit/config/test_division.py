@@ -1,0 +1,159 @@
+"""How ``parallel.plan`` is read: by hand, from a file, by equal shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.cluster import Device, Host, Inventory
+from sparsepipe.config.build import build_module
+from sparsepipe.config.division import division_of
+from sparsepipe.errors import ConfigError, HardwareError, PlanError
+from sparsepipe.runs.rundir import run_dir
+from sparsepipe.schedule import Plan
+from sparsepipe.tasks.run import num_ranks
+from tests.support.command_line import composed
+
+pytestmark = pytest.mark.usefixtures("workplace")
+CORES = Inventory(
+    hosts=(Host(name="a", devices=(Device(name="core", count=4, accelerator="cpu"),)),)
+)
+VECTORS = ("data=vectors", "model=mlp")  # four layers, five with norm
+Job = Callable[..., Path]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    """A plan for four layers on three devices."""
+    path = tmp_path / "plan.json"
+    path.write_text(Plan.of(config="2-1", cuts=[3], num_layers=4).to_json())
+    return f"parallel.plan.file={path}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranks"),
+    [
+        (("parallel=pipeline",), 4),
+        (("parallel=pipeline", "parallel.devices=2"), 2),
+        (("parallel=pipeline", "parallel.plan.cuts=[1,3]"), 3),
+        (("parallel=pipeline", "parallel.plan.config=2-1"), 3),
+        (("parallel=pipeline", "parallel.plan.config=2-1", "parallel.devices=3"), 3),
+        (("parallel=pipeline", "parallel.plan.config=2"), 2),
+        (("parallel=dp",), 4),
+        (("parallel=single",), 1),
+    ],
+    ids=str,
+)
+def test_devices_follow_the_plan(settings: tuple[str, ...], ranks: int) -> None:
+    assert num_ranks(composed(*VECTORS, *settings), CORES) == ranks
+
+
+def test_devices_follow_a_plan_file(file: str) -> None:
+    config = composed(*VECTORS, "parallel=pipeline", file)
+    assert num_ranks(config, CORES) == 3
+    division = division_of(config)
+    assert division is not None
+    assert division.arguments() == {"config": "2-1", "cuts": [3], "balance": "flops"}
+    assert not division.searched
+    assert [division.name(rank, ranks=3) for rank in range(3)] == [
+        "rank 0 (stage 0)",
+        "rank 1 (stage 0)",
+        "rank 2 (stage 1)",
+    ]
+
+
+def test_a_run_goes_on_with_the_plan_it_began_with(file: str, tmp_path: Path) -> None:
+    config = composed(*VECTORS, "parallel=pipeline", "parallel.devices=3")
+    division = division_of(config, kept=tmp_path / "plan.json")
+    assert division is not None
+    assert division.cuts == (3,)
+    division = division_of(config, kept=tmp_path / "none.json")
+    assert division is not None
+    assert division.cuts is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        (["parallel.plan.config=4-1"], HardwareError, ["is for 5 devices", "has 4", "fewer"]),
+        (["parallel.plan.config=2-1", "parallel.devices=2"], PlanError,
+         ["is for 3 devices, parallel.devices=2", "parallel.devices=auto"]),
+        (["parallel.plan.config=2-x"], PlanError, ["'2-x'", "such as '2-1'"]),
+        (["parallel.plan.file=no.json"], PlanError, ["no.json cannot be read", "plan.file"]),
+        (["parallel.plan.file=no.json", "parallel.plan.cuts=[1]"], ConfigError, ["both file"]),
+        (["parallel.strategy.config=2-1"], ConfigError, ["set parallel.plan.config"]),
+        (["parallel=dp", "parallel.plan.config=1-1"], ConfigError, ["parallel=pipeline"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
+)  # fmt: skip
+def test_refused(settings: list[str], error: type[Exception], words: list[str]) -> None:
+    with pytest.raises(error) as refused:
+        num_ranks(composed(*VECTORS, "parallel=pipeline", *settings), CORES)
+    assert all(word in str(refused.value) for word in words), refused.value
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("parallel.plan.cut=[1]", "(nearest: 'parallel.plan.cuts')"),
+        ("parallel.plan.cuts=3", "'parallel.plan.cuts' must be a list or null"),
+        ("parallel.plan.balance=time", "must be one of 'flops', 'parameters', 'layers'"),
+        ("parallel.max_restarts=-1", "'parallel.max_restarts' must be a whole number from 0"),
+        ("parallel.strategy.mod=stash", "(nearest: 'parallel.strategy.mode')"),
+    ],
+)
+def test_keys_are_checked(setting: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        composed(*VECTORS, "parallel=pipeline", setting)
+    assert message in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (("parallel.plan.cuts=[4]",), ["do not split 4 layers", "from 1 to 3"]),
+        (("parallel.plan.config=1-1-1", "parallel.plan.cuts=[2]"), ["1 cuts are given"]),
+        (("FILE", "model.norm=true"), ["covers 4 layers, the model has 5", "for this model"]),
+    ],
+    ids=["beyond", "count", "file"],
+)
+def test_plans_of_other_layers_are_refused(
+    file: str, settings: tuple[str, ...], words: list[str]
+) -> None:
+    from tests.support.tinyhouse import VectorData
+
+    given = [file if setting == "FILE" else setting for setting in settings]
+    config = composed(*VECTORS, "parallel=pipeline", *given)
+    with pytest.raises(PlanError) as refused:
+        build_module(config, VectorData())
+    assert all(word in str(refused.value) for word in words), refused.value
+    assert refused.value.remedy
+
+
+def test_more_ranks_than_devices_are_refused_before_data_are_prepared(job: Job) -> None:
+    with pytest.raises(HardwareError, match=r"parallel\.plan is for 18 devices") as short:
+        job("parallel=pipeline", "hardware=cores", "parallel.plan.config=9-9", "data.prepare_s=0.1")
+    assert "hardware.cpu_devices=18" in short.value.remedy
+    assert not Path("prepared").exists()
+
+
+def test_identity_is_what_the_plan_says_and_not_where(file: str) -> None:
+    def identity(*settings: str) -> str:
+        config = composed(*VECTORS, "parallel=pipeline", *settings)
+        return run_dir(
+            config,
+            inventory=CORES,
+            ranks=num_ranks(config, CORES),
+            data_fingerprint="",
+            checkpoint_fingerprint=None,
+        ).run_id
+
+    by_hand = ("parallel.plan.config=2-1", "parallel.plan.cuts=[3]")
+    base = identity(file)
+    assert identity(*by_hand) == base
+    assert identity(*by_hand, "parallel.max_restarts=2", "parallel.devices=3") == base
+    assert identity(by_hand[0], "parallel.plan.cuts=[2]") != base
+    assert identity(by_hand[0]) != base
+    assert identity(*by_hand, "parallel.strategy.mode=none") != base

@@ -1,0 +1,122 @@
+"""Figures of runs that sweepers search the best of."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparsepipe.config.objective import scored, value_of
+from sparsepipe.errors import ConfigError
+from sparsepipe.results.files import write_json
+from sparsepipe.sweep.one_job import run_swept
+from sparsepipe.sweep.record import JobRecord, SweptJob, read_record, records_of
+from tests.support.command_line import Shell, composed
+
+PLANS = ("task=partition", "model=sparse_vgg16_bn", "hardware=paper_5gpu")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    write_json(
+        tmp_path / "result.json",
+        {"test/accuracy": 0.75, "epoch_s": 3, "kind": "measured", "done": True, "none": None},
+    )
+    return tmp_path
+
+
+def test_a_run_is_its_directory_and_a_number(run: Path) -> None:
+    assert value_of(run, "epoch_s") == 3.0
+    found = scored(str(run), value_of(run, "test/accuracy"))
+    assert found == str(run)
+    assert float(found) == 0.75
+    # From one process to another.
+    sent = pickle.loads(pickle.dumps(found))
+    assert (sent, float(sent)) == (str(run), 0.75)
+
+
+def test_without_an_objective_it_is_no_number(run: Path) -> None:
+    found = scored(str(run), value_of(run, None))
+    assert found == str(run)
+    with pytest.raises(ValueError, match="could not convert"):
+        float(found)
+
+
+@pytest.mark.parametrize("objective", ["test/acuracy", "kind", "done", "none"])
+def test_what_is_no_figure_is_refused(run: Path, objective: str) -> None:
+    with pytest.raises(ConfigError, match=f"objective={objective} is no figure") as refused:
+        value_of(run, objective)
+    if objective == "test/acuracy":
+        assert "(nearest: 'test/accuracy')" in refused.value.message
+
+
+@pytest.fixture
+def swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., JobRecord]:
+    """Runs a job of a sweep, and reads what it leaves."""
+    monkeypatch.chdir(tmp_path)
+
+    def swept(*overrides: str) -> JobRecord:
+        job = SweptJob(number=0, overrides=overrides, sweep=tmp_path / "sweep")
+
+        def resolved() -> Mapping[str, Any]:
+            return composed("experiment=tiny", *overrides)
+
+        run_swept(job, resolved, fresh_processes=False)
+        return read_record(job.record)
+
+    return swept
+
+
+def test_a_job_leaves_its_value(swept: Callable[..., JobRecord]) -> None:
+    record = swept(*PLANS, "objective=bottleneck_s")
+    assert (record.status, record.exit_code) == ("finished", 0)
+    assert record.run is not None
+    assert record.value == value_of(Path(record.run), "bottleneck_s")
+    assert swept(*PLANS).value is None
+
+
+def test_a_job_without_its_value_has_failed_and_its_run_is_done(
+    swept: Callable[..., JobRecord], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="objective=botleneck_s is no figure"):
+        swept(*PLANS, "objective=botleneck_s")
+    (record,) = records_of(tmp_path / "sweep")
+    assert (record.status, record.run, record.value, record.exit_code) == ("failed", None, None, 2)
+    assert "(nearest: 'bottleneck_s')" in (record.error or "")
+    assert "\n  remedy: name one of its keys" in (record.error or "")
+    (done,) = tmp_path.glob("outputs/tiny/*/DONE.json")
+    again = swept(*PLANS, "objective=bottleneck_s")
+    assert again.before, "the remedy costs nothing"
+    assert again.run == str(done.parent)
+
+
+@pytest.mark.full
+def test_other_jobs_of_its_sweep_go_on(shell: Shell) -> None:
+    """Where the name is wrong, and where it cannot even be made out."""
+    wrong = "objective=botleneck_s,bottleneck_s,${nowhere}"
+    done = shell.sweep("hydra/launcher=sparsepipe", *PLANS, wrong)
+    assert done.code == 2, done.err
+    (sweep,) = shell.cwd.glob("outputs/tiny/sweeps/*")
+    first, second, third = records_of(sweep)
+    assert [record.status for record in (first, second, third)] == ["failed", "finished", "failed"]
+    assert second.value is not None
+    told = done.err.partition("2 of 3 jobs failed:")[2]
+    assert "job 1 (" in told
+    assert "remedy: name one of its keys that has a number" in told
+    assert "nowhere" in (third.error or "")
+    assert done.out == f"{second.run}\n"
+    assert (sweep / "table.csv").exists()
+    assert "Traceback" not in done.err
+
+
+def test_a_run_is_the_same_whatever_is_searched() -> None:
+    base = composed().identity()
+    assert composed("objective=epoch_s").identity() == base
+
+
+def test_it_is_a_name() -> None:
+    with pytest.raises(ConfigError, match="'objective' must be text or null, not 3"):
+        composed("objective=3")

@@ -1,0 +1,275 @@
+"""Real namespaces: what they let through, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.emulate import (
+    NotPermitted,
+    emulated_hosts,
+    lift_limits,
+    machine,
+    set_limits,
+    told_to_ranks,
+)
+from sparsepipe.emulate.hosts import sweep
+from sparsepipe.emulate.layout import Layout, Station, lifting
+from sparsepipe.errors import HardwareError
+from tests.support.namespace_cases import PROGRAMS, cluster, left, needs_namespaces, start
+
+
+def inside(station: Station, program: str, *arguments: object) -> subprocess.Popen[str]:
+    """A program of this directory on a host."""
+    command = ["ip", "netns", "exec", station.namespace, sys.executable, str(PROGRAMS / program)]
+    return subprocess.Popen(
+        [*command, *map(str, arguments)], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    )
+
+
+def seconds_of(source: Station, target: Station, size_bytes: int) -> float:
+    """How long bytes take from one host to another."""
+    with inside(target, "receive.py", target.address, size_bytes) as receiver:
+        assert receiver.stdout is not None
+        port = int(receiver.stdout.readline())
+        with inside(source, "send.py", target.address, port, size_bytes) as sender:
+            assert sender.stdout is not None
+            return float(sender.stdout.read())
+
+
+def both_ways(layout: Layout, size_bytes: int) -> list[float]:
+    """How long bytes take from each of two hosts to the other, at once."""
+    a, b = layout.stations
+    found: list[float] = []
+    ways = [
+        threading.Thread(target=lambda p=pair: found.append(seconds_of(*p, size_bytes)))
+        for pair in ((a, b), (b, a))
+    ]
+    for way in ways:
+        way.start()
+    for way in ways:
+        way.join(120)
+    assert len(found) == 2
+    return found
+
+
+def sent_bytes(station: Station) -> int:
+    """What has left a host by the interface that is limited."""
+    told = subprocess.run(
+        ["ip", "-n", station.namespace, "-s", "-j", "link", "show", "data"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(json.loads(told.stdout)[0]["stats64"]["tx"]["bytes"])
+
+
+RATE = 2e6  # of bytes a second, so that a busy machine is still faster
+
+
+@needs_namespaces
+def test_bytes_take_as_long_as_the_link_says_and_both_ways_at_once() -> None:
+    """A bucket that is full at the start makes it less, headers and a busy machine more."""
+    size = 4_000_000
+    with emulated_hosts(cluster(bytes_per_s=10 * RATE), time_scale=10) as layout:
+        due_s = (size - layout.burst_bytes) / RATE
+        found = both_ways(layout, size)
+        assert all(due_s <= found_s for found_s in found), (due_s, found)
+        a, _ = layout.stations
+        before = sent_bytes(a)
+        assert before > size
+        seconds_of(a, a, size)
+        assert sent_bytes(a) - before < size / 100, "no link limits what stays on a host"
+
+
+@needs_namespaces
+@pytest.mark.full
+def test_each_way_has_the_whole_rate() -> None:
+    """A busy machine may take longer, but not time and again."""
+    size = 4_000_000
+    with emulated_hosts(cluster(bytes_per_s=10 * RATE), time_scale=10) as layout:
+        due_s = (size - layout.burst_bytes) / RATE
+        tries: list[float] = []
+        while len(tries) < 10 and not (tries and tries[-1] < 1.5 * due_s):
+            tries.append(max(both_ways(layout, size)))
+        assert min(tries) < 1.5 * due_s, "two ways that shared it would take twice as long"
+
+
+@needs_namespaces
+def test_hosts_reach_the_launcher_and_no_other_machine() -> None:
+    with emulated_hosts(cluster()) as layout:
+        for station in layout.stations:
+            routes = subprocess.run(
+                ["ip", "-n", station.namespace, "route"], capture_output=True, text=True, check=True
+            ).stdout.split("\n")
+            assert sorted(line.split(" proto")[0] for line in routes if line) == [
+                "10.77.0.0/24 dev data",
+                f"{station.launcher} dev control",
+            ]
+            where = station.launcher, station.address
+            with inside(station, "reach.py", *where) as process:
+                assert process.stdout is not None
+                assert process.stdout.read() == "launcher refuses, own address refuses"
+
+
+@needs_namespaces
+def test_the_fastest_link_that_is_not_refused_can_be_made() -> None:
+    with emulated_hosts(cluster(bytes_per_s=1.07e12)) as layout:
+        assert layout.burst_bytes > 0.99 * (2**32 - 2**22)
+        wider = [w for command in lifting(layout)[:1] for w in command]  # at its first interface
+        machine.do(tuple(wider))
+        bucket = ("root", "tbf", "rate", "1gbit", "burst", "65536", "limit", str(2**32))
+        at = ("dev", wider[wider.index("dev") + 1])
+        with pytest.raises(HardwareError, match='value for "limit"'):
+            machine.do(("tc", "-n", wider[2], "qdisc", "add", *at, *bucket))
+
+
+def disciplines(layout: Layout) -> list[str]:
+    """What limits the ends of all links: of each host, and of the bridge towards it."""
+    ends = [(s.namespace, "data") for s in layout.stations]
+    ends += [(layout.switch, s.port) for s in layout.stations]
+    found = []
+    for namespace, interface in ends:
+        told = subprocess.run(
+            ["tc", "-n", namespace, "-j", "qdisc", "show", "dev", interface],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found += [each["kind"] for each in json.loads(told.stdout)]
+    return found
+
+
+@needs_namespaces
+def test_ranks_that_start_anew_find_links_limited_or_not() -> None:
+    """Those before may have ended at any time, and the network stays."""
+    with emulated_hosts(cluster()) as layout, told_to_ranks(layout, ["host0", "host1"]):
+        assert disciplines(layout) == ["tbf"] * 4
+        for change, kind in ((lift_limits, "noqueue"), (set_limits, "tbf")):
+            for _ in range(2):
+                change()
+                assert disciplines(layout) == [kind] * 4
+
+
+@needs_namespaces
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_nothing_stays_whatever_ends_the_block(error: type[BaseException]) -> None:
+    sleepers = []
+
+    def block() -> None:
+        with emulated_hosts(cluster()) as layout:
+            assert sorted(left(os.getpid())) == sorted((*layout.namespaces, *layout.cables))
+            sleepers.append(inside(layout.stations[0], "sleep.py"))
+            assert sleepers[0].stdout is not None
+            sleepers[0].stdout.readline()
+            raise error
+
+    with pytest.raises(error):
+        block()
+    assert left(os.getpid()) == []
+    assert sleepers[0].wait(10) == -signal.SIGKILL, "what lives on a host ends with it"
+
+
+@needs_namespaces
+def test_nothing_stays_of_what_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(command: tuple[str, ...]) -> None:
+        if command[-1] == "up" and command[0] == "ip" and command[-2] == "control":
+            raise HardwareError("the last but one fails", remedy="none")
+        plain(command)
+
+    plain = machine.do
+    monkeypatch.setattr(machine, "do", failing)
+    with pytest.raises(HardwareError, match="last but one"), emulated_hosts(cluster()):
+        pytest.fail("it has begun")
+    assert left(os.getpid()) == []
+
+
+@needs_namespaces
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_removes_everything(signum: signal.Signals) -> None:
+    with start("own_a_cluster.py") as process:
+        assert process.stdout is not None
+        resident = int(process.stdout.readline())
+        assert left(process.pid)
+        process.send_signal(signum)
+        process.wait(60)
+        assert left(process.pid) == []
+        assert not Path(f"/proc/{resident}").exists()
+
+
+@needs_namespaces
+def test_two_signals_while_it_is_made_remove_everything() -> None:
+    """The second would end the process at once, were it heard."""
+    with start("stopped_while_making.py") as process:
+        said, _ = process.communicate(timeout=120)
+        assert said in ("SIGTERM\n", "SIGHUP\n")
+        assert process.returncode == 0
+        assert left(process.pid) == []
+
+
+@needs_namespaces
+def test_the_next_start_removes_what_a_killed_process_left() -> None:
+    with start("own_a_cluster.py") as killed, start("own_a_cluster.py") as living:
+        assert killed.stdout is not None
+        assert living.stdout is not None
+        resident, other = int(killed.stdout.readline()), int(living.stdout.readline())
+        killed.kill()
+        killed.wait(10)
+        assert left(killed.pid), "nobody has removed it yet"
+        kept = left(living.pid)
+        with emulated_hosts(cluster()):
+            assert left(killed.pid) == []
+            assert left(living.pid) == kept, "its process runs"
+        assert not runs(resident)
+        assert runs(other)
+        living.kill()
+        living.wait(10)
+        sweep()
+        assert left(living.pid) == []
+        assert not runs(other)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process, which may have nobody to wait for it, has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def blocks_of(names: Iterable[str]) -> set[str]:
+    """Blocks of addresses, of which the names of namespaces tell."""
+    return {name.split("-")[3] for name in names if "-" in name}
+
+
+@needs_namespaces
+def test_clusters_stand_beside_each_other() -> None:
+    with emulated_hosts(cluster()) as first:
+        with start("own_a_cluster.py") as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            theirs = left(process.pid)
+            assert len(theirs) == len(first.namespaces) + len(first.cables)
+            blocks, (taken,) = blocks_of(theirs), blocks_of(first.namespaces)
+            assert len(blocks) == 1
+            assert taken not in blocks, "of addresses"
+            process.terminate()
+            process.wait(60)
+        assert len(left(os.getpid())) == len(theirs)
+
+
+def test_without_permission_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "may_administer", lambda: False)
+    with pytest.raises(NotPermitted, match="may not make") as caught, emulated_hosts(cluster()):
+        pytest.fail("it has begun")
+    assert "root" in caught.value.remedy
+    assert "hardware.network=loopback" in caught.value.remedy
+    assert left(os.getpid()) == []

@@ -1,0 +1,222 @@
+"""Replay layers: their sizes, their gradients and the order in which time passes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sparsepipe.emulate.replay import ZEROS, ReplayLayer, floats_in
+from sparsepipe.emulate.training import ReplayData, ReplayModule
+from sparsepipe.errors import ProfileError
+from sparsepipe.profiling import LayerProfile, Profile
+from sparsepipe.runtime.microbatches import split
+from sparsepipe.runtime.stage import Stage
+from tests.support.replay_cases import Noted, plain_trainer, profile
+
+
+def test_activations_parameters_and_gradients_have_their_sizes() -> None:
+    module = ReplayModule(profile(), Noted().pace())
+    assert [
+        None if layer.weight_p is None else 4 * layer.weight_p.numel() for layer in module.layers
+    ] == [400, None, 44, 80], "whole floats"
+    value = torch.zeros(7, requires_grad=True)
+    sizes = []
+    for layer in module.layers:
+        output = layer(value)
+        (gradient,) = torch.autograd.grad(output.sum(), value, retain_graph=True)
+        assert gradient.shape == value.shape
+        sizes.append(4 * output.numel())
+        value = output
+    assert sizes == [4000, 4000, 1004, 4], "one float at least"
+
+
+def test_a_step_takes_the_time_of_each_layer_forward_and_back() -> None:
+    noted = Noted()
+    module = ReplayModule(profile(), noted.pace())
+    loss = module.training_step({"input": torch.zeros(3)}, 0)
+    assert noted.taken == [0.1, 0.2, 0.05]
+    noted.taken.clear()
+    loss.backward()
+    assert noted.taken == [0.06, 0.5, 0.3]
+    for layer in module.layers:
+        if layer.weight_p is not None:
+            assert layer.weight_p.grad is not None
+            assert layer.weight_p.grad.shape == layer.weight_p.shape
+
+
+def test_parts_of_a_minibatch_take_and_send_their_shares() -> None:
+    noted = Noted()
+    module = ReplayModule(profile(), noted.pace(), rows=8)
+    (batch,) = ReplayData(profile(input_bytes=160), minibatches=1, rows=8).train_dataloader()
+    found = split(batch, 3)
+    assert [part.batch["input"].shape for part in found] == [(3, 5), (3, 5), (2, 5)]
+    outputs = [module.layers[0](part.batch["input"]) for part in found]
+    assert noted.taken == [0.0375, 0.0375, 0.025]
+    assert [4 * output.numel() for output in outputs] == [1500, 1500, 1000]
+    noted.taken.clear()
+    losses = [module.training_step(part.batch, 0) for part in found]
+    noted.taken.clear()
+    for loss in losses:
+        loss.backward()
+    assert noted.taken == [0.0225, 0.1875, 0.1125, 0.0225, 0.1875, 0.1125, 0.015, 0.125, 0.075]
+    assert module.layers[0].weight_p.grad.shape == (100,)
+    untouched = module.layers[0].weight_p.grad
+    version = untouched._version
+    losses = [module.training_step(part.batch, 0) for part in found]
+    losses[0].backward()
+    assert module.layers[0].weight_p.grad is untouched, "zeros were added to zeros"
+    assert untouched._version == version
+
+
+def test_what_is_recomputed_takes_its_time_again() -> None:
+    noted = Noted()
+    layers = ReplayModule(profile(), noted.pace()).layers
+    last = len(layers) - 1
+    stage = Stage(layers, layers, first=0, last=last, recomputed=[range(1, last + 1)])
+    leaves = {n: p.detach().requires_grad_() for n, p in layers.named_parameters()}
+    flight = stage.forward(torch.zeros(3), minibatch=0, leaves=leaves)
+    assert noted.taken == [0.1, 0.2, 0.05]
+    noted.taken.clear()
+    flight.backward([torch.ones_like(flight.output)], leaves=leaves)
+    assert noted.taken == [0.2, 0.05, 0.06, 0.5, 0.3]
+
+
+def test_layers_before_the_first_parameters_are_not_gone_back_through() -> None:
+    layers = profile().layers
+    noted = Noted()
+    first = ReplayLayer(layers[1], noted.pace())
+    second = ReplayLayer(layers[0], noted.pace())
+    second(first(torch.zeros(3))).sum().backward()
+    assert noted.taken == [0.2, 0.1, 0.3], "no backward of the first"
+
+
+def test_evaluation_takes_no_time_and_keeps_sizes() -> None:
+    noted = Noted()
+    module = ReplayModule(profile(), noted.pace()).eval()
+    with torch.no_grad():
+        assert module.layers(torch.zeros(3)).numel() == 1
+    assert noted.taken == []
+
+
+def test_other_weights_may_stand_in_for_the_layers_own() -> None:
+    """As the pipeline runs a minibatch: gradients go to its leaves."""
+    module = ReplayModule(profile(), Noted().pace())
+    leaves = {
+        name: parameter.detach().clone().requires_grad_()
+        for name, parameter in module.layers.named_parameters()
+    }
+    functional_call(module.layers, leaves, (torch.zeros(3),)).sum().backward()
+    assert [leaf.grad is not None for leaf in leaves.values()] == [True] * 3
+    assert [parameter.grad for parameter in module.parameters()] == [None] * 3
+
+
+class Writes(TorchDispatchMode):
+    """Bytes of the tensors that operations make or change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest_bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = function(*args, **(kwargs or {}))
+        known = [t.untyped_storage().data_ptr() for t in args if isinstance(t, torch.Tensor)]
+        for tensor in [result] if isinstance(result, torch.Tensor) else []:
+            if tensor.untyped_storage().data_ptr() not in known:
+                self.largest_bytes = max(self.largest_bytes, tensor.untyped_storage().nbytes())
+        return result
+
+
+def test_large_layers_cost_no_memory_of_their_own() -> None:
+    large = LayerProfile(
+        index=0,
+        name="0",
+        kind="Conv",
+        forward_s=0,
+        backward_s=0,
+        activation_bytes=2**26,
+        parameter_bytes=2**24,
+    )
+    small = LayerProfile(
+        index=1,
+        name="1",
+        kind="Linear",
+        forward_s=0,
+        backward_s=0,
+        activation_bytes=4,
+        parameter_bytes=4,
+    )
+    module = ReplayModule(Profile(layers=(large, small)), Noted().pace())
+    ZEROS.of(2**24)  # is made once
+    with Writes() as writes:
+        loss = module.training_step({"input": ZEROS.of(2**20)}, 0)
+        loss.backward()
+    shared = ZEROS.of(1).untyped_storage()
+    gradient = module.layers[0].weight_p.grad
+    assert gradient.untyped_storage().data_ptr() == shared.data_ptr()
+    assert gradient.numel() == 2**22
+    assert not gradient.any()
+    assert writes.largest_bytes < 1000
+
+
+def test_zeros_share_memory_and_keep_what_was_given_out() -> None:
+    early = ZEROS.of(5)
+    late = ZEROS.of(10 + ZEROS.of(1).untyped_storage().nbytes() // 4)
+    assert early.tolist() == [0.0] * 5
+    assert late.is_contiguous()
+    assert not late.any()
+    assert ZEROS.of(3).untyped_storage().data_ptr() == late.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "floats"), [(0, 1), (1, 1), (4, 1), (5, 2), (52.4e6, 13100000)]
+)
+def test_sizes_are_whole_floats(size_bytes: float, floats: int) -> None:
+    assert floats_in(size_bytes) == floats
+
+
+def test_a_network_without_parameters_is_refused() -> None:
+    with pytest.raises(ProfileError, match="no layer of the profile has parameters") as caught:
+        ReplayModule(Profile(layers=(_plain(),)), Noted().pace())
+    assert "parameter_bytes" in caught.value.remedy
+
+
+def _plain() -> LayerProfile:
+    return LayerProfile(
+        index=0,
+        name="0",
+        kind="ReLU",
+        forward_s=1,
+        backward_s=1,
+        activation_bytes=4,
+        parameter_bytes=0,
+    )
+
+
+def test_a_plain_trainer_trains_on_as_many_minibatches(tmp_path: Path) -> None:
+    noted = Noted()
+    measured = profile(input_bytes=36)
+    module = ReplayModule(measured, noted.pace(), momentum=0.9)
+    data = ReplayData(measured, minibatches=3)
+    assert [4 * batch["input"].numel() for batch in data.train_dataloader()] == [36] * 3
+    trainer = plain_trainer(tmp_path)
+    trainer.fit(module, datamodule=data)
+    assert trainer.global_step == 3
+    assert sum(noted.taken) == pytest.approx(3 * measured.compute_s)
+
+
+def test_updates_are_those_of_sgd_on_zeros() -> None:
+    found = []
+    for momentum in (0.0, 0.9):
+        module = ReplayModule(profile(), Noted().pace(), momentum=momentum)
+        with torch.no_grad():
+            for number, parameter in enumerate(module.parameters()):
+                parameter.add_(number + 1)
+        optimizer = module.configure_optimizers()
+        module.training_step({"input": torch.zeros(3)}, 0).backward()
+        loss = optimizer.step(lambda: 7.0)
+        found.append((loss, [p.tolist() for p in module.parameters()]))
+    assert found[0] == found[1]

@@ -1,0 +1,120 @@
+"""What cannot be removed of a killed process's cluster is told, with a remedy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.emulate import clear, hosts, machine
+from sparsepipe.emulate.layout import BLOCKS
+from sparsepipe.errors import HardwareError
+from tests.support.namespace_cases import needs_namespaces
+
+DEAD = "sparsepipe-71-900-1-0"
+CABLE = "spe71c0"
+
+
+@pytest.fixture
+def _dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster of a process that is no more, on a machine with nothing else."""
+    monkeypatch.setattr(machine, "namespaces", lambda: [DEAD, "blue"])
+    monkeypatch.setattr(machine, "interfaces", lambda: ["lo", CABLE])
+    monkeypatch.setattr(machine, "living", lambda owners: set())
+
+
+@pytest.fixture
+def namespace(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A real one that only this process takes for a leftover: another's start lets it be."""
+    mine = machine.this_process()
+    name = f"sparsepipe-{mine.pid}-{mine.started}-{BLOCKS - 1}-0"
+    there = machine.namespaces
+    monkeypatch.setattr(machine, "namespaces", lambda: [n for n in there() if n == name])
+    monkeypatch.setattr(machine, "interfaces", list)
+    monkeypatch.setattr(machine, "living", lambda owners: set())
+    machine.do(("ip", "netns", "add", name))
+    yield name
+    monkeypatch.undo()
+    if name in machine.namespaces():
+        machine.do(("ip", "netns", "del", name))
+
+
+def check_told(text: str, *names: str, why: str) -> None:
+    assert text.count("WARNING") == 1
+    assert f"still there of an emulated cluster that has ended: {', '.join(names)}, since" in text
+    assert why in text
+    assert "`ip netns del`" in text
+    assert "`ip link del`" in text
+
+
+@needs_namespaces
+def test_what_a_command_fails_to_remove_is_told_until_it_is_removed(
+    namespace: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = tmp_path / "ip"
+    program.write_text("#!/bin/sh\necho Device or resource busy >&2\nexit 1\n")
+    program.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level("WARNING"):
+        patch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        clear()
+    check_told(caplog.text, namespace, why=f"`ip netns del {namespace}` failed: Device or resource")
+    assert machine.namespaces() == [namespace]
+    caplog.clear()
+    with caplog.at_level("WARNING"):
+        clear()
+    assert not caplog.text
+    assert machine.namespaces() == []
+
+
+@pytest.mark.usefixtures("_dead")
+def test_who_may_not_remove_it_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(machine, "may_administer", lambda: False)
+    with caplog.at_level("WARNING"):
+        clear()
+    check_told(caplog.text, DEAD, CABLE, why="this process may not make network namespaces")
+
+
+@pytest.mark.usefixtures("_dead")
+def test_it_is_told_where_the_lock_cannot_be_made(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    lock = tmp_path / "absent" / "lock"
+    monkeypatch.setattr(hosts, "_LOCK", str(lock))
+    monkeypatch.setattr(machine, "may_administer", lambda: True)
+    with caplog.at_level("WARNING"):
+        clear()
+    check_told(caplog.text, DEAD, CABLE, why=str(lock))
+
+
+def test_what_went_although_its_command_failed_is_not_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A cable goes with the namespace at its other end, maybe before it is removed itself."""
+    there = {CABLE}
+
+    def gone(command: tuple[str, ...]) -> None:
+        there.discard(command[-1])
+        raise HardwareError("Cannot find device", remedy="none")
+
+    monkeypatch.setattr(machine, "interfaces", lambda: sorted(there))
+    monkeypatch.setattr(machine, "do", gone)
+    with caplog.at_level("WARNING"):
+        hosts.remove([], [CABLE])
+    assert not there
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("may", [False, True])
+def test_where_nothing_is_left_nothing_is_told(
+    may: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(machine, "namespaces", lambda: ["blue"])
+    monkeypatch.setattr(machine, "interfaces", lambda: ["lo"])
+    monkeypatch.setattr(machine, "may_administer", lambda: may)
+    with caplog.at_level("DEBUG"):
+        clear()
+    assert not caplog.text

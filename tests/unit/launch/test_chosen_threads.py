@@ -1,0 +1,186 @@
+"""How many threads somebody has chosen is part of what a run on one processor is."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from sparsepipe.launch.checked_config import understood
+from sparsepipe.launch.job import run_job
+from sparsepipe.launch.prepare import prepare
+from sparsepipe.results.files import read_json
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.sweep import ending
+from sparsepipe.utils.host import usable_cores
+from tests.support.command_line import Shell, composed
+from tests.support.quota_group import quota_group
+from tests.support.reported_runs import leave, made_by
+
+VARIABLE, ANNOUNCED = "OMP_NUM_THREADS", "SPARSEPIPE_SWEEP_THREADS"
+SOME, OTHERS = (str(usable_cores() + more) for more in (1, 2))
+"""Threads that nobody has who says nothing."""
+FEW = ("scale=smoke", "data.source.train_per_class=1", "data.source.test_per_class=1")
+SPARSE = {"grid": "32³", "devices": "1", "network": "sparse", "p": "0.25", "quantity": "speedup"}
+
+Identify = Callable[..., str]
+
+
+@pytest.fixture
+def run_id(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Identify:
+    """Of a run on the processor, where variables say something of threads."""
+
+    def identify(*overrides: str, said: str | None, announced: str | None = None) -> str:
+        for name, value in ((VARIABLE, said), (ANNOUNCED, announced)):
+            if value is None:
+                monkeypatch.delenv(name, raising=False)
+            else:
+                monkeypatch.setenv(name, value)
+        words = ("experiment=tiny", "hardware.accelerator=cpu", *overrides)
+        config, inventory, _ = understood(composed(*words))
+        return prepare(config, inventory).run_id
+
+    return identify
+
+
+def test_what_the_user_says_makes_another_run(run_id: Identify) -> None:
+    unsaid, some, others = (run_id(said=said) for said in (None, SOME, OTHERS))
+    assert len({unsaid, some, others}) == 3
+    assert run_id(said="") == unsaid
+    assert run_id(said=f" {SOME}") == some
+    assert run_id(said=str(usable_cores())) == unsaid, "it is so anyhow"
+
+
+def test_a_job_of_a_sweep_is_the_run_that_a_single_command_makes(run_id: Identify) -> None:
+    """Whatever its launcher says to it of threads so that jobs share the cores."""
+    assert run_id(said=SOME, announced="") == run_id(said=None)
+    assert run_id(said=SOME, announced=OTHERS) == run_id(said=OTHERS)
+
+
+def test_all_cores_of_a_job_are_a_part_of_the_machine(run_id: Identify) -> None:
+    """Whose other cores it does not see."""
+    told = str(usable_cores())
+    assert run_id(said=told, announced=told) not in (run_id(said=None), run_id(said=SOME))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("parallel=dp", "hardware.cpu_devices=2"),  # who share the cores, as a launcher says
+        ("task=fit_batch",),  # what is kept in memory does not depend on it
+        ("task=report", "task.exhibits=[table2]"),  # of figures that are there
+    ],
+)
+def test_threads_that_do_not_count(run_id: Identify, overrides: tuple[str, ...]) -> None:
+    assert run_id(*overrides, said=SOME) == run_id(*overrides, said=None)
+
+
+@pytest.fixture
+def sweeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep has begun in this process, maybe in a job of another."""
+    for name in ("DIR", "COMMAND", "BEGAN", "THREADS"):
+        monkeypatch.setenv(f"SPARSEPIPE_SWEEP_{name}", "")  # which a sweep sets, and is set back
+    monkeypatch.setattr(ending, "_begun", [])
+    hydra = {"sweep": {"dir": str(tmp_path)}, "overrides": {"task": []}, "job": {"env_set": {}}}
+    ending.SweepEnd().on_multirun_start(OmegaConf.create({"hydra": hydra}))
+
+
+@pytest.mark.usefixtures("sweeping")
+def test_another_launcher_computes_with_the_threads_that_it_says(run_id: Identify) -> None:
+    """As joblib, which gives each of its processes a part of the cores."""
+    told = os.environ.get(ANNOUNCED)
+    some, others, unsaid = (run_id(said=said, announced=told) for said in (SOME, OTHERS, None))
+    assert len({some, others, unsaid}) == 3
+    assert some == run_id(said=SOME), "the single command's"
+
+
+UNSAID = ("env", "-u", VARIABLE)
+LIMITED = """
+import torch
+from sparsepipe.launch.threads import limit_threads
+limit_threads()
+print(torch.get_num_threads())
+"""
+
+
+@pytest.mark.full
+@pytest.mark.skipif(usable_cores() < 2, reason="one core is no less with a quota")
+def test_a_quota_limits_the_threads_that_nobody_has_chosen() -> None:
+    with quota_group(0.5) as within:
+        for said, threads in ((UNSAID, "1\n"), (("env", f"{VARIABLE}=2"), "2\n")):
+            command = [*within, *said, sys.executable, "-c", LIMITED]
+            found = subprocess.run(command, check=True, capture_output=True, text=True)
+            assert found.stdout == threads
+
+
+@pytest.mark.full
+@pytest.mark.skipif(usable_cores() < 2, reason="one core is no less with a quota")
+def test_a_run_alone_keeps_to_a_quota(tmp_path: Path) -> None:
+    with quota_group(0.5) as within:
+        done = Shell(tmp_path, before=(*within, *UNSAID))("parallel=single", "trainer.max_epochs=1")
+    result = read_json(done.run / "result.json")
+    assert (result["ranks"], result["threads_per_rank"], result["machine_cores"]) == (1, 1, 1)
+
+
+Place = Callable[..., RunDir]
+
+
+@pytest.fixture
+def place(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Where a command's run is, with so many threads."""
+
+    def place(*words: str, threads: int) -> RunDir:
+        monkeypatch.setenv(VARIABLE, str(threads))
+        monkeypatch.delenv(ANNOUNCED, raising=False)
+        config, inventory, _ = understood(composed(*words, "hardware.accelerator=cpu"))
+        return prepare(config, inventory)
+
+    return place
+
+
+def finish(place: RunDir, *words: str, threads: int) -> None:
+    """Leaves a finished run there."""
+    told = made_by(
+        *words,
+        threads_per_rank=threads,
+        machine_cores=4,
+        hardware_accelerator="cpu",
+        hardware_devices="4 x Xeon",
+    )
+    leave(Path("outputs"), place.run_id, **{k: v for k, v in told.items() if k != "run_id"})
+
+
+def gap() -> dict[str, str]:
+    """What a report says of the sparse network's speedup with one thread."""
+    done = run_job(composed("task=report", "name=mine", "task.exhibits=[table2]"))
+    with (done.path / "table2.csv").open(encoding="utf-8", newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if SPARSE.items() <= row.items()]
+    (found,) = [row for row in rows if row["setting"].endswith("; 1 thread a device")]
+    return found
+
+
+@pytest.mark.full
+def test_the_command_of_a_gap_fills_it_beside_a_run_with_other_threads(place: Place) -> None:
+    """D-1 is there with two threads, a cell with one: with one D-1 is another run."""
+    here = ("experiment=table2", "name=mine", *FEW, "data.resolution=32")
+    dense, sparse = (*here, "network=dense"), (*here, "network=sparse_p025")
+    two = place(*dense, threads=2)
+    finish(two, *dense, threads=2)
+    finish(place(*sparse, threads=1), *sparse, threads=1)
+    lacking = gap()
+    assert lacking["status"] == "missing"
+    variable, program, *words = shlex.split(lacking["command"])
+    assert (variable, program) == ("OMP_NUM_THREADS=1", "sparsepipe")
+    one = place(*words, threads=1)
+    assert two.done.exists()
+    assert not one.done.exists(), "else the command would have nothing to do"
+    assert one.run_id == place(*dense, threads=1).run_id
+    finish(one, *words, threads=1)
+    assert gap()["status"] == "there"

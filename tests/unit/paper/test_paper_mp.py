@@ -1,0 +1,90 @@
+"""The paper's MP as plan files: its splits with the best cuts, on its GPUs in its order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.config.build import build_inventory
+from sparsepipe.config.compose import config_dir
+from sparsepipe.config.division import division_of
+from sparsepipe.errors import PlanError
+from sparsepipe.paper.paper_mp import paper_mp_plan
+from sparsepipe.paper.paper_problem import MODEL, MP_DEVICE, paper_problem
+from sparsepipe.partition.explanation import as_plan, explain
+from sparsepipe.partition.search.algorithms import mp
+from sparsepipe.planning.device_profiles import load_profiles
+from sparsepipe.planning.simulated_plan import plan_to_simulate
+from sparsepipe.schedule import Plan
+from tests.support.command_line import composed
+
+SPLITS = {5: "1-2-1-1", 6: "4-1-1", 7: "4-1-1-1", 8: "4-1-1-1-1"}  # Table III
+
+
+def shipped(gpus: int) -> Path:
+    return config_dir() / "plans" / "paper" / f"mp_{gpus}gpu.json"
+
+
+def models(plan: Plan) -> list[str]:
+    """The device of each rank."""
+    return [device.split("/")[1] for stage in plan.stages for device in stage.devices]
+
+
+@pytest.mark.parametrize("gpus", SPLITS)
+def test_the_shipped_files_are_what_is_computed(gpus: int) -> None:
+    there = json.loads(shipped(gpus).read_text())
+    made = json.loads(paper_mp_plan(gpus).to_json())
+    assert there.keys() == made.keys()
+    for key in ("bottleneck_s", "dp_s", "stage_times_s", "transfer_times_s"):
+        assert there.pop(key) == pytest.approx(made.pop(key), rel=1e-9)
+    assert there == made
+
+
+@pytest.mark.parametrize("gpus", SPLITS)
+def test_stages_take_the_gpus_as_the_table_lists_them(gpus: int) -> None:
+    plan = Plan.from_json(shipped(gpus).read_text())
+    assert plan.config == SPLITS[gpus]
+    assert plan.num_layers == 52
+    found = models(plan)
+    assert found == ["TITAN V"] + (gpus - 5) * ["TITAN Xp"] + 4 * ["RTX 2080 Ti"]
+    ours = paper_problem(gpus, "sparsepipe_mp", 60e6)
+    searched = as_plan(ours, explain(ours, mp(ours, device=MP_DEVICE)))
+    assert models(searched) == found, "our own search does the same"
+
+
+def test_the_first_stage_on_eight_gpus_ends_where_the_paper_says() -> None:
+    first = Plan.from_json(shipped(8).read_text()).stages[0]
+    assert (first.layers, first.replicas) == ((0, 23), 4)
+
+
+@pytest.mark.parametrize("gpus", SPLITS)
+def test_it_is_chosen_by_the_number_of_gpus(gpus: int) -> None:
+    config = composed("parallel=paper_mp", f"hardware=paper_{gpus}gpu")
+    division = division_of(config)
+    assert division is not None
+    assert (division.config, division.num_ranks) == (SPLITS[gpus], gpus)
+    inventory = build_inventory(config)
+    profiles = load_profiles(inventory, MODEL, given={})
+    plan = plan_to_simulate(config, inventory, profiles)
+    assert models(plan) == models(paper_mp_plan(gpus))
+
+
+@pytest.mark.parametrize("hardware", ["local", "two_speeds"])
+def test_other_hardware_has_none(hardware: str) -> None:
+    config = composed("parallel=paper_mp", f"hardware={hardware}")
+    with pytest.raises(PlanError, match="no plan file plans/paper/mp_") as caught:
+        division_of(config)
+    assert "plans/paper/mp_5gpu.json" in caught.value.remedy
+    assert "hardware=paper_5gpu" in caught.value.remedy
+
+
+def test_files_of_ones_own_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "plans" / "paper" / "mp_5gpu.json"
+    own.parent.mkdir(parents=True)
+    own.write_text(shipped(6).read_text())
+    division = division_of(composed("parallel=paper_mp", "hardware=paper_5gpu"))
+    assert division is not None
+    assert division.config == SPLITS[6]

@@ -1,0 +1,299 @@
+"""The study of depth: its jobs, and that they come into its table."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import dropwhile, pairwise
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.config.build import build_inventory
+from sparsepipe.config.schema import Synchronous
+from sparsepipe.launch.checked_config import understood
+from sparsepipe.launch.job import run_job
+from sparsepipe.launch.prepare import prepare
+from sparsepipe.paper.usual_config import is_taken, usual
+from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.profiling import Profile
+from sparsepipe.results.report.commands import Commands
+from sparsepipe.results.report.pipeline_depth import PIPELINE_DEPTH
+from sparsepipe.schedule import Plan
+from sparsepipe.schedule.plan import balanced
+from sparsepipe.tasks.emulated import emulated_profiles, with_all_devices
+from sparsepipe.tasks.emulation_request import as_emulated
+from sparsepipe.tasks.kept_memory import kept_bytes
+from tests.support.command_line import composed
+from tests.support.emulated_cases import profile
+from tests.support.reported_cells import cells
+from tests.support.reported_runs import made_by
+from tests.unit.paper.test_report_commands import jobs_of
+
+NAME = "experiment=pipeline_depth"
+ALIKE = "parallel.search.profiles={core: profiles/pipeline_depth/alike.json}"
+
+
+def trial(name: str, *more: str) -> dict:
+    return composed(NAME, f"trial=pipeline_depth/{name}", *more)
+
+
+def test_every_cell_is_a_job_of_the_sweep_and_every_job_a_cell() -> None:
+    (block,) = PIPELINE_DEPTH.blocks([], Commands(experiment="pipeline_depth", usual=usual))
+    swept = jobs_of(shlex.split(block.sweep)[1:])
+    alone = {frozenset(words_of(cell.command)) for cell in block.cells if cell.command}
+    # Serial runs are the same with any partition.
+    serial = {job for job in swept if any("serial" in word for word in job)}
+    assert len(swept) == 28
+    assert {job - {"partition=variance", "partition=straight"} for job in serial} | (
+        swept - serial
+    ) == alone
+
+
+def words_of(command: str) -> list[str]:
+    """Overrides of a command; before it are variables of the environment."""
+    program, *words = dropwhile(lambda word: "=" in word, shlex.split(command))
+    assert program == "sparsepipe"
+    return words
+
+
+@pytest.mark.usefixtures("workplace")
+@pytest.mark.full
+@pytest.mark.parametrize("profiles", [None, ALIKE])
+def test_every_command_is_one_of_a_run_that_its_cell_is_for(profiles: str | None) -> None:
+    """As far as can be told before data are read, and an emulation reads none."""
+    asked = [f"trial=pipeline_depth/{name}" for name in ("serial_emulated", "gpipe_8")]
+    given = [] if profiles is None else [profiles]
+    rows = [made_by(NAME, trial, *given, kind="emulated", task_name="train_emulated")
+            for trial in asked]  # fmt: skip
+    rows[0] |= {"strategy": "single", "ranks": 1}
+    rows[1] |= {"strategy": "gpipe straight", "ranks": 8, "schedule": "gpipe"}
+    commands = Commands(experiment="pipeline_depth", usual=usual)
+    (block,) = PIPELINE_DEPTH.blocks(rows, commands)
+    trials, emulated = set(), set()
+    told = dict.fromkeys(cell.command for cell in block.cells if cell.command)
+    for command in told:
+        config, inventory, ranks = understood(composed(*words_of(command)))
+        (name,) = [word for word in words_of(command) if word.startswith("trial=")]
+        assert name.endswith(f"_{ranks}") or (ranks == 1 and "/serial" in name), command
+        trials.add(name.removeprefix("trial="))
+        if config["hardware"].get("emulate"):
+            emulated.add(prepare(config, inventory).path)
+    assert (len(told), len(emulated)) == ((26, 17) if profiles is None else (17, 17))
+    swept = [word for word in words_of(block.sweep) if word.startswith("trial=")]
+    if profiles is None:
+        assert not swept
+    else:
+        assert set(swept[0].removeprefix("trial=").split(",")) == trials
+
+
+@pytest.mark.full
+def test_commands_of_other_microbatches_are_those_of_synchronous_runs_alone() -> None:
+    parts = "parallel.strategy.microbatches=8"
+    ran = {"strategy": "gpipe straight", "ranks": 2, "schedule": "gpipe"}
+    row = made_by(NAME, "trial=pipeline_depth/gpipe_2", parts, **ran)
+    commands = Commands(experiment="pipeline_depth", usual=usual)
+    (block,) = PIPELINE_DEPTH.blocks([row], commands)
+    assert block.title.endswith("T = 8")
+    trials: dict[bool, set[str]] = {False: set(), True: set()}
+    for command in {cell.command for cell in block.cells if cell.command}:
+        assert is_taken(words_of(command)), command
+        (name,) = [word for word in words_of(command) if word.startswith("trial=")]
+        is_synchronous = "asynchronous" not in name and "serial" not in name
+        assert (parts in words_of(command)) == is_synchronous
+        trials[is_synchronous].add(name.removeprefix("trial="))
+    for sweep, more in zip(block.sweep.split(" && "), ([], [parts]), strict=True):
+        *start, swept = words_of(sweep)[:3]
+        assert [*start, *words_of(sweep)[3:]] == ["-m", NAME, *more]
+        assert set(swept.removeprefix("trial=").split(",")) == trials[bool(more)]
+
+
+def serial(run_id: str, *more: str) -> dict:
+    """The result of the emulated run of one device, with overrides."""
+    ran = {"kind": "emulated", "task_name": "train_emulated", "strategy": "single", "ranks": 1}
+    asked = (NAME, "trial=pipeline_depth/serial_emulated", *more)
+    return made_by(*asked, run_id=run_id, samples_per_s=100.0, **ran)
+
+
+def test_runs_with_overrides_have_a_table_of_their_own() -> None:
+    commands = Commands(experiment="pipeline_depth", usual=usual)
+    plain, apart = PIPELINE_DEPTH.blocks([serial("a"), serial("b", "optim=adamw")], commands)
+    assert [[run["run_id"] for run in block.runs] for block in (plain, apart)] == [["a"], ["b"]]
+    assert apart.title == f"{plain.title}; optim=adamw"
+    assert plain.notes == apart.notes == ()
+    for command in {cell.command for cell in apart.cells if cell.command}:
+        assert "optim=adamw" in words_of(command)
+    assert "optim=adamw" in words_of(apart.sweep)
+
+
+def test_how_a_rate_was_taken_is_told_by_a_note() -> None:
+    """It sets nothing apart: depths are trained for unlike numbers of minibatches anyway."""
+    commands = Commands(experiment="pipeline_depth", usual=usual)
+    core = "name: core, count: 1, profile: {cnn_5x5: profiles/pipeline_depth/core.json}"
+    host = f"name: server, link: {{bytes_per_s: 1e6}}, devices: [{{{core}}}]"
+    slow = f"hardware.value.hosts=[{{{host}}}]"
+    runs = [
+        serial("a"),
+        serial("b", "trainer.limit_train_batches=8", "hardware.time_scale=30"),
+        serial("c", slow),
+    ]
+    (block,) = PIPELINE_DEPTH.blocks(runs, commands)
+    short, other, mean = block.notes
+    made = "made with hardware.time_scale=30, trainer.limit_train_batches=8"
+    assert short == f"{made} beside the commands of their cells: b"
+    assert other == "made with other hardware.value.hosts beside the commands of their cells: c"
+    assert mean.startswith("1, emulated, serial, -: runs a, b, c all have seed 0 and differ in ")
+
+
+@pytest.mark.parametrize("name", ["serial", "serial_emulated"])
+def test_serial_runs_do_not_depend_on_the_partition(name: str) -> None:
+    one, other = (trial(name, f"partition={each}") for each in ("variance", "straight"))
+    assert one.identity() == other.identity()
+    assert "partition" not in one
+    assert "depth" not in one
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "sync_1f1b", "eager_1f1b", "asynchronous"])
+@pytest.mark.parametrize("partition", ["variance", "straight"])
+def test_depths_and_partitions_are_those_that_are_asked_for(schedule: str, partition: str) -> None:
+    asked = f"partition={partition}"
+    two = trial(f"{schedule}_2", asked)
+    assert two["parallel"]["search"]["search"] == partition
+    assert not two["hardware"].get("emulate")
+    assert build_inventory(two).num_devices == 2
+    for depth in (4, 8):
+        config = dict(as_emulated(trial(f"{schedule}_{depth}", asked)))
+        inventory = build_inventory(config)
+        assert with_all_devices(config, inventory)["devices"] == inventory.num_devices == depth
+        assert config["parallel"]["search"]["search"] == partition
+        parts = config["parallel"]["strategy"].get("microbatches")
+        assert parts == (None if schedule == "asynchronous" else 32)
+    assert two["data"]["batch_size"] == 1024
+
+
+def test_the_profile_is_of_the_network_and_the_batch() -> None:
+    config = dict(as_emulated(trial("gpipe_8")))
+    (found,) = emulated_profiles(config, build_inventory(config)).values()
+    convolutions = config["model"]["convolutions"]
+    assert found.meta["model_settings"]["convolutions"] == convolutions
+    assert found.num_layers == 2 * convolutions + 5
+    assert found.meta["batch_size"] == config["data"]["batch_size"]
+    assert found.meta["threads"] == 1
+
+
+@pytest.mark.parametrize("stages", [2, 4, 8])
+def test_stages_can_have_nearly_equal_shares_of_the_profile(stages: int) -> None:
+    config = dict(as_emulated(trial("gpipe_8")))
+    (found,) = emulated_profiles(config, build_inventory(config)).values()
+    costs = [layer.forward_s + layer.backward_s for layer in found.layers]
+    bounds = [0, *balanced(costs, [1] * stages), len(costs)]
+    slowest = max(sum(costs[a:b]) for a, b in pairwise(bounds))
+    assert slowest < 1.1 * sum(costs) / stages
+
+
+def test_a_profile_of_layers_that_are_alike_goes_with_the_same_trials() -> None:
+    config = dict(as_emulated(trial("gpipe_8", ALIKE)))
+    (found,) = emulated_profiles(config, build_inventory(config)).values()
+    assert len({(layer.forward_s, layer.backward_s) for layer in found.layers}) == 1
+    assert found.num_layers % 8 == 0
+
+
+def saving() -> Profile:
+    """Four layers that save 800 bytes each of a minibatch."""
+    layers = [replace(layer, saved_bytes=800.0, begin_bytes=100.0, end_bytes=0.0)
+              for layer in profile().layers]  # fmt: skip
+    return Profile(layers=tuple(layers))
+
+
+def kept(config: str, cuts: tuple[int, ...], synchronous: Synchronous | None) -> list[float]:
+    counted = saving()
+    plan = Plan.of(config=config, cuts=cuts, num_layers=4)
+    model = MemoryModel(stash=synchronous is None, optimizer=1.0, gradients=0.0)
+    names = {device: counted for stage in plan.stages for device in stage.devices}
+    return kept_bytes(plan, names, model, synchronous)
+
+
+def test_kept_memory_by_hand() -> None:
+    """Four layers that save 800 bytes each of a minibatch, parameters and momentum of 400,000."""
+    weights = 2 * 400_000
+    assert kept("1", (), None) == [4 * weights + 4 * 800 + 100]
+    half = 2 * 800 + 100
+    assert kept("1-1", (2,), Synchronous("gpipe", 4)) == [2 * weights + half] * 2
+    # One microbatch more than stages follow, a quarter of the minibatch each.
+    by_turns = [2 * weights + 2 * half / 4, 2 * weights + half / 4]
+    assert kept("1-1", (2,), Synchronous("1f1b", 4)) == pytest.approx(by_turns)
+    # Two minibatches, with a version of the weights of its own each.
+    stashed = [2 * weights + 2 * 400_000 + 2 * half, 2 * weights + half]
+    assert kept("1-1", (2,), None) == pytest.approx(stashed)
+
+
+SMALL = (
+    "data.source.train_images=96", "data.source.test_images=10", "data.batch_size=16",
+    "model.convolutions=6", "model.width=0.125", "trainer.max_epochs=2",
+    "trainer.limit_train_batches=6",
+)  # fmt: skip
+PARTS = "parallel.strategy.microbatches=4"
+
+
+def small_study(tmp_path: Path) -> dict[str, dict]:
+    """Results of two stages for real and four emulated, with their serial runs, by their trials."""
+    path = tmp_path / "profile.json"
+    replace(saving(), meta={"model": "cnn_5x5", "batch_size": 16}).save(path)
+    device = f"name: core, accelerator: cpu, profile: {{cnn_5x5: {path}}}"
+    host = "name: server, link: {bytes_per_s: 1e10}, devices: "
+    one, four = (
+        f"hardware.value.hosts=[{{{host}[{{{device}, count: {count}}}]}}]" for count in (1, 4)
+    )
+    quick = [f"parallel.search.measure.{name}=1" for name in ("num_warmup", "num_measured")]
+    jobs: dict[str, Sequence[str]] = {
+        "serial": (),
+        "gpipe_2": (*quick, PARTS),
+        "serial_emulated": (one,),
+        "sync_1f1b_4": (four, PARTS),
+        "asynchronous_4": (four, "trainer.limit_train_batches=12"),
+    }
+    found = {}
+    for name, more in jobs.items():
+        directory = run_job(trial(name, *SMALL, *more), fresh_processes=True)
+        found[name] = json.loads(directory.result.read_text())
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("workplace")
+def test_a_small_study_ends_in_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    told = small_study(tmp_path)
+    report = run_job(composed("task=report", NAME))
+    table = cells(report.path / "pipeline_depth.csv", "stages", "obtained", "schedule", "partition")
+
+    def ours(*place: str) -> float:
+        return float(table[place]["ours"])
+
+    two, four = ("2", "measured", "GPipe", "ours"), ("4", "emulated", "1F1B", "ours")
+    serial, gpipe = (told[name]["train_shapes_per_s"] for name in ("serial", "gpipe_2"))
+    assert ours("1", "measured", "serial", "-", "time") == pytest.approx(42_000 / serial / 60)
+    assert ours(*two, "speedup") == pytest.approx(gpipe / serial)
+    assert ours(*two, "ideal") == pytest.approx(100 / 5)
+    alone, parts = told["serial_emulated"], told["sync_1f1b_4"]
+    assert ours(*four, "speedup") == pytest.approx(parts["samples_per_s"] / alone["samples_per_s"])
+    assert ours(*four, "factor") == pytest.approx(parts["kept_bytes"] / alone["kept_bytes"])
+    assert ours(*four, "ideal") == pytest.approx(300 / 7)
+    assert ours(*four, "bubble") > 0.9 * 300 / 7, "less is not possible, but for late pauses"
+    for name, place in (("gpipe_2", two), ("sync_1f1b_4", four)):
+        for key, column, scale in (
+            ("bubble_share", "bubble", 100),
+            ("bubble_share_of_busiest", "busiest", 100),
+            ("kept_bytes", "memory", 1e-6),
+            ("kept_bytes_of_device", "device_memory", 1e-6),
+        ):
+            assert ours(*place, column) == pytest.approx(scale * told[name][key])
+    stale = ("4", "emulated", "asynchronous", "ours")
+    assert 0 <= ours(*stale, "busiest") <= ours(*stale, "bubble") < 100
+    assert table[*four[:3], "variance", "speedup"]["status"] == "missing"
+    there = {place[:4] for place, row in table.items() if row["status"] == "there"}
+    serials = {(*("1", kind), "serial", "-") for kind in ("measured", "emulated")}
+    assert there == {two, four, stale, *serials}, "all of one setting"

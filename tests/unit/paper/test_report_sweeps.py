@@ -1,0 +1,144 @@
+"""The report at the end of a sweep."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from sparsepipe.config import compose
+from sparsepipe.results.files import read_json
+from tests.support.command_line import composed
+from tests.support.reported_runs import leave, leave_training
+from tests.support.sweep_cases import leave_record
+from tests.support.wandb_records import recorded
+
+
+def at_the_end_of_a_sweep(
+    tmp_path: Path, experiment: str, *overrides: str, swept: tuple[str, ...] = ()
+) -> Path:
+    """Where its report is, if there is any."""
+    with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
+        config = hydra_compose(
+            "config",
+            [f"experiment={experiment}", f"paths.outputs={tmp_path / 'outputs'}", *overrides],
+            return_hydra_config=True,
+        )
+    config.hydra.overrides.task += swept  # which no single run takes
+    OmegaConf.update(config, "hydra.sweep.dir", str(tmp_path / "sweep"), force_add=True)
+    callback = instantiate(config.hydra.callbacks.sweep_report)
+    callback.on_multirun_end(config)
+    return tmp_path / "sweep/report"
+
+
+def test_a_sweep_ends_in_a_report(tmp_path: Path) -> None:
+    told = {
+        "task_name": "table3",
+        "8gpu/HETE-MP/config": "7-1",
+        "task.bandwidth_bytes_per_s": 60e6,
+        "task.mp_cost_model": "sparsepipe_mp",
+        "task.hete_cost_model": "sparsepipe_hete",
+        "task.order": "by_count",
+    }
+    leave(tmp_path / "outputs", "a", name="mine", **told)
+    made = at_the_end_of_a_sweep(tmp_path, "table3", "name=mine")
+    assert "60 MB/s between all GPUs" in (made / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("asked", "scales"),
+    [((), ["smoke"]), (("scale=desk",), ["desk"]), (("scale=desk,paper",), ["desk", "paper"])],
+)
+def test_a_sweep_whose_jobs_all_failed_tells_what_its_scale_lacks(
+    tmp_path: Path, asked: tuple[str, ...], scales: list[str]
+) -> None:
+    leave_training(tmp_path / "outputs", "old", test=0.80, scale="other")
+    made = at_the_end_of_a_sweep(tmp_path, "table2", swept=asked)
+    with (made / "table2.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    missing = {row["setting"]: row["command"] for row in rows if row["status"] == "missing"}
+    assert [name for name in missing if "scale other" not in name] == [
+        f"scale {scale}" for scale in scales
+    ]
+    assert all(f" scale={scale} " in missing[f"scale {scale}"] for scale in scales)
+    assert "80.00" in (made / "report.md").read_text(), "runs of others are there all the same"
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (("++data.batch_size=8",), "data.batch_size=8"),
+        (("++data.batch_sise=8",), ""),
+        (("++data.batch_sise=8", "++data.batch_size=8"), "data.batch_size=8"),
+    ],
+    ids=["taken", "refused", "one of them refused"],
+)
+def test_commands_of_a_sweep_whose_jobs_all_failed_have_its_overrides(
+    tmp_path: Path, asked: tuple[str, ...], told: str
+) -> None:
+    for number, network in enumerate(("dense", "sparse")):
+        cell = ("trial=one_device", "++data.resolution=32", f"network={network}")
+        words = ("experiment=table2", "scale=smoke", *asked, *cell)
+        leave_record(tmp_path / "sweep", number, *words, run=None)
+    made = at_the_end_of_a_sweep(tmp_path, "table2", swept=("scale=smoke", *asked))
+    with (made / "table2.csv").open() as stream:
+        commands = {row["command"] for row in csv.DictReader(stream)}
+    assert len(commands) == 24
+    more = f" {told}" if told else ""
+    assert all(f"experiment=table2 scale=smoke{more} trial=" in command for command in commands)
+
+
+def test_commands_write_where_the_sweep_does(tmp_path: Path) -> None:
+    made = at_the_end_of_a_sweep(tmp_path, "table2")
+    with (made / "table2.csv").open() as stream:
+        (places,) = {shlex.split(row["command"])[-1] for row in csv.DictReader(stream)}
+    assert composed(places)["paths"]["outputs"] == str(tmp_path / "outputs")
+
+
+def test_jobs_that_did_not_finish_are_named(tmp_path: Path) -> None:
+    leave_record(tmp_path / "sweep", 0, "network=sparse", run=tmp_path)
+    leave_record(tmp_path / "sweep", 2, "++data.resolution=50", "network=dense", run=None)
+    made = at_the_end_of_a_sweep(tmp_path, "table2")
+    for name in ("report.md", "report.html"):
+        text = (made / name).read_text()
+        assert "job 3 (data.resolution=50 network=dense)" in text
+        assert "it broke" in text
+        assert "remedy: mend it" in text
+        assert "network=sparse)" not in text
+
+
+@pytest.mark.full
+def test_a_tracker_has_the_report_of_a_sweep(tmp_path: Path) -> None:
+    made = at_the_end_of_a_sweep(tmp_path, "table3", "name=mine", "logger=wandb", "tags=[swept]")
+    found = recorded(made)
+    assert (found.run["run_id"], found.run["job_type"]) == ("mine-report-sweep", "report")
+    assert found.run["tags"] == ["swept"]
+    assert "experiment=table3" in found.config["sweep"]
+    table = read_json(found.media["tables/table3"])
+    assert {"exhibit", "paper", "ours", "command"} <= set(table["columns"])
+    assert len(table["data"]) == 8 * 3
+
+
+def test_a_tracker_that_does_not_begin_leaves_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "0")  # its process has no time to start
+    with caplog.at_level(logging.WARNING):
+        made = at_the_end_of_a_sweep(tmp_path, "table3", "name=mine", "logger=wandb")
+    assert (made / "report.html").exists()
+    told = [message for message in caplog.messages if "Weights & Biases cannot begin" in message]
+    assert len(told) == 1
+    assert "leave out logger=wandb" in told[0]
+    assert "WANDB_DATA_DIR" not in os.environ  # the next job's tables would wait in this one's
+
+
+def test_other_sweeps_have_no_report(tmp_path: Path) -> None:
+    assert not at_the_end_of_a_sweep(tmp_path, "demo").exists()

@@ -1,0 +1,276 @@
+"""What the paper's tables and figures sweep, and what each scale makes of their jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from sparsepipe.config import compose
+from sparsepipe.errors import ConfigError
+from sparsepipe.results.paper import printed
+from tests.support.command_line import composed
+
+TABLE_2 = {
+    (
+        int(row["resolution"]),
+        int(row["num_gpus"]),
+        row["network"],
+        float(row["point_ratio_p"]),
+        int(row["batch_size"]),
+    )
+    for row in printed("table2")
+}
+"""As the paper prints them."""
+
+
+def jobs(experiment: str, *arguments: str) -> list[list[str]]:
+    """Overrides of each job of a sweep, as Hydra's sweeper makes them."""
+    with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
+        config = hydra_compose("config", [f"experiment={experiment}"], return_hydra_config=True)
+    params = [f"{key}={value}" for key, value in config.hydra.sweeper.params.items()]
+    words = [*params, *compose.admit([f"experiment={experiment}", *arguments])]
+    overrides = OverridesParser.create().parse_overrides(words)
+    (batch,) = BasicSweeper.split_arguments(overrides, None)
+    return batch
+
+
+def config_of(overrides: list[str]) -> dict[str, Any]:
+    return composed(*overrides)
+
+
+def cell(config: dict[str, Any]) -> tuple[int, int, str, float, int]:
+    data = config["data"]
+    return (
+        data["resolution"],
+        config["parallel"]["devices"],
+        data["representation"],
+        data["point_ratio"],
+        data["batch_size"],
+    )
+
+
+@pytest.mark.full
+def test_table_2_trains_what_the_paper_prints_and_nothing_else(monkeypatch) -> None:
+    monkeypatch.setenv("MODELNET40", "somewhere")
+    configs = [config_of(job) for job in jobs("table2", "scale=paper")]
+    trained = [c for c in configs if c["task"]["_target_"].endswith(".train")]
+    searched = [c for c in configs if c["task"]["_target_"].endswith(".fit_batch")]
+    assert len(configs) == len(trained) + len(searched) == 24
+    assert sorted(map(cell, trained)) == sorted(TABLE_2)
+    alone = {row[:4] for row in TABLE_2 if row[1] == 1}
+    assert {cell(c)[:4] for c in searched} == alone
+    assert len(searched) == len(alone)
+    for config in configs:
+        kind = "dense" if cell(config)[2] == "dense" else "sparse"
+        assert config["model"]["_target_"] == f"sparsepipe.models.{kind}_vgg16_bn"
+        assert config["data"]["root"] == "somewhere"
+        assert (config["model"]["width"], config["trainer"]["max_epochs"]) == (1.0, 90)
+        assert config["optim"]["optimizer"]["_target_"] == "torch.optim.SGD"
+        optimizer = {k: config["optim"]["optimizer"][k] for k in ("lr", "momentum", "nesterov")}
+        assert optimizer == {"lr": 0.01, "momentum": 0.9, "nesterov": False}
+        assert config["optim"]["schedule"] is None
+        assert (config["data"]["num_points"], config["data"]["cached_points"]) == (4096, 16384)
+        assert config["data"]["augment"]["enabled"] is False
+        assert config["scale"] == "paper"
+
+
+@pytest.mark.full
+def test_fig_8_goes_over_four_resolutions_of_both_networks() -> None:
+    configs = [config_of(job) for job in jobs("fig8", "scale=desk")]
+    assert sorted((c["data"]["resolution"], c["representation"]) for c in configs) == [
+        (resolution, network)
+        for resolution in (32, 50, 100, 200)
+        for network in ("dense", "sparse")
+    ]
+    assert {c["task"]["_target_"].rpartition(".")[2] for c in configs} == {"train_if_fits"}
+    assert {c["task"]["budget_bytes"] for c in configs} == {2.75e9}
+    assert {c["data"]["batch_size"] for c in configs} == {16}
+
+
+@pytest.mark.parametrize(
+    "experiment", sorted(path.stem for path in compose.config_dir().glob("experiment/*.yaml"))
+)
+def test_every_experiment_that_runs_anything_is_swept_by_our_launcher(experiment: str) -> None:
+    with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
+        config = hydra_compose("config", [f"experiment={experiment}"], return_hydra_config=True)
+    ours = config.hydra.runtime.choices["hydra/launcher"] == "sparsepipe"
+    assert ours == (experiment != "all")  # which only reads what the others have left
+
+
+def test_a_sweep_is_small_unless_the_command_line_has_another_scale() -> None:
+    assert all("scale=smoke" in job for job in jobs("table2"))
+    desk = jobs("table2", "scale=desk", "data.resolution=32")
+    assert len(desk) == 12
+    assert all("scale=desk" in job and "++data.resolution=32" in job for job in desk)
+
+
+@pytest.mark.parametrize(("experiment", "scale"), [("fig7", "smoke"), ("table1", "desk")])
+def test_a_single_run_is_swept_at_the_scale_that_a_report_asks_for(
+    experiment: str, scale: str
+) -> None:
+    (job,) = jobs(experiment)
+    assert f"scale={scale}" in job
+    assert config_of(job)["scale"] == scale
+    (other,) = jobs(experiment, "scale=paper")
+    assert "scale=paper" in other
+
+
+@pytest.mark.parametrize("scale", ["smoke", "desk"])
+def test_four_devices_share_the_batch_of_one(scale: str) -> None:
+    one, four = (
+        config_of(["experiment=table2", f"scale={scale}", f"trial={trial}"])
+        for trial in ("one_device", "four_devices")
+    )
+    assert (one["parallel"]["devices"], four["parallel"]["devices"]) == (1, 4)
+    assert four["hardware"]["cpu_devices"] == 4
+    assert one["data"]["batch_size"] == 4 * four["data"]["batch_size"]
+    assert one["scale"] == four["scale"] == scale
+    assert "batch_shared_by" not in four
+
+
+@pytest.mark.parametrize(
+    ("scale", "batch"), [("smoke", 4), pytest.param("desk", 16, marks=pytest.mark.full)]
+)
+@pytest.mark.parametrize("parallel", ["single", "dp", "pipeline", "hete_mp"])
+def test_elsewhere_each_device_takes_the_batch_of_one_however_many_are_asked_for(
+    parallel: str, scale: str, batch: int
+) -> None:
+    for devices in ("1", "2", "4", "auto"):
+        asked = [f"parallel={parallel}", f"parallel.devices={devices}"]
+        config = config_of([*asked, f"scale={scale}"])
+        assert config["data"]["batch_size"] == batch
+
+
+def test_every_mode_of_the_staleness_experiment_has_the_same_minibatches_at_a_scale() -> None:
+    pipeline = config_of(["experiment=staleness", "scale=desk"])
+    asked = ["experiment=staleness", "scale=desk", "parallel=single", "parallel.devices=1"]
+    assert pipeline["data"]["batch_size"] == config_of(asked)["data"]["batch_size"] == 16
+
+
+def test_a_scale_goes_with_any_data_and_its_values_give_way() -> None:
+    asked = ["experiment=table2", "scale=desk", "data=modelnet40_points", "data.root=there"]
+    config = config_of([*asked, "trainer.max_epochs=7"])
+    assert config["data"]["source"] == {
+        "_target_": "sparsepipe.data.sources.NpzBundle",
+        "_partial_": True,
+    }
+    assert (config["trainer"]["max_epochs"], config["model"]["width"]) == (7, 0.25)
+
+
+def test_without_a_scale_all_is_as_it_was() -> None:
+    config = composed("data=shapes")
+    assert "scale" not in config
+    source = config["data"]["source"]
+    assert (source["train_per_class"], source["test_per_class"]) == (200, 52)
+    assert "scale" not in config.identity()
+    assert composed("data=shapes", "scale=smoke").identity()["scale"] == "smoke"
+
+
+def test_a_batch_of_the_paper_is_found_by_a_whole_share_too(monkeypatch) -> None:
+    monkeypatch.setenv("MODELNET40", "somewhere")
+    for ratio, batch in (("1", 128), ("1.0", 128), ("0.5", 64)):
+        asked = ["experiment=table2", "scale=paper", "network=dense", f"data.point_ratio={ratio}"]
+        assert config_of(asked)["data"]["batch_size"] == batch
+
+
+def test_figure_7_takes_the_authors_batch_where_a_scale_is_not_smaller(monkeypatch) -> None:
+    monkeypatch.setenv("MODELNET40", "somewhere")
+    found = {
+        scale: config_of(["experiment=fig7", *scale])["data"]
+        for scale in ((), ("scale=paper",), ("scale=desk",), ("scale=smoke",))
+    }
+    assert [data["batch_size"] for data in found.values()] == [64, 64, 16, 4]
+    assert {data["resolution"] for data in found.values()} == {50}
+
+
+@pytest.mark.parametrize("experiment", ["fig9", "table3"])
+@pytest.mark.parametrize("scale", ["smoke", "desk", "paper"])
+def test_what_is_computed_from_others_measurements_is_the_same_run_at_any_scale(
+    experiment: str, scale: str
+) -> None:
+    asked = [f"experiment={experiment}", f"scale={scale}"]
+    assert config_of(asked) == config_of(asked[:1])
+    assert "instead_of_scale" not in config_of(asked)
+
+
+def test_a_scale_narrows_what_fig_9_sweeps() -> None:
+    smoke, desk, whole = (jobs("fig9", *scale) for scale in (["scale=smoke"], ["scale=desk"], []))
+    assert desk == whole
+    assert len(whole) == 4 * 4 * 5
+    assert len(smoke) == 5
+    for job in smoke:
+        assert {"task=fig9/simulated_125", "hardware=paper_5gpu"} <= set(job)
+    wider = jobs("fig9", "scale=smoke", "hardware=paper_5gpu,paper_8gpu")
+    assert {word for job in wider for word in job if word.startswith("hardware")} == {
+        "hardware=paper_5gpu",
+        "hardware=paper_8gpu",
+    }
+    assert len(wider) == 10
+
+
+def test_a_scale_narrows_what_the_study_of_depth_sweeps() -> None:
+    smoke, whole = (jobs("pipeline_depth", *scale) for scale in (["scale=smoke"], []))
+    assert len(whole) == 14 * 2
+    assert sorted(_swept(job) for job in smoke) == [
+        ["partition=straight", "trial=pipeline_depth/serial_emulated"],
+        ["partition=straight", "trial=pipeline_depth/sync_1f1b_4"],
+    ]
+    wider = jobs("pipeline_depth", "scale=smoke", "partition=variance,straight")
+    assert len(wider) == 2 * 2
+
+
+def test_the_command_line_narrows_what_the_study_of_depth_sweeps() -> None:
+    swept = jobs("pipeline_depth", "partition=variance", "trial=pipeline_depth/gpipe_8")
+    assert [_swept(job) for job in swept] == [
+        ["partition=variance", "trial=pipeline_depth/gpipe_8"]
+    ]
+
+
+def _swept(job: list[str]) -> list[str]:
+    return sorted(word for word in job if not word.startswith("experiment="))
+
+
+@pytest.mark.parametrize("asked", ["smoke,desk", "desk,smoke,paper", "choice(smoke,desk)"])
+def test_several_scales_of_fig_9_take_what_any_of_them_takes(asked: str) -> None:
+    swept = jobs("fig9", f"scale={asked}", "hydra.mode=MULTIRUN")
+    assert len({frozenset(job) for job in swept}) == len(swept) == 4 * 4 * 5
+    assert not [word for job in swept for word in job if word.startswith("scale=")]
+    twice = jobs("fig9", "scale=smoke,smoke", "hydra.mode=MULTIRUN")
+    assert len(twice) == 5
+    assert all("task=fig9/simulated_125" in job for job in twice)
+
+
+@pytest.mark.parametrize("option", ["-m", "--multirun", "hydra.mode=MULTIRUN"])
+def test_several_scales_of_table_3_are_one_run(option: str) -> None:
+    asked = [option, "experiment=table3"]
+    assert compose.admit([*asked, "scale=smoke,desk"]) == asked
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("experiment=table3", "scale=smoke,desk"),  # no sweep: Hydra asks for -m
+        ("-m", "experiment=table3", "scale=smoke,dsek"),
+        ("-m", "experiment=table3", "scale=*"),
+        ("-m", "experiment=fig8", "scale=smoke,desk"),
+        ("-m", "experiment=table3,fig8", "scale=smoke,desk"),
+    ],
+)
+def test_scales_that_stand_for_nothing_else_are_left_to_hydra(asked: tuple[str, ...]) -> None:
+    assert compose.admit(asked) == list(asked)
+
+
+def test_a_scale_of_such_an_experiment_is_refused_where_nothing_stands_for_it() -> None:
+    with pytest.raises(ConfigError, match="table3 has no scales of its own"):
+        compose.resolve(_unadmitted("experiment=table3", "scale=smoke"))
+
+
+def _unadmitted(*overrides: str) -> Any:
+    """As a sweep over scales makes it."""
+    with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
+        return hydra_compose("config", list(overrides))

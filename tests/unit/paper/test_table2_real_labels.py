@@ -1,0 +1,116 @@
+"""Table II on point clouds with real labels: what is trained, and reports on both kinds of data."""
+
+from __future__ import annotations
+
+import csv
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from sparsepipe.config import compose
+from sparsepipe.launch.job import run_job
+from sparsepipe.results import gather
+from tests.support.command_line import composed
+from tests.support.reported_runs import leave, made_by
+
+SWEEP = ("experiment=table2", "scale=desk", "data.resolution=32", "data=modelnet40_points")
+SPARSE = ("32³", "1", "sparse", "1")
+
+
+def jobs_of_the_sweep() -> list[list[str]]:
+    with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
+        config = hydra_compose("config", [SWEEP[0]], return_hydra_config=True)
+    params = [f"{key}={value}" for key, value in config.hydra.sweeper.params.items()]
+    words = [*params, *compose.admit([*SWEEP, "data.root=there"])]
+    (batch,) = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(words), None)
+    return batch
+
+
+def test_its_half_at_32_trains_on_all_1024_points_of_each_shape_or_a_share_of_them() -> None:
+    found = set()
+    for job in jobs_of_the_sweep():
+        config = composed(*job)
+        data, devices = config["data"], config["parallel"]["devices"]
+        assert data["source"] == {
+            "_target_": "sparsepipe.data.sources.NpzBundle",
+            "_partial_": True,
+        }
+        assert (data["root"], data["resolution"], data["span"]) == ("there", 32, "extent")
+        assert data["num_points"] is None
+        assert data["augment"]["enabled"] is False
+        assert data["batch_size"] * (devices if devices == 4 else 1) == 16
+        assert (config["model"]["width"], config["trainer"]["max_epochs"]) == (0.25, 4)
+        task = config["task"]["_target_"].rpartition(".")[2]
+        found.add((task, devices, config["representation"], data["point_ratio"]))
+    networks = [("dense", 1.0), ("sparse", 1.0), ("sparse", 0.5), ("sparse", 0.25)]
+    assert found == {
+        (*kind, *network)
+        for kind in (("train", 1), ("train", 4), ("fit_batch", 1))
+        for network in networks
+    }
+
+
+@pytest.fixture
+def recorded(workplace: Path) -> Path:
+    """A ledger of runs on both kinds of data, in a directory of its own."""
+    for data, test, more in (
+        ((), 0.9, {"train_shapes": 4000}),
+        (("data=modelnet40_points",), 0.6, {"train_shapes": 9843}),
+    ):
+        for trial in ("one_device", "largest_batch"):
+            words = (*SWEEP[:3], *data, f"trial={trial}", "network=sparse")
+            told = {**made_by(*words, **more), "test/accuracy": test}
+            places = ("run_id", "data.root", "data.cache_dir")  # which no result tells
+            known = {key: value for key, value in told.items() if key not in places}
+            leave(workplace / "runs", f"{trial}{test}", **known)
+    there = workplace / "experiments/table2_modelnet40"
+    gather(workplace / "runs/table2", to=there)
+    return there
+
+
+def rows_of_report(recorded: Path, *more: str) -> list[dict[str, str]]:
+    words = ("task=report", "experiment=table2", f"task.where={recorded}")
+    done = run_job(composed(*words, *more))
+    with (done.path / "table2.csv").open(encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("asked", [(), ("scale=desk",)])
+def test_a_ledger_of_both_has_a_table_of_each(recorded: Path, asked: tuple[str, ...]) -> None:
+    rows = rows_of_report(recorded, *asked)
+    found = {}
+    for row in rows:
+        place = (row["grid"], row["devices"], row["network"], row["p"])
+        if (place, row["quantity"]) == (SPARSE, "test_accuracy"):
+            found[row["setting"]] = (float(row["ours"]), row["averaged"])
+    (shapes, points) = found
+    assert shapes.startswith("scale desk; generated shapes, 4,096 points;")
+    assert points.startswith("scale desk; ModelNet40 as point clouds, all their points; 9,843 ")
+    assert found == {shapes: (90.0, "1"), points: (60.0, "1")}
+    assert {row["setting"] for row in rows} == {shapes, points}
+    there = [row for row in rows if row["quantity"] == "batch" and row["status"] == "there"]
+    assert {row["setting"] for row in there} == {shapes, points}, "each has its own search"
+
+
+def test_commands_of_each_table_fill_it(recorded: Path) -> None:
+    commands: dict[str, set[str]] = {}
+    for row in rows_of_report(recorded):
+        if row["status"] == "missing":
+            commands.setdefault(row["setting"], set()).add(row["command"])
+    (of_shapes, of_points) = (commands[setting] for setting in sorted(commands, reverse=True))
+    assert len(of_shapes) == len(of_points) == 23, "of 24 the one search"
+    for told, source in ((of_shapes, "GeneratedShapes"), (of_points, "NpzBundle")):
+        program, *words = shlex.split(sorted(told)[-1])
+        assert program == "sparsepipe"
+        data: dict[str, Any] = composed(*words)["data"]
+        assert data["source"]["_target_"].endswith(f".{source}")
+    root = ' data=modelnet40_points "data.root=$MODELNET40_POINTS" '
+    assert all(root in command for command in of_points)
+    assert not any("data=" in command or "data.root" in command for command in of_shapes)

@@ -1,0 +1,135 @@
+"""PipeDream by levels, against its recurrences written out as recursions."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from sparsepipe.errors import PlanError
+from sparsepipe.partition.costs.layers import Spans
+from sparsepipe.partition.costs.model import CostModel, cost_model, plan_times
+from sparsepipe.partition.devices import Choice, Fleet, Kind
+from sparsepipe.partition.problem import Problem, alike_as
+from sparsepipe.partition.search.baselines import mp_by_levels, two_levels
+from tests.support.instances import random_problem
+
+INSIDE, BETWEEN = 4.0, 1.0
+
+
+def problem_of(seed: int, hosts: int, each: int, model: str | None = None) -> Problem:
+    spans = random_problem(seed)[0].spans
+    kinds = tuple(Kind(name="gpu", host=f"h{n}", count=each) for n in range(hosts))
+    spans = Spans(
+        compute_s_KI=spans.compute_s_KI[[0] * hosts],
+        parameter_bytes_I=spans.parameter_bytes_I,
+        stored_bytes_I=spans.stored_bytes_I,
+        cut_bytes_I=spans.cut_bytes_I,
+    )
+    inside = {kind.host: INSIDE for kind in kinds}
+    drawn = random.Random(seed).choice(["eq4", "pipedream", "sparsepipe_hete"])
+    fleet = Fleet(kinds=kinds, inside=inside, between=BETWEEN)
+    return Problem(fleet=fleet, spans=spans, model=cost_model(model or drawn))
+
+
+def recursion(spans: Spans, model: CostModel, hosts: int, each: int) -> float:
+    """A^2(0, L, hosts) with T^2 = A^1(i, j, each), as the paper writes it (section 3.1)."""
+
+    def level(alone: object, speed: float) -> object:
+        def stage(i: int, j: int, m: int) -> float:
+            return model.stage_s(
+                alone(i, j), spans.parameter_bytes(i, j), replicas=m, bytes_per_s=speed
+            )
+
+        @cache
+        def best(i: int, j: int, m: int) -> float:
+            times = [stage(i, j, m)]
+            for cut in range(i + 1, j):
+                for last in range(1, m):
+                    moved = spans.cut_bytes_I[cut] * model.cut_s_per_byte(last, bytes_per_s=speed)
+                    times.append(max(best(i, cut, m - last), moved, stage(cut, j, last)))
+            return min(times)
+
+        return best
+
+    inner = level(lambda i, j: spans.compute_s(i, j, [0]), INSIDE)
+    outer = level(lambda i, j: inner(i, j, each), BETWEEN)
+    return float(outer(0, spans.num_layers, hosts))
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize(("hosts", "each"), [(2, 2), (3, 1), (1, 3), (2, 3)])
+def test_the_time_is_that_of_the_recursions(seed: int, hosts: int, each: int) -> None:
+    problem = problem_of(seed, hosts, each)
+    alike = alike_as(problem, "gpu")
+    stages, time_s = two_levels(alike, problem.fleet)
+    assert time_s == pytest.approx(recursion(problem.spans, problem.model, hosts, each))
+    assert list(mp_by_levels(problem, device="gpu").stages) == stages
+    # A stage is on whole groups of hosts, on each of them with as many devices; all are used.
+    assert all(len({n for n in stage.counts if n}) == 1 for stage in stages)
+    assert [sum(on) for on in zip(*(stage.counts for stage in stages), strict=True)] == [
+        each
+    ] * hosts
+    if 1 in (hosts, each):  # then there is one level only, and its time is the plan's
+        assert own_time(problem, stages) == pytest.approx(time_s)
+
+
+def own_time(problem: Problem, stages: list[Choice]) -> float:
+    times, cuts = plan_times(stages, problem.spans, problem.fleet, problem.model)
+    return max(times + cuts)
+
+
+def test_each_host_is_a_stage_of_the_second_level() -> None:
+    # Where each host is a stage of its own, the time of the two levels is the plan's; it was not
+    # when stages took devices in the inventory's order, and half of each from another host.
+    alone = 0
+    for seed in range(60):
+        problem = problem_of(seed, 2, 2, model="eq4")
+        stages, time_s = two_levels(alike_as(problem, "gpu"), problem.fleet)
+        if 0 in stages[0].counts:
+            alone += 1
+            assert all(0 in stage.counts for stage in stages)
+            assert own_time(problem, stages) == pytest.approx(time_s)
+    assert alone > 5
+
+
+def test_a_pipeline_inside_hosts_has_each_stage_on_all_of_them() -> None:
+    # Two hosts share the minibatches; inside a host one stage follows the other.
+    problem = problem_of(28, 2, 2)
+    stages, _ = two_levels(alike_as(problem, "gpu"), problem.fleet)
+    assert [stage.counts for stage in stages] == [(1, 1), (1, 1)]
+
+
+def test_too_many_layers_are_refused_with_what_to_do() -> None:
+    many = np.linspace(0.0, 1.0, 801)
+    spans = Spans(
+        compute_s_KI=many[None, :].repeat(4, axis=0),
+        parameter_bytes_I=many,
+        stored_bytes_I=many,
+        cut_bytes_I=many,
+    )
+    kinds = tuple(Kind(name="gpu", host=f"h{n}", count=8) for n in range(4))
+    fleet = Fleet(kinds=kinds, inside={k.host: INSIDE for k in kinds}, between=BETWEEN)
+    problem = Problem(fleet=fleet, spans=spans, model=cost_model("eq4"))
+    with pytest.raises(PlanError, match="800 layers on 4 hosts of 8 devices") as caught:
+        mp_by_levels(problem, device="gpu")
+    assert "task.levels=false" in caught.value.remedy
+    # One device on one host leaves nothing to share out, whatever the layers.
+    one = Fleet(kinds=(Kind(name="gpu", host="h", count=1),), inside={"h": 1.0}, between=1.0)
+    alone = Problem(fleet=one, spans=replace(spans, compute_s_KI=many[None]), model=problem.model)
+    assert mp_by_levels(alone, device="gpu").config == "1"
+
+
+def test_unequal_hosts_are_refused() -> None:
+    problem = problem_of(0, 2, 2)
+    kinds = (problem.fleet.kinds[0], Kind(name="gpu", host="h1", count=3))
+    unequal = Problem(
+        fleet=Fleet(kinds=kinds, inside=problem.fleet.inside, between=BETWEEN),
+        spans=problem.spans,
+        model=problem.model,
+    )
+    with pytest.raises(PlanError, match="h0 2, h1 3"):
+        mp_by_levels(unequal, device="gpu")

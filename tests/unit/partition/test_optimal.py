@@ -1,0 +1,155 @@
+"""The searches find what trying all plans finds, ties included."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+
+from sparsepipe.errors import PlanError
+from sparsepipe.partition.costs.layers import Spans
+from sparsepipe.partition.costs.model import cost_model
+from sparsepipe.partition.devices import Choice, Fleet, Kind
+from sparsepipe.partition.explanation import explain
+from sparsepipe.partition.problem import Problem, like_kinds
+from sparsepipe.partition.search import exhaustive as brute
+from sparsepipe.partition.search.algorithms import exact, hete_mp
+from tests.support.instances import MODELS, like_problem, random_problem, tight_problem
+
+QUICK, ALL = range(120), range(120, 500)
+
+
+Draw = Callable[[int], tuple[Problem, list[int]]]
+
+
+def all_plans(problem: Problem, order: list[int] | None = None) -> list[Choice] | None:
+    return brute.exhaustive(
+        problem.spans, problem.fleet, problem.model, problem.memory, order=order
+    )
+
+
+def found_by(search: object, *arguments: object, **options: object) -> list[Choice] | None:
+    try:
+        return list(search(*arguments, **options).stages)  # type: ignore[operator]
+    except PlanError:
+        return None
+
+
+def check(seeds: range, draw: Draw = random_problem) -> int:
+    """Compares both searches; how many problems have no plan that fits."""
+    without = 0
+    for seed in seeds:
+        problem, order = draw(seed)
+        kinds = problem.fleet.kinds
+        names = [f"{kinds[k].host}/{kinds[k].name}" for k in order]
+        sorted_ = all_plans(problem, order)
+        if len(set(names)) == len(names):
+            assert found_by(hete_mp, problem, order=names) == sorted_, f"hete_mp, seed {seed}"
+        assert found_by(exact, problem) == all_plans(problem), f"exact, seed {seed}"
+        without += sorted_ is None
+    return without
+
+
+@pytest.mark.parametrize(
+    "first",
+    [0, *(pytest.param(first, marks=pytest.mark.full) for first in (100, 200, 300, 400))],
+)
+def test_what_trying_all_plans_finds(first: int) -> None:
+    assert 0 < check(range(first, first + 100)) < 100 / 3
+
+
+def test_a_bottleneck_that_is_next_to_nothing_beside_the_longest_time() -> None:
+    # Each kind takes 1e11 times as long with the layers that it had better not compute.
+    fast_s, slow_s = 1e-3, 1e8
+    spans = Spans(
+        compute_s_KI=np.cumsum([[0, slow_s, slow_s, 0], [0, fast_s, fast_s, slow_s]], axis=1),
+        parameter_bytes_I=np.array([0.0, 1e-4, 2e-4, 2e-4]),
+        stored_bytes_I=np.zeros(4),
+        cut_bytes_I=np.zeros(4),
+    )
+    kinds = (Kind(name="A", host="h", count=1), Kind(name="B", host="h", count=2))
+    fleet = Fleet(kinds=kinds, inside={"h": 1.0}, between=1.0)
+    problem = Problem(fleet=fleet, spans=spans, model=cost_model("eq4"))
+    assert exact(problem).config == "1-1-1"
+    assert list(exact(problem).stages) == all_plans(problem)
+
+
+def test_a_plan_that_takes_no_time() -> None:
+    spans = Spans(
+        compute_s_KI=np.zeros((1, 3)),
+        parameter_bytes_I=np.array([0.0, 1.0, 2.0]),
+        stored_bytes_I=np.zeros(3),
+        cut_bytes_I=np.zeros(3),
+    )
+    kinds = (Kind(name="A", host="h", count=2),)
+    fleet = Fleet(kinds=kinds, inside={"h": 1.0}, between=1.0)
+    problem = Problem(fleet=fleet, spans=spans, model=cost_model("eq4"))
+    found = exact(problem)
+    assert list(found.stages) == all_plans(problem)
+    told = explain(problem, found)
+    assert (told.solution.config, told.bottleneck_s) == ("1-1", 0.0)
+    assert "no time" in told.verdict()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_plans_are_counted_before_they_are_tried(seed: int) -> None:
+    problem, order = random_problem(seed)
+    layers, fleet = problem.spans.num_layers, problem.fleet
+    for given in (None, order):
+        plans = sum(1 for _ in brute._plans(layers, fleet, given))
+        assert brute.how_many(layers, fleet, sorted_=given is not None) == plans
+
+
+@pytest.mark.full
+def test_limits_of_just_what_a_plan_keeps() -> None:
+    assert check(QUICK, tight_problem) == 0, "the plan that keeps it is one"
+
+
+def test_devices_that_are_alike_on_several_hosts() -> None:
+    few = QUICK[:60]
+    assert 0 < check(few, like_problem) < len(few) / 4
+    problems = [like_problem(seed)[0] for seed in few]
+    fewer = [len(set(like_kinds(p.fleet, p.spans))) < len(p.fleet.kinds) for p in problems]
+    assert len(few) / 5 < sum(fewer) < len(few)
+
+
+def test_all_cost_models_limits_and_links_are_drawn() -> None:
+    """What the 500 problems are of that the searches are compared on."""
+    problems = [random_problem(seed)[0] for seed in (*QUICK, *ALL)]
+    models = Counter(problem.model.name for problem in problems)
+    assert models.keys() == set(MODELS)
+    assert min(models.values()) > 60
+    limits = Counter(
+        None if m is None else (m.stash, m.predicted, m.optimizer)
+        for m in (problem.memory for problem in problems)
+    )
+    assert limits.keys() == {None, *product((True, False), (True, False), (0.0, 1.0, 2.0))}
+    assert 150 < limits[None] < 350
+    fleets = Counter((p.fleet.is_uniform, len(p.fleet.inside)) for p in problems)
+    assert fleets.keys() == {(True, 1), (True, 2), (False, 2)}
+    assert min(fleets.values()) > 40
+    assert {p.spans.num_layers for p in problems} == set(range(1, 9))
+    assert {p.fleet.num_devices for p in problems} == set(range(1, 6))
+    assert {len(p.fleet.kinds) for p in problems} == {1, 2, 3}
+
+
+def test_too_many_plans_are_refused_and_equal_ones_kept_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem, _ = random_problem(1)
+    number = brute.how_many(problem.spans.num_layers, problem.fleet, sorted_=False)
+    monkeypatch.setattr(brute, "MOST_PLANS", number)
+    assert all_plans(problem) == found_by(exact, problem)
+    monkeypatch.setattr(brute, "MOST_PLANS", number - 1)
+    with pytest.raises(PlanError, match=f"{number:,} plans"):
+        all_plans(problem)
+
+
+@pytest.mark.full
+def test_what_trying_all_plans_finds_in_many_more_cases() -> None:
+    assert check(ALL, tight_problem) == 0
+    rest = range(60, 500)
+    assert 0 < check(rest, like_problem) < len(rest) / 4

@@ -1,0 +1,265 @@
+"""The cheapest layers to recompute against all choices, and what settings of layers mean."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.partition.activation_checkpointing.setting import (
+    as_setting,
+    in_words,
+    recomputed_spans,
+)
+from sparsepipe.partition.activation_checkpointing.stage import cheapest
+from sparsepipe.partition.activation_checkpointing.stage_memory import LayerCost, StageCost
+from sparsepipe.profiling import LayerProfile, Profile
+from sparsepipe.schedule import Plan
+from tests.support.recomputing_instances import every_choice
+
+PLAN = Plan.of(config="1-2-1", cuts=[2, 8], num_layers=10)
+
+
+def marks(spans: tuple[range, ...], length: int) -> list[int]:
+    """What is done with each layer, as ties are decided: 0 kept, 1 begins a span, 2 goes on."""
+    found = [0] * length
+    for span in spans:
+        found[span.start : span.stop] = [1] + [2] * (len(span) - 1)
+    return found
+
+
+def random_stage(rng: random.Random, length: int) -> StageCost:
+    """Small whole numbers, so that many choices are as good."""
+    large = rng.choice([2, 9])
+    layers = []
+    for _ in range(length):
+        output = float(rng.randint(0, large))
+        layers.append(
+            LayerCost(
+                forward_s=float(rng.randint(0, large)),
+                saved_bytes=float(rng.randint(0, 2 * large)),
+                begin_bytes=float(rng.randint(0, large)),
+                end_bytes=float(rng.randint(0, int(output))),
+                output_bytes=output,
+            )
+        )
+    return StageCost(
+        layers=tuple(layers),
+        input_bytes=float(rng.randint(0, large)),
+        in_flight=rng.choice([1, 1, 2, 4, 32]),
+    )
+
+
+@pytest.mark.parametrize("seed", range(0, 300, 50))
+def test_the_best_of_all_choices(seed: int) -> None:
+    outcomes = set()
+    for number in range(seed, seed + 50):
+        rng = random.Random(number)
+        stage = random_stage(rng, rng.randint(1, 7))
+        length = len(stage.layers)
+        every = list(every_choice(length))
+        peaks = [stage.peak_bytes(spans) for spans in every]
+        limit = rng.uniform(min(peaks) - 1, max(stage.peak_bytes(()), min(peaks) + 1))
+        fitting = [spans for spans, peak in zip(every, peaks, strict=True) if peak <= limit]
+        found = cheapest(stage, limit_bytes=limit).spans
+        outcomes.add((bool(fitting), bool(found)))
+        if not fitting:
+            assert found is None, number
+            continue
+        best = min(
+            fitting,
+            key=lambda spans: (
+                stage.time_s(spans),
+                stage.kept_bytes(spans),
+                marks(spans, length),
+            ),
+        )
+        # Where nothing need be recomputed nothing is, though it might cost no time.
+        assert found == (() if () in fitting else best), number
+    assert outcomes == {(False, False), (True, False), (True, True)}
+
+
+def test_any_choice_in_a_time_or_none_and_what_all_take_at_least() -> None:
+    outcomes = Counter[str]()
+    for seed in range(200):
+        rng = random.Random(seed)
+        stage = random_stage(rng, rng.randint(2, 7))
+        peaks = {spans: stage.peak_bytes(spans) for spans in every_choice(len(stage.layers))}
+        limit = rng.uniform(min(peaks.values()) - 1, stage.peak_bytes(()))
+        fitting = [stage.time_s(spans) for spans, peak in peaks.items() if peak <= limit]
+        best_s = min(fitting, default=float("inf"))
+        for enough_s in (0.0, rng.uniform(0, 30), best_s, best_s * 0.999):
+            found = cheapest(stage, limit_bytes=limit, enough_s=min(enough_s, 1e9))
+            assert found.least_s <= best_s * (1 + 1e-9), seed
+            outcomes[f"{found.spans is not None}, {best_s <= enough_s}"] += 1
+            if found.spans is None:
+                assert best_s > min(enough_s, 1e9), seed
+                assert found.least_s >= min(enough_s, 1e9), seed
+                continue
+            assert peaks[found.spans] <= limit * (1 + 1e-8)
+            assert found.time_s == pytest.approx(stage.time_s(found.spans))
+            assert best_s <= found.time_s <= enough_s
+    assert outcomes.keys() == {"True, True", "False, False", "False, True"}
+
+
+def test_bytes_and_seconds_by_hand() -> None:
+    # A convolution that keeps its input, a norm its own, a ReLU its output; twice.
+    block = [
+        LayerCost(forward_s=5, saved_bytes=0, begin_bytes=8, end_bytes=8, output_bytes=8),
+        LayerCost(forward_s=1, saved_bytes=8, begin_bytes=0, end_bytes=8, output_bytes=8),
+        LayerCost(forward_s=1, saved_bytes=8, begin_bytes=0, end_bytes=0, output_bytes=8),
+    ]
+    stage = StageCost(layers=(*block, *block), input_bytes=4, in_flight=3)
+    assert stage.kept_bytes(()) == 8 + 4 * 8
+    assert stage.kept_bytes([range(6)]) == 4 + 8  # its input and its output
+    assert stage.peak_bytes([range(6)]) == 3 * 12 + (4 + 4 * 8)
+    # The norm's input stays, the ReLU keeps its own, and what is between them goes.
+    assert stage.kept_bytes([range(1, 2)]) == 8 + 8 + (8 + 0) + 2 * 8
+    assert stage.kept_bytes([range(3), range(3, 6)]) == 4 + 8 + 8
+    assert stage.inside_bytes(range(3, 6)) == 2 * 8
+    assert stage.time_s([range(1, 3), range(4, 6)]) == 4
+    assert cheapest(stage, limit_bytes=3 * 40).spans == ()
+    assert cheapest(stage, limit_bytes=1).spans is None
+    # The last ReLU keeps what is the output anyway.
+    assert stage.peak_bytes([range(5)]) == 3 * 12 + (4 + 3 * 8)
+    assert cheapest(stage, limit_bytes=3 * 12 + 28).spans == (range(5),)
+
+
+def profile(*, counted: bool) -> Profile:
+    rows = [(1.0, 10.0, 3.0), (2.0, 20.0, 5.0), (4.0, 30.0, 7.0)]
+    layers = tuple(
+        LayerProfile(
+            index=index,
+            name=str(index),
+            kind="layer",
+            forward_s=seconds,
+            backward_s=1.0,
+            activation_bytes=activation,
+            parameter_bytes=0.0,
+            **({"saved_bytes": saved, "begin_bytes": 1.0, "end_bytes": 2.0} if counted else {}),
+        )
+        for index, (seconds, activation, saved) in enumerate(rows)
+    )
+    return Profile(layers=layers, meta={"input_bytes": 6.0})
+
+
+def test_a_stage_of_a_profile() -> None:
+    stage = StageCost.of(profile(counted=True), first=1, last=2, in_flight=3, share=0.5)
+    assert (stage.input_bytes, stage.in_flight) == (5.0, 3)
+    assert stage.layers[0] == LayerCost(
+        forward_s=1.0, saved_bytes=2.5, begin_bytes=0.5, end_bytes=1.0, output_bytes=10.0
+    )
+    # Nobody counted what layers save: their inputs.
+    stage = StageCost.of(profile(counted=False), first=0, last=2, in_flight=1)
+    assert [layer.saved_bytes for layer in stage.layers] == [6.0, 10.0, 20.0]
+    assert stage.kept_bytes(()) == 6 + 10 + 20 + 30
+    assert stage.kept_bytes([range(1, 3)]) == 6 + 10 + 30
+
+
+@pytest.mark.parametrize("in_flight", [1, 4])
+def test_as_many_layers_as_a_whole_network_has(in_flight: int) -> None:
+    # As a VGG16: sizes fall by levels, convolutions take nearly all of the time.
+    rng = random.Random(1)
+    layers = []
+    for number in range(52):
+        size = 64.0 / 2 ** (number // 10) * rng.uniform(0.8, 1.2)
+        slow = number % 3 == 0
+        layers.append(
+            LayerCost(
+                forward_s=rng.uniform(5, 9) if slow else rng.uniform(0.1, 0.5),
+                saved_bytes=size,
+                begin_bytes=size * rng.uniform(0.5, 1.0),
+                end_bytes=0.0 if number % 3 == 2 else size,
+                output_bytes=size,
+            )
+        )
+    stage = StageCost(layers=tuple(layers), input_bytes=1.0, in_flight=in_flight)
+    full, before_s = stage.peak_bytes(()), 0.0
+    for share in (0.95, 0.65):
+        spans = cheapest(stage, limit_bytes=share * full).spans
+        assert spans
+        assert stage.peak_bytes(spans) <= share * full * (1 + 1e-9)
+        assert before_s <= stage.time_s(spans) < stage.time_s([range(52)])
+        before_s = stage.time_s(spans)
+
+
+@pytest.mark.parametrize(
+    ("setting", "spans"),
+    [
+        ("none", [[], [], []]),
+        ({}, [[], [], []]),
+        ({"layers": [], "stages": []}, [[], [], []]),
+        ("all", [[(0, 2)], [(2, 8)], [(8, 10)]]),
+        ({"stages": [2, 0]}, [[(0, 2)], [], [(8, 10)]]),
+        ({"layers": [0, 1, 8, 9]}, [[(0, 2)], [], [(8, 10)]]),
+        ({"layers": [3, 5, 4, 7]}, [[], [(3, 6), (7, 8)], []]),
+        ({"layers": [[3, 4], [5, 6]]}, [[], [(3, 5), (5, 7)], []]),
+        ({"layers": [2, [3, 4], 5, 6]}, [[], [(2, 3), (3, 5), (5, 7)], []]),
+        ({"layers": [[0, 9]]}, [[(0, 2)], [(2, 8)], [(8, 10)]]),
+        ({"layers": [[0, 2], 3, [7, 9]]}, [[(0, 2)], [(2, 3), (3, 4), (7, 8)], [(8, 10)]]),
+        ({"layers": [1, 2]}, [[(1, 2)], [(2, 3)], []]),
+        ({"layers": [1, [4, 5]], "stages": [2]}, [[(1, 2)], [(4, 6)], [(8, 10)]]),
+    ],
+)
+def test_settings_as_spans_of_stages(setting: Any, spans: list[list[tuple[int, int]]]) -> None:
+    found = recomputed_spans(setting, PLAN)
+    assert found == tuple(tuple(range(first, end) for first, end in stage) for stage in spans)
+    every = [span for stage in found for span in stage]
+    assert all(a.stop <= b.start for a, b in pairwise(every))
+    said = as_setting(found)
+    assert recomputed_spans(said, PLAN) == found
+    assert (said == "none") == (not every)
+
+
+def test_layers_in_words() -> None:
+    assert in_words(recomputed_spans({"layers": [1, [4, 6]]}, PLAN)) == "1, 4-6"
+    assert in_words(recomputed_spans("none", PLAN)) == "none"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("some", "'some'"),
+        (None, "None says not which"),
+        ([3], r"\[3\] says not which"),
+        ({"layer": [3]}, "'layer' is neither 'stages' nor 'layers'"),
+        ({"layers": 3}, "layers=3 is no list"),
+        ({"stages": "all"}, "stages='all' is no list"),
+        ({"layers": [[4, 3]]}, r"\[4, 3\] names no layers"),
+        ({"layers": [[-1, 3]]}, "names no layers"),
+        ({"layers": [[1, 2, 3]]}, "neither a layer nor"),
+        ({"layers": ["3"]}, "neither a layer nor"),
+        ({"layers": [True]}, "neither a layer nor"),
+        ({"layers": [[1, 4], 4]}, "layer 4 is named more than once"),
+        ({"layers": [3, 3]}, "layer 3 is named more than once"),
+        ({"stages": [-1]}, "-1 is no stage"),
+        ({"stages": [True]}, "True is no stage"),
+        ({"stages": [1, 1]}, "stage 1 is named more than once"),
+        ({"stages": [1], "layers": [[0, 3]]}, "layer 2 is named more than once, with stage 1"),
+    ],
+)
+def test_settings_that_name_no_layers_are_refused(setting: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        recomputed_spans(setting, PLAN)
+    assert "{stages: [0], layers: [14, [17, 22]]}" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("setting", "message", "remedy"),
+    [
+        ({"layers": [10]}, "layer 10 is not among the layers 0 to 9", "numbered from 0 to 9"),
+        ({"layers": [[8, 11]]}, "layer 11 is not among the layers 0 to 9", "from 0 to 9"),
+        ({"stages": [0, 3]}, "stage 3 is not among the stages 0 to 2", "from 0 to 2"),
+    ],
+)
+def test_what_there_is_not_is_refused_with_what_there_is(
+    setting: Any, message: str, remedy: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        recomputed_spans(setting, PLAN)
+    assert remedy in caught.value.remedy
+    assert "auto" not in caught.value.remedy, "the form was right"

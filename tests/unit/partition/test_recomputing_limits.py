@@ -1,0 +1,193 @@
+"""Where searches that count what stages recompute stop, and what they say of plans they refuse."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sparsepipe.errors import ConfigError, PlanError
+from sparsepipe.partition.activation_checkpointing.work import Work
+from sparsepipe.partition.memory.model import MemoryModel
+from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.search import baselines as variance_module
+from sparsepipe.partition.search.algorithms import (
+    check_states,
+    dp,
+    exact,
+    exhaustive,
+    hete_mp,
+    mp,
+    straight,
+    variance,
+)
+from sparsepipe.partition.search.baselines import mp_by_levels
+from sparsepipe.partition.search.checkpointed_stages import LayerTables
+from sparsepipe.partition.search.reachability import Masks
+from tests.support.recomputing_instances import least_s, problem_of, random_recomputing, seconds_of
+
+
+@pytest.mark.parametrize("setting", ["all", {"layers": [[0, 0]]}, "auto"])
+def test_first_stages_that_have_no_better_plan_are_asked_once(
+    monkeypatch: pytest.MonkeyPatch, setting: Any
+) -> None:
+    """The best plan has all four devices in one stage, and is found first."""
+    asked: list[float] = []
+    reached = Masks.reached
+
+    def counted(self: Masks, bound_s: float) -> Any:
+        asked.append(bound_s)
+        return reached(self, bound_s)
+
+    monkeypatch.setattr(Masks, "reached", counted)
+    questions = []
+    for limit in (None, 99.0):
+        problem = problem_of(
+            [[{"forward_s": 2.0, "backward_s": 1.0}] * 3] * 2,
+            limits=[] if limit is None else [limit] * 2,
+            setting=setting,
+        )
+        asked.clear()
+        stages = exact(problem).stages
+        questions.append(len(asked))
+        counting = replace(problem, memory=MemoryModel(stash=False))
+        assert seconds_of(counting, stages) == least_s(counting)
+    assert questions[1] <= questions[0] + 3
+
+
+def test_a_search_that_stops_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """And how much better the best plan may be at most."""
+    said = Counter[str]()
+    for seed in range(40):
+        problem, _ = random_recomputing(seed, "auto")
+        caplog.clear()
+        found_s, told = float("inf"), ""
+        try:
+            found_s = seconds_of(problem, exact(problem, work=Work(1)).stages)
+        except PlanError as error:
+            told = error.message
+        stopped, best_s = "as much as it may" in told + caplog.text, least_s(problem)
+        assert stopped or found_s == pytest.approx(best_s), seed
+        for share in re.findall(r"up to ([\d.]+) % less time", caplog.text):
+            assert best_s >= found_s * (1 - float(share) / 100) * (1 - 1e-9), seed
+        said[f"{stopped}, {found_s < float('inf')}"] += 1
+    assert min(said["True, True"], said["True, False"]) > 0, said
+
+
+def test_variance_ends_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By bounds many cuts may fit, and each has to be counted to know that it does not."""
+    ended = 0
+    for seed in range(60):
+        problem, _ = random_recomputing(seed, "auto")
+        if problem.fleet.num_devices > problem.spans.num_layers:
+            continue
+        device = problem.fleet.kinds[0].name
+        monkeypatch.setattr(variance_module, "MOST_LOOKS", float("inf"))
+        best = _stages_or_none(problem, device)
+        monkeypatch.setattr(variance_module, "MOST_LOOKS", 1)
+        few = _stages_or_none(problem, device)
+        assert few in (None, best), seed
+        ended += few != best
+    assert ended > 0
+
+
+def _stages_or_none(problem: Problem, device: str) -> Any:
+    try:
+        return variance(problem, device=device).stages
+    except (PlanError, ConfigError):
+        return None
+
+
+@pytest.mark.parametrize("found", [mp, mp_by_levels, variance])
+def test_plans_that_look_at_no_single_device_name_searches_that_do(found: Any) -> None:
+    """As by the profile of the large devices, the small ones hold no activations at all."""
+    layer = {"forward_s": 2.0, "backward_s": 1.0, "saved_bytes": 8.0}
+    none = {**layer, "saved_bytes": 0.0}
+    problem = problem_of([[none] * 4, [layer] * 4], limits=[1.0, 1.0], setting="auto")
+    with pytest.raises(ConfigError, match="does not fit its devices") as refused:
+        found(problem, device="A")
+    assert "parallel.strategy.microbatches" in refused.value.remedy
+    assert "hete_mp or exact" in refused.value.remedy
+
+
+def test_a_refusal_looks_at_the_layers_once_more_and_not_for_each_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = {"forward_s": 2.0, "backward_s": 1.0, "saved_bytes": 8e6}
+    problem = problem_of([[layer] * 4], limits=[3.0], setting="all")
+    named, begun = LayerTables._named, []
+
+    def counted(self: LayerTables, *which: Any) -> Any:
+        begun.append(which)
+        return named(self, *which)
+
+    monkeypatch.setattr(LayerTables, "_named", counted)
+    with pytest.raises(PlanError, match="lacks 4 MiB on a device") as refused:
+        straight(problem)
+    assert "smaller data.batch_size" in refused.value.remedy
+    assert begun == [((0,), True)] * 2, "by the search, and by the refusal"
+
+
+@pytest.mark.parametrize(("batch_size", "would"), [(None, "1/2"), (8, "1/2"), (4, None)])
+def test_a_sample_is_not_cut_in_two(batch_size: int | None, would: str | None) -> None:
+    """A smaller batch helps as long as its four microbatches get smaller with it."""
+    layer = {"forward_s": 2.0, "backward_s": 1.0, "saved_bytes": 8.0}
+    # Of each of two stages four microbatches keep no input, and one the inside of two layers: 4.
+    problem = problem_of([[layer] * 4], limits=[3.0], setting="all")
+    assert problem.synchronous is not None
+    sized = replace(problem.synchronous.microbatches, batch_size=batch_size)
+    problem = replace(problem, synchronous=replace(problem.synchronous, microbatches=sized))
+    with pytest.raises(PlanError, match="no plan fits the memory") as refused:
+        straight(problem)
+    offered = f"what would fit: {would} of the batch size" if would else "smaller data.batch_size"
+    assert offered in refused.value.remedy
+    assert bool(would) == ("what would fit" in refused.value.remedy)
+
+
+@pytest.mark.parametrize("setting", ["none", "auto", "all", {"layers": [0]}])
+def test_no_stage_has_more_devices_than_there_are_microbatches(setting: Any) -> None:
+    """A single stage would be fastest here, and the strategy refuses it."""
+    problem = problem_of([[{"forward_s": 2.0, "backward_s": 1.0}] * 3], limits=[], setting=setting)
+    assert problem.synchronous is not None
+    assert [sum(stage.counts) for stage in exact(problem).stages] == [2]
+    alone = replace(problem.synchronous.microbatches, count=1)
+    one = replace(problem.synchronous, microbatches=alone)
+    for memory in (None, MemoryModel(stash=False)):
+        few = replace(problem, synchronous=one, memory=memory)
+        for search_by in (exact, exhaustive, hete_mp):
+            assert [sum(stage.counts) for stage in search_by(few).stages] == [1, 1]
+        with pytest.raises(PlanError, match=r"than there are microbatches \(1\)") as refused:
+            dp(few)
+        assert "parallel.strategy.microbatches" in refused.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("setting", "limit", "microbatches", "stages", "most"),
+    [
+        ("all", None, 4, 100, 1000),
+        ("all", 99.0, 4, 100, 707),  # a search for each number of devices of the first stage
+        ("all", 99.0, 1, 100, 1000),
+        ("auto", 99.0, 4, 100, 581),  # and bounds for one set of kinds
+    ],
+)
+def test_all_that_a_search_builds_counts_beforehand(
+    setting: Any, limit: float | None, microbatches: int, stages: int, most: int
+) -> None:
+    """A hundred million figures are the most; of two devices and so many layers."""
+    layers = {"forward_s": 2.0, "backward_s": 1.0}
+
+    def check(num_layers: int) -> None:
+        limits = [] if limit is None else [limit]
+        problem = problem_of([[layers] * num_layers], limits=limits, setting=setting)
+        assert problem.synchronous is not None
+        cut = replace(problem.synchronous.microbatches, count=microbatches)
+        again = replace(problem.synchronous, microbatches=cut)
+        check_states(replace(problem, synchronous=again), stages)
+
+    check(most)
+    with pytest.raises(PlanError, match="layers have too many pairs") as refused:
+        check(most + 1)
+    assert "task.search=hete_mp" in refused.value.remedy

@@ -1,0 +1,92 @@
+"""Whether profiles that are given were measured as the training will compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.config.build import build_inventory
+from sparsepipe.errors import ProfileError
+from sparsepipe.planning.device_profiles import check_devices, load_profiles
+from sparsepipe.profiling import Profile
+from tests.support.command_line import composed
+from tests.support.planned_cases import profile
+
+TWO_SPEEDS = ("experiment=tiny", "hardware=two_speeds", "parallel=hete_mp")
+AS_IT_WILL_BE = {
+    "slowdown": 2.0,
+    "backend": "NativeBackend",
+    "device": "half-speed",
+    "dtype": "float32",
+    "threads": 3,
+    "optimizer": "torch.optim.SGD momentum",
+}
+
+
+@pytest.fixture(autouse=True)
+def _threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+
+
+def check(meta: dict[str, Any], *settings: str, inventory: Inventory | None = None) -> None:
+    """Of a profile of the device that is half as fast."""
+    config = composed(*TWO_SPEEDS, *settings)
+    found = {"half-speed": Profile(layers=profile([1]).layers, meta=meta)}
+    check_devices(found, config, inventory or build_inventory(config))
+
+
+@pytest.mark.parametrize("meta", [AS_IT_WILL_BE, {"source": "somebody else"}, {"slowdown": 2}])
+def test_what_fits_is_not_mentioned(meta: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    check(meta)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("slowdown", 1.0, "slowdown 1, not 2"),
+        ("backend", "MinkowskiEngine", "backend MinkowskiEngine, not NativeBackend"),
+    ],
+)
+def test_what_was_measured_otherwise_is_refused(name: str, value: object, words: str) -> None:
+    with pytest.raises(ProfileError, match=f"that of half-speed was measured with {words}") as told:
+        check({**AS_IT_WILL_BE, name: value})
+    assert "task=profile" in told.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("device", "full-speed", "device full-speed, not half-speed"),
+        ("dtype", "float64", "dtype float64, not float32"),
+        ("threads", 4, "threads 4, not 3"),
+        ("optimizer", "torch.optim.AdamW", "optimizer torch.optim.AdamW, not torch.optim.SGD"),
+    ],
+)
+def test_what_may_matter_little_is_told(
+    name: str, value: object, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    check({**AS_IT_WILL_BE, name: value})
+    (told,) = caplog.messages
+    assert f"that of half-speed was measured with {words}" in told
+
+
+def test_threads_are_a_share_of_the_cores(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr("sparsepipe.planning.device_profiles.usable_cores", lambda: 9)
+    check({**AS_IT_WILL_BE, "threads": 4})
+    assert not caplog.records
+    check({**AS_IT_WILL_BE, "threads": 9})
+    assert "threads 9, not 4" in caplog.text
+
+
+def test_the_authors_profiles_are_of_another_backend() -> None:
+    config = composed("hardware=paper_5gpu", "model=sparse_vgg16_bn", "parallel=hete_mp")
+    inventory = build_inventory(config)
+    found = load_profiles(inventory, "sparse_vgg16_bn", given={})
+    with pytest.raises(ProfileError, match="backend MinkowskiEngine"):
+        check_devices(found, config, inventory)

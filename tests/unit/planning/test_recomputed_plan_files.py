@@ -1,0 +1,102 @@
+"""Plan files that tell of layers to recompute, as a run with ``recompute=auto`` leaves them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.config.division import division_of
+from sparsepipe.config.recomputation import refuse_recompute, settled_recompute, with_spans
+from sparsepipe.errors import ConfigError
+from sparsepipe.launch.prepare import prepare
+from sparsepipe.planning.device_profiles import load_profiles
+from sparsepipe.planning.simulated_plan import plan_to_simulate
+from sparsepipe.schedule import Plan
+from tests.support.command_line import composed
+from tests.support.planned_cases import MODEL
+from tests.support.recompute_cases import AUTO, SEARCHED, given, inventory, settled
+
+
+def auto_plan(tmp_path: Path) -> Path:
+    """The plan file of a run that had layers chosen, for two stages of two layers."""
+    settled(tmp_path, 1.4e6, *SEARCHED, AUTO, given(tmp_path))
+    return tmp_path / "run" / "plan.json"
+
+
+@pytest.mark.parametrize("setting", ["", "parallel.strategy.recompute={layers: [3, [0, 0]]}", AUTO])
+def test_a_plan_file_has_its_layers_recomputed(tmp_path: Path, setting: str) -> None:
+    asked = [f"parallel.plan.file={auto_plan(tmp_path)}", *([setting] if setting else [])]
+    config = composed(*MODEL, "parallel=gpipe", *asked, given(tmp_path))
+    refuse_recompute(config, inventory(1.4e6))
+    division = division_of(config)
+    assert division is not None
+    argument = settled_recompute(config["parallel"], division.details)
+    own = {"recompute": {"layers": [[0, 0], [3, 3]]}}
+    assert argument == ({} if "layers" in setting else own), "else it is what the setting says"
+    named = config["parallel"]["search"]["profiles"]
+    profiles = load_profiles(inventory(1.4e6), "mlp", given=named)
+    plan = plan_to_simulate(config, inventory(1.4e6), profiles)
+    assert plan.details["recomputed"] == [[0, 0], [3, 3]]
+    assert plan.details["bottleneck_s"] == pytest.approx(10.0), "as its search expected"
+
+
+def test_what_a_plan_file_recomputes_is_part_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = auto_plan(tmp_path)
+    plain = tmp_path / "plain.json"
+    plan = Plan.from_json(path.read_text())
+    plain.write_text(with_spans(plan, ((), ())).to_json())
+
+    def identity(file: Path) -> str:
+        named = f"parallel.plan.file={file}"
+        config = composed(*MODEL, "data.batch_size=8", "parallel=gpipe", named)
+        return prepare(config, inventory(1e9)).run_id
+
+    assert identity(path) != identity(plain)
+
+
+def test_nothing_is_recomputed_where_that_is_said(tmp_path: Path) -> None:
+    asked = (f"parallel.plan.file={auto_plan(tmp_path)}", "parallel.strategy.recompute={}")
+    config = composed(*MODEL, "parallel=gpipe", *asked, given(tmp_path))
+    refuse_recompute(config, inventory(1e9))
+    division = division_of(config)
+    assert division is not None
+    assert settled_recompute(config["parallel"], division.details) == {}
+    named = config["parallel"]["search"]["profiles"]
+    profiles = load_profiles(inventory(1e9), "mlp", given=named)
+    plan = plan_to_simulate(config, inventory(1e9), profiles)
+    assert not {"recomputed", "bottleneck_s"} & plan.details.keys()
+
+
+def test_what_was_expected_of_other_layers_is_not_told(tmp_path: Path) -> None:
+    plan = Plan.from_json(auto_plan(tmp_path).read_text())
+    assert with_spans(plan, ((range(1),), (range(3, 4),))).details == plan.details
+    other = with_spans(plan, ((), (range(2, 4),))).details
+    assert other["recomputed"] == [[2, 3]]
+    assert not {"bottleneck_s", "bottleneck", "stage_times_s", "memory_bytes"} & other.keys()
+    assert other["strategy"] == "hete_mp"
+
+
+@pytest.mark.parametrize(
+    ("parallel", "message", "remedy"),
+    [
+        (("parallel=gpipe", "parallel.strategy.recompute=all"), "asks for layers 0-1, 2-3", "auto"),
+        (
+            ("parallel=gpipe", "parallel.strategy.recompute={layers: [0]}"),
+            "the plan file has layers 0, 3 recomputed",
+            "leave parallel.strategy.recompute out",
+        ),
+        (("parallel=pipeline",), "which no other one does", "parallel=gpipe"),
+    ],
+)
+def test_a_plan_file_is_not_contradicted(
+    tmp_path: Path, parallel: tuple[str, ...], message: str, remedy: str
+) -> None:
+    config = composed(*MODEL, *parallel, f"parallel.plan.file={auto_plan(tmp_path)}")
+    with pytest.raises(ConfigError) as refused:
+        refuse_recompute(config, inventory(1e9))
+    assert message in refused.value.message
+    assert remedy in refused.value.remedy

@@ -1,0 +1,114 @@
+"""Profile files, and profiles of several devices beside each other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.errors import ProfileError
+from sparsepipe.profiling import LayerProfile, Profile, check_agreement
+
+PROFILES = Path(__file__).parents[3] / "conf" / "profiles" / "paper"
+
+
+def profile(num_layers: int = 3, **meta: object) -> Profile:
+    layers = tuple(
+        LayerProfile(
+            index=i,
+            name=f"layers.{i}",
+            kind="Conv3d",
+            forward_s=0.1,
+            backward_s=0.25,
+            activation_bytes=100.0 + i,
+            parameter_bytes=8.0,
+            saved_bytes=None if i else 12.0,
+        )
+        for i in range(num_layers)
+    )
+    return Profile(layers=layers, meta={"model": "net", **meta})
+
+
+def changed(found: Profile, place: int, **changes: object) -> Profile:
+    layers = list(found.layers)
+    layers[place] = replace(layers[place], **changes)  # type: ignore[arg-type]
+    return replace(found, layers=tuple(layers))
+
+
+def test_written_and_read_back(tmp_path: Path) -> None:
+    path = profile(device="cpu", input_bytes=64).save(tmp_path / "cpu.json")
+    found = Profile.load(path)
+    assert found == profile(device="cpu", input_bytes=64)
+    assert (found.input_bytes, found.num_layers) == (64.0, 3)
+    assert found.compute_s == pytest.approx(3 * 0.35)
+    assert "saved_bytes" not in json.loads(path.read_text())["layers"][1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "no profile"),
+        ("[]", "no profile"),
+        ('{"meta": {}, "layers": []}', "no layers"),
+        ('{"meta": {}, "layers": [{"index": 0}]}', "no profile: KeyError"),
+        ('{"meta": {}, "layers": [[]]}', "no profile: AttributeError"),
+        ('{"meta": {}, "layers": [7]}', "no profile: TypeError"),
+        ('{"meta": {}, "layers": [{"index": 0, "seconds": 1}]}', "has no seconds"),
+    ],
+)
+def test_what_is_no_profile_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
+        Profile.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"forward_s": -1.0}, "forward_s=-1"), ({"index": 7}, "the number 7")],
+)
+def test_what_makes_no_sense_is_refused(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
+        changed(profile(), 1, **changes)
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "64", None, True])
+def test_an_input_that_has_no_size_is_refused(value: object) -> None:
+    with pytest.raises(ProfileError, match="input_bytes=") as caught:
+        profile(input_bytes=value)
+    assert "leave it out" in caught.value.remedy
+
+
+def test_a_missing_file_is_named_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"gpu\.json") as caught:
+        Profile.load(tmp_path / "gpu.json")
+    assert "task=profile" in caught.value.remedy
+
+
+def test_the_authors_profiles_agree() -> None:
+    check_agreement({path.stem: Profile.load(path) for path in PROFILES.glob("*.json")})
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (profile(4), "4 layers"),
+        (profile(model="another"), "model=another"),
+        (changed(profile(), 1, kind="Linear"), "layer 1 is Linear on b and Conv3d on a"),
+        (changed(profile(), 2, parameter_bytes=9.0), "parameter_bytes=9 on b and 8 on a"),
+        (changed(profile(), 0, activation_bytes=130.0), "activation_bytes=130 on b"),
+    ],
+)
+def test_profiles_of_different_models_are_refused(other: Profile, message: str) -> None:
+    with pytest.raises(ProfileError, match=message):
+        check_agreement({"a": profile(), "b": other})
+
+
+def test_another_share_of_points_is_refused() -> None:
+    profiles = {name: profile(point_ratio=ratio) for name, ratio in (("a", 1.0), ("b", 0.5))}
+    with pytest.raises(ProfileError, match=r"b was measured with point_ratio=0\.5, a with"):
+        check_agreement(profiles)
+
+
+def test_sizes_may_differ_a_little() -> None:
+    check_agreement({"a": profile(), "b": changed(profile(), 0, activation_bytes=110.0)})

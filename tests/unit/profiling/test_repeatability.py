@@ -1,0 +1,91 @@
+"""The benchmark that compares profiles of one device: what it makes of given ones, and a run."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparsepipe.profiling import LayerProfile, Profile
+
+BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "profile_repeatability.py"
+
+
+def profile(*times_s: float, step_s: float) -> Profile:
+    layers = tuple(
+        LayerProfile(
+            index=index,
+            name=str(index),
+            kind="Linear",
+            forward_s=time_s / 4,
+            backward_s=3 * time_s / 4,
+            activation_bytes=0.0,
+            parameter_bytes=1000,
+        )
+        for index, time_s in enumerate(times_s)
+    )
+    return Profile(layers=layers, meta={"model": "net", "step_s": step_s})
+
+
+def report(capsys: pytest.CaptureFixture[str], *profiles: Profile) -> tuple[bool, list[str]]:
+    names: dict[str, Any] = runpy.run_path(str(BENCHMARK))
+    taken = [names["Taken"].of(one, devices=2, bandwidth_bytes_per_s=1.0) for one in profiles]
+    met = names["report"](taken)
+    return met, capsys.readouterr().out.splitlines()
+
+
+def test_like_profiles_meet_the_goals(capsys: pytest.CaptureFixture[str]) -> None:
+    met, said = report(
+        capsys, profile(1.0, 1.0, 2.0, step_s=4.2), profile(1.05, 1.05, 2.1, step_s=4.2)
+    )
+    assert met
+    # Sums between replicas are dear at a byte a second, cuts free: even halves.
+    assert said[2].split("|")[1:-1] == [
+        "       1 ", "    4000.0 ", "  4200.0 ", "       0.0 ",
+        "         95.2% ", " 1-1 at 2 ", "        2000.0 "
+    ]  # fmt: skip
+    assert said[-3:] == [
+        "totals lie apart by 5.0%, goal 10%: met",
+        "a plan by another profile costs more by 0.0%, goal 3%: met",
+        "layers differ from the step by 4.8%, goal 10%: met",
+    ]
+
+
+def test_unlike_profiles_do_not(capsys: pytest.CaptureFixture[str]) -> None:
+    # By the first profile 1-1 at 2 is best, by the second 1-1 at 1: each costs the other 3 for 2.
+    met, said = report(
+        capsys, profile(1.0, 1.0, 2.0, step_s=4.0), profile(2.0, 1.0, 1.0, step_s=8.0)
+    )
+    assert not met
+    assert said[-3:] == [
+        "totals lie apart by 0.0%, goal 10%: met",
+        "a plan by another profile costs more by 50.0%, goal 3%: MISSED",
+        "layers differ from the step by 50.0%, goal 10%: MISSED",
+    ]
+
+
+@pytest.mark.full
+def test_it_runs(tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [
+            *(sys.executable, str(BENCHMARK), "model=sparse_resnet18", "model.width=0.0625"),
+            *("data.resolution=8", "data.batch_size=3", "data.source.classes=[mug,wheel]"),
+            *("data.source.train_per_class=4", "data.source.test_per_class=2"),
+            *("data.cached_points=256", "data.num_points=128"),
+            *("task.num_warmup=1", "task.num_measured=2", f"paths.data={tmp_path}"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    rows = re.findall(r"^\| +(\d) (?:\| +[\d.]+ ){3}\| +[\d.]+% \|", ran.stdout, re.M)
+    assert rows == ["1", "2"], ran.stderr
+    verdicts = re.findall(r"goal \d+%: (met|MISSED)$", ran.stdout, re.M)
+    assert len(verdicts) == 3, ran.stderr
+    # So short a measurement may miss the goals.
+    assert ran.returncode == ("MISSED" in verdicts), ran.stderr

@@ -1,0 +1,111 @@
+import numpy as np
+import pytest
+from PIL import Image
+
+from sparsepipe.results import style
+from sparsepipe.results.gallery import gallery_figure, prediction_gallery, view
+from tests.support.picture_checks import has_colour, pixels, texts_outside
+
+CLASSES = ("chair", "bed")
+
+
+def cloud(count=500, seed=0):
+    return np.random.default_rng(seed).uniform(-1, 1, (count, 3))
+
+
+def titles(figure):
+    return [axes.get_title().strip() for axes in figure.axes]
+
+
+def test_titles_tell_right_from_wrong_with_sign_and_probability():
+    figure = gallery_figure(
+        [cloud()] * 3, [0, 1, 1], [0, 0, 1], CLASSES, probabilities=[0.981, 0.6, 1.0]
+    )
+    assert titles(figure) == ["✓ chair  98 %", "✗ bed\n→ chair  60 %", "✓ bed  100 %"]
+    assert "2 of 3" in figure.get_suptitle()
+    plain = gallery_figure([cloud()], [0], [0], CLASSES)
+    assert titles(plain) == ["✓ chair"]
+
+
+def test_a_wrong_prediction_has_a_colour_of_its_own():
+    right = pixels(gallery_figure([cloud()], [0], [0], CLASSES))
+    wrong = pixels(gallery_figure([cloud()], [0], [1], CLASSES))
+    assert has_colour(right, style.VERMILION) == 0
+    assert has_colour(wrong, style.VERMILION) > 1000
+    assert has_colour(right, style.BLUE) > 300
+    assert has_colour(wrong, style.BLUE) == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "columns", "grid"), [(13, 6, (3, 6)), (2, 6, (1, 2)), (4, 1, (4, 1))]
+)
+def test_one_panel_a_shape_in_as_many_rows_as_needed(count, columns, grid):
+    figure = gallery_figure([cloud(20)] * count, [0] * count, [1] * count, CLASSES, columns=columns)
+    assert len(figure.axes) == count
+    spec = figure.axes[0].get_gridspec()
+    assert (spec.nrows, spec.ncols) == grid
+    assert texts_outside(figure) == []
+
+
+def test_z_is_up_and_shapes_are_not_distorted():
+    upright = np.array([[0, 0, 0], [0, 0, 1.0]])
+    flat, _ = view(upright)
+    right, up = flat[1] - flat[0]
+    assert right == pytest.approx(0)
+    assert up > 0.9
+    # An orthographic view: right, up and depth are a rotation of x, y, z.
+    points = cloud(50)
+    flat, depth = view(points)
+    seen = np.column_stack([flat, depth])
+    np.testing.assert_allclose(np.linalg.norm(seen, axis=1), np.linalg.norm(points, axis=1))
+    axes = gallery_figure([points * [5, 1, 1]], [0], [0], CLASSES).axes[0]
+    axes.figure.draw_without_rendering()
+    box = axes.get_window_extent()
+    per_unit = box.width / np.ptp(axes.get_xlim()), box.height / np.ptp(axes.get_ylim())
+    assert per_unit[0] == pytest.approx(per_unit[1])
+
+
+def test_near_points_cover_far_ones_and_are_darker():
+    _, depth = view(np.array([[0, 0, 0], [0, 0, 5.0]]))
+    assert depth[1] < depth[0]  # seen from above, what is higher is nearer
+    collection = (
+        gallery_figure([[[0, 0, 5.0], [0, 0, 0.0]]], [0], [0], CLASSES).axes[0].collections[0]
+    )
+    drawn = collection.get_offsets()[:, 1]
+    assert drawn[0] < drawn[1]  # the far one first
+    values = collection.get_array()
+    brightness = [sum(collection.cmap(collection.norm(v))[:3]) for v in values]
+    assert brightness[0] > brightness[1]
+
+
+def test_odd_clouds_are_drawn_as_far_as_they_can_be():
+    big, holes = cloud(50_000), cloud(10)
+    holes[3] = np.nan
+    figure = gallery_figure([np.zeros((0, 3)), big, holes, cloud(1)], [0] * 4, [0] * 4, CLASSES)
+    drawn = [len(axes.collections[0].get_offsets()) for axes in figure.axes]
+    assert drawn[0] == 0
+    assert 1500 <= drawn[1] <= 3000
+    assert drawn[2:] == [9, 1]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["no points"]
+
+
+def test_the_file_is_a_png_and_equal_input_gives_equal_bytes(tmp_path):
+    for name in ("a.png", "b.png"):
+        prediction_gallery([cloud()] * 7, [0] * 7, [1] * 7, CLASSES, tmp_path / name, columns=4)
+    with Image.open(tmp_path / "a.png") as picture:
+        picture.verify()
+        assert picture.size[0] == int(4 * 1.9 * style.DPI)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("clouds", "true", "predicted", "match"),
+    [
+        ([], [], [], "gallery"),
+        ([cloud()], [0, 1], [0], "gallery"),
+        ([cloud()[:, :2]], [0], [0], r"\[N, 3\]"),
+    ],
+)
+def test_what_makes_no_gallery_is_refused(clouds, true, predicted, match):
+    with pytest.raises(ValueError, match=match):
+        gallery_figure(clouds, true, predicted, CLASSES)

@@ -1,0 +1,291 @@
+"""Tables I and III, Fig. 7, 8 and 9 from ledgers made by hand."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from sparsepipe.results.paper import printed
+from sparsepipe.results.report.cell import Row
+from sparsepipe.results.report.exhibit import Block, Exhibit
+from sparsepipe.results.report.exhibits import EXHIBITS
+from sparsepipe.results.report.fig7 import FIG7
+from sparsepipe.results.report.fig8 import FIG8
+from sparsepipe.results.report.fig9 import FIG9
+from sparsepipe.results.report.table1 import TABLE1
+from sparsepipe.results.report.table3 import TABLE3
+from tests.support.report_cases import cell, run, training, value
+
+GPUS = {5: "1 x TITAN V, 4 x RTX 2080 Ti", 8: "1 x TITAN V, 3 x TITAN Xp, 4 x RTX 2080 Ti"}
+
+
+@pytest.mark.parametrize("exhibit", EXHIBITS.values(), ids=lambda each: each.name)
+def test_without_runs_all_is_missing_and_nothing_is_drawn(exhibit: Exhibit) -> None:
+    found = exhibit.blocks([])
+    assert found
+    for block in found:
+        assert any(each.missing for each in block.cells)
+        assert all(each.ours is None for each in block.cells)
+        assert all(len(each.row) == len(exhibit.heads) for each in block.cells)
+        if exhibit.draw is not None:
+            assert exhibit.draw(block) is None
+    for command in {each.command for block in found for each in block.cells if each.command}:
+        # Variables of the environment may come first.
+        bare = re.sub(r"^([A-Z_]+=\S+ )+", "", command)
+        assert bare.startswith(f"sparsepipe experiment={exhibit.name}")
+    keys = {column.key for block in found for column in block.columns}
+    assert set(exhibit.pictured) <= keys
+
+
+def simulated(strategy: str, gpus: int, minibatch_s: float, **more: Any) -> Row:
+    """As task=simulate leaves it."""
+    way: dict[str, Any] = {
+        "dp": {"strategy._target_": "sparsepipe.strategies.DataParallelStrategy"},
+        "paper_mp": {"plan.file": f"plans/paper/mp_{gpus}gpu.json"},
+    }.get(strategy, {"search.search": strategy})
+    return run(
+        "simulate",
+        "fig9",
+        **{
+            **{f"task.parallel.{key}": item for key, item in way.items()},
+            "kind": "simulated",
+            "hardware_devices": GPUS[gpus],
+            "hardware_accelerator": "cuda",
+            "minibatches_per_s": 1 / minibatch_s,
+            "task.link_bytes_per_s": 125e6,
+            "hardware.value.link.bytes_per_s": 125e6,
+            **more,
+        },
+    )
+
+
+def fig9(*rows: Row) -> dict[str, Block]:
+    return {block.title: block for block in FIG9.blocks(rows)}
+
+
+AT_125 = "simulated, 125 MB/s between hosts"
+
+
+def test_speedups_of_fig9_are_over_dp_on_as_many_gpus() -> None:
+    block = fig9(
+        simulated("dp", 5, 0.8),
+        simulated("hete_mp", 5, 0.32, dp_minibatch_s=9.0, plan_config="4-1", plan_cuts=[24]),
+        simulated("dp", 8, 0.6),
+        simulated("paper_mp", 8, 0.4),
+        simulated("exact", 8, 0.2),
+    )[AT_125]
+    assert value(block, "speedup", "5", "HETE-MP") == pytest.approx(2.5), "its own job, not told"
+    assert value(block, "plan", "5", "HETE-MP") == "4-1 at 24"
+    assert cell(block, "speedup", "5", "HETE-MP").compared == pytest.approx(2.5 / 3.11)
+    assert value(block, "speedup", "8", "MP, the paper's split") == pytest.approx(1.5)
+    assert value(block, "minibatch", "8", "exact") == pytest.approx(200)
+    assert cell(block, "speedup", "8", "exact").paper is None
+    derived = cell(block, "speedup", "8", "HETE-MP").paper
+    assert derived is not None
+    assert (derived.text, derived.derived) == ("2.63", "not printed: 1.98 times MP, printed")
+
+
+def test_dp_may_be_told_by_another_job() -> None:
+    block = fig9(simulated("hete_mp", 5, 0.4, dp_minibatch_s=0.8))[AT_125]
+    assert value(block, "speedup", "5", "HETE-MP") == pytest.approx(2)
+    assert cell(block, "minibatch", "5", "DP").missing
+
+
+def test_each_way_to_take_fig9_has_a_block_of_its_own() -> None:
+    emulated = {"kind": "emulated", "network": "namespaces", "link_bytes_per_s": 125e6}
+    found = fig9(
+        simulated("dp", 5, 0.8),
+        simulated("dp", 5, 1.6, **{"task.link_bytes_per_s": 50e6}),
+        simulated("dp", 5, 0.9, **emulated,
+                  **{"parallel.strategy._target_": "sparsepipe.strategies.DataParallelStrategy"}),
+    )  # fmt: skip
+    times = {title: value(block, "minibatch", "5", "DP") for title, block in found.items()}
+    assert times == {
+        "simulated, 50 MB/s between hosts": pytest.approx(1600),
+        "simulated, 100 MB/s between hosts": None,
+        AT_125: pytest.approx(800),
+        "emulated (namespaces), 125 MB/s between hosts": pytest.approx(900),
+    }
+    lacking = cell(found["simulated, 100 MB/s between hosts"], "speedup", "7", "exact")
+    assert lacking.command == (
+        "sparsepipe experiment=fig9 task=fig9/simulated_100 hardware=paper_7gpu parallel=exact"
+    )
+
+
+@pytest.mark.parametrize(
+    "devices", ["5 x RTX 2080 Ti", "2 x TITAN V, 3 x RTX 2080 Ti", "1 x TITAN V, 4 x H100"]
+)
+def test_other_gpus_are_no_bars_of_fig9(devices: str) -> None:
+    rows = [
+        simulated("dp", 5, 0.8),
+        simulated("dp", 5, 1.6, hardware_devices=devices, run_id="other"),
+    ]
+    found = fig9(*rows)
+    assert value(found[AT_125], "minibatch", "5", "DP") == pytest.approx(800)
+    (note,) = [note for block in found.values() for note in block.notes]
+    assert note.startswith("Left out: other, whose hosts, GPUs or links")
+
+
+def test_commands_of_other_links_name_them() -> None:
+    found = fig9(
+        simulated("dp", 5, 0.8, **{"task.link_bytes_per_s": 60e6}),
+        simulated("dp", 5, 0.8, kind="emulated", network="loopback", link_bytes_per_s=125e6,
+                  **{"parallel.search.search": "exact"}),
+    )  # fmt: skip
+    at_60 = found["simulated, 60 MB/s between hosts"]
+    assert at_60.sweep == (
+        "sparsepipe -m experiment=fig9 task=fig9/simulated_125 task.link_bytes_per_s=6e+07"
+    )
+    unlimited = found["emulated (loopback), links not limited"]
+    assert "task=fig9/emulated task.network=loopback" in unlimited.sweep
+
+
+def refused(network: str, resolution: int) -> Row:
+    """As task=train_if_fits leaves what does not fit."""
+    row = fitting8(network, resolution, fits=False, limited_by="over_budget")
+    lacks = ("train/accuracy", "test/accuracy", "step_memory_bytes", "inference_shapes_per_s")
+    return {key: item for key, item in row.items() if key not in lacks}
+
+
+def fitting8(network: str, resolution: int, **more: Any) -> Row:
+    told = {
+        "fits": True,
+        "inference_shapes_per_s": 50.0,
+        "step_memory_bytes": 500_000_000,
+        "budget_bytes": 2_000_000_000,
+        **more,
+    }
+    return training(network, resolution, name="fig8", task="train_if_fits", **told)
+
+
+def test_fig8_has_figures_of_the_paper_where_table2_has() -> None:
+    (block,) = FIG8.blocks([fitting8("sparse", 50), fitting8("sparse", 200)])
+    found = cell(block, "test_accuracy", "50³", "sparse")
+    assert found.paper is not None
+    assert found.paper.text == "87.61"
+    assert "Table II" in found.paper.derived
+    assert cell(block, "test_accuracy", "200³", "sparse").paper is None
+    assert value(block, "test_accuracy", "200³", "sparse") == pytest.approx(85)
+    assert value(block, "inference_rate", "50³", "sparse") == 50
+    assert value(block, "memory", "50³", "sparse") == pytest.approx(500)
+
+
+def test_what_does_not_fit_is_no_missing_cell() -> None:
+    (block,) = FIG8.blocks([fitting8("dense", 50), refused("dense", 100)])
+    found = cell(block, "test_accuracy", "100³", "dense")
+    assert not found.missing
+    assert found.ours is not None
+    assert found.ours.value == "does not fit"
+    assert found.ours.note == (
+        "a training step of 16 shapes does not fit: over budget, the budget is 2,000 MB"
+    )
+    assert value(block, "memory", "100³", "dense") == "over 2,000"
+    lacking = cell(block, "memory", "200³", "dense")
+    assert lacking.missing
+    assert lacking.command == (
+        "sparsepipe experiment=fig8 scale=desk network=dense data.resolution=200"
+    )
+    assert FIG8.draw is not None
+    assert FIG8.draw(block) is not None
+
+
+def test_an_accuracy_of_nothing_is_a_point_of_the_curve() -> None:
+    tested = {32: 0.0, 50: 0.25, 100: 0.0}
+    (block,) = FIG8.blocks([fitting8("sparse", size, test=told) for size, told in tested.items()])
+    assert FIG8.draw is not None
+    (axes,) = [axes for axes in FIG8.draw(block).axes if "test" in axes.get_ylabel()]
+    assert [0, 25, 0] in [list(line.get_ydata()) for line in axes.get_lines()]
+
+
+def test_a_mean_says_which_seeds_did_not_fit() -> None:
+    there = [fitting8("dense", 100, seed=seed, test=0.8) for seed in (0, 1)]
+    (block,) = FIG8.blocks([*there, {**refused("dense", 100), "seed": 2, "run_id": "large"}])
+    for column in ("test_accuracy", "memory"):
+        found = cell(block, column, "100³", "dense").ours
+        assert found is not None
+        assert found.count == 2
+        assert found.note == (
+            "without large: a training step of 16 shapes does not fit: over budget, the budget is "
+            "2,000 MB"
+        )
+    (block,) = FIG8.blocks(there)
+    assert not [each for each in block.cells if each.ours and each.ours.note]
+
+
+def test_table3_sets_words_beside_words() -> None:
+    told = {
+        "8gpu/HETE-MP/config": "7-1",
+        "8gpu/HETE-MP/devices": "3 x TITAN Xp + 4 x RTX 2080 Ti, 1 x TITAN V",
+        "8gpu/HETE-MP/bottleneck_ms": 388.47,
+        "8gpu/HETE-MP/paper_bottleneck_ms": 388.4712,
+        "8gpu/HETE-MP/verdict": "equal",
+        "task.bandwidth_bytes_per_s": 60e6,
+        "task.mp_cost_model": "sparsepipe_mp",
+        "task.hete_cost_model": "sparsepipe_hete",
+        "task.order": "by_count",
+    }
+    (block,) = TABLE3.blocks([run("table3", "table3", kind="simulated", **told)])
+    split = cell(block, "split", "8", "HETE-MP")
+    assert split.ours is not None
+    assert split.paper is not None
+    assert (split.paper.text, split.ours.value, split.ours.note) == ("7-1", "7-1", "equal")
+    devices = cell(block, "devices", "8", "HETE-MP").paper
+    assert devices is not None
+    assert devices.text == "4 RTX + 3 TitanXP, 1 TitanV"
+    bottleneck = cell(block, "bottleneck", "8", "HETE-MP")
+    assert bottleneck.paper is not None
+    assert bottleneck.paper.text == "388.5"
+    assert "not printed" in bottleneck.paper.derived
+    assert cell(block, "split", "5", "MP").missing
+    assert block.title.startswith("60 MB/s between all GPUs")
+
+
+def test_table1_has_a_row_for_what_is_none_of_the_papers() -> None:
+    speeds = {"flops_per_s": 9.1e12, "copied_bytes_per_s": 3e11, "memory_bytes": 11e9}
+    (block,) = TABLE1.blocks(
+        [
+            run("table1", "table1", measured_device="Xeon", **speeds),
+            run("table1", "table1", measured_device="NVIDIA GeForce RTX 2080 Ti", **speeds),
+        ]
+    )
+    theirs = ("RTX 2080 Ti", "server 2, 4 of them")
+    assert value(block, "tflops", *theirs) == pytest.approx(9.1)
+    assert cell(block, "bandwidth", *theirs).compared == pytest.approx(300 / 352)
+    assert value(block, "memory", "Xeon", "measured here") == pytest.approx(11)
+    assert cell(block, "tflops", "Xeon", "measured here").paper is None
+    assert not any(each.missing for each in block.cells), "GPUs of the paper are not here"
+
+
+def test_fig7_shares_are_of_the_layers_so_far() -> None:
+    costs = {
+        "layers_compute_s": [3.0] * 26 + [1.0] * 26,
+        "layers_activation_bytes": [1] * 52,
+        "layers_parameter_bytes": [0] * 51 + [7],
+    }
+    row = run("profile", "fig7", **{"data.resolution": 50, "data.batch_size": 8, **costs})
+    (block,) = FIG7.blocks([row])
+    assert value(block, "compute_share", "0 to 33") == pytest.approx(100 * (78 + 8) / 104)
+    assert value(block, "activation_share", "0 to 6") == pytest.approx(100 * 7 / 52)
+    assert value(block, "parameter_share", "0 to 43") == 0
+    assert [row[0] for row in block.rows] == [
+        f"0 to {paper['last_layer']}" for paper in printed("fig7")
+    ]
+    assert FIG7.draw is not None
+    assert FIG7.draw(block) is not None
+
+
+def test_other_networks_are_not_fig7() -> None:
+    (block,) = FIG7.blocks([run("profile", "fig7", layers_compute_s=[1.0] * 9)])
+    assert all(each.missing for each in block.cells)
+
+
+def test_names_say_what_they_are() -> None:
+    of_the_paper = ["table1", "table2", "table3", "fig7", "fig8", "fig9"]
+    assert list(EXHIBITS) == [*of_the_paper, "pipeline_depth"]
+    for name in of_the_paper:
+        exhibit = EXHIBITS[name]
+        number = re.sub(r"[a-z]", "", name)
+        roman = {"1": "I", "2": "II", "3": "III"}.get(number, number)
+        assert re.match(rf"(Table|Fig\.) {roman}: ", exhibit.title)

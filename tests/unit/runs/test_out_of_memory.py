@@ -1,0 +1,164 @@
+"""Tasks that run out of memory end with an error that names the remedy, however they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sparsepipe.errors import HardwareError
+from sparsepipe.launch.checked_config import understood
+from sparsepipe.launch.error_messages import told
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.runs.signals import SignalWatch
+from sparsepipe.runtime.launch import is_transient, launch
+from sparsepipe.sweep.record import records_of
+from sparsepipe.tasks.run import Run
+from tests.support.command_line import Shell, composed
+
+CPU = ("hardware.accelerator=cpu", "hardware.cpu_devices=2")
+GREEDY = ("model._target_=tests.support.tinyfaults.greedy", *CPU)
+DP = ("parallel=dp", "parallel.devices=2")
+GPUS = "hardware=paper_8gpu"
+CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 11 GiB"
+CUBLAS = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED"
+ALLOCATOR = "can't allocate memory: you tried to allocate 1125899906842624 bytes"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Run]:
+    def make(*overrides: str) -> Run:
+        config, inventory, _ = understood(composed("experiment=tiny", *overrides))
+        directory = RunDir(tmp_path)
+        return Run(spec=config, directory=directory, inventory=inventory, watch=SignalWatch())
+
+    return make
+
+
+def in_worker() -> MemoryError:
+    """As torch brings an error of a loader's process."""
+    first = "Caught MemoryError in DataLoader worker process 0."
+    trace = 'Traceback (most recent call last):\n  File "own.py", line 1, in __getitem__'
+    return MemoryError(f"{first}\n{trace}\nMemoryError: 8")
+
+
+@pytest.mark.parametrize(
+    ("error", "whose", "said"),
+    [
+        (torch.OutOfMemoryError(CUDA), "TITAN V", CUDA),
+        (RuntimeError(CUBLAS), "TITAN V", CUBLAS),
+        (RuntimeError(ALLOCATOR), "this machine", ALLOCATOR),
+        (MemoryError(), "this machine", "MemoryError"),
+        (in_worker(), "this machine", "MemoryError: 8"),
+    ],
+)
+def test_what_is_told_of_an_error(
+    error: Exception, whose: str, said: str, run: Callable[..., Run]
+) -> None:
+    found = told(error, run(GPUS))
+    assert isinstance(found, HardwareError)
+    assert found.message == f"{whose} ran out of memory with data.batch_size=4: {said}"
+    assert "task=fit_batch" in found.remedy
+    assert not is_transient(found), "ranks that begin again would run out of it again"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        ValueError("somebody's own mistake"),
+        HardwareError("a link is out of memory", remedy="mend it"),  # which tells one already
+    ],
+)
+def test_other_errors_stay_as_they_are(error: Exception, run: Callable[..., Run]) -> None:
+    assert told(error, run(*CPU)) is None
+
+
+@pytest.mark.parametrize("task", ["train", "train_if_fits", "evaluate", "profile"])
+def test_tasks_that_compute_on_batches_name_theirs(task: str, run: Callable[..., Run]) -> None:
+    found = told(MemoryError(), run(f"task={task}", *CPU))
+    assert found is not None
+    assert found.message.startswith("this machine ran out of memory with data.batch_size=4: ")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *((f"task={task}", *CPU) for task in ("table1", "partition", "report", "bandwidth")),
+        ("task=emulate", GPUS),
+        ("task=train", GPUS, "hardware.emulate=true"),
+    ],
+)
+def test_no_other_task_is_told_of_batches(
+    overrides: tuple[str, ...], run: Callable[..., Run]
+) -> None:
+    """Nor is an emulated device said to be short of memory: all of it is this machine's."""
+    found = told(RuntimeError(ALLOCATOR), run(*overrides))
+    assert found is not None
+    assert found.message.startswith("this machine")
+    assert found.message.endswith(f" ran out of memory: {ALLOCATOR}")
+    assert "batch" not in str(found)
+    assert "end other processes" in found.remedy
+
+
+def test_the_device_that_a_task_measures_is_named(run: Callable[..., Run]) -> None:
+    found = told(torch.OutOfMemoryError(CUDA), run("task=table1", GPUS, "task.device='TITAN Xp'"))
+    assert found is not None
+    assert found.message == f"TITAN Xp ran out of memory: {CUDA}"
+
+
+def test_it_says_what_was_done_and_by_whom(run: Callable[..., Run]) -> None:
+    error = MemoryError()
+    error.add_note("rank 0, stage 0: forward of minibatch 3")
+    found = told(error, run(*CPU, *DP))
+    assert found is not None
+    assert " (rank 0, stage 0: forward of minibatch 3) ran out of memory" in found.message
+    found = told(error, run(*CPU))
+    assert found is not None
+    assert " (stage 0: forward of minibatch 3) ran out of memory" in found.message
+
+
+def test_a_training_that_runs_out_of_it(job: Callable[..., Path]) -> None:
+    with pytest.raises(HardwareError) as error:
+        job(*GREEDY)
+    message = error.value.message
+    assert " (train epoch 1, batch 1) ran out of memory with data.batch_size=4: " in message
+    assert ALLOCATOR in message
+    assert isinstance(error.value.__cause__, RuntimeError), "with its traceback"
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("networks_for_ranks")
+def test_ranks_that_run_out_of_it(
+    job: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not begun again: they would run out of it again."""
+    started = []
+
+    def counted(*command: Any, **settings: Any) -> None:
+        started.append(command)
+        launch(*command, **settings)
+
+    monkeypatch.setattr("sparsepipe.launch.job.launch", counted)
+    with pytest.raises(HardwareError) as error:
+        job(*GREEDY, *DP, "parallel.max_restarts=1")
+    assert len(started) == 1
+    assert "(rank " in error.value.message
+    assert ALLOCATOR in error.value.message
+    assert "Traceback" not in error.value.message
+
+
+@pytest.mark.full
+def test_a_job_of_a_sweep_that_runs_out_of_it(shell: Shell) -> None:
+    swept = shell.sweep("hydra/launcher=sparsepipe", *GREEDY)
+    assert swept.code == HardwareError.exit_code, swept.err
+    (sweep,) = shell.cwd.glob("outputs/tiny/sweeps/*")
+    (record,) = records_of(sweep)
+    assert " ran out of memory with data.batch_size=4: " in (record.error or "")
+    assert "\n  remedy: take smaller batches (data.batch_size): `sparsepipe task=fit_batch" in (
+        record.error or ""
+    )
+    assert "Traceback" not in swept.err

@@ -1,0 +1,223 @@
+"""Run directories: what is in them, when they are reused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparsepipe.errors import CheckpointError, ConfigError
+from sparsepipe.results.files import read_json
+from sparsepipe.runs.rundir import RunDir, file_fingerprint
+from tests.support.command_line import Shell, checkpoint, rows
+
+Job = Callable[..., Path]
+ROOT = Path(__file__).parents[3]
+
+
+def test_what_a_run_leaves(job: Job, tmp_path: Path) -> None:
+    run = job("seed=3")
+    assert run.parent == tmp_path / "outputs" / "tiny"
+    files = {path.name for path in run.iterdir()}
+    assert files == {
+        ".starts",
+        "DONE.json",
+        "checkpoints",
+        "config.yaml",
+        "confusion.csv",
+        "confusion.png",
+        "learning_curves.png",
+        "metrics.csv",
+        "per_class_accuracy.png",
+        "result.json",
+    }
+    assert {path.name for path in tmp_path.iterdir()} == {"outputs"}
+    assert [row["epoch"] for row in rows(run)] == ["0", "1"]
+    result = read_json(run / "result.json")
+    assert result["kind"] == "measured"
+    assert result["seed"] == 3
+    assert result["trainer.max_epochs"] == 2
+    assert result["test/accuracy"] == pytest.approx(float(rows(run)[-1]["test/accuracy"]))
+    for name in ("epoch_time_s", "train_shapes_per_s", "peak_memory_bytes", "torch"):
+        assert result[name]
+    assert not any(isinstance(value, dict) and value for value in result.values())
+
+
+def test_loaders_are_asked_for_when_the_data_have_a_trainer(job: Job) -> None:
+    result = read_json(job("data._target_=tests.support.tinyhouse.SharedData") / "result.json")
+    assert (result["test_shapes"], result["train_shapes"]) == (9, 32)
+
+
+def test_finished_run_is_skipped_and_force_starts_anew(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = job()
+    written = (run / "metrics.csv").stat().st_mtime_ns
+    assert job() == run
+    assert job("data.num_workers=1", "task.gallery=3") == run
+    assert (run / "metrics.csv").stat().st_mtime_ns == written
+    (run / "stray").touch()
+    assert job("force=true") == run
+    assert (run / "metrics.csv").stat().st_mtime_ns != written
+    assert not (run / "stray").exists()
+    assert RunDir(run).attempt == 1, "trackers elsewhere must not take it for the first"
+    assert job("seed=1") != run
+
+
+def test_data_without_a_fingerprint_are_known_by_settings_and_root(job: Job) -> None:
+    settings = ("data._target_=tests.support.tinyhouse.AnonymousData", "trainer.max_epochs=1")
+    run = job(*settings, "data.root=here")
+    assert job(*settings, "data.root=here", "data.num_workers=1") == run
+    assert job(*settings, "data.root=there") != run
+    assert job(*settings, "data.root=here", "data.train_size=36") != run
+
+
+def test_longer_training_is_another_run(job: Job) -> None:
+    assert job("trainer.max_epochs=1") != job("trainer.max_epochs=2")
+
+
+def test_evaluate_reproduces_the_test(job: Job) -> None:
+    run = job("model.norm=true")
+    evaluated = job("task=evaluate", "model.norm=true", f"checkpoint={run}")
+    assert evaluated != run
+    trained, again = (read_json(path / "result.json") for path in (run, evaluated))
+    assert again["test/accuracy"] == trained["test/accuracy"]
+    assert again["test/loss"] == trained["test/loss"]
+    assert again["inference_shapes_per_s"] > 0
+    assert again["test_shapes_per_s"] > 0
+    file = run / "checkpoints" / "last.ckpt"
+    assert job("task=evaluate", "model.norm=true", f"checkpoint={file}") == evaluated
+
+
+def test_checkpoint_of_another_model(job: Job) -> None:
+    run = job()
+    with pytest.raises(CheckpointError) as error:
+        job("task=evaluate", "model.width=9", f"checkpoint={run}")
+    assert "layers.0.weight is (8, 8) there, (9, 8) in the model" in error.value.message
+    assert str(run / "config.yaml") in error.value.remedy
+    assert error.value.exit_code == 5
+    with pytest.raises(CheckpointError, match=r"layers\.1\.weight"):
+        job("model.norm=true", f"checkpoint={run}")
+
+
+def test_missing_and_broken_checkpoints(job: Job, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs a checkpoint"):
+        job("task=evaluate")
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        job("task=evaluate", "checkpoint=nowhere")
+    (tmp_path / "broken.ckpt").write_bytes(b"PK not a checkpoint")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        job("task=evaluate", "checkpoint=broken.ckpt")
+    torch.save({"weights": 1}, tmp_path / "other.ckpt")
+    with pytest.raises(CheckpointError, match="holds no 'state_dict'"):
+        job("task=evaluate", "checkpoint=other.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        (("task=evaluate",), ConfigError),
+        (("task=evaluate", "checkpoint=nowhere"), CheckpointError),
+        (("task=train", "checkpoint=nowhere"), CheckpointError),
+    ],
+)
+def test_a_missing_checkpoint_is_told_before_data_are_prepared(
+    job: Job, settings: tuple[str, ...], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        job("data.prepare_s=0.01", *settings)
+    assert not Path("prepared").exists()
+    job("data.prepare_s=0.01", "trainer.max_epochs=1")
+    assert Path("prepared").exists()
+
+
+def test_training_from_a_checkpoint_starts_with_its_weights(job: Job) -> None:
+    first = job()
+    frozen = ("optim.optimizer.lr=0", f"checkpoint={first}")
+    second = job(*frozen)
+    for name, value in checkpoint(first)["state_dict"].items():
+        assert torch.equal(checkpoint(second)["state_dict"][name], value), name
+    told = [read_json(run / "result.json").get("first_weights") for run in (first, second)]
+    assert told == [None, file_fingerprint(first / "checkpoints" / "last.ckpt")]
+
+
+def test_best_checkpoint(job: Job) -> None:
+    run = job("trainer.max_epochs=4", "optim.optimizer.lr=0.5", "task.monitor=val/loss",
+              "task.mode=min")  # fmt: skip
+    losses = [float(row["val/loss"]) for row in rows(run)]
+    best = checkpoint(run, "best")["callbacks"]["RunCheckpoint"]
+    assert best["best"] == pytest.approx(min(losses))
+    assert best["epoch"] == losses.index(min(losses)) + 1
+
+
+def test_two_processes_on_one_run(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparsepipe.launch import job as module
+
+    def inner(directory: RunDir, *_: object) -> None:
+        with pytest.raises(ConfigError, match="another process is working on"):
+            job()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "execute", inner)
+    with pytest.raises(KeyboardInterrupt):
+        job()
+
+
+@pytest.mark.full
+def test_a_sweep_is_recorded_where_its_runs_are(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(shell.cwd / "home"))
+    swept = shell.sweep("paths.outputs=~/runs", "trainer.max_epoch=1")
+    assert "nearest: 'trainer.max_epochs'" in swept.err, "a refused job does: Hydra comes first"
+    assert len(list(shell.cwd.glob("home/runs/tiny/sweeps/*/multirun.yaml"))) == 1
+    assert {path.name for path in shell.cwd.iterdir()} == {"home"}
+
+
+def test_wheel_holds_the_configuration(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    shipped = {path.relative_to(site / "sparsepipe") for path in site.rglob("conf/**/*.yaml")}
+    assert shipped == {path.relative_to(ROOT) for path in ROOT.glob("conf/**/*.yaml")}
+    composed = subprocess.run(
+        [sys.executable, "-m", "sparsepipe", "--cfg", "job", "experiment=demo"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "name: demo" in composed.stdout
+    where = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from hydra.core.plugins import Plugins; Plugins.instance();"
+            "from sparsepipe.config.compose import config_dir; print(config_dir());"
+            "print(sys.modules['hydra_plugins.sparsepipe_launcher'].__file__)",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    plugins = site / "hydra_plugins"
+    assert not (plugins / "__init__.py").exists(), "a namespace that plugins share"
+    assert where.stdout.splitlines() == [
+        str(site / "sparsepipe" / "conf"),
+        str(plugins / "sparsepipe_launcher" / "__init__.py"),
+    ]

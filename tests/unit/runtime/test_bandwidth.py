@@ -1,0 +1,265 @@
+"""Times between real ranks over gloo; delays are put in by hand, so that figures have an oracle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sparsepipe.runtime import bandwidth
+from sparsepipe.runtime.bandwidth import (
+    Bench,
+    Effort,
+    Reduction,
+    Sending,
+    groups_of,
+    pairs_of,
+    time_pairs,
+    time_reductions,
+)
+from sparsepipe.runtime.transport import Message, Network
+from sparsepipe.runtime.transport.point_to_point import Wire
+from tests.support.processes import outcomes, run
+from tests.support.transport_cases import complaint
+from tests.support.waiting import LONG_S
+
+SIZES = [4096, 200_000]
+DELAY_S = 0.3
+TICK_S = 0.001
+EFFORT = Effort(repeats=3, warmups=0, most_s=30.0, timeout_s=LONG_S)
+
+
+def delay(to_rank: int, least_bytes: int) -> None:
+    """Whatever this rank sends there from now on waits, if it has a tensor as large as that."""
+    begin = Wire.begin
+
+    def late(self: Wire, packet: Any, **options: Any) -> Any:
+        if self._line._other == to_rank and sum(map(torch.numel, packet.host)) >= least_bytes:
+            time.sleep(DELAY_S)
+        return begin(self, packet, **options)
+
+    Wire.begin = late  # type: ignore[method-assign]
+
+
+def late_rank(rank: int) -> list[Sending]:
+    if rank == 1:
+        delay(to_rank=0, least_bytes=SIZES[-1])
+    bench = Bench(EFFORT)
+    found = time_pairs(bench, [(0, 1)], SIZES)
+    bench.close()
+    return found
+
+
+@pytest.mark.full
+def test_a_message_takes_as_long_as_its_way() -> None:
+    found = [sending for of_rank in run(late_rank, 2) for sending in of_rank]
+    (late,) = (s for s in found if (s.source, s.size_bytes, s.both_ways) == (1, SIZES[-1], False))
+    assert late.seconds >= DELAY_S
+    assert all(s.seconds > 0 and s.latency_s > 0 for s in found)
+
+
+def tell_time_by_messages(rank: int, late_s: Callable[[int, Any], float]) -> None:
+    """From now on a message takes a tick, and what is put on top, and nothing else takes any time.
+
+    Args:
+        rank: this one.
+        late_s: what is put on top, of a message to a rank with a tensor or None.
+    """
+    now_s = 0.0
+    send, receive = Network.send, Network.receive
+
+    def stamped(self: Network, kind: Any, to_rank: int, message: Message, **options: Any) -> None:
+        comes_s = now_s + TICK_S + late_s(to_rank, message.tree)
+        stamp = {**message.meta, "comes_s": comes_s}
+        send(self, kind, to_rank, replace(message, meta=stamp), **options)
+
+    def waited(self: Network, kind: Any, from_rank: int, *, minibatch: int) -> Message:
+        nonlocal now_s
+        message = receive(self, kind, from_rank, minibatch=minibatch)
+        now_s = max(now_s, message.meta["comes_s"])
+        return message
+
+    Network.send, Network.receive = stamped, waited  # type: ignore[method-assign]
+    bandwidth.time = SimpleNamespace(perf_counter=lambda: now_s)  # type: ignore[attr-defined]
+
+
+def asymmetric_rank(rank: int) -> list[Sending]:
+    """Large messages from rank 2 to rank 1 are late, no others."""
+
+    def late_s(to_rank: int, tree: Any) -> float:
+        large = tree is not None and tree.numel() >= SIZES[-1]
+        return DELAY_S if large and (rank, to_rank) == (2, 1) else 0.0
+
+    tell_time_by_messages(rank, late_s)
+    bench = Bench(EFFORT)
+    found = time_pairs(bench, pairs_of([0, 0, 0], all_up_to=8), SIZES)
+    bench.close()
+    return found
+
+
+@pytest.mark.full
+def test_only_the_slow_direction_of_the_slow_pair_is_slow() -> None:
+    """By a clock that messages carry along, which tells what their way takes and nothing else."""
+    found = [sending for of_rank in run(asymmetric_rank, 3) for sending in of_rank]
+    ways = {(s.source, s.target, s.size_bytes) for s in found if not s.both_ways}
+    links = [(a, b) for a in range(3) for b in range(3) if a != b]
+    assert ways == {(*link, size) for link in links for size in SIZES}
+    assert len(ways) == sum(not s.both_ways for s in found)
+    both = {(s.source, s.target): s for s in found if s.both_ways}
+    assert both.keys() == {(0, 1), (0, 2), (1, 2)}
+    assert all(s.size_bytes == SIZES[-1] for s in both.values())
+    slow = {(2, 1, SIZES[-1], False), (1, 2, SIZES[-1], True)}
+    for sending in found:
+        what = (sending.source, sending.target, sending.size_bytes, sending.both_ways)
+        assert sending.seconds == pytest.approx(2 * TICK_S + DELAY_S * (what in slow)), what
+        assert sending.latency_s == pytest.approx(TICK_S)
+        assert sending.bytes_per_s == sending.size_bytes / sending.seconds
+        assert sending.repeats == EFFORT.repeats
+
+
+def count_sums(least_s: float) -> list[int]:
+    """How many sums each measurement takes from now on; every one takes as long at least."""
+    numbers: list[int] = []
+    sum_of = bandwidth._sum_of
+
+    def counting(*args: Any) -> Callable[[], None]:
+        reduce = sum_of(*args)
+        numbers.append(0)
+
+        def counted() -> None:
+            numbers[-1] += 1
+            time.sleep(least_s)
+            reduce()
+
+        return counted
+
+    bandwidth._sum_of = counting  # type: ignore[assignment]
+    return numbers
+
+
+def short_rank(rank: int) -> tuple[list[Sending], list[Reduction], list[int]]:
+    """There is no time for a second message."""
+    numbers = count_sums(least_s=1e-6)
+    bench = Bench(Effort(repeats=50, warmups=20, most_s=0.0, timeout_s=LONG_S))
+    sendings = time_pairs(bench, [(0, 1)], SIZES)
+    reductions = time_reductions(bench, groups_of([0, 0]), SIZES)
+    bench.close()
+    return sendings, reductions, numbers
+
+
+@pytest.mark.full
+def test_a_slow_link_is_timed_once_at_least() -> None:
+    for sendings, reductions, numbers in run(short_rank, 2):
+        assert [sending.repeats for sending in sendings] == [1] * len(sendings)
+        assert [reduction.repeats for reduction in reductions] == [1] * len(reductions)
+        assert numbers == [1] * 4  # of each size either way
+
+
+def slow_sums_rank(rank: int) -> tuple[list[Reduction], list[int]]:
+    numbers = count_sums(least_s=0.1)
+    bench = Bench(Effort(repeats=50, warmups=20, most_s=0.35, timeout_s=LONG_S))
+    found = time_reductions(bench, groups_of([0, 0]), SIZES[:1])
+    bench.close()
+    return found, numbers
+
+
+def test_warm_ups_keep_to_the_time_as_well() -> None:
+    """What connects, what foretells, and no more than three others."""
+    (found, first), (_, second) = run(slow_sums_rank, 2)
+    assert first == second  # whatever each of them measures
+    assert all(1 <= number <= 2 + 3 for number in first)
+    assert [reduction.repeats for reduction in found] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("once_s", "expected"),
+    [(0.01, (3, 10)), (0.1, (3, 7)), (0.24, (3, 1)), (0.3, (2, 1)), (0.6, (0, 1)), (9.0, (0, 1))],
+)
+def test_what_fits_is_repeated(once_s: float, expected: tuple[int, int]) -> None:
+    effort = Effort(repeats=10, warmups=3, most_s=1.0, timeout_s=LONG_S)
+    assert effort.within(once_s) == expected
+
+
+def sums_rank(rank: int) -> list[Reduction]:
+    bench = Bench(EFFORT)
+    found = time_reductions(bench, groups_of([0, 0, 1]), SIZES)
+    bench.close()
+    return found
+
+
+def test_sums_are_timed_over_all_and_inside_hosts() -> None:
+    first, *others = run(sums_rank, 3)
+    assert others == [[], []]
+    assert [(r.ranks, r.how, r.size_bytes) for r in first] == [
+        (ranks, how, size)
+        for ranks in ((0, 1, 2), (0, 1))
+        for how in ("all_reduce", "replicas")
+        for size in SIZES
+    ]
+    assert all(r.seconds > 0 and r.repeats == EFFORT.repeats for r in first)
+
+
+def killed_rank(rank: int) -> None:
+    """Rank 2 dies when it is to answer rank 0, while rank 1 waits for both."""
+    begin = Wire.begin
+
+    def die(self: Wire, packet: Any, **options: Any) -> Any:
+        if (rank, self._line._other) == (2, 0):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return begin(self, packet, **options)
+
+    Wire.begin = die  # type: ignore[method-assign]
+    time_pairs(Bench(EFFORT), pairs_of([0, 0, 0], all_up_to=8), SIZES)
+
+
+def test_a_dead_rank_ends_the_others() -> None:
+    found = outcomes(killed_rank, 3)
+    assert found[2].exit_code == -signal.SIGKILL
+    for outcome in found[:2]:
+        told = complaint(outcome)
+        assert "rank 2 is gone" in told
+        assert "while timing the link of ranks 0 and 2" in told
+        assert "checkpoint" not in outcome.error.remedy  # type: ignore[union-attr]
+        assert outcome.ended_s < LONG_S / 2  # not at the limit
+
+
+def stopped_rank(rank: int) -> None:
+    bench = Bench(Effort(repeats=1, warmups=0, most_s=1.0, timeout_s=3.0))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time_pairs(bench, [(0, 1)], SIZES)
+
+
+def test_a_rank_that_stands_still_is_waited_for_as_long_as_the_limit() -> None:
+    (outcome, _) = outcomes(stopped_rank, 2, awaited=[0])
+    assert "rank 1" in complaint(outcome)
+    assert outcome.ended_s < LONG_S / 2
+
+
+@pytest.mark.parametrize(
+    ("hosts", "limit", "pairs"),
+    [
+        ([0, 0], 8, [(0, 1)]),
+        ([0, 1, 1], 3, [(0, 1), (0, 2), (1, 2)]),
+        ([0, 0, 0, 0], 3, [(0, 1)]),
+        ([0, 0, 0, 1, 1, 2], 5, [(0, 1), (0, 3), (0, 5), (3, 4), (3, 5)]),
+        ([2, 1, 1, 2], 2, [(0, 1), (0, 3), (1, 2)]),
+    ],
+)
+def test_pairs_are_all_or_one_for_each_link(
+    hosts: list[int], limit: int, pairs: list[tuple[int, int]]
+) -> None:
+    assert pairs_of(hosts, all_up_to=limit) == pairs
+
+
+def test_groups_are_all_ranks_and_the_hosts_that_have_several() -> None:
+    assert groups_of([0, 0]) == [(0, 1)]
+    assert groups_of([0, 1]) == [(0, 1)]
+    assert groups_of([1, 0, 0, 1]) == [(0, 1, 2, 3), (1, 2), (0, 3)]

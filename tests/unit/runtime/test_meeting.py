@@ -1,0 +1,225 @@
+"""Collectives that a rank does not come to: who is told, what, and when."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from sparsepipe.errors import TransportError
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.runtime.collectives.process_group import make_stage_group
+from sparsepipe.runtime.collectives.replicas import Replicas
+from sparsepipe.runtime.failures.missing_ranks import farewell, meeting, set_rank_names
+from sparsepipe.runtime.transport import Kind, Network
+from tests.support import patience
+from tests.support.plans import plan_of
+from tests.support.processes import outcomes, run
+from tests.support.transport_cases import complaint
+from tests.support.waiting import LONG_S, hear_waiting, linger, shorten
+
+
+def round_rank(rank: int, config: str, ends: int, when: str, signum: int, limit_s: float) -> None:
+    """Replicas that average; one gets a signal from itself before or after they have met.
+
+    The limit is that of the wait that is to end in vain, and not of what comes before.
+    """
+    dist.barrier()
+    plan = plan_of(config)
+    set_rank_names(lambda rank: f"rank {rank} (stage {plan.stage_of(rank)})")
+    if rank == ends and when == "setup":
+        os.kill(os.getpid(), signum)
+    made = make_stage_group(
+        [plan.ranks_of(0)], backend="gloo", timeout_s=limit_s if when == "setup" else LONG_S
+    )
+
+    def meets(here: str) -> None:
+        if here == when:
+            shorten(limit_s, made)
+            if rank == ends:
+                os.kill(os.getpid(), signum)
+
+    replicas = Replicas(made, {"a": nn.Parameter(torch.zeros(1000))})
+    replicas.first = 10
+    for number in range(3):
+        meets("round" if number == 2 else "")
+        replicas.average({"a": torch.ones(1000)})
+    meets("drain")
+    replicas.average_statistics_([torch.zeros(3)])
+
+
+WHAT = {
+    "setup": "setting up connections",
+    "round": "averaging the gradients of minibatches 14 to 15",
+    "drain": "averaging statistics at a drain",
+}
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        pytest.param("setup", marks=pytest.mark.full),
+        "round",
+        pytest.param("drain", marks=pytest.mark.full),
+    ],
+)
+def test_a_stopped_replica_is_named_at_the_limit(when: str) -> None:
+    found = outcomes(round_rank, 2, "2", 1, when, signal.SIGSTOP, 4.0, awaited=[0])[0]
+    assert complaint(found) == (
+        f"rank 1 (stage 0) did not take part in {WHAT[when]} with rank 0 (stage 0) within 4 s"
+    )
+    assert found.error.blamed == 1
+    assert found.ended_s < 40
+
+
+@pytest.mark.parametrize("when", ["round", "drain"])
+def test_a_killed_replica_is_named_at_once(when: str) -> None:
+    found = outcomes(round_rank, 2, "2", 0, when, signal.SIGKILL, LONG_S)[1]
+    assert complaint(found) == (
+        "rank 0 (stage 0) is gone: its connection to rank 1 (stage 0) broke during " + WHAT[when]
+    )
+    assert found.error.blamed == 0
+    assert found.ended_s < 40
+
+
+def hurried_rank(rank: int) -> None:
+    """With the limits that users' ranks have for words with the store."""
+    patience.lose()
+    round_rank(rank, "2", 0, "round", signal.SIGKILL, LONG_S)
+
+
+def test_a_killed_replica_is_named_within_the_products_own_limits() -> None:
+    found = outcomes(hurried_rank, 2)[1]
+    text = complaint(found)
+    assert text.endswith("during " + WHAT["round"])
+    if found.error.blamed == 0:
+        assert text.startswith("rank 0 (stage 0) is gone: ")
+    else:  # right where the machine is so busy that the store does not answer within 5 s
+        assert text.startswith("rank 1 (stage 0) is cut off from all others, ")
+        assert found.ended_s >= 5
+    assert found.ended_s < 40
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_of_several_replicas_the_missing_one_is_named(signum: int) -> None:
+    """All connections break with the first, and with those of whoever gives up first."""
+    others = [0, 2]
+    arguments = ("3", 1, "round", signum, LONG_S if signum == signal.SIGKILL else 3.0)
+    found = outcomes(round_rank, 3, *arguments, awaited=others)
+    for rank in others:
+        assert found[rank].error.blamed == 1, str(found[rank])
+        assert complaint(found[rank]).startswith("rank 1 (stage 0) ")
+        assert found[rank].ended_s < 40  # the killed one is missed at once, not at the limit
+
+
+def behind_rank(rank: int) -> None:
+    """Rank 0 waits for rank 1, its replica, which waits for a message of rank 2."""
+    plan = plan_of("2-1")
+    made = make_stage_group([plan.ranks_of(0)], backend="gloo", timeout_s=LONG_S)
+    network = Network(plan, rank, timeout_s=LONG_S)
+    replicas = Replicas(made, {"a": nn.Parameter(torch.zeros(10))})
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if rank == 1:
+        network._timeout_s = 3.0
+        with pytest.raises(TransportError):
+            network.receive(Kind.GRADIENT, 2, minibatch=1)
+        linger()
+    hear_waiting(1)
+    shorten(2.0, made)
+    replicas.average({"a": torch.ones(10)})
+
+
+def test_a_replica_that_waits_itself_is_not_blamed() -> None:
+    found = outcomes(behind_rank, 3, awaited=[0])[0]
+    assert "rank 2 did not send the gradient of minibatch 1 to rank 1" in complaint(found)
+    assert found.error.blamed == 2
+
+
+def ahead_rank(rank: int) -> None:
+    """Rank 2 waits for a message of rank 0, which waits for its replica, rank 1."""
+    plan = plan_of("2-1")
+    made = make_stage_group([plan.ranks_of(0)], backend="gloo", timeout_s=LONG_S)
+    network = Network(plan, rank, timeout_s=LONG_S)
+    replicas = Replicas(made, {"a": nn.Parameter(torch.zeros(10))})
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if rank == 2:
+        hear_waiting(0)
+        network._timeout_s = 2.0
+        network.receive(Kind.ACTIVATION, 0, minibatch=2)
+    shorten(3.0, made)
+    with pytest.raises(TransportError):
+        replicas.average({"a": torch.ones(10)})
+    linger()
+
+
+def test_a_peer_that_waits_for_its_replica_is_not_blamed() -> None:
+    found = outcomes(ahead_rank, 3, awaited=[2])[2]
+    text = complaint(found)
+    assert text.startswith("rank 1 (stage 0) did not take part in averaging the gradients")
+    assert found.error.blamed == 1
+
+
+def connecting_rank(rank: int) -> None:
+    if rank == 1:
+        linger()
+    with meeting("a test"):
+        dist.new_group([0, 1], backend="gloo", timeout=timedelta(seconds=1))
+
+
+def test_a_store_that_waited_in_vain_tells_of_no_broken_connection() -> None:
+    """Groups are made at it, with a limit of its own and other words."""
+    found = outcomes(connecting_rank, 2, awaited=[0])[0]
+    assert complaint(found).startswith("rank 1 did not take part in a test with rank 0")
+
+
+def raising_rank(rank: int) -> None:
+    dist.barrier()
+    if rank == 1:
+        farewell(ValueError("mine"))
+        os._exit(1)
+    process_group.gather_objects(rank, what="comparing notes")
+
+
+def test_what_a_rank_said_before_it_ended_is_passed_on() -> None:
+    found = outcomes(raising_rank, 3)
+    for rank in (0, 2):
+        text = complaint(found[rank])
+        assert text.startswith("rank 1 raised ValueError: mine; ")
+        assert "during comparing notes" in text
+        assert found[rank].ended_s < 40
+
+
+def mistaken_rank(rank: int) -> str:
+    with pytest.raises(RuntimeError, match="my socket timed out") as caught, meeting("a test"):
+        raise RuntimeError("my socket timed out")
+    return type(caught.value).__name__
+
+
+def test_somebodys_own_error_stays_as_it_is() -> None:
+    assert run(mistaken_rank, 1) == ["RuntimeError"]
+
+
+def slow_rank(rank: int) -> bytes:
+    """A wait of more than half the limit that is met."""
+    made = make_stage_group([[0, 1]], backend="gloo", timeout_s=LONG_S)
+    if rank == 0:
+        shorten(2.0, made)  # so that rank 0 soon says that it waits
+        with meeting("a test", made):
+            shorten(LONG_S, made)
+            dist.barrier(made)
+    else:
+        hear_waiting(0)
+        dist.barrier(made)
+    process_group.gather_objects(rank)
+    return process_group.store().get("sparsepipe/waits/0")
+
+
+def test_a_long_wait_that_is_met_is_taken_back() -> None:
+    assert run(slow_rank, 2) == [b"", b""]

@@ -1,0 +1,74 @@
+"""The harness that runs ranks: it must report failures and leave nobody behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.processes import RankFailed, outcomes, run
+
+
+def total(rank: int, factor: int) -> int:
+    value = torch.tensor([rank])
+    dist.all_reduce(value)
+    return factor * int(value)
+
+
+def test_values_come_in_rank_order() -> None:
+    assert run(total, 3, 10) == [30, 30, 30]
+
+
+def variables(rank: int) -> tuple[int, str, str]:
+    return rank, os.environ["RANK"], os.environ["SOME_VARIABLE"]
+
+
+def test_ranks_know_their_place_and_the_environment() -> None:
+    found = run(variables, 2, environment={"SOME_VARIABLE": "x"}, join_group=False)
+    assert found == [(0, "0", "x"), (1, "1", "x")]
+
+
+def one_raises(rank: int, directory: str) -> None:
+    (Path(directory) / str(rank)).write_text(str(os.getpid()))
+    dist.barrier()
+    if rank == 1:
+        raise ValueError("rank 1 is at fault")
+    time.sleep(60)
+
+
+def test_the_first_failure_is_raised_and_nobody_is_left(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match="rank 1 is at fault") as caught:
+        run(one_raises, 2, str(tmp_path))
+    assert isinstance(caught.value.__cause__, ValueError)
+    for rank in range(2):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / str(rank)).read_text()), 0)
+
+
+def die_or_stop(rank: int) -> str:
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return "done"
+
+
+def test_death_and_standstill_are_told_apart() -> None:
+    found = outcomes(die_or_stop, 3, awaited=(0, 1), join_group=False, limit_s=30)
+    assert [outcome.exit_code for outcome in found] == [0, -signal.SIGKILL, None]
+    assert found[0].good
+    assert found[0].value == "done"
+
+
+def test_the_limit_ends_a_rank_that_hangs() -> None:
+    with pytest.raises(RankFailed, match="rank 0 did not end within the limit"):
+        run(stop_at_once, 1, join_group=False, limit_s=2)
+
+
+def stop_at_once(rank: int) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)

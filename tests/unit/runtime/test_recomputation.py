@@ -1,0 +1,234 @@
+"""A stage that recomputes its activations against the same stage that keeps them."""
+
+from __future__ import annotations
+
+import gc
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.stage import Stage
+from sparsepipe.runtime.weights import Weights
+from sparsepipe.sparse import (
+    BatchNorm,
+    GlobalAvgPool,
+    Linear,
+    ReLU,
+    SparseTensor,
+    watching_kernel_maps,
+)
+from tests.support.recomputation_cases import NETS, assert_equal, choices, ran, spans_of, wanting
+from tests.support.weights_cases import CASES, Case, assert_same, loss_of, sparse_batch
+
+
+@pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keyed"])
+@pytest.mark.parametrize("name", ["mlp", "conv", "dense dropout"])
+def test_nothing_changes_but_what_is_kept(name: str, keyed: bool) -> None:
+    case = NETS[name]
+    order = "F0 F1 B1 B0 F2 B2"
+    expected = ran(case, [], keyed=keyed, order=order)
+    for chosen, spans in choices(len(case.network())).items():
+        if name == "dense dropout" and chosen == "each":
+            spans.pop(2)  # works in place
+        assert_equal(ran(case, spans, keyed=keyed, order=order), expected)
+
+
+@pytest.mark.parametrize(
+    ("keyed", "chosen"), [(False, "all"), (False, "inner"), (True, "two"), (True, "each")]
+)
+def test_nothing_changes_in_a_sparse_net(keyed: bool, chosen: str) -> None:
+    case = NETS["sparse dropout"]
+    spans = choices(len(case.network()))[chosen]
+    assert_equal(ran(case, spans, keyed=keyed), ran(case, [], keyed=keyed))
+
+
+def test_it_is_also_the_same_under_autocast() -> None:
+    options = {"autocast": partial(torch.autocast, "cpu", dtype=torch.bfloat16)}
+    for name in ("mlp", "sparse dropout"):
+        expected = ran(NETS[name], [], order="F0 B0", **options)
+        spans = spans_of((0, 3), (3, 6))
+        assert_equal(ran(NETS[name], spans, order="F0 B0", **options), expected)
+
+
+class Fork(nn.Module):
+    """A tensor, the same once more, an integer, a sparse tensor and something that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = Linear(1, 4)
+
+    def forward(self, x: SparseTensor) -> dict[str, Any]:
+        y = self.linear(x)
+        rows = torch.arange(len(x))
+        return {"y": y.feats, "again": [y, y.feats], "rows": rows, "other": x, "n": 3}
+
+
+class Join(nn.Module):
+    def forward(self, tree: dict[str, Any]) -> SparseTensor:
+        y, feats = tree["again"]
+        assert tree["y"] is feats
+        assert tree["other"].cache is y.cache
+        total = feats * tree["y"] + tree["other"].feats
+        return y.replace_feats(total.index_select(0, tree["rows"]) * tree["n"])
+
+
+def branching() -> nn.Sequential:
+    return nn.Sequential(ReLU(), Fork(), Join(), BatchNorm(4), GlobalAvgPool(), nn.Linear(4, 2))
+
+
+def test_any_tree_may_be_what_is_kept() -> None:
+    case = Case(branching, sparse_batch)
+    expected = ran(case, [])
+    for spans in ([(0, 6)], [(2, 4)], [(0, 2), (2, 6)], [(1, 2), (2, 3), (4, 6)]):
+        assert_equal(ran(case, spans_of(*spans)), expected)
+
+
+def test_a_norm_of_one_row_finds_the_statistics_of_its_own_forward() -> None:
+    # It takes the running statistics, which other minibatches move on before its backward.
+    case = Case(lambda: nn.Sequential(Linear(3, 4), BatchNorm(4), nn.Tanh()), lambda number: None)
+    values = [
+        torch.randn(rows, 3, generator=torch.Generator().manual_seed(4)) for rows in (1, 5, 1)
+    ]
+    order = "F0 F1 F2 B0 B1 B2"
+    expected = ran(case, [], values=values, order=order)
+    assert_equal(ran(case, spans_of((0, 3)), values=values, order=order), expected)
+    assert expected.buffers["1.num_batches_tracked"] == 1
+
+
+def test_the_second_run_is_on_the_weights_of_the_first() -> None:
+    network, value = CASES["mlp"].fresh(), CASES["mlp"].batch(0)
+    found = {}
+    for recomputed in ((), spans_of((0, 6))):
+        parameters = {n: nn.Parameter(p.detach().clone()) for n, p in network.named_parameters()}
+        weights = Weights(parameters, "stash")
+        stage = Stage(network, network, first=0, last=5, recomputed=recomputed)
+        leaves = weights.begin(0, version=0)
+        flight = stage.forward(
+            value, minibatch=0, leaves=leaves, close=lambda run: (loss_of(run()), None)
+        )
+        with weights.updating(), torch.no_grad():
+            for parameter in parameters.values():
+                parameter.mul_(2)
+        flight.backward(None, leaves=weights.again(0))
+        found[bool(recomputed)] = weights.finish(0)
+    assert_same(found[True], found[False])
+
+
+class Counting(nn.Module):
+    """Counts how often it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.runs += 1
+        return x.sin()
+
+
+def test_what_is_recomputed_runs_twice_and_the_rest_once() -> None:
+    network = nn.Sequential(*(Counting() for _ in range(5)))
+    stage = Stage(network, network, first=0, last=4, recomputed=spans_of((1, 3)))
+    closed = 0
+
+    def close(run: Any) -> tuple[Tensor, None]:
+        nonlocal closed
+        closed += 1
+        return run().sum(), None
+
+    value = torch.randn(3, requires_grad=True)
+    flight = stage.forward(value, minibatch=0, leaves={}, close=close)
+    assert [layer.runs for layer in network] == [1] * 5
+    flight.backward(None, leaves={})
+    assert [layer.runs for layer in network] == [1, 2, 2, 1, 1]
+    with torch.no_grad():
+        stage.evaluate(value)
+    assert [layer.runs for layer in network] == [2, 3, 3, 2, 2]
+    assert closed == 1
+
+
+def test_spans_share_the_kernel_maps_that_are_built_anew() -> None:
+    times = []
+    case = CASES["sparse"]
+    with watching_kernel_maps(lambda: times.append(0)):
+        ran(case, [], order="F0 B0")
+        once = len(times)
+        ran(case, choices(len(case.network()))["each"], order="F0 B0")
+    assert 2 * once <= len(times) - once <= 2 * once + 2 * 5  # where a pool's span ends: 5 levels
+    assert once > 0
+
+
+@pytest.mark.parametrize(
+    ("network", "batch", "layer"),
+    [
+        (lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 2)), "mlp", 0),
+        (lambda: nn.Sequential(nn.Flatten(), nn.ReLU(inplace=True)), "mlp", 1),
+        (lambda: nn.Sequential(nn.Identity(), nn.Dropout(0.5, inplace=True)), "mlp", 1),
+        (lambda: nn.Sequential(ReLU(inplace=True), Linear(1, 2)), "sparse", 0),
+    ],
+)
+def test_layers_that_change_what_is_kept_are_refused(network: Any, batch: str, layer: int) -> None:
+    layers = network()
+    stage = Stage(layers, layers, first=0, last=1, recomputed=spans_of((0, 2)))
+    value = wanting(CASES[batch].batch(0))
+    with pytest.raises(ConfigError, match=rf"layer {layer} \(\w+\) works in place") as caught:
+        stage.forward(value, minibatch=0, leaves={})
+    assert "inplace=False" in caught.value.remedy
+
+
+def test_a_later_layer_that_changes_what_is_kept_does_not_go_unnoticed() -> None:
+    class Both(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, x.sin()
+
+    class Add(nn.Module):
+        def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+            return pair[0].add_(pair[1])
+
+    layers = nn.Sequential(nn.Linear(6, 6), Both(), Add())
+    stage = Stage(layers, layers, first=0, last=2, recomputed=spans_of((1, 2)))
+    flight = stage.forward(CASES["mlp"].batch(0), minibatch=0, leaves={})
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        flight.backward([torch.ones(5, 6)], leaves={})
+
+
+def test_buffers_that_a_second_run_would_change_again_are_refused() -> None:
+    layers = nn.Sequential(nn.Tanh(), spectral_norm(nn.Linear(6, 6)))
+    stage = Stage(layers, layers, first=0, last=1, recomputed=spans_of((0, 2)))
+    with pytest.raises(ConfigError, match=r"layer 1 \(\w+\) changes its buffer '_u'") as caught:
+        stage.forward(CASES["mlp"].batch(0), minibatch=0, leaves={})
+    assert "leave layer 1 out" in caught.value.remedy
+
+
+def test_frozen_norms_stay_as_they_are() -> None:
+    def frozen() -> nn.Sequential:
+        network = CASES["mlp"].network()
+        network[1].eval()
+        return network
+
+    case = Case(frozen, CASES["mlp"].batch)
+    expected = ran(case, [])
+    assert_equal(ran(case, spans_of((0, 6))), expected)
+    assert expected.buffers["1.num_batches_tracked"] == 0
+
+
+def test_nothing_waits_for_the_garbage_collector() -> None:
+    ran(NETS["sparse dropout"], spans_of((0, 5), (5, 9)), order="F0 B0")  # makes what stays
+    gc.collect()
+    gc.disable()
+    try:
+        before = tensors_alive()
+        ran(NETS["sparse dropout"], spans_of((0, 5), (5, 9)), order="F0 B0")
+        after = tensors_alive()
+    finally:
+        gc.enable()
+    assert after <= before
+
+
+def tensors_alive() -> int:
+    return sum(issubclass(type(x), Tensor) for x in gc.get_objects())

@@ -1,0 +1,95 @@
+"""Which packets' tensors are asked for beforehand, and that all arrive as they were."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparsepipe.runtime.transport import point_to_point
+from sparsepipe.runtime.transport.point_to_point import (
+    MOST_BYTES,
+    How,
+    RepeatedSizes,
+    set_transfer_mode,
+    transfer_mode_of,
+)
+from sparsepipe.runtime.transport.serialization import end_block, missing_bytes
+from tests.support.processes import run
+from tests.support.transport_cases import A, message, network
+
+_PLAIN, _BEGINS, _AWAITED = How(False, False), How(False, True), How(True, True)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "how"),
+    [
+        ("abcab", "....."),
+        ("aabbaabb", "........"),
+        ("aaaaa", "..b!!"),
+        ("abbbbab", "...b!.!"),
+        ("aaabbbba", "..b....!"),  # what is asked for cannot be taken back
+        ("aa  a a", "..  b !"),  # nothing follows some headers
+        ("aaaAAAaa", "..b...!!"),  # capitals: of an evaluation
+        ("AAAaaa", ".....b"),
+        ("++++aaaa", "......b!"),  # too large
+    ],
+)
+def test_sizes_that_come_three_times_running_are_asked_for(sizes: str, how: str) -> None:
+    alike = RepeatedSizes()
+    marks = {_PLAIN: ".", _BEGINS: "b", _AWAITED: "!"}
+    of = {" ": (), "+": (MOST_BYTES, 1)}
+    found = [alike.next(of.get(s, (ord(s.lower()),)), repeats=not s.isupper()) for s in sizes]
+    assert "".join(map(marks.__getitem__, found)) == how.replace(" ", ".")
+
+
+@pytest.mark.parametrize("how", [_PLAIN, _BEGINS, _AWAITED])
+def test_a_header_says_how(how: How) -> None:
+    block = end_block()
+    set_transfer_mode(block, how)
+    assert transfer_mode_of(block) == how
+    assert missing_bytes(block) is None
+
+
+_ROWS = [10_000, 10_000, 10_000, 10_000, 70, 10_000, 3, 3, 3, 0, 10_000, 600_000, 10_000]
+"""Of packets: under and over what goes into a header, what is pooled and what is asked for."""
+
+
+def mixed_rank(rank: int) -> tuple[list[bool], int]:
+    """Sends packets alike and not; which were asked for beforehand, and buffers left in use."""
+    awaited = []
+
+    def noted(block: Tensor) -> How:
+        awaited.append(transfer_mode_of(block).awaited)
+        return transfer_mode_of(block)
+
+    point_to_point.transfer_mode_of = noted
+    net = network("1-1", rank)
+    for m, rows in enumerate(_ROWS * 2):
+        values = torch.arange(rows) * (m + 1)
+        if rank == 0:
+            net.send(A, 1, message(m, [values, values[:1].clone()]), held_back=m % 5 == 4)
+        else:
+            got = net.receive(A, 0, minibatch=m).tree
+            assert torch.equal(got[0], values)
+            assert torch.equal(got[1], values[:1])
+            del got
+        net.release(m)
+    net.close()
+    return awaited, net.pool.in_use
+
+
+def test_packets_alike_and_not_arrive_in_their_order() -> None:
+    awaited, left = run(mixed_rank, 2)[1]
+    alike = RepeatedSizes()
+    expected = [
+        alike.next((8 * rows,) if 8 * rows > 2048 else (), repeats=m % 5 != 4).awaited
+        for m, rows in enumerate(_ROWS * 2)
+    ]
+    assert sum(expected) > 8
+    assert any(a and not b for a, b in pairwise(expected))
+    assert any(b and not a for a, b in pairwise(expected))
+    assert awaited == expected
+    assert left == 0

@@ -1,0 +1,293 @@
+"""Trees as packets and back, in one process: nothing is lost, nothing is sent twice."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.transport import Kind, Message, differentiable
+from sparsepipe.runtime.transport.serialization import (
+    BLOCK_BYTES,
+    encode,
+    end_block,
+    missing_bytes,
+    parse,
+)
+from sparsepipe.sparse import SparseTensor
+from tests.support.codec_cases import (
+    HOST,
+    Opaque,
+    assert_same,
+    keys,
+    over,
+    packet_of,
+    plain,
+    raw,
+    received,
+    trees,
+)
+
+
+class Kept:
+    """A pytree node whose cache is none of it."""
+
+    def __init__(self, weight: Tensor, cached: Tensor | None = None) -> None:
+        self.weight, self.cached = weight, cached
+
+
+pytree.register_pytree_node(
+    Kept, lambda node: ([node.weight], None), lambda children, _: Kept(*children)
+)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A pytree node without leaves."""
+
+    name: str
+
+
+pytree.register_constant(Constant)
+
+
+@settings(max_examples=200, deadline=None)
+@given(tree=trees)
+def test_every_tree_comes_back_bit_for_bit(tree: Any) -> None:
+    assert_same(tree, over(tree))
+
+
+@settings(max_examples=50, deadline=None)
+@given(trees=st.lists(trees, min_size=2, max_size=2), meta=st.dictionaries(keys, plain))
+def test_two_messages_share_a_packet(trees: list[Any], meta: dict[Any, Any]) -> None:
+    kinds = [Kind.ACTIVATION, Kind.BATCH]
+    sent = [Message(minibatch=3, meta=meta, tree=tree) for tree in trees]
+    found = received(encode(list(zip(kinds, sent, strict=True))))
+    assert [kind for kind, _ in found] == kinds
+    for one, (_, other) in zip(sent, found, strict=True):
+        assert other.minibatch == 3
+        assert dict(other.meta) == meta
+        assert_same(one.tree, other.tree)
+
+
+def test_dense_tensors_are_not_copied_and_keep_their_layout() -> None:
+    image = torch.randn(2, 16, 10, 10).to(memory_format=torch.channels_last)
+    packet = packet_of(image)
+    assert [flat.data_ptr() for flat in packet.host] == [image.data_ptr()]
+    ((_, message),) = received(packet)
+    assert message.tree.stride() == image.stride() == (1600, 1, 160, 16)
+    assert torch.equal(message.tree, image)
+
+
+def test_received_tensors_are_made_of_the_receive_buffer() -> None:
+    packet = packet_of(torch.randn(40, 50))
+    header = parse(packet.blocks)
+    buffer = torch.empty(10_000, dtype=torch.uint8)
+    ((_, message),) = header.assemble([buffer], [], device=HOST)
+    assert message.tree.data_ptr() == buffer.data_ptr()
+    assert not message.tree._is_view()
+
+
+def test_payload_is_the_tensors_and_overhead_the_header() -> None:
+    coords = torch.randint(0, 9, (100, 4), dtype=torch.int32)
+    wide, narrow = torch.randn(100, 64), torch.randn(100, 3)
+    one = SparseTensor(wide, coords, batch_size=9)
+    two = SparseTensor(narrow, coords, batch_size=9)
+    packet = packet_of({"deep": one, "skip": (two, wide), "scale": torch.tensor(2.0)})
+    features, sites, few, scale = 100 * 64 * 4, 100 * 4 * 4, 100 * 3 * 4, 4
+    assert packet.payload_bytes == (features + sites + few + scale,)
+    on_the_wire = sum(flat.numel() for flat in (*packet.blocks, *packet.host))
+    assert on_the_wire == packet.payload_bytes[0] + packet.overhead_bytes
+    assert len(packet.blocks) == 1
+    # The sites (1,600 bytes) and the scale fit into the header, features do not.
+    assert packet.overhead_bytes == 4096 - 1600 - 4
+    found = over({"deep": one, "skip": (two, wide)})
+    assert found["deep"].coords is found["skip"][0].coords
+    assert found["deep"].feats is found["skip"][1]
+
+
+def test_what_two_messages_share_counts_for_the_first() -> None:
+    shared = torch.zeros(100)
+    first, second = Message(minibatch=0, tree=shared), Message(minibatch=0, tree=[shared, shared])
+    packet = encode([(Kind.ACTIVATION, first), (Kind.BATCH, second)])
+    assert packet.payload_bytes == (400, 0)
+
+
+def test_a_long_header_takes_a_second_block() -> None:
+    meta = {"log": list(range(3000))}
+    packet = packet_of(torch.zeros(9), meta=meta)
+    assert len(packet.blocks) == 2
+    ((_, message),) = received(packet)
+    assert message.meta == meta
+
+
+def test_the_end_is_a_block_of_its_own() -> None:
+    assert end_block().numel() == BLOCK_BYTES
+    assert missing_bytes(end_block()) is None
+
+
+def test_caches_of_sparse_tensors_stay_behind() -> None:
+    coords = torch.randint(0, 9, (600, 4), dtype=torch.int32).unique(dim=0)
+    x = SparseTensor(torch.zeros(len(coords), 1), coords, batch_size=9)
+    bare = packet_of(x).payload_bytes
+    x.check()
+    assert packet_of(x).payload_bytes == bare
+
+
+def test_gradients_are_asked_for_in_one_order_on_both_sides() -> None:
+    shared = torch.randn(600, requires_grad=True)
+    tree = {
+        "b": [torch.randn(2, requires_grad=True), torch.zeros(2), shared],
+        "a": (shared, SparseTensor(torch.randn(3, 2, requires_grad=True), torch.zeros(3, 4).int())),
+        "n": 3.0,
+    }
+    ours, theirs = differentiable(tree), differentiable(over(tree))
+    assert [len(t) for t in ours] == [2, 600, 3]
+    assert [raw(t) for t in ours] == [raw(t) for t in theirs]
+
+
+def test_results_of_a_graph_arrive_as_leaves() -> None:
+    x = torch.randn(5, requires_grad=True)
+    found = over({"y": x * 2, "gone": (x * 2).detach()})
+    assert found["y"].is_leaf
+    assert found["y"].requires_grad
+    assert not found["gone"].requires_grad
+
+
+@pytest.mark.parametrize("kind", [Kind.GRADIENT, Kind.REPLY])
+def test_gradients_and_replies_are_plain_values(kind: Kind) -> None:
+    x = torch.randn(3, requires_grad=True)
+    tree = [x, x.sum(), Opaque(x * 2, "x")]
+    ((_, message),) = received(encode([(kind, Message(minibatch=0, tree=tree))]))
+    found = [*message.tree[:2], message.tree[2].label]
+    assert [t.requires_grad for t in found] == [False] * 3
+    assert [raw(t) for t in found] == [raw(t) for t in (x, x.sum(), x * 2)]
+
+
+def test_a_batch_may_hold_leaves_but_no_results() -> None:
+    x = torch.randn(3, requires_grad=True)
+    ((_, message),) = received(encode([(Kind.BATCH, Message(minibatch=0, tree=x))]))
+    assert message.tree.requires_grad
+    with pytest.raises(ConfigError, match="batch of minibatch 0 holds a tensor computed from"):
+        encode([(Kind.BATCH, Message(minibatch=0, tree={"y": 2 * x}))])
+
+
+def test_a_waiting_packet_does_not_keep_the_graph() -> None:
+    saved = torch.randn(5000)
+    output = torch.randn(5000, requires_grad=True) * saved
+    in_graph = weakref.ref(saved)
+    packet = packet_of([output])
+    del saved
+    assert in_graph() is not None
+    del output
+    assert in_graph() is None
+    assert not packet.changed()
+
+
+def test_tensors_without_data_cost_nothing() -> None:
+    packet = packet_of(torch.empty(1000, 1000, device="meta"))
+    assert packet.payload_bytes == (0,)
+    ((_, message),) = received(packet)
+    assert message.tree.is_meta
+    assert message.tree.shape == (1000, 1000)
+
+
+def test_inference_tensors_arrive_as_ordinary_ones() -> None:
+    with torch.inference_mode():
+        packet = packet_of(torch.ones(5000))
+    assert not packet.changed()
+    ((_, message),) = received(packet)
+    assert not message.tree.is_inference()
+
+
+def test_other_objects_are_pickled_with_their_tensors_beside() -> None:
+    label = torch.arange(5000)
+    packet = packet_of(Opaque(label, "x"))
+    assert packet.payload_bytes == (40_000,)
+    assert [flat.numel() for flat in packet.host] == [40_000]
+    ((_, message),) = received(packet)
+    assert message.tree.name == "x"
+    assert torch.equal(message.tree.label, label)
+
+
+@pytest.mark.parametrize(
+    ("tree", "says"),
+    [
+        (Opaque(torch.ones(2, requires_grad=True), "x"), "inside of what is no pytree node"),
+        (lambda: 3, "what cannot be pickled"),
+        (torch.eye(3).to_sparse(), "layout torch.sparse_coo"),
+        (torch.ones(2).as_subclass(type("Mine", (Tensor,), {})), "a Mine of layout"),
+    ],
+    ids=["hidden gradient", "lambda", "sparse layout", "subclass"],
+)
+def test_what_cannot_travel_is_refused(tree: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match="the activation of minibatch 7 holds") as caught:
+        packet_of([tree])
+    assert says in caught.value.message
+    assert caught.value.remedy
+
+
+def test_a_later_write_is_noticed_where_it_matters() -> None:
+    large, small, strided = torch.zeros(5000), torch.zeros(5), torch.zeros(5000, 2)
+    packet = packet_of([large, small, strided[:, 0]])
+    small.add_(1)  # its bytes are in the header
+    strided.add_(1)  # it was copied
+    assert not packet.changed()
+    large.add_(1)
+    assert packet.changed()
+
+
+def test_containers_that_are_subclasses_come_back_as_they_are() -> None:
+    table = torch.randn(3, 400)
+    tree = {
+        "largest": torch.max(table, dim=1),
+        "by name": defaultdict(list, {"rows": [table]}),
+        "last": deque([table], maxlen=2),
+    }
+    found = over(tree)
+    assert isinstance(found["largest"], torch.return_types.max)
+    assert_same(list(tree["largest"]), list(found["largest"]))
+    assert found["by name"]["none"] == []
+    assert found["by name"]["rows"][0] is found["last"][0]
+    assert found["last"].maxlen == 2
+
+
+@pytest.mark.parametrize("wrap", [list, OrderedDict], ids=["a plain tree", "another one"])
+def test_sizes_inside_of_what_is_no_node_stay_sizes(wrap: Callable[[Any], Any]) -> None:
+    import torch._dynamo  # registers torch.Size as a node
+
+    size = torch.Size([2, 3])
+    tree = wrap([("opaque", Opaque(size, "x"))])
+    ((_, message),) = received(packet_of(tree, meta={"size": size}))
+    opaque = dict(message.tree)["opaque"]
+    assert type(opaque.label) is type(message.meta["size"]) is torch.Size
+    assert opaque.label == message.meta["size"] == size
+
+
+def test_a_registered_class_travels_as_what_it_flattens_to() -> None:
+    weight, cached = torch.randn(600, requires_grad=True), torch.randn(9000)
+    node = Kept(weight, cached)
+    packet = packet_of([node, node])
+    assert packet.payload_bytes == (2400,)
+    ((_, message),) = received(packet)
+    found, again = message.tree
+    assert type(found) is Kept
+    assert found.weight.requires_grad
+    assert raw(found.weight) == raw(weight)
+    assert found.cached is None
+    assert again.weight is found.weight
+
+
+def test_constants_of_a_tree_come_back() -> None:
+    ((_, message),) = received(packet_of({"x": torch.ones(3), "constant": Constant("here")}))
+    assert message.tree["constant"] == Constant("here")

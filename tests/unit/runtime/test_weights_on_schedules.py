@@ -1,0 +1,229 @@
+"""Workers and their weights under whole schedules, all ranks in one process.
+
+The oracle replays delayed SGD: it keeps every version of every stage as clones and runs each
+minibatch through the whole network in one go, on the versions that closed formulas name.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sparsepipe.schedule import Plan, asynchronous, peak_predicted, peak_stashed, peak_vertical
+from tests.support.weights_cases import CASES, SGD, Case, assert_same, loss_of
+from tests.support.worker_cases import Pipeline
+
+CUTS = {
+    "mlp": {1: [], 2: [3], 3: [1, 4], 4: [1, 2, 4]},
+    "sparse": {1: [], 2: [13], 3: [4, 13], 4: [4, 8, 13]},
+}
+
+
+def plan_of(case: str, config: str) -> Plan:
+    layers = len(CASES[case].fresh())
+    return Plan.of(config=config, cuts=CUTS[case][len(config.split("-"))], num_layers=layers)
+
+
+def names_of(network: nn.Sequential, plan: Plan, stage: int) -> list[str]:
+    first, last = plan.stages[stage].layers
+    names = [name for name, _ in network.named_parameters()]
+    return [name for name in names if first <= int(name.split(".")[0]) <= last]
+
+
+def mean(gradients: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: sum(g[name] for g in gradients) / len(gradients) for name in gradients[0]}
+
+
+def updates_before(plan: Plan, stage: int, minibatch: int) -> int:
+    """Updates of a stage before its forward of a minibatch: one for each but those ahead."""
+    ranks = sum(plan.replicas(s) for s in range(stage, plan.num_stages))
+    replicas = plan.replicas(stage)
+    return max(0, minibatch // replicas - (ranks - 1) // replicas)
+
+
+class Oracle:
+    """Delayed SGD, replayed."""
+
+    def __init__(self, case: Case, plan: Plan, mode: str) -> None:
+        self.case, self.plan, self.mode = case, plan, mode
+        self.network = case.fresh()
+        self.names = [names_of(self.network, plan, s) for s in range(plan.num_stages)]
+        named = dict(self.network.named_parameters())
+        self.optimizers = [
+            SGD([named[n] for n in names] or [torch.zeros(1)]) for names in self.names
+        ]
+        self.named = named
+        self.history = [[self.snapshot(s)] for s in range(plan.num_stages)]
+        self.rounds: list[list[dict[str, Tensor]]] = [[] for _ in range(plan.num_stages)]
+
+    def snapshot(self, stage: int) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """Weights and momentum of a stage's newest version."""
+        state = self.optimizers[stage].state
+        found = {}
+        for name in self.names[stage]:
+            parameter = self.named[name]
+            momentum = state[parameter].get("momentum_buffer") if parameter in state else None
+            clone = None if momentum is None else momentum.clone()
+            found[name] = (parameter.detach().clone(), clone)
+        return found
+
+    def version(self, stage: int, minibatch: int) -> int:
+        if self.mode == "vertical_sync":
+            included = updates_before(self.plan, 0, minibatch) * self.plan.replicas(0)
+            return included // self.plan.replicas(stage)
+        return updates_before(self.plan, stage, minibatch)
+
+    def weights(self, stage: int, minibatch: int) -> dict[str, Tensor]:
+        version = self.version(stage, minibatch)
+        ahead = minibatch // self.plan.replicas(stage) - version
+        found = {}
+        for name, (weight, momentum) in self.history[stage][version].items():
+            looks = self.mode == "spectrain" and momentum is not None
+            found[name] = torch.add(weight, momentum, alpha=-ahead * 0.05) if looks else weight
+        return found
+
+    def train(self, minibatches: int) -> None:
+        stages = range(self.plan.num_stages)
+        for m in range(minibatches):
+            worker = deepcopy(self.network)
+            for s in stages:
+                for name, weight in self.weights(s, m).items():
+                    worker.get_parameter(name).data.copy_(weight)
+            loss_of(worker(self.case.batch(m))).backward()
+            for mine, its in zip(self.network.buffers(), worker.buffers(), strict=True):
+                mine.copy_(its)
+            for s in stages:
+                gradients = {n: worker.get_parameter(n).grad for n in self.names[s]}
+                self.rounds[s].append(gradients)
+                if (m + 1) % self.plan.replicas(s) == 0 or m + 1 == minibatches:
+                    self.update(s)
+
+    def update(self, stage: int) -> None:
+        for name, gradient in mean(self.rounds[stage]).items():
+            self.named[name].grad = gradient
+        self.optimizers[stage].step()
+        self.optimizers[stage].zero_grad()
+        self.rounds[stage].clear()
+        self.history[stage].append(self.snapshot(stage))
+
+
+def compare(name: str, config: str, mode: str, minibatches: int) -> Pipeline:
+    case, plan = CASES[name], plan_of(name, config)
+    oracle = Oracle(case, plan, mode)
+    oracle.train(minibatches)
+    pipeline = Pipeline(case, plan, mode, optimizer=SGD)
+    pipeline.run(minibatches)
+    for number, rank in enumerate(pipeline.ranks):
+        s = plan.stage_of(number)
+        found = {n: rank.network.get_parameter(n).detach() for n in oracle.names[s]}
+        assert_same(found, {n: oracle.named[n].detach() for n in oracle.names[s]})
+        (segment,) = rank.worker.segments
+        versions = segment.version_of_forward
+        assert versions == {m: oracle.version(s, m) for m in versions}
+        assert versions == segment.version_of_backward
+        if plan.replicas(s) == 1:  # replicas see their own share of the minibatches
+            first, last = plan.stages[s].layers
+            for layer in range(first, last + 1):
+                its = oracle.network[layer].state_dict()
+                assert_same(rank.network[layer].state_dict(), its)
+    return pipeline
+
+
+CONFIGS = ["1", "1-1", "1-1-1", "1-1-1-1", "2", "2-1", "1-2", "1-2-1", "2-1-1", "1-3-1", "2-3"]
+MODES = ["stash", "vertical_sync", "spectrain"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_pipeline_is_delayed_sgd(config: str, mode: str) -> None:
+    compare("mlp", config, mode, 13)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "config", ["1-3-1", *(pytest.param(each, marks=pytest.mark.full) for each in ("1-1-1", "2-1"))]
+)
+def test_a_pipeline_of_a_sparse_network_is_delayed_sgd(config: str, mode: str) -> None:
+    compare("sparse", config, mode, 9)
+
+
+def test_the_delay_matters() -> None:
+    """Else the comparisons above would show little."""
+    ends = [compare("mlp", config, "stash", 13).ranks[0].network for config in ("1", "1-1-1")]
+    assert not torch.allclose(ends[0][0].weight, ends[1][0].weight, rtol=1e-3)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_no_more_versions_than_forwards_ahead(config: str) -> None:
+    pipeline = compare("mlp", config, "stash", 25)
+    for number, rank in enumerate(pipeline.ranks):
+        stage = pipeline.plan.stage_of(number)
+        assert rank.weights.peak_versions == pipeline.plan.warmup(stage) + 1
+
+
+@pytest.mark.parametrize("minibatches", [1, 6, 13])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_the_schedule_foretells_the_peak(config: str, minibatches: int) -> None:
+    for mode, foretold in [
+        ("stash", peak_stashed),
+        ("vertical_sync", peak_vertical),
+        ("spectrain", peak_predicted),
+    ]:
+        pipeline = compare("mlp", config, mode, minibatches)
+        schedule = asynchronous(pipeline.plan, minibatches)
+        found = [rank.worker.segments[0].peak_versions for rank in pipeline.ranks]
+        assert found == [foretold(schedule, rank) for rank in range(len(found))]
+
+
+@pytest.mark.parametrize(
+    ("config", "peaks"), [("1-1", [2, 2]), ("1-1-1", [3, 3, 3]), ("1-3-1", [5, 3, 2, 2, 5])]
+)
+def test_vertical_sync_keeps_what_was_counted_by_hand(config: str, peaks: list[int]) -> None:
+    pipeline = compare("mlp", config, "vertical_sync", 20)
+    assert [rank.weights.peak_versions for rank in pipeline.ranks] == peaks
+
+
+def test_each_segment_has_a_peak_of_its_own() -> None:
+    pipeline = Pipeline(CASES["mlp"], plan_of("mlp", "1-1-1"), "stash", optimizer=SGD)
+    for minibatches in (9, 1, 2):
+        pipeline.run(minibatches)
+    segments = [rank.worker.segments for rank in pipeline.ranks]
+    assert [[s.peak_versions for s in every] for every in segments] == [
+        [3, 1, 2],
+        [2, 1, 2],
+        [1, 1, 1],
+    ]
+
+
+def test_a_drain_costs_no_more_after_many_minibatches() -> None:
+    """All ranks stand still meanwhile, so none walks over the whole schedule once more."""
+    pipeline = Pipeline(CASES["mlp"], plan_of("mlp", "1"), "stash", optimizer=SGD)
+    (rank,) = pipeline.ranks
+    rank.worker.segments = None  # these hold every minibatch's versions
+    used_bytes = []
+
+    def work() -> None:
+        batch = rank.case.batch(0)
+        for number in range(300):
+            rank.worker.feed(batch, count=1, number=number)
+        tracemalloc.start()
+        try:
+            rank.worker.drain([])
+            used_bytes.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+
+    pipeline.hall.run([work])
+    assert used_bytes[0] < 20_000
+
+
+def test_a_copy_too_many_is_noticed_at_the_drain() -> None:
+    pipeline = Pipeline(CASES["mlp"], plan_of("mlp", "1-1"), "vertical_sync", optimizer=SGD)
+    for rank in pipeline.ranks:
+        rank.weights.keep_from = lambda included: None
+    with pytest.raises(AssertionError, match="3 sets of weights, the schedule has 2"):
+        pipeline.run(8)

@@ -1,0 +1,51 @@
+"""docs/simulate.md shows simulated runs as they are."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from sparsepipe.simulate.lanes import lanes
+
+DOCS = Path(__file__).parents[3] / "docs"
+SCRIPT = runpy.run_path(str(DOCS / "draw_simulations.py"))
+PAGE = (DOCS / "simulate.md").read_text()
+
+
+@pytest.mark.parametrize("name", SCRIPT["DRAWINGS"])
+def test_the_picture_of_the_page_is_what_is_drawn(name: str, tmp_path: Path) -> None:
+    """The same size at least: fonts and lines differ a little from release to release."""
+    assert f"](simulate/{name}.png)" in PAGE
+    drawn, shown = SCRIPT["draw"](name, tmp_path), DOCS / "simulate" / f"{name}.png"
+    with Image.open(drawn) as new, Image.open(shown) as old:
+        assert abs(new.width - old.width) <= 2
+        assert abs(new.height - old.height) <= 2
+
+
+def starts(name: str, lane: str) -> dict[str, tuple[float, float]]:
+    rows = dict(lanes(SCRIPT["record_of"](SCRIPT["DRAWINGS"][name])))[lane]
+    return {f"{kind}{number}": (start, end) for kind, number, _, start, end in rows}
+
+
+def test_the_papers_fig_3() -> None:
+    """Counted from 0: stage 1 runs F4 after the update of minibatch 1... and B4 after that of 3."""
+    times = starts("asynchronous", "stage 1")
+    assert times["U1"][1] <= times["F4"][0] < times["B2"][0]
+    assert times["U3"][1] <= times["B4"][0] < times["U4"][0]
+
+
+def test_what_the_page_says_of_fig_3() -> None:
+    """A minibatch is back after 4 x 3 and six messages, and four are on their way at a time."""
+    times = starts("asynchronous", "stage 0")
+    assert times["B0"][1] == pytest.approx(12 + 6 * 0.2)
+    later = [times[f"B{number}"][1] for number in range(4, 13)]
+    assert (later[-1] - later[0]) / 8 == pytest.approx((12 + 6 * 0.2) / 4)
+
+
+def test_two_activations_at_once_take_twice_as_long() -> None:
+    record = SCRIPT["record_of"](SCRIPT["DRAWINGS"]["hybrid"])
+    first = [t for t in record.transfers if t.cargo == "activation" and t.number in (0, 1)]
+    assert [t.end_s - t.start_s for t in first] == pytest.approx([0.4, 0.4])

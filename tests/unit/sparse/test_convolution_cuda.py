@@ -1,0 +1,48 @@
+"""Convolution on a CUDA device against the CPU and dense convolution in float64."""
+
+import pytest
+import torch
+
+from sparsepipe.sparse import KernelSpec
+from tests.support.sparse_references import Case, relative_error, run, run_dense
+
+DEVICE = "cuda"
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("full_float32"),
+]
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("channels", [1, 16])
+def test_matches_cpu_and_repeats_its_bits(stride, channels):
+    case = Case((16, 16, 16), 3, 0.2, channels, 24, KernelSpec.of(3, stride=stride), seed=9)
+    expected = run(case, torch.float64)
+    one, two = run(case, torch.float32, DEVICE), run(case, torch.float32, DEVICE)
+    assert torch.equal(one[1].coords.cpu(), expected[1].coords)
+    found = (one[1].feats, *one[3:]), (two[1].feats, *two[3:]), (expected[1].feats, *expected[3:])
+    for a, b, reference in zip(*found, strict=True):
+        assert a.device.type == DEVICE
+        assert torch.equal(a, b)
+        assert relative_error(a, reference) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 0.02), (torch.float16, 0.02)],
+)
+@pytest.mark.parametrize(
+    "spec",
+    [KernelSpec.of(3), KernelSpec.of((3, 2, 1), stride=(2, 2, 1)), KernelSpec.of(3, dilation=2)],
+    ids=str,
+)
+def test_every_precision_is_close_to_dense_convolution(spec, dtype, tolerance):
+    case = Case((9, 7, 8), 3, 0.3, 16, 8, spec, seed=6)
+    x, y, upstream, grad_feats, grad_kernel = run(case, dtype, DEVICE)
+    on_host = case, x.to("cpu"), y.to("cpu"), upstream
+    _, expected, expected_feats, expected_kernel = run_dense(*on_host)
+    assert y.feats.dtype == grad_feats.dtype == grad_kernel.dtype == dtype
+    assert relative_error(y.feats, expected) < tolerance
+    assert relative_error(grad_feats, expected_feats) < tolerance
+    assert relative_error(grad_kernel, expected_kernel) < tolerance

@@ -1,0 +1,92 @@
+"""Max-pooling against dense max-pooling, values and gradients exactly."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+
+from sparsepipe.sparse import KernelSpec, MaxPool3d, NativeBackend, SparseTensor
+from tests.support.drawn_cases import cases
+from tests.support.sparse_references import Case, at_sites, pad_dense
+
+BACKEND = NativeBackend()
+
+
+def with_minus_infinity(x):
+    """Dense grid with -inf at empty sites."""
+    occupied = x.replace_feats(torch.ones_like(x.feats)).dense() > 0
+    return x.dense().masked_fill(~occupied, -torch.inf)
+
+
+def check(x, spec):
+    feats = x.feats.clone().requires_grad_()
+    y = BACKEND.max_pool3d(x.replace_feats(feats), spec)
+    dense = with_minus_infinity(x).requires_grad_()
+    padded = pad_dense(dense, spec, -torch.inf)
+    picked = at_sites(F.max_pool3d(padded, spec.size, spec.stride), y.coords)
+    assert torch.equal(y.feats, picked)
+    upstream = torch.randint(1, 9, picked.shape).to(picked.dtype)  # sums without rounding
+    (grad,) = torch.autograd.grad(y.feats, feats, upstream)
+    (expected,) = torch.autograd.grad(picked, dense, upstream)
+    assert torch.equal(grad, at_sites(expected, x.coords))
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(case=cases(pooling=True))
+def test_matches_dense_pooling(case):
+    check(case.tensor(), case.spec)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_ties_go_to_the_first_as_in_a_dense_pool(size, stride, dtype):
+    spec = KernelSpec.for_pooling(size, stride=stride)
+    x = Case((8, 7, 9), 2, 0.5, 4, 1, spec, seed=1).tensor(dtype)
+    check(x.replace_feats(x.feats.round().clamp(min=0)), spec)
+
+
+def test_pooling_by_an_odd_size_tiles_the_grid_as_a_dense_pool_does():
+    x = Case((7, 8, 9), 2, 0.4, 3, 1, KernelSpec.of(3), seed=1).tensor()
+    y = MaxPool3d(3)(x)
+    dense = F.max_pool3d(with_minus_infinity(x), 3, ceil_mode=True)
+    assert torch.equal(y.feats, at_sites(dense, y.coords))
+    assert len(y) == int(dense[:, 0].isfinite().sum())
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gradcheck(stride):
+    x = Case((4, 4, 4), 2, 0.4, 2, 1, KernelSpec.of(2, stride=stride), seed=2).tensor()
+    spec = KernelSpec.of(2, stride=stride)
+    assert torch.autograd.gradcheck(
+        lambda feats: BACKEND.max_pool3d(x.replace_feats(feats), spec).feats,
+        x.feats.clone().requires_grad_(),
+    )
+
+
+def test_layer_divides_coordinates_and_multiplies_the_stride():
+    coords = torch.tensor([[0, 0, 0, 0], [0, 1, 1, 1], [0, 4, 4, 2]], dtype=torch.int32)
+    feats = torch.tensor([[-3.0], [-2.0], [5.0]])
+    pool = MaxPool3d(2)
+    y = pool(pool(SparseTensor(feats, coords, spatial_shape=(5, 5, 5))))
+    assert y.stride == (4, 4, 4)
+    assert y.spatial_shape == (2, 2, 2)
+    assert y.coords.tolist() == [[0, 0, 0, 0], [0, 1, 1, 0]]
+    assert y.feats.flatten().tolist() == [-2.0, 5.0]
+
+
+def test_not_a_number_is_passed_on():
+    coords = torch.tensor([[0, 0, 0, 0], [0, 0, 0, 1]], dtype=torch.int32)
+    feats = torch.tensor([[torch.nan], [1.0]])
+    for rows in (feats, feats.flip(0)):
+        assert MaxPool3d(2)(SparseTensor(rows, coords)).feats.isnan().all()
+
+
+def test_empty_tensor():
+    feats = torch.zeros(0, 3, requires_grad=True)
+    coords = torch.zeros(0, 4, dtype=torch.int32)
+    x = SparseTensor(feats, coords, batch_size=2, spatial_shape=(4, 4, 4))
+    y = MaxPool3d(3, stride=2)(MaxPool3d(2)(x))
+    assert y.feats.shape == (0, 3)
+    y.feats.sum().backward()
+    assert feats.grad.shape == (0, 3)

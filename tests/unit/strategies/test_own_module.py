@@ -1,0 +1,47 @@
+"""The README's script: somebody's own module, started in both ways."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = ROOT / "docs" / "own_module.py"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+
+
+def test_readme_shows_the_script() -> None:
+    _, _, code = SCRIPT.read_text().partition('"""\n\n')
+    plain = "\n".join(line.partition("  # noqa")[0].rstrip() for line in code.splitlines())
+    shown = (ROOT / "README.md").read_text()
+    assert plain.strip() in shown.replace("  # registers sparsepipe_async", "")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "launcher",
+    [pytest.param((), id="Lightning's launcher"), pytest.param(TORCHRUN, id="torchrun")],
+)
+def test_script_runs(tmp_path: Path, launcher: tuple[str, ...]) -> None:
+    told = (
+        "import runpy, torch; torch.manual_seed(0); "
+        f"found = runpy.run_path({str(SCRIPT)!r}); trainer = found['trainer']; "
+        "print(trainer.world_size, 'ranks', trainer.strategy.plan.config, end=' ') "
+        "if trainer.is_global_zero else None"
+    )
+    (tmp_path / "script.py").write_text(told)
+    done = subprocess.run(
+        [sys.executable, *launcher, "script.py"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 ranks 1-1 " in done.stdout

@@ -1,0 +1,121 @@
+"""The pipeline benchmark runs, and what it counts is what the schedule and the shapes say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+KIB = 4 * 1024
+HEADERS = 4096
+
+
+def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["pipeline.py", "simulated_pipeline.py"])
+@pytest.mark.parametrize("number", ["1", "3"])
+def test_an_epoch_without_a_middle_is_refused(name: str, number: str) -> None:
+    ran = run(name, "--minibatches", number)
+    assert ran.returncode == 2
+    assert "Traceback" not in ran.stderr
+    assert f"an epoch of {number} has no time between steps" in ran.stderr
+    assert "give 4 or more" in ran.stderr
+
+
+@pytest.mark.full
+def test_rows_bytes_and_versions_of_the_benchmark() -> None:
+    ran = run("pipeline.py", "--quick", "--ranks", "3")
+    assert ran.returncode == 0, ran.stderr
+    dense, sparse, sleep = ran.stdout.split("\n\n")[1:4]
+    for part in (dense, sparse):
+        for row in ("bound, the slowest stage", "one process", "DDP, 2 processes"):
+            assert re.search(rf"^  {row} +[\d.]+ \[[\d.]+\.\.[\d.]+\]", part, re.MULTILINE)
+        assert re.search(r"share of the bound, steady: [\d.]+% \(goal 93%\)", part)
+        assert re.search(r"times DDP, whole epochs: [\d.]+ \(goal 1.15\)", part)
+        assert least(part) > 0
+        # Beside features and coordinates: labels and numbers of two shapes, and the loss.
+        assert tensors(part) == least(part) + 2 * 2 * 8 + 4
+        assert headers(part) <= 2 * HEADERS
+        check_weights(part, versions=[2, 1])
+    assert re.search(r"share of the bound, steady: [\d.]+% \(goal 97%\)", sleep)
+    assert least(sleep) == 2 * 2 * KIB
+    assert tensors(sleep) == least(sleep) + 8 * 2 * 8 + 2 * 4
+    check_weights(sleep, versions=[3, 2, 1])
+
+
+@pytest.mark.full
+def test_rows_beside_torchs_own_pipelines() -> None:
+    ran = run("pipeline.py", "--quick", "--only", "torch")
+    assert ran.returncode == 0, ran.stderr
+    ways = ("ours", "torch", "torch, kept")
+    for row in ("one process", *(f"{name}, {way}" for name in ("gpipe", "1f1b") for way in ways)):
+        assert re.search(rf"^  {row} +[\d.]+ \[[\d.]+\.\.[\d.]+\]", ran.stdout, re.MULTILINE)
+    for name in ("gpipe", "1f1b"):
+        for beside in ("torch's", "torch's with freed memory kept, too"):
+            assert number(rf"{name}, times {beside}: ([\d.]+) \(goal 1.00\)", ran.stdout) > 0
+
+
+@pytest.mark.full
+def test_what_keeping_freed_memory_brings() -> None:
+    ran = run("freed_memory.py", "--quick")
+    assert ran.returncode == 0, ran.stderr
+    parts = ran.stdout.split("\n\n")[1:7]
+    assert [part.split("; ")[1].splitlines()[0] for part in parts] == [
+        *("one process", "asynchronous, 1-1") * 2,
+        *("one process", "1F1B, 1-1, T = 4"),
+    ]
+    for part in parts:
+        for way in ("glibc's own", "kept"):
+            assert number(rf"{way} +([\d.]+) .* [\d.]+ GiB resident", part) > 0
+        assert number(r"kept is ([\d.]+) times as fast", part) > 0
+
+
+@pytest.mark.full
+def test_times_of_recomputation() -> None:
+    ran = run("recomputation.py", "--quick")
+    assert ran.returncode == 0, ran.stderr
+    parts = ran.stdout.split("\n\n")[1:5]
+    stages = [re.search(r"stages (1|1-1), cuts \([\d,]*\), T = \d", part) for part in parts]
+    assert [each and each[1] for each in stages] == ["1", "1-1", "1", "1-1"]
+    for part in parts:
+        kept, again = (number(rf"recompute={how} +([\d.]+)", part) for how in ("none", "all"))
+        assert number(r"([\d.]+) times as long", part) == pytest.approx(again / kept, rel=0.1)
+
+
+def number(pattern: str, part: str) -> float:
+    found = re.search(pattern, part)
+    assert found is not None, pattern
+    return float(found[1].replace(",", ""))
+
+
+def tensors(part: str) -> float:
+    return number(r"bytes a minibatch: ([\d,]+) of tensors", part)
+
+
+def headers(part: str) -> float:
+    return number(r"of tensors, ([\d,]+) of headers", part)
+
+
+def least(part: str) -> float:
+    return number(r"least ([\d,]+);", part)
+
+
+def check_weights(part: str, *, versions: list[int]) -> None:
+    """In stages of one rank each, stage s of S keeps S - s sets of weights."""
+    rows = re.findall(
+        r"rank (\d), layers \d+\.\.\d+: (\d+) sets of weights \((\d+) by the schedule\), "
+        r"([\d,]+) bytes \(([\d,]+)\)",
+        part,
+    )
+    assert [int(row[0]) for row in rows] == list(range(len(versions)))
+    assert [int(row[1]) for row in rows] == versions
+    assert [int(row[2]) for row in rows] == versions
+    assert all(row[3] == row[4] != "0" for row in rows)

@@ -1,0 +1,183 @@
+"""Measuring the layers changes nothing of a run, and fails on all ranks or on none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.strategies import PipelineStrategy
+from tests.support.pipeline_cases import BATCH, QUIET, Dense, Net, dense_layers
+from tests.support.processes import outcomes, run
+
+
+class Noisy(Dense):
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(6 * BATCH)
+        self.draw = torch.Generator().manual_seed(3)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = super().__getitem__(index)
+        return x + torch.rand(6, generator=self.draw), y
+
+
+class Transferred(Net):
+    """Its steps want what the hooks for batches make."""
+
+    def __init__(self) -> None:
+        super().__init__(dense_layers())
+        self.seen: list[Tensor] = []
+        self.register_buffer("steps", torch.zeros(()))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.steps += 1
+        return super().training_step(batch, batch_idx)
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, y = batch
+        return {"x": x, "y": y}
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        assert batch["x"].device == self.device
+        return batch["x"], batch["y"]
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if isinstance(batch, tuple):
+            self.seen.append(batch[0])
+
+
+def trainer(devices: int) -> pl.Trainer:
+    strategy = PipelineStrategy(timeout_s=60) if devices > 1 else "auto"
+    return pl.Trainer(**QUIET, devices=devices, max_epochs=2, strategy=strategy)
+
+
+def drawing(rank: int, devices: int) -> Any:
+    torch.manual_seed(5)
+    seen = []
+    for kind in ("loader", "sampler"):
+        draw = torch.Generator().manual_seed(9)
+        data = Noisy()
+        loader: DataLoader[Any] = (
+            DataLoader(data, batch_size=BATCH, shuffle=True, generator=draw)
+            if kind == "loader"
+            else DataLoader(data, batch_size=BATCH, sampler=RandomSampler(data, generator=draw))
+        )
+        net = Transferred()
+        fitting = trainer(devices)
+        fitting.fit(net, loader)
+        assert net.steps == 12
+        seen.append(net.seen)
+        if devices > 1:
+            assert fitting.strategy.plan.cuts == (3,)  # type: ignore[attr-defined]
+    return seen
+
+
+def test_batches_are_those_of_one_device() -> None:
+    (plain,) = run(drawing, 1, 1)
+    first, second = run(drawing, 2, 2)
+    assert second == [[], []]
+    for found, expected in zip(first, plain, strict=True):
+        assert len(found) == len(expected) == 12
+        assert all(map(torch.equal, found, expected))
+
+
+class Stream(IterableDataset[Any]):
+    """A stream of known length, with noise from a generator of its own."""
+
+    def __init__(self) -> None:
+        self.data = Dense(6 * BATCH)
+        self.rng = np.random.default_rng(3)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for index in range(len(self.data)):
+            x, y = self.data[index]
+            yield x + float(self.rng.random()), y
+
+
+class Ready(Stream):
+    """Of batches."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(DataLoader(list(super().__iter__()), batch_size=BATCH)))  # type: ignore[arg-type]
+
+
+class Endless(Stream):
+    """An iterator itself, so that what is read is gone; its length is that of an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = 0
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        x, y = self.data[self.read % len(self.data)]
+        self.read += 1
+        return x + float(self.rng.random()), y
+
+
+class Shifting(Transferred):
+    """Draws from a generator of its own before the layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(8)
+        self.drawn: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        self.drawn.append(float(self.rng.random()))
+        return super().training_step((x + self.drawn[-1], y), batch_idx)
+
+
+def streaming(rank: int, devices: int) -> Any:
+    found = []
+    for kind in (Stream, Ready, Endless):
+        net = Shifting()
+        loader = DataLoader(kind(), batch_size=None if kind is Ready else BATCH)
+        fitting = trainer(devices)
+        fitting.fit(net, loader)
+        assert fitting.global_step == 12
+        found.append((net.seen, net.drawn[-12:]))
+    return found
+
+
+def test_streams_with_a_length() -> None:
+    (plain,) = run(streaming, 1, 1)
+    first, second = run(streaming, 2, 2)
+    for (seen, drawn), (expected, shifts), (_, again) in zip(first, plain, second, strict=True):
+        assert len(seen) == len(expected) == 12
+        assert all(map(torch.equal, seen, expected))
+        assert drawn == again == shifts
+
+
+class Stumbles(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        raise KeyError("a bug before the layers")
+
+
+def stumbling(rank: int) -> None:
+    trainer(2).fit(Stumbles(dense_layers()), DataLoader(Noisy(), batch_size=BATCH))
+
+
+def test_a_failure_is_that_of_all_ranks() -> None:
+    first, second = outcomes(stumbling, 2, limit_s=60)
+    assert isinstance(first.error, KeyError)
+    assert "while rank 0 measured the layers" in first.trace
+    assert isinstance(second.error, ConfigError), second
+    assert "rank 0 could not measure the layers: KeyError: 'a bug" in second.error.message

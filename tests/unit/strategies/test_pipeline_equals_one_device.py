@@ -1,0 +1,248 @@
+"""With one minibatch an epoch every stage has fresh weights, so a pipeline is one device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, StepLR
+
+from tests.support.pipeline_cases import (
+    Net,
+    dense_layers,
+    make_loader,
+    pipeline_trainer,
+    plain_trainer,
+    weights,
+)
+from tests.support.processes import run
+
+PLANS: Mapping[str, list[int]] = {"1-1": [3], "1-1-1": [2, 5]}
+EPOCHS = 3
+
+
+class Slowing(torch.optim.SGD):
+    """Counts its updates in its groups, and takes ever smaller steps."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["updates"] = group.get("updates", 0) + 1
+        loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    with torch.no_grad():
+                        parameter.sub_(parameter.grad * group["lr"] / group["updates"])
+        return loss
+
+
+class Case(Net):
+    """A net whose optimizer and schedule a test chooses."""
+
+    def __init__(self, optimizer: str, schedule: str, bounds: Sequence[int]) -> None:
+        torch.manual_seed(11)
+        super().__init__(dense_layers(), optimizer=optimizer)
+        self._schedule = schedule
+        self._bounds = [0, *bounds, len(self.layers)]
+
+    def configure_optimizers(self) -> Any:
+        if self._optimizer == "slowing":
+            optimizer: Any = Slowing(self.parameters(), lr=0.1)
+        else:
+            optimizer = super().configure_optimizers()
+        return {"optimizer": optimizer, **self._scheduler(optimizer)}
+
+    def _scheduler(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        if self._schedule == "":
+            return {}
+        made: LRScheduler | ReduceLROnPlateau
+        if self._schedule == "plateau":
+            made = ReduceLROnPlateau(optimizer, patience=0, threshold=0.9, factor=0.5)
+        else:
+            made = StepLR(optimizer, 2, gamma=0.5)
+        interval = self._schedule if self._schedule == "step" else "epoch"
+        config = {"scheduler": made, "interval": interval, "monitor": "val_loss"}
+        return {"lr_scheduler": config}
+
+
+class ClippedByStage(Case):
+    """What the documents say of clipping by norm, on one device."""
+
+    def configure_gradient_clipping(self, optimizer: Any, **options: Any) -> None:
+        if self.trainer.world_size > 1:
+            super().configure_gradient_clipping(optimizer, **options)
+            return
+        for first, end in zip(self._bounds, self._bounds[1:], strict=False):
+            stage = self.layers[first:end]
+            nn.utils.clip_grad_norm_(stage.parameters(), options["gradient_clip_val"])
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a Trainer and a module are asked for."""
+
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: str = "momentum"
+    schedule: str = ""
+    module: type[Case] = Case
+    stops: bool = False
+    overfits: bool = False
+
+
+CASES = {
+    "nothing": Asked(),
+    "adam": Asked(optimizer="adam"),
+    "groups": Asked(optimizer="groups"),
+    "counter": Asked(optimizer="slowing"),
+    "counter, schedule": Asked(optimizer="slowing", schedule="step"),
+    "by value": Asked({"gradient_clip_val": 0.02, "gradient_clip_algorithm": "value"}),
+    "by norm": Asked({"gradient_clip_val": 0.05}, module=ClippedByStage),
+    "bf16": Asked({"precision": "bf16-mixed"}),
+    "step": Asked(schedule="step", optimizer="decay"),
+    "epoch": Asked(schedule="epoch", optimizer="decay"),
+    "plateau": Asked(schedule="plateau"),
+    "overfit": Asked(overfits=True),
+    "early": Asked(stops=True),
+}
+
+
+class Epochs(pl.Callback):
+    """Keeps what each epoch logged, and its learning rates."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.piped = False
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        groups = trainer.optimizers[0].param_groups
+        self.piped = getattr(trainer.strategy, "pipeline", None) is not None
+        self.seen.append((metrics, [(g["lr"], g.get("updates")) for g in groups]))
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a run came to."""
+
+    weights: Mapping[str, Tensor]
+    epochs: Sequence[Any]
+    best: tuple[str, float]
+    steps: int
+    piped: bool
+
+
+def train(rank: int, config: str | None, bounds: list[int], directory: Path) -> dict[str, Found]:
+    """All cases with one minibatch an epoch, one after the other."""
+    return {name: train_one(name, config, bounds, directory, limited=True) for name in CASES}
+
+
+def train_one(
+    name: str, config: str | None, bounds: list[int], directory: Path, *, limited: bool
+) -> Found:
+    asked = CASES[name]
+    net = asked.module(asked.optimizer, asked.schedule, bounds)
+    keeper = ModelCheckpoint(
+        directory / (config or "plain") / name, filename="{epoch}", monitor="val_loss"
+    )
+    callbacks: list[pl.Callback] = [epochs := Epochs(), keeper]
+    if asked.stops:
+        callbacks.append(EarlyStopping("val_loss", min_delta=0.1, patience=0))
+    options = {
+        "max_epochs": 3 * EPOCHS if asked.stops else EPOCHS,
+        "enable_checkpointing": True,
+        "num_sanity_val_steps": 0,
+        "callbacks": callbacks,
+        **how_much(limited=limited, overfits=asked.overfits),
+        **asked.trainer,
+    }
+    if config is None:
+        trainer = plain_trainer(**options)
+    else:
+        # One rank would be left to Lightning without this, which changes nothing here.
+        keyed = config == "1"
+        trainer = pipeline_trainer(config, bounds, keyed_randomness=keyed, **options)
+    torch.manual_seed(5)
+    trainer.fit(
+        net,
+        make_loader("dense", batches=5, shuffle=not asked.overfits),
+        make_loader("dense", batches=2, seed=3),
+    )
+    assert keeper.best_model_score is not None
+    best = Path(keeper.best_model_path).name, float(keeper.best_model_score)
+    return Found(weights(net), epochs.seen, best, trainer.global_step, epochs.piped)
+
+
+def how_much(*, limited: bool, overfits: bool) -> dict[str, Any]:
+    """One minibatch an epoch, or several and validations among them."""
+    if overfits:
+        return {"overfit_batches": 1 if limited else 3}
+    return {"limit_train_batches": 1} if limited else {"val_check_interval": 2}
+
+
+@pytest.fixture(scope="module", params=["1-1", pytest.param("1-1-1", marks=pytest.mark.full)])
+def runs(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """All cases on one device, and in all ranks of a pipeline."""
+    config, directory = request.param, tmp_path_factory.mktemp("runs")
+    bounds = PLANS[config]
+    (plain,) = run(train, 1, None, bounds, directory)
+    return plain, run(train, len(bounds) + 1, config, bounds, directory, limit_s=120)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bit_for_bit(runs: Any, name: str) -> None:
+    plain: Found = runs[0][name]
+    assert plain.steps >= 2
+    for found in (rank[name] for rank in runs[1]):
+        check_equal(found, plain)
+
+
+def check_equal(found: Found, plain: Found) -> None:
+    assert (found.piped, plain.piped) == (True, False)
+    assert found.epochs == plain.epochs
+    assert (found.best, found.steps) == (plain.best, plain.steps)
+    differ = [n for n, v in found.weights.items() if not torch.equal(v, plain.weights[n])]
+    assert not differ
+
+
+def test_cases_do_what_they_are_named_after(runs: Any) -> None:
+    """Else equality would say little: each differs from what is left out in it."""
+    plain: dict[str, Found] = runs[0]
+
+    def differs(name: str) -> bool:
+        other = plain["nothing"].weights
+        return any(not torch.equal(v, other[n]) for n, v in plain[name].weights.items())
+
+    def rates(name: str) -> list[float]:
+        return [options[0][0] for _, options in plain[name].epochs]
+
+    for name in ("by value", "by norm", "bf16", "plateau", "overfit"):
+        assert differs(name), name
+    assert rates("step") == rates("epoch")
+    assert plain["early"].steps < 3 * EPOCHS
+    assert [options[0][1] for _, options in plain["counter"].epochs] == [1, 2, 3]
+
+
+def both(rank: int, directory: Path) -> dict[str, tuple[Found, Found]]:
+    """All cases with whole epochs: by a plain Trainer, and by a worker of one stage."""
+    return {
+        name: (
+            train_one(name, None, [], directory, limited=False),
+            train_one(name, "1", [], directory, limited=False),
+        )
+        for name in CASES
+    }
+
+
+@pytest.mark.full
+def test_one_stage_is_a_plain_trainer_in_whole_epochs(tmp_path: Path) -> None:
+    (found,) = run(both, 1, tmp_path, limit_s=120, environment={"PL_GLOBAL_SEED": "1"})
+    for plain, piped in found.values():
+        check_equal(piped, plain)
+    assert found["nothing"][0].steps == 5 * EPOCHS

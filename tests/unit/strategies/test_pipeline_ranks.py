@@ -1,0 +1,197 @@
+"""What ranks that do not read, or have read all of theirs, take part in."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score
+
+from tests.support.pipeline_cases import (
+    CLASSES,
+    Net,
+    dealt,
+    dense_layers,
+    make_loader,
+    make_net,
+    pipeline_trainer,
+    plain_trainer,
+    weights,
+)
+from tests.support.processes import outcomes, run
+
+
+class Measured(Net):
+    """With metrics of every kind, in a collection with groups, and steps of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(dense_layers())
+        self.many = MetricCollection(
+            {
+                "accuracy": MulticlassAccuracy(CLASSES),
+                "f1": MulticlassF1Score(CLASSES),
+                "auroc": MulticlassAUROC(CLASSES),
+            }
+        )
+        self.mean = MeanMetric()
+        self.late: list[float] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        logits = self.layers(x)
+        self.many.update(logits, y)
+        self.mean.update(logits.mean())
+        self.log("largest", logits.max(), reduce_fx="max")
+        self.log("batches", 1.0, reduce_fx="sum", batch_size=1)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_dict(self.many.compute())
+        self.log("mean", self.mean.compute())
+        self.many.reset()
+        self.mean.reset()
+
+
+def measured(rank: int, config: str | None) -> Any:
+    torch.manual_seed(2)
+    net = Measured()
+    trainer = plain_trainer() if config is None else pipeline_trainer(config, [3])
+    readers = 1 if config is None else int(config[0])
+    loader = dealt(5, readers=readers, reader=rank if rank < readers else 0)
+    first = trainer.validate(net, loader, verbose=False)
+    return first, trainer.validate(net, loader, verbose=False)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "1-1",
+        pytest.param("1-2", marks=pytest.mark.full),
+        pytest.param("2-1", marks=pytest.mark.full),
+        "2-2",
+    ],
+)
+def test_metrics_are_those_of_one_process(config: str) -> None:
+    """Five batches: with two readers the last round is partial."""
+    ((plain, again),) = run(measured, 1, None)
+    assert plain == again
+    for first, second in run(measured, sum(map(int, config.split("-"))), config):
+        assert first == second
+        assert first[0].keys() == plain[0].keys()
+        assert first[0] == pytest.approx(plain[0], rel=1e-6)
+        if config == "1-1":
+            assert first == plain
+
+
+def partial(rank: int, config: str) -> Any:
+    net = make_net("dense")
+    readers = int(config[0])
+    trainer = pipeline_trainer(config, [3], max_epochs=2)
+    trainer.fit(net, dealt(5, readers=readers, reader=rank if rank < readers else 0))
+    return weights(net), trainer.global_step, float(trainer.callback_metrics["loss"])
+
+
+def test_a_partial_last_round() -> None:
+    """Five minibatches for two readers: three steps an epoch, on every rank."""
+    found = run(partial, 3, "2-1")
+    assert all(steps == 6 for _, steps, _ in found)
+    for state, _, loss in found[1:]:
+        assert loss == found[0][2]
+        assert all(torch.equal(value, found[0][0][name]) for name, value in state.items())
+
+
+class Stops(pl.Callback):
+    """One rank wants to stop after a step."""
+
+    def __init__(self, rank: int, step: int) -> None:
+        self._rank, self._step = rank, step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_rank == self._rank and trainer.global_step == self._step:
+            trainer.should_stop = True
+
+
+class StopsAtEpoch(Stops):
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        pass
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.global_rank == self._rank:
+            trainer.should_stop = True
+
+
+def stopping(rank: int, kind: str, asks: int) -> Any:
+    callback = {"step": Stops(asks, 2), "epoch": StopsAtEpoch(asks, 0)}[kind]
+    net = make_net("dense")
+    trainer = pipeline_trainer("1-1", [3], max_epochs=3, callbacks=[callback])
+    trainer.fit(net, make_loader("dense", batches=40))
+    return trainer.global_step, trainer.current_epoch, weights(net)
+
+
+@pytest.mark.parametrize("asks", [pytest.param(0, marks=pytest.mark.full), 1])
+def test_ranks_stop_after_the_same_step(asks: int) -> None:
+    first, second = run(stopping, 2, "step", asks)
+    assert first[:2] == second[:2]
+    assert 2 < first[0] < 40
+    first, second = run(stopping, 2, "epoch", asks)
+    assert first[:2] == second[:2] == (40, 1)
+
+
+class Fails(Net):
+    """Raises at some place, when it comes there for the given time."""
+
+    def __init__(self, place: str, time: int) -> None:
+        super().__init__(dense_layers())
+        self.place, self.left = place, time
+
+    def here(self, place: str) -> None:
+        self.left -= place == self.place
+        if not self.left:
+            raise ValueError("a bug of somebody's")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.here("step")
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.here("validation")
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.here("update")
+
+
+def failing(rank: int, config: str, place: str, time: int) -> None:
+    trainer = pipeline_trainer(config, [3], max_epochs=2, num_sanity_val_steps=0)
+    net = Fails(place if rank == trainer.world_size - 1 else "", time)
+    trainer.fit(net, make_loader("dense", batches=4), make_loader("dense", batches=3))
+
+
+@pytest.mark.parametrize(
+    ("config", "place", "time", "says"),
+    [
+        ("1-1", "step", 4, "forward of minibatch 3"),
+        ("1-1", "step", 6, "forward of minibatch 5"),  # the second one after a drain
+        ("1-1", "update", 6, "update of minibatch 5"),
+        ("1-2", "update", 4, "update of the round that begins with minibatch 6"),
+        ("1-1", "validation", 5, "forward of batch 1 of the evaluation"),
+    ],
+)
+def test_an_error_says_where_and_ends_the_other_ranks(
+    config: str, place: str, time: int, says: str
+) -> None:
+    ranks = sum(map(int, config.split("-")))
+    *others, last = outcomes(failing, ranks, config, place, time, limit_s=60)
+    assert isinstance(last.error, ValueError)
+    assert f"rank {ranks - 1}, stage 1: {says}\n" in last.trace
+    assert all(other.error is not None for other in others)
+    if says == "forward of minibatch 5":  # messages go by the same numbers
+        numbers = re.findall(r"minibatch (\d+)", str(others[0].error))
+        assert numbers
+        assert min(map(int, numbers)) >= 4
+    assert max(last.ended_s, *(other.ended_s for other in others)) < 40

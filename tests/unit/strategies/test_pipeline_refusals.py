@@ -1,0 +1,238 @@
+"""What a pipeline cannot do is refused with a remedy, on every rank, before it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning import callbacks as lightning
+from pytorch_lightning.utilities.compile import from_compiled
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.strategies import PipelineStrategy
+from sparsepipe.strategies.pipeline.layers import check_initialised
+from sparsepipe.strategies.pipeline.refusals import check_module, check_trainer
+from sparsepipe.strategies.pipeline.sharding import PrunedOptimizer
+from tests.support.pipeline_cases import (
+    QUIET,
+    Net,
+    dense_layers,
+    make_loader,
+    make_net,
+    plain_trainer,
+)
+from tests.support.processes import outcomes
+
+
+class ByHand(Net):
+    def __init__(self) -> None:
+        super().__init__(dense_layers())
+        self.automatic_optimization = False
+
+
+class TwoOptimizers(Net):
+    def configure_optimizers(self) -> Any:
+        groups = list(self.layers.parameters())
+        return [torch.optim.SGD(groups[:2], lr=0.1), torch.optim.SGD(groups[2:], lr=0.1)]
+
+
+class Tied(Net):
+    def __init__(self) -> None:
+        first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+        second.weight = first.weight
+        super().__init__(nn.Sequential(first, nn.ReLU(), second))
+
+
+class StepwisePlateau(Net):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        config = {"scheduler": plateau, "interval": "step", "monitor": "loss"}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+
+class Nothing(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.layers(batch[0])
+
+
+class Autoencoder(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return (self.layers(batch[0])[:, :4] - batch[0][:, :4]).square().mean()
+
+
+class Ambiguous(Net):
+    def __init__(self) -> None:
+        super().__init__(dense_layers())
+        self.head, self.tail, self.layers = nn.Sequential(), nn.Sequential(), None
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(make_loader("dense", batches=2).dataset)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    message: str
+    strategy: Callable[[], dict[str, Any]] = dict
+    trainer: Callable[[], dict[str, Any]] = dict
+    module: Callable[[], pl.LightningModule] = lambda: make_net("dense")
+    loader: Callable[[], Any] = lambda: make_loader("dense", batches=3)
+
+
+REFUSALS = {
+    "accumulation": Refusal(
+        "accumulate_grad_batches=2", trainer=lambda: {"accumulate_grad_batches": 2}
+    ),
+    "by hand": Refusal("optimizes by hand", module=ByHand),
+    "two optimizers": Refusal(
+        "gives several optimizers", module=lambda: TwoOptimizers(dense_layers())
+    ),
+    "tied": Refusal("are one parameter", module=Tied, strategy=lambda: {"cuts": [1]}),
+    "plateau": Refusal(
+        "ReduceLROnPlateau looks after each step at a metric, 'loss'",
+        module=lambda: StepwisePlateau(dense_layers()),
+    ),
+    "stream": Refusal("number of batches", loader=lambda: DataLoader(Stream(), batch_size=4)),
+    "no loss": Refusal("training_step returned NoneType", module=lambda: Nothing(dense_layers())),
+    "input": Refusal("apart from calling them", module=lambda: Autoencoder(dense_layers())),
+    "cuts": Refusal("do not split 7 layers", strategy=lambda: {"cuts": [9]}),
+    "config": Refusal("is for 3 devices", strategy=lambda: {"config": "2-1"}),
+    "words": Refusal("does not say", strategy=lambda: {"config": "two"}),
+    "mode": Refusal("mode='fast' is unknown", strategy=lambda: {"mode": "fast"}),
+    "balance": Refusal("balance='luck' is unknown", strategy=lambda: {"balance": "luck"}),
+    "spectrain": Refusal(
+        "not of Adam",
+        strategy=lambda: {"mode": "spectrain"},
+        module=lambda: make_net("dense", optimizer="adam"),
+    ),
+    "layers": Refusal("names no nn.Sequential", strategy=lambda: {"layers": "network"}),
+    "ambiguous": Refusal("several nn.Sequential", module=Ambiguous),
+    "sync norm": Refusal("sync_batchnorm=true", trainer=lambda: {"sync_batchnorm": True}),
+}
+
+
+def refused(rank: int, name: str) -> None:
+    case = REFUSALS[name]
+    strategy = PipelineStrategy(**{"timeout_s": 60, "balance": "parameters", **case.strategy()})
+    options = {**QUIET, "devices": 2, "max_epochs": 1, "strategy": strategy, **case.trainer()}
+    trainer = pl.Trainer(**options)
+    trainer.fit(case.module(), case.loader(), make_loader("dense", batches=1))
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refused(name: str) -> None:
+    ends = outcomes(refused, 2, name, limit_s=60)
+    errors = [end.error for end in ends if isinstance(end.error, ConfigError)]
+    if name in ("no loss", "input"):
+        assert len(errors) >= 1  # only the last stage sees it; the other loses its peer
+    else:
+        assert len(errors) == 2, ends
+    for error in errors:
+        assert REFUSALS[name].message in error.message
+        assert error.remedy
+
+
+def half() -> pl.Trainer:
+    # Lightning has a scaler for CUDA only.
+    scaler = torch.amp.GradScaler("cpu")
+    return plain_trainer(plugins=[pl.plugins.MixedPrecision("16-mixed", "cpu", scaler=scaler)])
+
+
+def calling(callback: pl.Callback) -> Callable[[], pl.Trainer]:
+    return lambda: plain_trainer(callbacks=[callback], enable_checkpointing=True)
+
+
+TRAINERS: dict[str, Callable[[], pl.Trainer]] = {
+    "scales the loss": half,
+    "val_check_interval is a time": lambda: plain_trainer(val_check_interval="00:00:01:00"),
+    "ModelCheckpoint(train_time_interval=...) is a time": calling(
+        lightning.ModelCheckpoint(train_time_interval=timedelta(minutes=1))
+    ),
+    "ModelCheckpoint(save_on_exception=True)": calling(
+        lightning.ModelCheckpoint(save_on_exception=True)
+    ),
+    "OnExceptionCheckpoint saves when a rank fails": calling(
+        lightning.OnExceptionCheckpoint("somewhere")
+    ),
+    "GradientAccumulationScheduler accumulates": calling(
+        lightning.GradientAccumulationScheduler({4: 2})
+    ),
+    "BackboneFinetuning changes during training": calling(lightning.BackboneFinetuning()),
+    "ModelPruning changes parameters": calling(lightning.ModelPruning("l1_unstructured")),
+    "StochasticWeightAveraging averages": calling(lightning.StochasticWeightAveraging(0.1)),
+    "WeightAveraging averages": calling(lightning.WeightAveraging()),
+}
+
+
+@pytest.mark.parametrize("message", TRAINERS)
+def test_refused_trainers(message: str) -> None:
+    trainer = TRAINERS[message]()
+    with pytest.raises(ConfigError) as refused:
+        check_trainer(trainer, synchronises_norm=False)
+    assert message in refused.value.message
+    assert refused.value.remedy
+
+
+class OwnBackward(Net):
+    def backward(self, loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        (2 * loss).backward()
+
+
+class TakesLoader(Net):
+    def training_step(self, dataloader_iter: Any) -> Any:
+        return super().training_step(next(dataloader_iter)[0], 0)
+
+
+def compiled() -> pl.LightningModule:
+    return from_compiled(torch.compile(make_net("dense")))
+
+
+def lazy() -> pl.LightningModule:
+    return Net(nn.Sequential(nn.LazyLinear(3), nn.ReLU()))
+
+
+def check(module: pl.LightningModule) -> None:
+    check_module(module, fitting=True)
+
+
+MODULES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "OwnBackward has a backward of its own": (lambda: OwnBackward(dense_layers()), check),
+    "TakesLoader.training_step takes the loader": (lambda: TakesLoader(dense_layers()), check),
+    "Net is compiled as a whole": (compiled, check),
+    "has no shape yet": (lazy, check_initialised),
+    "LBFGS evaluates the whole network": (
+        lambda: torch.optim.LBFGS(make_net("dense").parameters()),
+        lambda optimizer: PrunedOptimizer(optimizer, owned=[]),
+    ),
+}
+
+
+@pytest.mark.parametrize("message", MODULES)
+def test_refused_modules(message: str) -> None:
+    make, checked = MODULES[message]
+    made = make()
+    with pytest.raises(ConfigError) as refused:
+        checked(made)
+    assert message in refused.value.message
+    assert refused.value.remedy
+
+
+def test_what_matters_in_training_only_is_not_refused_in_evaluation() -> None:
+    check_module(OwnBackward(dense_layers()), fitting=False)
+    check_module(ByHand(), fitting=False)
+
+
+def test_more_stages_than_layers() -> None:
+    from sparsepipe.strategies.pipeline.stage_plan import make_plan
+
+    with pytest.raises(ConfigError, match="3 stages for 2 layers"):
+        make_plan((1, 1, 1), cuts=None, costs=lambda: [1.0, 1.0], num_layers=2)

@@ -1,0 +1,100 @@
+"""A stop that one rank's own code wishes for, wherever it does, is all ranks' stop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.pipeline_cases import (
+    Net,
+    dense_layers,
+    make_loader,
+    pipeline_trainer,
+    plain_trainer,
+    weights,
+)
+from tests.support.processes import run
+
+BATCHES = 16
+
+
+class Wishes(Net):
+    """Sets ``trainer.should_stop`` in one of its hooks, on one rank."""
+
+    def __init__(self, place: str, rank: int) -> None:
+        torch.manual_seed(11)
+        super().__init__(dense_layers())
+        self._place, self._rank, self._validations = place, rank, 0
+
+    def here(self, place: str, *, epoch: int = 0) -> None:
+        if (place, self._rank) == (self._place, self.trainer.global_rank):
+            self.trainer.should_stop |= self.trainer.current_epoch == epoch
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        if batch_idx == 2:  # only where there is a loss: on the last stage
+            self.here("training_step")
+        return loss
+
+    def on_fit_start(self) -> None:
+        self.here("on_fit_start")
+
+    def on_train_start(self) -> None:
+        self.here("on_train_start")
+
+    def on_train_epoch_start(self) -> None:
+        self.here("on_train_epoch_start", epoch=1)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2:
+            self.here("on_train_batch_start")
+
+    def on_validation_end(self) -> None:  # after those of the callbacks
+        if not self.trainer.sanity_checking:
+            self._validations += 1
+            self.here("on_validation_end", epoch=1)
+
+
+def stopping(rank: int, config: str | None, *cases: tuple[str, int]) -> list[Any]:
+    """Fits for each place where one rank wishes to stop, one after the other."""
+    found = []
+    for place, asks in cases:
+        net = Wishes(place, asks)
+        options: dict[str, Any] = {"max_epochs": 3, "num_sanity_val_steps": 1}
+        trainer = (
+            plain_trainer(**options) if config is None else pipeline_trainer(config, [3], **options)
+        )
+        trainer.fit(net, make_loader("dense", batches=BATCHES), make_loader("dense", batches=2))
+        counts = trainer.global_step, trainer.current_epoch, net._validations
+        found.append((counts, weights(net)))
+    return found
+
+
+def test_a_stop_wished_for_within_a_step() -> None:
+    """All ranks come to it some steps later, and validate then, as one device does."""
+    cases = ("training_step", 1), ("on_train_batch_start", 0)
+    for (first, state), (second, other) in zip(*run(stopping, 2, "1-1", *cases), strict=True):
+        assert first == second
+        steps, epoch, validations = first
+        assert 3 < steps < BATCHES
+        assert (epoch, validations) == (1, 1)
+        assert all(torch.equal(value, other[name]) for name, value in state.items())
+
+
+BETWEEN = {
+    "on_fit_start": 0,
+    "on_train_start": 0,
+    "on_train_epoch_start": BATCHES,
+    "on_validation_end": 2 * BATCHES,
+}
+
+
+@pytest.mark.parametrize("asks", [pytest.param(0, marks=pytest.mark.full), 1])
+def test_a_stop_wished_for_between_steps_is_one_devices(asks: int) -> None:
+    (alone,) = run(stopping, 1, None, *((place, 0) for place in BETWEEN))
+    assert [counts[0] for counts, _ in alone] == [*BETWEEN.values()]
+    for found in run(stopping, 2, "1-1", *((place, asks) for place in BETWEEN)):
+        assert [counts for counts, _ in found] == [counts for counts, _ in alone]

@@ -1,0 +1,279 @@
+"""What ranks store where their stages recompute, by torch's own count, against sizes of layers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.weak import WeakIdKeyDictionary
+
+from sparsepipe import sparse
+from sparsepipe.sparse import SparseTensor
+from sparsepipe.strategies import SynchronousPipelineStrategy
+from tests.support.pipeline_cases import CLASSES, QUIET, Net, collate_sparse
+from tests.support.processes import run
+
+CUT, PARTS, PART = 8, 4, 4
+# Activations of a power of two of bytes, as the buffers that receive them.
+WIDTH, SIDE = 8, 32
+SPARSE_WIDTH, SITES = 32, 256  # of the 512 of a grid, so that all microbatches are as large
+BATCH = PARTS * PART
+
+
+def dense_layers() -> nn.Sequential:
+    """Few weights and large activations; logits and losses are small."""
+    blocks: list[nn.Module] = []
+    for number in range(5):
+        before = WIDTH if number else 1
+        blocks += [nn.Conv2d(before, WIDTH, 3, padding=1), nn.BatchNorm2d(WIDTH), nn.ReLU()]
+        blocks += [nn.Dropout(0.1)] * (number == 1)
+    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, CLASSES))
+
+
+def sparse_layers() -> nn.Sequential:
+    """Both stages begin on all sites, the last one ends on coarser ones."""
+    blocks: list[nn.Module] = []
+    for number in range(5):
+        before = SPARSE_WIDTH if number else 1
+        blocks += [sparse.Conv3d(before, SPARSE_WIDTH, 3), sparse.BatchNorm(SPARSE_WIDTH)]
+        blocks += [sparse.ReLU()]
+        blocks += [sparse.Dropout(0.1)] * (number == 1) + [sparse.MaxPool3d(2)] * (number == 3)
+    return nn.Sequential(*blocks, sparse.GlobalMaxPool(), nn.Linear(SPARSE_WIDTH, CLASSES))
+
+
+class Samples(Dataset[Any]):
+    """Images, or as many sites each, without anything to learn."""
+
+    def __init__(self, net: str) -> None:
+        self._sparse = net == "sparse"
+
+    def __len__(self) -> int:
+        return 2 * BATCH
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        draw = torch.Generator().manual_seed(index)
+        if not self._sparse:
+            return torch.randn(1, SIDE, SIDE, generator=draw), torch.tensor(0)
+        sites = torch.randperm(8**3, generator=draw)[:SITES]
+        return torch.stack([sites // 64, sites // 8 % 8, sites % 8], dim=1), torch.tensor(0)
+
+
+LAYERS = {"dense": dense_layers, "sparse": sparse_layers}
+COLLATE = {"dense": default_collate, "sparse": collate_sparse}
+
+
+def received(net: str, network: nn.Sequential) -> Any:
+    """A microbatch behind some layers, as another rank would get it."""
+    data = Samples(net)
+    value, _ = COLLATE[net]([data[number] for number in range(PART)])
+    value = network(value)
+    if not isinstance(value, SparseTensor):
+        return value.detach().requires_grad_(len(network) > 0)
+    feats_NC = value.feats.detach().requires_grad_(len(network) > 0)
+    return SparseTensor(
+        feats_NC, value.coords, spatial_shape=value.spatial_shape, batch_size=value.batch_size
+    )
+
+
+def sizes(net: str, first: int, end: int) -> tuple[int, int, int]:
+    """Bytes of a microbatch, by running some layers.
+
+    The features of their input, what else they save, and what they derive of coordinates.
+    """
+    network = LAYERS[net]()
+    network[first:end](received(net, network[:first]))  # what layers make once for ever is there
+    value = received(net, network[:first])
+    own = (*tree_leaves(value), *network.parameters(), *network.buffers())
+    there = {place_of(tensor) for tensor in own}
+    seen: dict[int, Tensor] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        # Not the tensor itself, which holds the graph that would hold it.
+        return seen.setdefault(place_of(tensor), tensor.detach())
+
+    with Made() as made, saved_tensors_hooks(note, lambda tensor: tensor):
+        output = network[first:end](value)
+    inside = sum(t.untyped_storage().nbytes() for p, t in seen.items() if p not in there)
+    seen.clear()
+    del output
+    return feats_of(value).nbytes, inside, made.bytes
+
+
+def feats_of(value: Any) -> Tensor:
+    return value.feats if isinstance(value, SparseTensor) else value
+
+
+def place_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class Held:
+    """What autograd keeps in place of a tensor that it saves."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor.detach()
+
+
+class Made(TorchDispatchMode):
+    """Counts the storages that operators of this thread make, until they are freed.
+
+    Attributes:
+        bytes: of those that were made since :meth:`restart`, and are there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+        self._known: Any = WeakIdKeyDictionary()
+        self._since = 0
+
+    def restart(self) -> None:
+        self.bytes = 0
+        self._since += 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for storage in storages((args, kwargs)):
+            self._known.setdefault(storage, True)
+        found = func(*args, **(kwargs or {}))
+        for storage in storages(found):
+            if storage not in self._known:
+                self._known[storage] = True
+                self.bytes += storage.nbytes()
+                gone = weakref.finalize(storage, self._gone, storage.nbytes(), self._since)
+                gone.atexit = False
+        return found
+
+    def _gone(self, size: int, since: int) -> None:
+        if since == self._since:
+            self.bytes -= size
+
+
+def storages(tree: Any) -> list[Any]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+class Stored(pl.Callback):
+    """Bytes of the storages that autograd keeps in a step, but those of weights and buffers.
+
+    Attributes:
+        kept: most at a time that was saved where nothing is recomputed: also the inputs of spans.
+        again: most that there was of what a second run of this rank's layers had made, when it was
+            through with them.
+    """
+
+    def __init__(self) -> None:
+        self.kept = self.again = self._latest = 0
+        self._users: dict[int, int] = {}  # of a storage
+        self._bytes: dict[int, int] = {}
+        self._made = Made()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        own = (*pl_module.parameters(), *pl_module.buffers())
+        self._own = {place_of(tensor) for tensor in own}
+        plan, rank = trainer.strategy.plan, trainer.global_rank
+        first, last = plan.stages[plan.stage_of(rank)].layers
+        pl_module.layers[first].register_forward_pre_hook(self._begins)
+        for layer in pl_module.layers[first : last + 1]:
+            layer.register_forward_hook(self._ran)
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self._hooks = saved_tensors_hooks(self._pack, lambda held: held.tensor)
+        self._hooks.__enter__()
+        self._made.__enter__()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self._begins()
+        self._made.__exit__(None, None, None)
+        self._hooks.__exit__(None, None, None)
+        assert not self._users, "nothing is kept between steps"
+
+    def _pack(self, tensor: Tensor) -> Held:
+        held, place = Held(tensor), place_of(tensor)
+        if place not in self._own and tensor.numel():
+            self._users[place] = self._users.get(place, 0) + 1
+            self._bytes[place] = tensor.untyped_storage().nbytes()
+            weakref.finalize(held, self._gone, place).atexit = False
+            self.kept = max(self.kept, sum(self._bytes[each] for each in self._users))
+        return held
+
+    def _gone(self, place: int) -> None:
+        self._users[place] -= 1
+        if not self._users[place]:
+            del self._users[place]
+
+    def _begins(self, *_: Any) -> None:
+        self.again = max(self.again, self._latest)
+        self._latest = 0
+        self._made.restart()
+
+    def _ran(self, *_: Any) -> None:
+        if in_backward():
+            self._latest = self._made.bytes
+
+
+def in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
+
+
+def train(rank: int, net: str, schedule: Any) -> list[tuple[int, int, int]]:
+    """Of a training that recomputes nothing, and of one that recomputes all."""
+    return [train_one(net, schedule, recompute) for recompute in ("none", "all")]
+
+
+def train_one(net: str, schedule: Any, recompute: Any) -> tuple[int, int, int]:
+    """Most bytes that this rank keeps, and makes anew; microbatches in flight."""
+    torch.manual_seed(0)
+    strategy = SynchronousPipelineStrategy(
+        schedule=schedule,
+        microbatches=PARTS,
+        config="1-1",
+        cuts=[CUT],
+        recompute=recompute,
+        timeout_s=60,
+    )
+    stored = Stored()
+    trainer = pl.Trainer(
+        **QUIET, devices=2, max_epochs=1, strategy=strategy, callbacks=[stored, most := Most()]
+    )
+    data = DataLoader(Samples(net), batch_size=BATCH, collate_fn=COLLATE[net])
+    trainer.fit(Net(LAYERS[net]()), data)
+    return stored.kept, stored.again, most.in_flight
+
+
+class Most(pl.Callback):
+    in_flight = 0
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.in_flight = trainer.strategy.pipeline.worker.most_in_flight
+
+
+@pytest.mark.parametrize(
+    ("schedule", "in_flight"),
+    [pytest.param("gpipe", [PARTS, PARTS], marks=pytest.mark.full), ("1f1b", [2, 1])],
+)
+@pytest.mark.parametrize("net", LAYERS)
+def test_inputs_of_all_in_flight_and_the_inside_of_one(
+    net: str, schedule: str, in_flight: Sequence[int]
+) -> None:
+    everyone = run(train, 2, net, schedule, limit_s=60)
+    bounds = [(0, CUT), (CUT, len(LAYERS[net]()))]
+    for stage, ((first, end), (plain, whole)) in enumerate(zip(bounds, everyone, strict=True)):
+        boundary, inside, derived = sizes(net, first, end)
+        assert bool(derived) == (net == "sparse")
+        kept, again, most = plain
+        assert (again, most) == (0, in_flight[stage])
+        assert kept == pytest.approx(most * (boundary + inside), rel=0.1), stage
+        kept, again, most = whole
+        assert most == in_flight[stage]
+        if stage:  # the first one's inputs are parts of the batch, all of which is there
+            assert kept == pytest.approx(most * boundary, rel=0.1)
+        assert kept + again == pytest.approx(most * boundary + inside + derived, rel=0.1), stage

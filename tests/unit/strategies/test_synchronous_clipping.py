@@ -1,0 +1,174 @@
+"""Ranks of a synchronous pipeline clip by the norm of the whole network's gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.plugins.precision import MixedPrecision, Precision
+from pytorch_lightning.utilities import GradClipAlgorithmType
+from torch import nn
+
+from sparsepipe.errors import ConfigError, TransportError
+from sparsepipe.strategies import SynchronousPipelineStrategy
+from sparsepipe.strategies.pipeline.optimizer_step import WholeNorm
+from tests.support.accumulation import Accumulation
+from tests.support.pipeline_cases import QUIET
+from tests.support.processes import outcomes, run
+from tests.support.synchronous_cases import Case, loader, make_net, train, train_one
+
+LIMIT = 0.05
+
+
+def of(config: str, parts: int, schedule: str = "gpipe", **options: Any) -> Case:
+    options = {"net": "dense", "samples": 34, "epochs": 2, **options}
+    return Case(config, parts, schedule, clip=LIMIT, **options)
+
+
+def check(case: Case, found: Sequence[Any]) -> None:
+    oracle = Accumulation(case)
+    oracle.train()
+    assert min(oracle.norms) > 2 * LIMIT, f"{case}: nothing is clipped"
+    expected = oracle.state()
+    for state, *_ in found:
+        assert state.keys() == expected.keys()
+        for name, value in state.items():
+            # Norms are put together in the order of the optimizer: not even rounding differs.
+            assert torch.equal(value, expected[name]), f"{case}: {name}"
+
+
+def check_all(cases: Sequence[Case]) -> None:
+    """Trains cases of as many ranks in the same processes, one after the other."""
+    ranks = sum(cases[0].replicas)
+    everyone = run(train, ranks, cases, limit_s=60 + 20 * len(cases))
+    for number, case in enumerate(cases):
+        check(case, [found[number] for found in everyone])
+
+
+COVERING = {
+    1: [of("1", 3), of("1", 4, "1f1b", optimizer="groups")],
+    2: [
+        of("1-1", 3),
+        of("1-1", 4, "1f1b", optimizer="groups"),  # first all that is no matrix, of all stages
+        of("1-1", 2, net="frozen"),  # the first stage has no gradients
+    ],
+    3: [
+        of("1-1-1", 4, "1f1b", net="bare"),  # the second stage has no parameters
+        of("2-1", 4, samples=68),
+        of("1-2", 3, "1f1b", optimizer="adam"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    "ranks", [1, 2, pytest.param(3, marks=pytest.mark.full)], ids=lambda ranks: f"ranks{ranks}"
+)
+def test_weights_are_those_of_one_process_that_clips(ranks: int) -> None:
+    if ranks > 1:
+        check_all(COVERING[ranks])
+        return
+    for case in COVERING[ranks]:
+        check(case, [train_one(case)])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("net", ["dense", "sparse", "frozen"])
+@pytest.mark.parametrize("config", ["1", "1-1", "1-1-1", "2-1", "1-2", "2-2", "1-2-1"])
+def test_every_depth(config: str, net: str) -> None:
+    optimizers = itertools.cycle(("momentum", "groups", "adam"))
+    cases = [
+        of(config, parts, schedule, net=net, samples=34 * int(config[0]), optimizer=optimizer)
+        for parts in (2, 3, 5)
+        for schedule, optimizer in zip(("gpipe", "1f1b"), optimizers, strict=False)
+    ]
+    check_all(cases)
+
+
+@pytest.mark.full
+def test_mixed_precision() -> None:
+    """Against one rank, whose norm Lightning takes."""
+    case = of("1", 4, precision="bf16-mixed")
+    expected, *_ = train_one(case)
+    plain, *_ = train_one(dataclasses.replace(case, clip=None))
+    assert not all(torch.equal(value, plain[name]) for name, value in expected.items())
+    for state, *_ in run(train_one_of, 2, dataclasses.replace(case, config="1-1")):
+        for name, value in expected.items():
+            assert torch.equal(state[name], value), name
+
+
+def train_one_of(rank: int, case: Case) -> Any:
+    return train_one(case, rank)
+
+
+class Absent(pl.Callback):
+    """The first rank does not come to clip."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.global_rank == 0:
+            vars(pl_module)["configure_gradient_clipping"] = lambda *_, **__: time.sleep(60)
+
+
+def train_without_the_first(rank: int) -> None:
+    case = of("1-1", 2)
+    strategy = SynchronousPipelineStrategy(
+        microbatches=2, config=case.config, cuts=case.cuts, timeout_s=6
+    )
+    trainer = pl.Trainer(
+        **QUIET,
+        devices=2,
+        max_epochs=1,
+        gradient_clip_val=LIMIT,
+        strategy=strategy,
+        callbacks=[Absent()],
+    )
+    trainer.fit(make_net(case), loader(case, rank))
+
+
+@pytest.mark.full
+def test_who_waits_for_norms_has_a_limit() -> None:
+    found = outcomes(train_without_the_first, 2, limit_s=50, awaited=[1], join_group=False)
+    last = found[1]
+    assert isinstance(last.error, TransportError)
+    said = "stage 0) did not take part in taking the norm of all stages' gradients"
+    assert said in str(last.error)
+    assert any("update of minibatch 0" in note for note in last.error.__notes__)
+
+
+class OwnNorm(MixedPrecision):
+    """Clips by norm in a way of its own."""
+
+    def clip_grad_by_norm(self, *_: Any) -> None: ...
+
+
+def test_what_clips_is_replaced_for_an_update_only() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    parameter.grad = torch.ones(2)
+    norm, plain = WholeNorm([], speaks=True), Precision()
+    with (
+        norm.clipping(plain),
+        pytest.raises(ConfigError, match=r"shape \(2,\) came into the optimizer after"),
+    ):
+        plain.clip_gradients(optimizer, 1.0)
+    assert "clip_grad_by_norm" not in vars(plain)
+
+
+def test_a_way_of_ones_own_to_clip_by_norm_is_refused() -> None:
+    """It would take the norm of its stage."""
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    parameter.grad = torch.tensor([3.0, -4.0])
+    norm, own = WholeNorm([parameter], speaks=True), OwnNorm("bf16-mixed", "cpu")
+    with norm.clipping(own):
+        with pytest.raises(ConfigError, match="OwnNorm has a clip_grad_by_norm of its") as refused:
+            own.clip_gradients(optimizer, 1.0)
+        own.clip_gradients(optimizer, 1.0, GradClipAlgorithmType.VALUE)
+    assert "gradient_clip_algorithm=value" in refused.value.remedy
+    assert parameter.grad.tolist() == [1.0, -1.0], "by value it may"
+    own.clip_gradients(optimizer, 1.0)

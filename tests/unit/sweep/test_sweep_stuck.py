@@ -1,0 +1,244 @@
+"""Processes that cannot be ended, as where a driver hangs: whoever waits for them goes on."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparsepipe.errors import HardwareError
+from sparsepipe.sweep import runner as runner_module
+from sparsepipe.sweep import running, tree, unresponsive
+from sparsepipe.sweep.board import Board
+from sparsepipe.sweep.process import JobProcess
+from sparsepipe.sweep.record import SweptJob, read_record
+from sparsepipe.sweep.runner import Runner
+from sparsepipe.sweep.running import ReadyJob, RunningJob
+from sparsepipe.sweep.settings import Settings
+from sparsepipe.sweep.slots import Demand, Gpu, Grant, Machine, Slots
+from sparsepipe.sweep.view import Lines
+from sparsepipe.tasks.fitting import prober
+from tests.support.frozen import frozen
+from tests.support.stuck import NUMBER, StuckJob, StuckProcess
+
+LONG_S = 30  # none of these takes so long
+GRACE_S = -9.9  # to which a job adds ten seconds
+CONFIG = {"parallel": {"grace_s": GRACE_S}, "force": False, "trainer": {"max_epochs": 1}}
+MARK = "f" * 32
+GRANT = Grant(cores=(0,), gpus=("0",), threads=1)
+ONE_GPU = Slots(machine=Machine(cores=(0,), gpus=(Gpu(token="0", kind="RTX"),)))
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes a minute takes half a second here."""
+    monkeypatch.setattr(running, "ENDING_S", 0.5)
+    monkeypatch.setattr(runner_module, "ENDING_S", 0.5)
+    monkeypatch.setattr(running, "_LEAVING_S", 0.1)
+    monkeypatch.setattr(unresponsive, "_LOOK_AGAIN_S", 0.0)
+
+
+@dataclass
+class Stuck:
+    """A job of which a process stays until it is let go."""
+
+    process: JobProcess
+    number: int
+    let_go: Callable[[], object]
+
+
+def python(statements: str, **more: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-S", "-c", statements], **more)
+
+
+def really_stuck(stack: ExitStack, exit_code: int | None) -> Stuck:
+    """By the kernel: a process with the mark of the job, which no signal ends."""
+    held = python(
+        f"import time; time.sleep({10 * LONG_S})",
+        env={**os.environ, tree.MARK_VARIABLE: MARK},
+        start_new_session=True,
+    )
+    stack.callback(held.wait, LONG_S)
+    stack.callback(held.kill)
+    stack.enter_context(frozen(held.pid))
+    first = held if exit_code is None else python(f"raise SystemExit({exit_code})")
+    return Stuck(JobProcess(first, MARK), held.pid, stack.close)
+
+
+def as_if_stuck(stack: ExitStack, exit_code: int | None) -> Stuck:
+    double = StuckJob(MARK, exit_code=exit_code)
+    return Stuck(double, NUMBER, double.let_go)
+
+
+@pytest.fixture(params=[really_stuck, as_if_stuck], ids=lambda make: make.__name__)
+def stuck(request: pytest.FixtureRequest, soon: None) -> Iterator[Callable[[int | None], Stuck]]:
+    """Makes a job that cannot be ended; its first process has this exit code, or is the one."""
+    with ExitStack() as stack:
+        yield lambda exit_code=None: request.param(stack, exit_code)
+
+
+def job(place: Path, number: int = 0) -> ReadyJob:
+    swept = SweptJob(number=number, overrides=(f"seed={number}",), sweep=place)
+    swept.path.mkdir(parents=True)
+    return ReadyJob(job=swept, config=CONFIG, demand=Demand(ranks=1, cores=1, gpus=("RTX",)))
+
+
+def started(place: Path, process: JobProcess, **limits: float) -> RunningJob:
+    return RunningJob(ready=job(place), grant=GRANT, process=process, settings=Settings(**limits))
+
+
+def runner(one: RunningJob, *others: ReadyJob, view: Lines | None = None) -> Runner:
+    """A sweep in which this job runs already, and these wait."""
+    found = Runner(
+        ONE_GPU,
+        settings=Settings(),
+        texts={number: f"seed={number}" for number in range(1 + len(others))},
+        view=view or Lines(),
+        began=lambda job: None,
+        ended=lambda record: None,
+    )
+    # As run() does, whose jobs are all its own; this one began before.
+    found._slots = ONE_GPU.with_job(one.grant)
+    found._running.append(one)
+    found._waiting = list(others)
+    return found
+
+
+def test_a_sweep_goes_on_without_the_gpus_of_a_job_that_cannot_be_ended(
+    stuck: Callable[..., Stuck], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unresponsive, "LIMIT_S", 0.3)
+    held = stuck()
+    one = started(tmp_path, held.process, job_limit_s=0.1)
+    sweep = runner(one, job(tmp_path, 1))
+    began_s = time.monotonic()
+    sweep._loop([])
+    assert time.monotonic() - began_s < LONG_S
+    assert held.process.left() == [held.number], "it is there all the same"
+    hung, refused = (sweep._records[number] for number in range(2))
+    assert hung.status == "failed"
+    assert f"job_limit_s=0.1; process {held.number} cannot be ended\n" in (hung.error or "")
+    assert read_record(one.ready.job.record) == hung
+    assert (refused.status, refused.exit_code) == ("failed", HardwareError.exit_code)
+    assert "the GPUs that it takes are lost" in (refused.error or "")
+    assert refused.began_s - hung.ended_s >= 0.2, "they might have come back"
+    assert sweep._slots.lost == ("0",)
+
+
+class LettingGo(Lines):
+    """Lets a job go once its GPU is lost and was waited for."""
+
+    def __init__(self, held: Stuck) -> None:
+        self.held, self.seen = held, list[tuple[str, ...]]()
+        self.sweep: Runner | None = None
+
+    def show(self, board: Callable[[], Board]) -> None:
+        assert self.sweep is not None
+        self.seen.append(self.sweep._slots.lost)
+        if self.seen[-2:] == 2 * [("0",)]:
+            self.held.let_go()
+
+
+def test_its_gpus_are_anothers_once_it_is_gone(
+    stuck: Callable[..., Stuck], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got: list[str | None] = []
+
+    def start(job: SweptJob, config: Any, *, environment: dict[str, str], **more: Any) -> Any:
+        got.append(environment.get("CUDA_VISIBLE_DEVICES"))
+        return JobProcess(python("raise SystemExit(5)"), "e" * 32)
+
+    monkeypatch.setattr(running.JobProcess, "start", start)
+    held = stuck()
+    view = LettingGo(held)
+    sweep = runner(started(tmp_path, held.process, job_limit_s=0.1), job(tmp_path, 1), view=view)
+    view.sweep = sweep
+    sweep._loop([])
+    assert got == [None], "it began, and has the machine to itself"
+    assert "exit code 5 and no word of why" in (sweep._records[1].error or "")
+    assert view.seen[-1] == ()
+
+
+def test_a_job_that_has_ended_and_left_what_cannot_be_ended(
+    stuck: Callable[..., Stuck], tmp_path: Path
+) -> None:
+    """A rank, whose launcher is gone."""
+    held = stuck(5)
+    sweep = runner(started(tmp_path, held.process))
+    sweep._loop([])
+    record = sweep._records[0]
+    assert (record.status, record.exit_code) == ("failed", 5)
+    assert f"no word of why; process {held.number} cannot be ended" in (record.error or "")
+
+
+def test_a_stop_waits_for_it_no_longer(stuck: Callable[..., Stuck], tmp_path: Path) -> None:
+    sweep = runner(started(tmp_path, stuck().process))
+    sweep._loop([signal.SIGINT, signal.SIGINT])
+    record = sweep._records[0]
+    assert record.status == "stopped"
+    assert "ended with the sweep; process " in (record.error or "")
+
+
+def test_nor_does_a_sweep_that_breaks(stuck: Callable[..., Stuck], tmp_path: Path) -> None:
+    sweep = runner(started(tmp_path, stuck().process))
+    began_s = time.monotonic()
+    sweep._end_what_is_left([])
+    assert time.monotonic() - began_s < LONG_S
+
+
+@pytest.fixture
+def request_file(tmp_path: Path) -> Path:
+    """For which a probe waits without end."""
+    path = tmp_path / "request"
+    os.mkfifo(path)
+    return path
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_a_probe_that_cannot_be_ended_is_an_error_with_a_remedy(
+    double: bool, request_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real one is held from its start on."""
+    monkeypatch.setattr(prober, "_END_S", 0.5)
+    start = subprocess.Popen
+    with ExitStack() as stack:
+
+        def start_held(*arguments: Any, **settings: Any) -> subprocess.Popen[bytes]:
+            process = start(*arguments, **settings)
+            stack.callback(process.wait, LONG_S)
+            stack.callback(process.kill)
+            stack.enter_context(frozen(process.pid))
+            return process
+
+        monkeypatch.setattr(prober.subprocess, "Popen", StuckProcess if double else start_held)
+        with pytest.raises(HardwareError, match=r"process \d+, which tried out a batch") as told:
+            prober._run(request_file, said=tmp_path / "said", timeout_s=0.2)
+        assert "see dmesg" in told.value.remedy
+        number = int(re.findall(r"process (\d+)", told.value.message)[0])
+        assert number == NUMBER if double else Path(f"/proc/{number}").exists()
+    assert pickle.loads(pickle.dumps(told.value)).remedy == told.value.remedy
+
+
+def test_a_probe_that_takes_too_long_is_gone(
+    request_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes, start = [], subprocess.Popen
+
+    def start_noted(*arguments: Any, **settings: Any) -> subprocess.Popen[bytes]:
+        probes.append(start(*arguments, **settings))
+        return probes[-1]
+
+    monkeypatch.setattr(prober.subprocess, "Popen", start_noted)
+    assert prober._run(request_file, said=tmp_path / "said", timeout_s=0.2) is None
+    assert [probe.returncode for probe in probes] == [-signal.SIGKILL]

@@ -1,0 +1,157 @@
+"""task=emulate: the same run as task=train hardware.emulate=true, or a contradiction told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparsepipe.config.build import build_inventory
+from sparsepipe.errors import ConfigError
+from sparsepipe.launch.job import run_job
+from sparsepipe.planning.plan_resolution import resolve_plan
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.runs.signals import SignalWatch
+from sparsepipe.tasks.emulated import minibatches_each, with_all_devices
+from sparsepipe.tasks.emulation_request import as_emulated
+from sparsepipe.tasks.run import Run
+from tests.support.command_line import composed
+from tests.support.emulated_cases import hosts, path_of
+
+pytestmark = pytest.mark.usefixtures("workplace")
+EMULATE = "task=emulate"
+
+
+def asked(*overrides: str) -> dict[str, Any]:
+    return dict(as_emulated(composed(*overrides)))
+
+
+@pytest.mark.full
+def test_both_spellings_are_the_same_run(tmp_path: Path) -> None:
+    *here, by_hardware = hosts(tmp_path)
+    by_task = (*here, "parallel=dp", EMULATE)
+    first = path_of(*here, by_hardware, "parallel=dp")
+    assert path_of(*by_task) == first
+    slower = path_of(*here, by_hardware, "parallel=dp", "hardware.time_scale=4")
+    assert path_of(*by_task, "task.time_scale=4") == slower != first
+    assert path_of(*by_task, "hardware.emulate=true") == first
+    assert path_of(*by_task, "hardware.time_scale=4") == slower, "what the task leaves out"
+    assert path_of(*by_task, "hardware.time_scale=4", "task.time_scale=4") == slower
+    assert path_of(*by_task, "task.link_bytes_per_s=20e6") == first, "as the inventory has it"
+    others = [
+        path_of(*by_task, other)
+        for other in ("task.link_bytes_per_s=30e6", "task.minibatches=60", "task.network=loopback")
+    ]
+    assert len({first, slower, *others}) == 5
+
+
+def test_data_parallelism_leaves_the_settings_of_searches_alone(tmp_path: Path) -> None:
+    """As a sweep over strategies has them."""
+    *here, _ = hosts(tmp_path)
+    settings = "parallel.search.bandwidth_bytes_per_s=60e6"
+    by_task = (*here, "parallel=dp", EMULATE)
+    assert path_of(*by_task, settings) == path_of(*by_task)
+    config = asked(*by_task, settings)
+    directory = RunDir(tmp_path / "run")
+    resolve_plan(config, build_inventory(config), directory, run_job=run_job)
+    assert not directory.path.exists(), "no plan of a search"
+
+
+def test_what_is_asked_for_is_where_all_look_for_it(tmp_path: Path) -> None:
+    *here, _ = hosts(tmp_path)
+    config = asked(*here, EMULATE, "task.time_scale=5", "task.link_bytes_per_s=3e6")
+    emulation = config.emulation
+    assert emulation is not None
+    assert (emulation.time_scale, emulation.network) == (5, "auto")
+    inventory = build_inventory(config)
+    assert inventory.link is not None
+    assert inventory.link.bytes_per_s == 3e6
+    assert inventory.accelerator == "cpu"
+    assert as_emulated(config) == config, "asked once more, it is as it was"
+
+
+def test_what_the_task_leaves_out_is_as_the_hardware_says(tmp_path: Path) -> None:
+    *here, _ = hosts(tmp_path)
+    said = ("hardware.time_scale=10", "hardware.network=loopback", "hardware.link_bytes_per_s=3e6")
+    config = asked(*here, EMULATE, *said)
+    assert config["task"]["time_scale"] == config["hardware"]["time_scale"] == 10
+    assert config["task"]["network"] == config["hardware"]["network"] == "loopback"
+    inventory = build_inventory(config)
+    assert inventory.link is not None
+    assert inventory.link.bytes_per_s == 3e6
+    nobody = asked(*here, EMULATE)
+    assert (nobody["task"]["time_scale"], nobody["task"]["network"]) == (1, "auto")
+    assert as_emulated(nobody) == nobody
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said", "remedy"),
+    [
+        (["hardware.emulate=false"], r"hardware\.emulate=false with task=emulate", "task=train"),
+        (
+            ["hardware.time_scale=5", "task.time_scale=1"],
+            r"hardware\.time_scale=5, and task\.time_scale=1",
+            "set task.time_scale=5",
+        ),
+        (
+            ["hardware.network=loopback", "task.network=namespaces"],
+            "network=loopback, and task.network=namespaces",
+            "leave hardware.network out",
+        ),
+        (["task.time_scale=0"], r"'task\.time_scale' must be a number from 0\.001", "leave it out"),
+        (["task.link_bytes_per_s=0"], r"'task\.link_bytes_per_s' must be a number from 1", "corr"),
+        (["task.minibatches=0"], r"task\.minibatches=0 is too little", "1 or more"),
+        (
+            ["task.minibatches=60", "trainer.limit_train_batches=8"],
+            r"minibatches=60, and trainer\.limit_train_batches=8",
+            "one of them",
+        ),
+    ],
+)
+def test_contradictions_are_refused(overrides: list[str], said: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        asked("experiment=tiny", EMULATE, *overrides)
+    assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("task.time_scal=2", "nearest: 'task.time_scale'"),
+        ("task.network=wifi", "one of 'auto', 'namespaces', 'loopback'"),
+        ("hardware.link_bytes_per_s=0", "must be a number from 1"),
+    ],
+)
+def test_keys_are_checked(override: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        composed("experiment=tiny", EMULATE, override)
+
+
+def test_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "0")
+    with pytest.raises(ConfigError, match="under torchrun"):
+        asked("experiment=tiny", EMULATE)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "each"),
+    [
+        (["parallel=dp"], 7),  # 20 over three ranks
+        (["parallel=pipeline", "parallel.plan.config=2-1", "parallel.plan.cuts=[2]"], 10),
+        (["parallel=pipeline", "parallel.plan.config=1-2", "parallel.plan.cuts=[2]"], 20),
+        (["parallel=pipeline", "parallel.plan.balance=layers"], 20),
+    ],
+)
+def test_minibatches_are_of_all_ranks_that_read(
+    tmp_path: Path, overrides: list[str], each: int
+) -> None:
+    config = asked(*hosts(tmp_path), EMULATE, *overrides)
+    inventory = build_inventory(config)
+    config["parallel"] = with_all_devices(config, inventory)
+    run = Run(spec=config, directory=RunDir(tmp_path), inventory=inventory, watch=SignalWatch())
+    assert minibatches_each(run, 20) == each
+    assert minibatches_each(run, None) == 24
+    config["trainer"]["limit_train_batches"] = 9
+    assert minibatches_each(run, None) == 9

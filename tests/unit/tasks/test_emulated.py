@@ -1,0 +1,234 @@
+"""Emulated trainings: what is asked for, what is refused, and what makes a run another one."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.config.build import build_inventory
+from sparsepipe.config.division import division_of
+from sparsepipe.emulate import NotPermitted, emulated_layout, machine
+from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
+from sparsepipe.launch.emulated_hosts import hosts_emulated
+from sparsepipe.launch.job import run_job
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.tasks.emulated import emulated_profiles, with_all_devices
+from sparsepipe.tasks.emulation_request import as_emulated
+from tests.support.command_line import composed
+from tests.support.emulated_cases import hosts, path_of, profile
+from tests.support.namespace_cases import left, needs_namespaces
+from tests.support.plans import plan_on
+
+pytestmark = pytest.mark.usefixtures("workplace")
+EMULATE = "hardware.emulate=true"
+LOOPBACK = "hardware.network=loopback"
+
+
+def asked(*overrides: str) -> tuple[dict, Inventory]:
+    config = dict(as_emulated(composed(*overrides)))
+    return config, build_inventory(config)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("hardware.emulat=true", "nearest: 'hardware.emulate'"),
+        ("hardware.emulate=2", "'hardware.emulate' must be true or false"),
+        ("hardware.time_scale=0", "from 0.001 to 10000"),
+        ("hardware.network=wifi", "one of 'auto', 'namespaces', 'loopback'"),
+    ],
+)
+def test_keys_are_checked_beside_those_of_any_hardware(override: str, said: str) -> None:
+    for hardware in ("local", "paper_8gpu", "file"):
+        with pytest.raises(ConfigError, match=said):
+            composed("experiment=tiny", f"hardware={hardware}", override)
+
+
+def test_a_scale_without_emulation_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"time_scale is set, and hardware\.emulate") as caught:
+        build_inventory(composed("experiment=tiny", "hardware.time_scale=10"))
+    assert "hardware.emulate=true" in caught.value.remedy
+
+
+@pytest.mark.parametrize("task", ["evaluate", "profile", "partition", "bandwidth"])
+def test_trainings_only_are_emulated(task: str) -> None:
+    with pytest.raises(ConfigError, match=f"task={task}") as caught:
+        run_job(composed("experiment=tiny", f"task={task}", EMULATE))
+    assert "task=train" in caught.value.remedy
+
+
+def test_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "0")
+    with pytest.raises(ConfigError, match="under torchrun"):
+        run_job(composed("experiment=tiny", EMULATE))
+
+
+def test_devices_become_processors_and_keep_what_else_they_are() -> None:
+    _, inventory = asked("hardware=paper_6gpu", EMULATE)
+    plain = build_inventory(composed("hardware=paper_6gpu"))
+    assert (plain.accelerator, inventory.accelerator) == ("cuda", "cpu")
+    assert inventory.link == plain.link
+    assert [[d.name for d in host.devices] for host in inventory.hosts] == [
+        ["TITAN V", "TITAN Xp"], ["RTX 2080 Ti"]
+    ]  # fmt: skip
+    slowed = build_inventory(composed("experiment=tiny", "hardware=two_speeds", EMULATE))
+    assert [d.slowdown for d in slowed.hosts[0].devices] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("strategy", ["dp", "mp", "hete_mp", "exact"])
+def test_all_devices_of_all_hosts_take_part(strategy: str) -> None:
+    config, inventory = asked("hardware=paper_8gpu", f"parallel={strategy}", EMULATE)
+    found = with_all_devices(config, inventory)
+    assert (found["devices"], found["num_nodes"]) == (8, 2)
+
+
+def test_one_device_is_the_first() -> None:
+    config, inventory = asked("hardware=paper_8gpu", "parallel=single", EMULATE)
+    found = with_all_devices(config, inventory)
+    assert (found["devices"], found["num_nodes"]) == (1, 1)
+
+
+def test_a_plan_may_name_fewer_devices(tmp_path: Path) -> None:
+    names = (["server2/RTX 2080 Ti/1"], ["server2/RTX 2080 Ti/0"])
+    (tmp_path / "plan.json").write_text(plan_on(*names, cuts=[10], num_layers=52).to_json())
+    plan = f"parallel.plan.file={tmp_path / 'plan.json'}"
+    config, inventory = asked("hardware=paper_8gpu", "parallel=pipeline", plan, EMULATE)
+    found = with_all_devices(config, inventory)
+    assert (found["devices"], found["num_nodes"]) == (2, 1)
+    assert division_of({**config, "parallel": found}) is not None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said", "remedy"),
+    [
+        (["parallel=dp", "parallel.devices=3"], r"parallel\.devices=3, and the", "devices=auto"),
+        (["parallel=pipeline", "parallel.plan.config=1-1", "parallel.plan.cuts=[3]"],
+         "is for 2 devices, and the", "one that names"),
+        (["parallel=pipeline"], "share the FLOPs", "balance=parameters"),
+        (["parallel=single", "parallel.devices=auto"], "without a strategy", "parallel=dp"),
+    ],
+)  # fmt: skip
+def test_other_numbers_of_devices_are_refused(overrides: list[str], said: str, remedy: str) -> None:
+    config, inventory = asked("hardware=paper_5gpu", EMULATE, *overrides)
+    with pytest.raises(ConfigError, match=said) as caught:
+        with_all_devices(config, inventory)
+    assert remedy in caught.value.remedy
+
+
+def test_a_device_without_a_profile_is_named() -> None:
+    config, inventory = asked("hardware=paper_5gpu", "model=sparse_vgg11_bn", EMULATE)
+    with pytest.raises(ProfileError, match="sparse_vgg11_bn on TITAN V, RTX 2080 Ti") as caught:
+        emulated_profiles(config, inventory)
+    assert "sparse_vgg11_bn: ..." in caught.value.remedy
+
+
+def test_profiles_of_unlike_models_are_refused(tmp_path: Path) -> None:
+    overrides = hosts(tmp_path)
+    profile(parameter_bytes=8).save(tmp_path / "slow.json")
+    config, inventory = asked(*overrides, "parallel=dp")
+    with pytest.raises(ProfileError, match="fast and slow are of models with other parameters"):
+        emulated_profiles(config, inventory)
+
+
+def test_profiles_of_unlike_batches_are_refused_emulated_and_simulated(tmp_path: Path) -> None:
+    overrides = (*hosts(tmp_path), "parallel=dp")
+    profile(slower=2.0, batch_size=32).save(tmp_path / "slow.json")
+    said = "fast is of batches of 16 samples, that of slow of 32"
+    with pytest.raises(ProfileError, match=said) as caught:
+        emulated_profiles(*asked(*overrides))
+    assert "one data.batch_size" in caught.value.remedy
+    *here, _ = overrides[:-1]
+    with pytest.raises(ProfileError, match=said):
+        run_job(composed(*here, "parallel=dp", "task=simulate"))
+    profile(slower=2.0, batch_size=None).save(tmp_path / "slow.json")
+    assert set(emulated_profiles(*asked(*overrides))) == {"fast", "slow"}, "it does not tell"
+
+
+def test_a_run_is_its_profiles_and_links_and_no_data(tmp_path: Path) -> None:
+    overrides = (*hosts(tmp_path), "parallel=dp")
+    first = path_of(*overrides)
+    assert path_of(*overrides, "paths.data=/nowhere") == first
+    scaled = path_of(*overrides, "hardware.time_scale=4")
+    assert scaled != first
+    assert path_of(*overrides, "hardware.network=loopback") not in (first, scaled)
+    assert path_of(*hosts(tmp_path, bytes_per_s=30e6), "parallel=dp") != first
+    profile(slower=3.0).save(tmp_path / "slow.json")
+    assert path_of(*overrides) != first
+
+
+def test_a_link_too_slow_is_refused_before_ranks_start(tmp_path: Path) -> None:
+    with pytest.raises(HardwareError, match="slower than can be emulated") as caught:
+        run_job(composed(*hosts(tmp_path, bytes_per_s=1e5), "parallel=dp"))
+    assert "hardware.time_scale" in caught.value.remedy
+    assert not list(tmp_path.glob("outputs/*/*/config.yaml")), "nothing stays of it"
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "said", "remedy"),
+    [
+        (0.0, "no bandwidth between its hosts", "bytes_per_s"),
+        (-1.0, "bytes_per_s is -1", "not neg"),
+    ],
+)
+def test_a_link_without_bandwidth_is_refused(
+    tmp_path: Path, bytes_per_s: float, said: str, remedy: str
+) -> None:
+    with pytest.raises(HardwareError, match=said) as caught:
+        run_job(composed(*hosts(tmp_path, bytes_per_s=bytes_per_s), "parallel=dp"))
+    assert remedy in caught.value.remedy
+    assert not list(tmp_path.glob("outputs/*/*/config.yaml"))
+
+
+def test_a_plan_with_more_stages_than_layers_is_refused_before_ranks_start(tmp_path: Path) -> None:
+    plan = ("parallel.plan.config=1-1-1-1-1", "parallel.plan.cuts=[1,2,3,4]")
+    with pytest.raises(PlanError, match=r"a plan of 5 stages .* the model has 4 layers") as caught:
+        run_job(composed(*hosts(tmp_path, slow=4), "parallel=pipeline", *plan))
+    assert "as many stages as there are layers" in caught.value.remedy
+    assert not list(tmp_path.glob("outputs/*/*/config.yaml"))
+
+
+def test_schedules_are_of_simulations_and_refused_here(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"task\.schedule"):
+        composed(*hosts(tmp_path), "parallel=hete_mp", "task.schedule=gpip")
+
+
+@needs_namespaces
+@pytest.mark.parametrize("overrides", [("parallel=dp", LOOPBACK), ("parallel=single",)])
+def test_what_a_killed_run_left_goes_before_any_emulation(
+    tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    """Also before one on loopback, and one on a single host, which make no namespaces."""
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait(60)
+    namespace = f"sparsepipe-{ended.pid}-1-511-0"
+    machine.do(("ip", "netns", "add", namespace))
+    config, inventory = asked(*hosts(tmp_path), *overrides)
+    config["parallel"] = with_all_devices(config, inventory)
+    assert left(ended.pid) == [namespace]
+    with hosts_emulated(config, inventory, RunDir(tmp_path)):
+        assert emulated_layout() is None
+        assert left(ended.pid) == []
+
+
+def test_without_permission_it_says_that_links_are_not_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(machine, "may_administer", lambda: False)
+    config, inventory = asked(*hosts(tmp_path), "parallel=dp")
+    config["parallel"] = with_all_devices(config, inventory)
+    with caplog.at_level("WARNING"), hosts_emulated(config, inventory, RunDir(tmp_path)):
+        assert emulated_layout() is None
+    assert "the network between hosts is not emulated" in caplog.text
+    assert "run as root" in caplog.text
+    config["hardware"]["network"] = "namespaces"
+    with (
+        pytest.raises(NotPermitted, match="may not make network namespaces") as caught,
+        hosts_emulated(config, inventory, RunDir(tmp_path)),
+    ):
+        pytest.fail("it has begun")
+    assert "run as root" in caught.value.remedy
+    assert "hardware.network=loopback" in caught.value.remedy

@@ -1,0 +1,275 @@
+"""The tasks partition and table3, from the configuration to their files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from sparsepipe.cluster import Inventory
+from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
+from sparsepipe.launch.job import run_job
+from sparsepipe.paper.paper_problem import paper_inventory
+from sparsepipe.paper.table3 import table3
+from sparsepipe.paper.table3_paper import PAPER as PRINTED
+from sparsepipe.paper.table3_paper import PaperRow, hete_mp_s
+from sparsepipe.partition.costs.model import cost_model
+from sparsepipe.partition.explanation import explain
+from sparsepipe.partition.problem import Problem
+from sparsepipe.partition.search.algorithms import best_cuts
+from sparsepipe.planning.device_profiles import load_profiles
+from sparsepipe.results.files import read_json
+from sparsepipe.results.shares import Costs, accumulated_shares
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.runs.signals import SignalWatch
+from sparsepipe.schedule import Plan
+from sparsepipe.tasks.partition import partition
+from sparsepipe.tasks.run import Run
+from tests.support.command_line import composed
+from tests.support.planned_cases import MODEL
+from tests.support.recompute_cases import saved
+
+PAPER = ("task=partition", "hardware=paper_8gpu", "task.bandwidth_bytes_per_s=60e6")
+
+
+def run(outputs: Path, *overrides: str) -> RunDir:
+    return run_job(composed(f"paths.outputs={outputs}", *overrides))
+
+
+def test_the_papers_eight_gpus(tmp_path: Path) -> None:
+    done = run(tmp_path, *PAPER)
+    plan = Plan.from_json(done.plan.read_text())
+    assert (plan.config, plan.cuts) == ("7-1", (24,))
+    assert plan.stages[1].devices == ("server1/TITAN V/0",)
+    assert plan.details["order"] == ["RTX 2080 Ti", "TITAN Xp", "TITAN V"]
+    assert plan.details["bandwidth_bytes_per_s"] == 60e6
+    assert plan.details["memory"]["stash"] is True
+    assert plan.details["inventory"]["devices"]["server1/TITAN Xp"] == 3
+    sources = [profile["source"] for profile in plan.details["profiles"].values()]
+    assert len(sources) == 3
+    assert all("measured by the authors" in source for source in sources)
+    result = json.loads(done.result.read_text())
+    assert result["kind"] == "simulated"
+    assert result["plan_config"] == "7-1"
+    assert result["bottleneck_s"] == plan.details["bottleneck_s"]
+    assert result["dp_s"] > result["bottleneck_s"]
+    told = (done.path / "plan.txt").read_text()
+    assert "0-23" in told
+    assert "as fast as data parallelism" in told
+    rows = list(csv.DictReader((done.path / "plan.csv").open()))
+    assert [row["devices"] for row in rows] == ["3 x TITAN Xp + 4 x RTX 2080 Ti", "1 x TITAN V"]
+
+
+def test_the_plan_is_drawn_over_every_device(tmp_path: Path) -> None:
+    """The paper's Fig. 7 of all three kinds, with the cut: the picture of the shipped files."""
+    done = run(tmp_path, *PAPER)
+    devices = {}
+    for name in ("TITAN V", "TITAN Xp", "RTX 2080 Ti"):
+        file = Path("conf/profiles/paper") / f"{name.lower().replace(' ', '_')}.json"
+        layers = json.loads(file.read_text())["layers"]
+        devices[name] = Costs(
+            compute_s=[layer["forward_s"] + layer["backward_s"] for layer in layers],
+            activation_bytes=[layer["activation_bytes"] for layer in layers],
+            parameter_bytes=[layer["parameter_bytes"] for layer in layers],
+        )
+    accumulated_shares(devices, tmp_path / "expected.png", cuts=[24])
+    assert (done.path / "shares.png").read_bytes() == (tmp_path / "expected.png").read_bytes()
+
+
+def test_mp_takes_the_fastest_device_for_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="sparsepipe"):
+        found = run(tmp_path, *PAPER, "task.search=mp")
+    named = run(tmp_path, *PAPER, "task.search=mp", "task.device=RTX 2080 Ti")
+    assert "mp takes all devices for alike, here for the fastest" in caplog.text
+    assert "by its profile: RTX 2080 Ti" in caplog.text
+    plans = [Plan.from_json(done.plan.read_text()) for done in (found, named)]
+    assert plans[0] == plans[1]
+    assert plans[0].details["device"] == "RTX 2080 Ti"
+
+
+def test_variance_makes_a_stage_of_each_device(tmp_path: Path) -> None:
+    found = run(tmp_path, *PAPER, "hardware=paper_5gpu", "task.search=variance")
+    plan = Plan.from_json(found.plan.read_text())
+    assert plan.config == "1-1-1-1-1"
+    assert plan.details["device"] == "RTX 2080 Ti"
+    assert (found.path / "plan.txt").read_text().startswith("variance: 1-1-1-1-1")
+
+
+@pytest.mark.full
+def test_the_same_is_done_once_and_another_profile_is_another_run(tmp_path: Path) -> None:
+    first = run(tmp_path, *PAPER)
+    time_ns = first.result.stat().st_mtime_ns
+    assert run(tmp_path, *PAPER).path == first.path
+    assert first.result.stat().st_mtime_ns == time_ns
+    profile = json.loads((Path("conf/profiles/paper/titan_v.json")).read_text())
+    profile["layers"][30]["forward_s"] = 9.0
+    slow = tmp_path / "slow.json"
+    slow.write_text(json.dumps(profile))
+    other = run(tmp_path, *PAPER, f"++task.profiles={{TITAN V: {slow}}}")
+    profile["layers"][30]["forward_s"] = 8.0
+    slow.write_text(json.dumps(profile))
+    third = run(tmp_path, *PAPER, f"++task.profiles={{TITAN V: {slow}}}")
+    assert len({first.path, other.path, third.path}) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "message"),
+    [
+        (("hardware=local", "hardware.accelerator=cpu"), ProfileError, "no profile of"),
+        ((*PAPER, "model=sparse_vgg11_bn"), ProfileError, "no profile of"),
+        (
+            (
+                *PAPER,
+                "model=sparse_vgg11_bn",
+                "++task.profiles={TITAN V: profiles/paper/titan_v.json, "
+                "TITAN Xp: profiles/paper/titan_xp.json, "
+                "RTX 2080 Ti: profiles/paper/rtx_2080_ti.json}",
+            ),
+            ProfileError,
+            "another model: of sparse_vgg16_bn, not of sparse_vgg11_bn",
+        ),
+        (
+            (*PAPER, "++task.profiles={TITAN: profiles/paper/titan_v.json}"),
+            ProfileError,
+            "given of TITAN, which",
+        ),
+        ((*PAPER, "parallel=hete_mp"), ConfigError, "task=partition runs as one process"),
+        ((*PAPER, "task.order=by_price"), ConfigError, "by_price"),
+        ((*PAPER, "task.search=exact", "task.order=by_speed"), ConfigError, "not use order"),
+        ((*PAPER, "task.search=dp", "task.device=TITAN V"), ConfigError, "not use device"),
+        ((*PAPER, "task.search=variance", "task.levels=true"), ConfigError, "not use levels"),
+        ((*PAPER, "task.levels=true"), ConfigError, "hete_mp does not use levels"),
+        ((*PAPER, "task.optimizer_bytes=-1"), ConfigError, "optimizer bytes .* -1"),
+        ((*PAPER, "task.reserved_bytes=-1"), ConfigError, "reserved bytes .* -1"),
+        ((*PAPER, "task.search=exhaustive"), PlanError, "plans to try"),
+        ((*PAPER, "task.cost_model=guess"), ConfigError, "guess"),
+        ((*PAPER, "task.bandwidth_bytes_per_s=0"), HardwareError, "0"),
+        ((*PAPER, "task.reserved_bytes=12e9"), PlanError, "lacks"),
+        (
+            (
+                *PAPER,
+                "hardware=paper_7gpu",
+                "task.search=mp",
+                "task.levels=true",
+                "task.device=TITAN V",
+            ),
+            PlanError,
+            "server1 3, server2 4",
+        ),
+        ((*PAPER, "++task.profiles={TITAN V: nowhere.json}"), ProfileError, "nowhere.json"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    tmp_path: Path, overrides: tuple[str, ...], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        run(tmp_path, "task=partition", *overrides)
+    assert not list(tmp_path.glob("*/*/DONE.json"))
+
+
+def test_what_the_paper_prints_of_hete_mp_is_costed_as_it_stands() -> None:
+    groups = {6: [(0, 0, 4), (1, 0, 0), (0, 1, 0)], 8: [(0, 3, 4), (1, 0, 0)]}
+    for gpus, devices in groups.items():
+        inventory = paper_inventory(gpus)
+        problem = Problem.of(
+            inventory,
+            load_profiles(inventory, "sparse_vgg16_bn", given={}),
+            model=cost_model("sparsepipe_hete"),
+            bandwidth_bytes_per_s=60e6,
+        )
+        # The best cuts on the paper's devices begin with its own one at 60 MB/s.
+        best = best_cuts(problem, devices)
+        assert best.stages[0].end == 24
+        assert hete_mp_s(problem, PRINTED[gpus]) == explain(problem, best).bottleneck_s
+        other = PaperRow(mp="", hete_mp=PRINTED[gpus].hete_mp[::-1])
+        assert hete_mp_s(problem, other) > explain(problem, best).bottleneck_s
+    assert [row.hete_config for row in PRINTED.values()] == ["4-1", "4-1-1", "6-1", "7-1"]
+
+
+@pytest.mark.parametrize(
+    ("recompute", "bottleneck_s", "spans"),
+    [("none", 9.0, None), ("all", 12.0, [[0, 1], [2, 3]]), ("auto", 10.0, [[0, 0], [3, 3]])],
+)
+def test_what_a_synchronous_pipeline_recomputes_counts(
+    tmp_path: Path, recompute: str, bottleneck_s: float, spans: list[list[int]] | None
+) -> None:
+    """On four layers of 3, 6, 6 and 3 s; by ``auto`` so much that 1.4 MB are enough."""
+    memory_bytes = 1_000_000_000 if recompute == "none" else 1_400_000
+    device = f"{{name: core, count: 2, accelerator: cpu, memory_bytes: {memory_bytes}}}"
+    done = run(
+        tmp_path,
+        *MODEL,
+        "task=partition",
+        "hardware=cores",
+        f"hardware.value.hosts=[{{name: here, devices: [{device}]}}]",
+        "parallel=gpipe",
+        "parallel.devices=1",
+        f"parallel.strategy.recompute={recompute}",
+        "task.bandwidth_bytes_per_s=1e4",
+        f"task.profiles={{core: {saved(tmp_path / 'four.json')}}}",
+    )
+    plan = Plan.from_json(done.plan.read_text())
+    assert (plan.config, plan.cuts) == ("1-1", (2,))
+    assert plan.details["bottleneck_s"] == pytest.approx(bottleneck_s)
+    assert plan.details.get("recomputed") == spans
+    assert read_json(done.result)["bottleneck_s"] == plan.details["bottleneck_s"]
+
+
+def test_several_processes_are_refused(tmp_path: Path) -> None:
+    config = composed(*PAPER, "parallel=dp", "parallel.devices=2")
+    run = Run(
+        spec=config,
+        directory=RunDir(tmp_path),
+        inventory=paper_inventory(8),
+        watch=SignalWatch(),
+    )
+    for task in (partition, table3):
+        with pytest.raises(ConfigError, match="asks for 2") as caught:
+            task(run)
+        assert "parallel=single" in caught.value.remedy
+
+
+def test_one_device_has_one_profile() -> None:
+    hosts = [
+        {"name": host, "devices": [{"name": "x", "count": 1, "profile": {"net": file}}]}
+        for host, file in (("a", "one.json"), ("b", "two.json"))
+    ]
+    with pytest.raises(ProfileError, match=r"one\.json and two\.json"):
+        load_profiles(Inventory.from_dict({"hosts": hosts}), "net", given={})
+
+
+def test_table_3(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        "experiment=table3",
+        "task.bandwidths_bytes_per_s=[60e6]",
+        "task.exact_bandwidths_bytes_per_s=[100e6]",
+    )
+    rows = list(csv.DictReader((done.path / "table.csv").open()))
+    verdicts = [(row["strategy"], row["verdict"]) for row in rows]
+    assert verdicts.count(("HETE-MP", "equal")) == 4
+    assert {verdict for strategy, verdict in verdicts if strategy == "MP"} <= {
+        "equal",
+        "co-optimal",
+    }
+    assert "Table III at 60 MB/s" in (done.path / "table.md").read_text()
+    gains = {
+        row["gpus"]: float(row["gain"]) for row in csv.DictReader((done.path / "exact.csv").open())
+    }
+    assert gains["7"] == pytest.approx(1.15, abs=0.01)
+    assert gains["8"] == pytest.approx(1.27, abs=0.01)
+    settings = list(csv.DictReader((done.path / "settings.csv").open()))
+    assert any(row["8 GPUs"] == "differs" for row in settings)
+    result = json.loads(done.result.read_text())
+    assert (result["rows"], result["rows_equal"], result["rows_co_optimal"]) == (8, 4, 4)
+    mp, hete_mp = ([row for row in rows if row["strategy"] == s] for s in ("MP", "HETE-MP"))
+    for row in mp:
+        stages = row["config"].split("-")
+        assert row["devices"] == f"{', '.join(stages)} (all count as RTX 2080 Ti)"
+        assert sum(map(int, stages)) == int(row["gpus"])
+    assert [row["paper_layers"] == row["layers"] for row in hete_mp] == [True, False, True, True]
+    assert hete_mp[1]["paper_layers"] == "0-23, ..."

@@ -1,0 +1,259 @@
+"""The task profile, from the configuration to its files, and from there to a plan."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparsepipe.config.build import build_inventory
+from sparsepipe.errors import (
+    ConfigError,
+    HardwareError,
+    PlanError,
+    ProfileError,
+    SparsePipeError,
+)
+from sparsepipe.launch.job import run_job
+from sparsepipe.profiling import Profile
+from sparsepipe.results.shares import Costs, accumulated_shares
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.runs.signals import SignalWatch
+from sparsepipe.schedule import Plan
+from sparsepipe.tasks.profile import profile
+from sparsepipe.tasks.run import Run
+from sparsepipe.utils.host import usable_cores
+from sparsepipe.utils.memory import give_freed_memory_back
+from tests.support.command_line import composed
+from tests.support.freed_blocks import kept_mib, needs_glibcs_own
+
+pytestmark = pytest.mark.usefixtures("workplace")
+PROFILE = ("experiment=tiny", "task=profile", "task.num_warmup=1", "task.num_measured=4")
+
+
+def run(*overrides: str) -> RunDir:
+    return run_job(composed(*overrides))
+
+
+def test_a_profile_and_the_plan_that_it_leads_to(tmp_path: Path) -> None:
+    done = run(*PROFILE)
+    found = Profile.load(done.path / "profile.json")
+    assert [layer.kind for layer in found.layers][:1] == ["Linear"]
+    assert all(layer.forward_s > 0 for layer in found.layers)
+    assert found.meta["num_measured"] == 4
+    assert found.meta["model"] == "mlp"
+    rows = (done.path / "profile.txt").read_text().splitlines()
+    assert rows[0].startswith("| layer ")
+    assert len(rows) == 2 + found.num_layers
+    assert (done.path / "shares.png").read_bytes().startswith(b"\x89PNG")
+    result = json.loads(done.result.read_text())
+    assert result["kind"] == "measured"
+    assert result["layers_s"] == pytest.approx(found.compute_s)
+    assert result["update_s"] == found.update_s > 0
+    assert result["copy_s"] == found.copy_s > 0
+    assert found.meta["optimizer"] == "torch.optim.SGD momentum"
+    assert result["profile_share_of_training"] > 0
+    device = found.meta["device"]
+    planned = run(
+        "experiment=tiny",
+        "task=partition",
+        "task.search=exact",
+        "hardware.cpu_devices=3",
+        "task.bandwidth_bytes_per_s=1e9",
+        f"++task.profiles={{{device}: {done.path / 'profile.json'}}}",
+    )
+    plan = Plan.from_json(planned.plan.read_text())
+    assert plan.num_ranks == 3
+    assert plan.num_layers == found.num_layers
+
+
+@needs_glibcs_own
+def test_runs_on_processors_keep_what_they_free() -> None:
+    give_freed_memory_back()
+    assert kept_mib() < 10
+    run(*PROFILE)
+    assert kept_mib() > 190
+
+
+def test_of_somebodys_own_module_no_update_is_measured() -> None:
+    found = Profile.load(run(*PROFILE, "model=own").path / "profile.json")
+    assert found.update_s is None
+    assert found.copy_s is None
+    assert "optimizer" not in found.meta
+    with pytest.raises(ConfigError, match="refuses its settings"):
+        run(*PROFILE, "optim.optimizer.nesterov=true", "optim.optimizer.momentum=0")
+
+
+def hardware_with_a_profile(tmp_path: Path, kept: Path) -> Path:
+    """An inventory of two devices, of which one has been measured."""
+    path = tmp_path / "two.yaml"
+    devices = [
+        {"name": "measured", "count": 1, "accelerator": "cpu", "profile": {"mlp": str(kept)}},
+        {"name": "core", "count": 1, "accelerator": "cpu"},
+    ]
+    path.write_text(json.dumps({"hosts": [{"name": "here", "devices": devices}]}))
+    return path
+
+
+def test_the_picture_marks_the_cuts_of_a_plan_amid_all_devices(tmp_path: Path) -> None:
+    first = run(*PROFILE).path / "profile.json"
+    layers = Profile.load(first).num_layers
+    plan = tmp_path / "plan.json"
+    plan.write_text(Plan.of(config="1-1", cuts=[2], num_layers=layers).to_json())
+    inventory = hardware_with_a_profile(tmp_path, first)
+    beside = (*PROFILE, "hardware=file", f"hardware.source={inventory}", "task.device=core")
+    done = run(*beside, f"task.plan={plan}")
+    second = Profile.load(done.path / "profile.json")
+    costs = {
+        name: Costs(
+            compute_s=[layer.compute_s for layer in profile.layers],
+            activation_bytes=[layer.activation_bytes for layer in profile.layers],
+            parameter_bytes=[layer.parameter_bytes for layer in profile.layers],
+        )
+        for name, profile in (("measured", Profile.load(first)), ("core", second))
+    }
+    accumulated_shares(costs, tmp_path / "expected.png", cuts=[2])
+    assert (done.path / "shares.png").read_bytes() == (tmp_path / "expected.png").read_bytes()
+    plan.write_text(Plan.of(config="1-1", cuts=[3], num_layers=layers).to_json())
+    assert run(*beside, f"task.plan={plan}").path != done.path, "another plan is another picture"
+
+
+def test_the_picture_shows_profiles_of_other_batches_and_widths_beside(tmp_path: Path) -> None:
+    first = run(*PROFILE).path / "profile.json"
+    wide = (*PROFILE, "model.width=16", "data.batch_size=8")
+    done = run(*wide, f"++task.beside={{printed: {first}}}")
+    with (done.path / "shares.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    (ours,) = {name.partition(": ")[0] for name in rows[0]} - {"layer", "printed"}
+    for name, path in (("printed", first), (ours, done.path / "profile.json")):
+        times_s = [layer.compute_s for layer in Profile.load(path).layers]
+        shares = [sum(times_s[: i + 1]) / sum(times_s) for i in range(len(times_s))]
+        assert [float(row[f"{name}: compute time"]) for row in rows] == pytest.approx(shares)
+    assert run(*wide).path != done.path, "another picture"
+    with pytest.raises(ProfileError, match="printed has 52 layers, the network has 4"):
+        run(*PROFILE, "++task.beside={printed: profiles/paper/titan_xp.json}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "cannot be read"), ("{}", "plan"), ("long", "covers 9 layers")]
+)
+def test_a_plan_that_does_not_fit_is_refused_before_anything_is_measured(
+    text: str | None, message: str, tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.json"
+    if text is not None:
+        long = Plan.of(config="1-1", cuts=[2], num_layers=9).to_json()
+        plan.write_text(long if text == "long" else text)
+    with pytest.raises(PlanError, match=message):
+        run(*PROFILE, f"task.plan={plan}")
+    assert not list(tmp_path.rglob("profile.json"))
+
+
+@pytest.fixture
+def _threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Lets a profile choose its threads, and puts them back."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("_threads", "networks_for_ranks")
+@pytest.mark.parametrize("in_sweep", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_a_named_device_is_measured_as_it_is_used(in_sweep: bool) -> None:
+    config = composed(*PROFILE, "hardware=two_speeds", "task.device=half-speed")
+    done = run_job(config, fresh_processes=in_sweep)
+    found = Profile.load(done.path / "profile.json")
+    assert (found.meta["device"], found.meta["slowdown"]) == ("half-speed", 2.0)
+    assert found.meta["threads"] == max(1, usable_cores() // 2)
+    assert found.meta["model_settings"] == {"width": 8, "dropout": 0.0, "norm": False}
+    assert (found.meta["num_classes"], found.meta["batch_size"]) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ((), "several kinds of devices: full-speed, half-speed"),
+        (("task.device=quick",), "no device that is called quick"),
+    ],
+)
+def test_which_device_must_be_known(settings: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        run(*PROFILE, "hardware=two_speeds", *settings)
+    assert "full-speed" in caught.value.remedy
+
+
+def test_profiles_of_other_networks_and_workloads(caplog: pytest.LogCaptureFixture) -> None:
+    measured = run(*PROFILE, "hardware=cores").path / "profile.json"
+    given = ("experiment=tiny", "hardware=cores", "task=partition",
+             "task.bandwidth_bytes_per_s=1e9", f"++task.profiles={{core: {measured}}}")  # fmt: skip
+    with pytest.raises(ProfileError, match="mlp with width=8, not with width=16") as caught:
+        run(*given, "model.width=16")
+    assert "model.width=8" in caught.value.remedy
+    with caplog.at_level(logging.INFO, logger="sparsepipe"):
+        run(*given, "data.batch_size=8")
+    assert "core was measured with data.batch_size=4, not 8" in caplog.text
+    training = ("experiment=tiny", "hardware=cores", "parallel=hete_mp",
+                f"parallel.search.profiles={{core: {measured}}}")  # fmt: skip
+    with pytest.raises(ProfileError, match=r"data\.batch_size=4, not 8") as caught:
+        run(*training, "data.batch_size=8")
+    assert "task=profile" in caught.value.remedy
+    with pytest.raises(ProfileError, match="width=8, not with width=16"):
+        run(*training, "model.width=16")
+    told = json.loads(measured.read_text())
+    told["meta"]["num_classes"] = 40
+    measured.write_text(json.dumps(told))
+    with pytest.raises(ProfileError, match="for 40 classes, the data have 2"):
+        run(*training)
+
+
+def test_a_training_without_an_end_has_no_share(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="sparsepipe"):
+        done = run(*PROFILE, "trainer.max_epochs=-1")
+    assert "no given end" in caplog.text
+    assert "profile_share_of_training" not in json.loads(done.result.read_text())
+
+
+@pytest.mark.parametrize(
+    ("override", "error", "message"),
+    [
+        (("task.num_batches=0",), ProfileError, "num_batches=0"),
+        (("task.num_batches=-1",), ProfileError, "num_batches=-1"),
+        (("trainer.precision=bf16-mixed",), ConfigError, "float32 so far"),
+        pytest.param(
+            ("hardware=paper_8gpu",),
+            HardwareError,
+            "torch finds none",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    override: tuple[str, ...], error: type[SparsePipeError], message: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        run(*PROFILE, *override)
+    assert caught.value.remedy
+
+
+def test_several_processes_are_refused(tmp_path: Path) -> None:
+    config = composed(*PROFILE, "parallel=dp", "parallel.devices=2", "hardware.cpu_devices=2")
+    alone = Run(
+        spec=config,
+        directory=RunDir(tmp_path),
+        inventory=build_inventory(config),
+        watch=SignalWatch(),
+    )
+    with pytest.raises(ConfigError, match="profile runs as one process") as caught:
+        profile(alone)
+    assert "parallel=single" in caught.value.remedy
+
+
+def test_no_measured_pass_is_refused() -> None:
+    with pytest.raises(ProfileError, match="0 measured"):
+        run(*PROFILE[:2], "task.num_measured=0")

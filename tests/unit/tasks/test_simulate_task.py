@@ -1,0 +1,279 @@
+"""The task simulate, from the configuration to its files."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError, ScheduleError
+from sparsepipe.schedule import Plan
+from tests.support.command_line import Shell
+from tests.support.emulated_cases import profile
+from tests.support.simulated_cases import BY_HAND, PAPER, SEARCHED, layers_s, result, run
+
+
+def test_a_searched_plan_with_all_its_files(tmp_path: Path) -> None:
+    done = run(tmp_path, *SEARCHED)
+    plan = Plan.from_json(done.plan.read_text())
+    assert (plan.config, plan.cuts) == ("4-1", (24,))
+    assert plan.details["bandwidth_bytes_per_s"] == 60e6
+    found = result(done)
+    assert found["kind"] == "simulated"
+    assert found["task_name"] == "simulate"
+    assert found["plan_config"] == "4-1"
+    assert found["ranks"] == 1, "the simulation itself is one process"
+    assert found["shapes_per_minibatch"] == 64, "as it was measured, whatever data say"
+    assert found["simulated_shapes_per_s"] == pytest.approx(64 / found["minibatch_s"])
+    assert found["speedup_over_dp"] == pytest.approx(found["dp_minibatch_s"] / found["minibatch_s"])
+    assert found["speedup_over_dp"] > 1
+    rows = list(csv.DictReader((done.path / "devices.csv").open()))
+    assert [row["device"] for row in rows] == [d for s in plan.stages for d in s.devices]
+    assert [row["last_layer"] for row in rows] == ["23"] * 4 + ["51"]
+    for row in rows:
+        assert row["kind"] == "simulated"
+        assert float(row["busy_share"]) + float(row["bubble_share"]) == pytest.approx(1)
+        assert 0 < float(row["busy_share"]) <= 1
+        assert float(row["peak_bytes"]) > 0
+    apart = found["dp_without_overlap_minibatch_s"]
+    assert apart > found["dp_minibatch_s"], "sums that wait for the backward take longer"
+    assert found["speedup_over_dp_without_overlap"] == pytest.approx(apart / found["minibatch_s"])
+    told = (done.path / "simulation.txt").read_text()
+    assert "4-1, simulated" in told
+    overlaps, follows = told.splitlines()[-2:]
+    assert overlaps.startswith(f"{found['speedup_over_dp']:.2f}x as fast as data parallelism")
+    assert "whose sums overlap with the backward" in overlaps
+    assert follows.startswith(f"{found['speedup_over_dp_without_overlap']:.2f}x as fast")
+    assert follows.endswith("whose sums follow the backward")
+    trace = json.loads((done.path / "trace.json").read_text())
+    assert trace["otherData"]["kind"] == "simulated"
+    assert {e["pid"] for e in trace["traceEvents"] if e["ph"] == "X"} >= set(range(5))
+    computed = [e for e in trace["traceEvents"] if e.get("cat") == "forward" and e["pid"] == 4]
+    assert len(computed) == 3
+    with Image.open(done.path / "timeline.png") as picture:
+        assert picture.width > 1000
+
+
+def test_stages_are_as_busy_as_their_layers_take(tmp_path: Path) -> None:
+    """On links without limit a device of stage 0 computes one of four minibatches."""
+    done = run(tmp_path, *BY_HAND, "task.link_bytes_per_s=1e15")
+    found = result(done)
+    rows = list(csv.DictReader((done.path / "devices.csv").open()))
+    seconds = {
+        "server1/TITAN V/0": layers_s("titan_v.json", slice(0, 24)) / 4,
+        "server2/RTX 2080 Ti/0": layers_s("rtx_2080_ti.json", slice(0, 24)) / 4,
+        "server2/RTX 2080 Ti/3": layers_s("rtx_2080_ti.json", slice(24, 52)),
+    }
+    busy = {row["device"]: float(row["busy_share"]) for row in rows}
+    assert [row["stage"] for row in rows] == ["0", "0", "0", "0", "1"]
+    for device, own_s in seconds.items():
+        assert busy[device] == pytest.approx(own_s / found["minibatch_s"], rel=1e-3)
+
+
+def test_data_parallelism_waits_for_the_slowest_and_for_its_sums(tmp_path: Path) -> None:
+    apart = result(run(tmp_path, *PAPER, "parallel=dp", "task.overlap=false"))
+    slowest_s = max(
+        layers_s("titan_v.json", slice(None)), layers_s("rtx_2080_ti.json", slice(None))
+    )
+    weights = json.loads(Path("conf/profiles/paper/titan_v.json").read_text())["layers"]
+    size = sum(layer["parameter_bytes"] for layer in weights)
+    round_s = slowest_s + 2 * 4 / 5 * size / 125e6  # a ring over the link between the servers
+    assert apart["minibatch_s"] == pytest.approx(round_s / 5, rel=1e-6)
+    assert apart["speedup_over_dp"] == apart["epoch_speedup_over_dp"] == 1
+    assert apart["speedup_over_dp_without_overlap"] == 1
+    assert apart["dp_without_overlap_minibatch_s"] == apart["minibatch_s"]
+    assert apart["plan_config"] == "5"
+    at_once = result(run(tmp_path, *PAPER, "parallel=dp"))
+    assert at_once["speedup_over_dp"] == 1
+    assert at_once["dp_without_overlap_minibatch_s"] == apart["minibatch_s"]
+    assert at_once["speedup_over_dp_without_overlap"] == pytest.approx(
+        apart["minibatch_s"] / at_once["minibatch_s"]
+    )
+    assert slowest_s / 5 < at_once["minibatch_s"] < apart["minibatch_s"]
+    faster = result(run(tmp_path, *PAPER, "parallel=dp", "task.link_bytes_per_s=1.25e9"))
+    assert faster["minibatch_s"] < at_once["minibatch_s"]
+
+
+@pytest.mark.full
+def test_schedules_that_flush_leave_devices_idle(tmp_path: Path) -> None:
+    times_s = {}
+    for schedule in ("asynchronous", "eager_1f1b", "1f1b", "gpipe", "naive"):
+        done = run(tmp_path, *BY_HAND, f"task.schedule={schedule}")
+        times_s[schedule] = result(done)["minibatch_s"]
+        assert result(done)["schedule"] == schedule
+    assert times_s["asynchronous"] < times_s["eager_1f1b"] <= times_s["1f1b"]
+    assert times_s["asynchronous"] < times_s["naive"]
+    more = run(tmp_path, *BY_HAND, "task.schedule=gpipe", "task.microbatches=32")
+    assert result(more)["minibatch_s"] < times_s["gpipe"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b", "eager_1f1b"])
+def test_a_synchronous_pipeline_is_simulated_as_it_trains(tmp_path: Path, parallel: str) -> None:
+    schedule = parallel.removeprefix("sync_")
+    own = [word.replace("parallel=pipeline", f"parallel={parallel}") for word in BY_HAND]
+    found = result(run(tmp_path, *own, "parallel.strategy.microbatches=6"))
+    told = run(tmp_path, *BY_HAND, f"task.schedule={schedule}", "task.microbatches=6")
+    assert (found["schedule"], found["microbatches"]) == (schedule, 6)
+    assert (found["strategy"], result(told)["strategy"]) == (parallel, "pipeline")
+    for key in ("minibatch_s", "epoch_s"):
+        assert found[key] == result(told)[key]
+    stale = result(run(tmp_path, *own, "task.schedule=asynchronous"))
+    assert (stale["schedule"], stale["microbatches"]) == ("asynchronous", 1)
+
+
+def test_of_many_devices_some_are_listed_and_drawn(tmp_path: Path) -> None:
+    profile().save(tmp_path / "mlp.json")
+    device = f"{{name: gpu, count: 20, profile: {{mlp: {tmp_path / 'mlp.json'}}}}}"
+    listed = ", ".join(
+        f"{{name: host{host}, link: {{bytes_per_s: 1e9}}, devices: [{device}]}}" for host in (0, 1)
+    )
+    many = (
+        "experiment=tiny",
+        "task=simulate",
+        "hardware=cores",
+        f"hardware.value.hosts=[{listed}]",
+        "+hardware.value.link={bytes_per_s: 1e8}",
+        "parallel=pipeline",
+        "parallel.plan.config=37-1-1-1",
+        "parallel.plan.cuts=[1,2,3]",
+    )
+    done = run(tmp_path, *many)
+    assert len(list(csv.DictReader((done.path / "devices.csv").open()))) == 40
+    told = (done.path / "simulation.txt").read_text()
+    assert told.count("| host") == 32
+    assert "and 8 more, in devices.csv" in told
+    trace = json.loads((done.path / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in trace if event["name"] == "process_name"} >= set(range(40))
+    with Image.open(done.path / "timeline.png") as picture:
+        # Eight replicas of the first stage and three others, with what they have on its way.
+        assert picture.height < 40 * 0.44 * 144
+
+
+def test_a_plan_file_runs_on_the_devices_that_it_names(tmp_path: Path) -> None:
+    first = run(tmp_path, *SEARCHED)
+    again = run(tmp_path, *PAPER, "parallel=pipeline", f"parallel.plan.file={first.plan}")
+    assert again.path != first.path
+    assert result(again)["minibatch_s"] == result(first)["minibatch_s"]
+    assert result(again)["plan_devices"] == result(first)["plan_devices"]
+    elsewhere = tmp_path / "elsewhere.json"
+    elsewhere.write_text(first.plan.read_text().replace("TITAN V/0", "TITAN Z/0"))
+    with pytest.raises(PlanError, match=r"the plan is for .*server1/TITAN Z/0") as caught:
+        run(tmp_path, *PAPER, "parallel=pipeline", f"parallel.plan.file={elsewhere}")
+    assert "choose the hardware" in caught.value.remedy
+
+
+@pytest.mark.full
+def test_the_same_is_done_once_and_what_differs_is_another_run(tmp_path: Path) -> None:
+    first = run(tmp_path, *SEARCHED)
+    time_ns = first.result.stat().st_mtime_ns
+    assert run(tmp_path, *SEARCHED, "parallel.grace_s=7").path == first.path
+    assert first.result.stat().st_mtime_ns == time_ns
+    measured = json.loads(Path("conf/profiles/paper/titan_v.json").read_text())
+    measured["layers"][30]["forward_s"] = 9.0
+    slow = tmp_path / "slow.json"
+    slow.write_text(json.dumps(measured))
+    others = [
+        ("task.link_bytes_per_s=1e9",),
+        ("parallel.search.bandwidth_bytes_per_s=61e6",),
+        ("parallel.plan.config=4-1", "parallel.plan.cuts=[25]"),
+        (f"task.profiles={{TITAN V: {slow}}}",),
+        ("hardware=paper_6gpu",),
+    ]
+    paths = {run(tmp_path, *SEARCHED, *each).path for each in others}
+    assert len(paths | {first.path}) == 1 + len(others)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "message", "remedy"),
+    [
+        (PAPER, ConfigError, "one device to simulate", "parallel=dp"),
+        (
+            (*BY_HAND, "task.schedule=gpip"),
+            ConfigError,
+            "no schedule called 'gpip'",
+            "asynchronous, naive, gpipe, 1f1b",
+        ),
+        (
+            (*PAPER, "parallel=dp", "task.schedule=gpipe"),
+            ConfigError,
+            "gpipe is of pipelines",
+            "parallel=hete_mp",
+        ),
+        (
+            (*PAPER, "parallel=pipeline", f"parallel.plan.config='{'-'.join('1' * 53)}'",
+             f"parallel.plan.cuts={list(range(1, 53))}"),
+            PlanError,
+            "a plan of 53 stages .* the model has 52 layers",
+            "as many stages as there are layers",
+        ),
+        ((*BY_HAND, "parallel.plan.cuts=[52]"), PlanError, "do not split 52 layers", "1 to 51"),
+        (
+            (*BY_HAND, "parallel.plan.config=4-2"),
+            HardwareError,
+            "for 6 devices, the inventory has 5",
+            "fewer devices",
+        ),
+        ((*PAPER, "parallel=pipeline"), PlanError, "no cuts", "parallel.plan.cuts"),
+        ((*BY_HAND, "task.link_bytes_per_s=0"), ConfigError, "link_bytes_per_s=0 is no", "above 0"),
+        ((*BY_HAND, "task.link_bytes_per_s=-1e6"), ConfigError, "=-1e.06 is no", "above 0"),
+        ((*BY_HAND, "task.outbox=-1"), ConfigError, "outbox=-1", "from 0 on"),
+        (
+            (*BY_HAND, "task.outbox=0", "task.inbox=0"),
+            ScheduleError,
+            "deadlock",
+            "outbox",
+        ),
+        ((*BY_HAND, "task.minibatches=0"), ConfigError, "task.minibatches=0", "1 or more"),
+        (
+            (*BY_HAND, "task.microbatches=4"),
+            ConfigError,
+            "asynchronous has no microbatches",
+            "gpipe",
+        ),
+        (
+            ("task=simulate", "hardware=local", "hardware.accelerator=cpu", "parallel=dp"),
+            ProfileError,
+            "no profile of",
+            "task=profile",
+        ),
+        (
+            (*SEARCHED, "parallel.search.order=by_price"),
+            ConfigError,
+            "by_price",
+            "by_speed",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_simulated_is_refused_and_leaves_nothing(
+    tmp_path: Path, overrides: tuple[str, ...], error: type[Exception], message: str, remedy: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        run(tmp_path, *overrides)
+    assert remedy in caught.value.remedy  # type: ignore[attr-defined]
+    assert not list(tmp_path.glob("*/*/result.json"))
+    assert not list(tmp_path.glob("*/*/config.yaml"))
+
+
+@pytest.mark.full  # two processes of their own
+def test_a_sweep_ends_with_throughputs_and_their_ratios(tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    done = shell.sweep(
+        "task=simulate",
+        "hardware=paper_5gpu",
+        "model=sparse_vgg16_bn",
+        "data=shapes",
+        "parallel=dp,hete_mp",
+        "parallel.search.bandwidth_bytes_per_s=60e6",
+    )
+    assert done.code == 0, done.err
+    (table,) = tmp_path.glob("outputs/*/sweeps/*/table.md")
+    head, _, dp, searched = table.read_text().splitlines()
+    for heading in ("kind", "simulated shapes/s", "ratio", "over DP", "epoch s"):
+        assert heading in head
+    assert "| simulated |" in dp
+    assert "1.00x" in dp
+    assert "4-1 at 24" in searched
