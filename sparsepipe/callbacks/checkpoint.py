@@ -22,6 +22,7 @@ from sparsepipe.config.outputs import writing
 from sparsepipe.errors import ConfigError
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
+from sparsepipe.strategies.trainer_internals import optimizer_steps
 
 STATE_KEY = "RunCheckpoint"
 
@@ -162,7 +163,7 @@ class RunCheckpoint(Checkpoint):
             OutputError: it cannot be written.
         """
         # Within an epoch Lightning counts the last batch when it goes on.
-        steps = trainer.fit_loop.epoch_loop._batches_that_stepped + bool(batches)
+        steps = optimizer_steps(trainer) + bool(batches)
         self._position = (epoch, batches, steps)
         self._metrics = {
             name: value.detach().cpu().clone()

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultMetric
 from typing_extensions import override
 
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.strategies.metrics import State, merged_states, put_state, state_of
+from sparsepipe.strategies.trainer_internals import LoggedValue, drop_computed, training_values
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class EpochSums(pl.Callback):
         for key, whole in self._of_epoch(trainer):
             if key in self._before:
                 put_state(_summed(logged[key]), whole)
-                logged[key]._computed = None
+                drop_computed(logged[key])
         self._before, self._ended = {}, True
 
     def _of_epoch(self, trainer: pl.Trainer) -> Iterator[tuple[str, State]]:
@@ -79,21 +79,21 @@ class EpochSums(pl.Callback):
             yield key, mine if whole is None else whole
 
 
-def _logged(trainer: pl.Trainer) -> Iterator[tuple[str, _ResultMetric]]:
+def _logged(trainer: pl.Trainer) -> Iterator[tuple[str, LoggedValue]]:
     """What steps log for an epoch; a metric once, also where it has two names."""
     seen: set[int] = set()
-    for key, item in trainer.fit_loop.epoch_loop._results.items():
+    for key, item in training_values(trainer).items():
         if item.meta.fx == _HOOK and item.meta.on_epoch and id(_summed(item)) not in seen:
             seen.add(id(_summed(item)))
             yield key, item
 
 
-def _summed(item: _ResultMetric) -> Any:
+def _summed(item: LoggedValue) -> Any:
     """What has the states: Lightning's own sum of a number, or the module's metric."""
     return item if item.is_tensor else item.value
 
 
-def _merged(item: _ResultMetric, states: list[State]) -> State | None:
+def _merged(item: LoggedValue, states: list[State]) -> State | None:
     if not item.is_tensor:
         return merged_states(item.value, states)
     whole = {name: sum(state[name] for state in states) for name in states[0]}

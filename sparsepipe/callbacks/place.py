@@ -7,6 +7,7 @@ from typing_extensions import override
 
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.strategies import StagedStrategy
+from sparsepipe.strategies.trainer_internals import evaluation_loop
 
 
 class NamePlace(pl.Callback):
@@ -23,7 +24,7 @@ class NamePlace(pl.Callback):
             stage = f"stage {trainer.strategy.plan.stage_of(trainer.global_rank)}: "
         doing = "" if trainer.state.stage is None else trainer.state.stage.value
         if trainer.validating or trainer.sanity_checking or trainer.testing:
-            batch = trainer._evaluation_loop.batch_progress.current.ready
+            batch = evaluation_loop(trainer).batch_progress.current.ready
         else:
             batch = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         exception.add_note(f"{stage}{doing} epoch {trainer.current_epoch + 1}, batch {batch}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytorch_lightning as pl
 from typing_extensions import override
 
+from sparsepipe.strategies.trainer_internals import optimizer_steps
+
 
 class LogRates(pl.Callback):
     """Logs ``lr`` at each epoch's end, as the metrics file has it, to whatever logger there is.
@@ -19,4 +21,4 @@ class LogRates(pl.Callback):
             return
         row = {"lr": trainer.optimizers[0].param_groups[0]["lr"], "epoch": trainer.current_epoch}
         for logger in trainer.loggers:
-            logger.log_metrics(row, step=trainer.fit_loop.epoch_loop._batches_that_stepped - 1)
+            logger.log_metrics(row, step=optimizer_steps(trainer) - 1)

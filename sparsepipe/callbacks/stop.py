@@ -14,6 +14,7 @@ from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.stop_agreement import StopAgreement
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.strategies import StagedStrategy
+from sparsepipe.strategies.trainer_internals import log_step_metrics
 
 
 class StopOnSignal(pl.Callback):
@@ -100,8 +101,7 @@ class StopAtOnce(pl.Callback):
 def _log_step(trainer: pl.Trainer) -> None:
     """Gives loggers what the step has measured, as Lightning does when it comes back from here."""
     if trainer.loggers:
-        trainer._logger_connector.on_batch_end()
-        trainer._logger_connector.update_train_step_metrics()
+        log_step_metrics(trainer)
 
 
 def _validation_follows(trainer: pl.Trainer, batch_idx: int) -> bool:

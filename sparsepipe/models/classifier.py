@@ -91,15 +91,15 @@ class Classifier(pl.LightningModule):
         logits_BK: Tensor = self.layers(self._cast(x))
         return logits_BK
 
-    def setup(self, stage: str) -> None:
+    def on_fit_start(self) -> None:
         """Refuse what a sparse network cannot be trained with.
 
         Raises:
             ConfigError: synchronised batch norm, which takes plain tensors only.
         """
-        # Lightning has no public name for it, and afterwards DDP fails in its own words.
-        synchronised = getattr(self.trainer.strategy, "_layer_sync", None) is not None
-        if synchronised and any(isinstance(layer, sparse.BatchNorm) for layer in self.modules()):
+        layers = list(self.modules())
+        sparse_layers = any(isinstance(layer, sparse.Conv3d) for layer in layers)
+        if sparse_layers and any(isinstance(layer, nn.SyncBatchNorm) for layer in layers):
             raise ConfigError(
                 "trainer.sync_batchnorm=true does not work for sparse networks",
                 remedy="set trainer.sync_batchnorm=false: each rank normalises by its own batch",

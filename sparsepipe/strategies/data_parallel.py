@@ -13,13 +13,16 @@ from pytorch_lightning.strategies import SingleDeviceStrategy, StrategyRegistry
 from pytorch_lightning.strategies.strategy import Strategy
 from pytorch_lightning.utilities.types import STEP_OUTPUT
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
+from sparsepipe.errors import ConfigError
+from sparsepipe.runtime.batch_norm import norms_of
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.slowdown import Slowdown
+from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment
-from sparsepipe.strategies.trainer_internals import replace_signal_broadcast
 
 
 class SlowedSteps(Strategy):
@@ -139,8 +142,10 @@ class DataParallelStrategy(SlowedSteps, RankedStrategy):
 
     @override
     def setup(self, trainer: pl.Trainer) -> None:
+        if internals.synchronises_batch_norm(self) and self.lightning_module is not None:
+            _check_norms(self.lightning_module)
         super().setup(trainer)
-        replace_signal_broadcast(trainer, _nothing)
+        internals.replace_signal_broadcast(trainer, _nothing)
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
@@ -195,6 +200,21 @@ class DataParallelStrategy(SlowedSteps, RankedStrategy):
 def _statistics(module: pl.LightningModule) -> list[Tensor]:
     """Running statistics: a module's floating-point buffers. Metrics keep theirs elsewhere."""
     return [buffer for buffer in module.buffers() if buffer.is_floating_point()]
+
+
+def _check_norms(module: pl.LightningModule) -> None:
+    """Refuse batch norms with a forward of their own, which Lightning replaces by torch's.
+
+    Raises:
+        ConfigError: naming the first.
+    """
+    for name, norm in norms_of(module).items():
+        if type(norm).forward is not _BatchNorm.forward:
+            raise ConfigError(
+                f"trainer.sync_batchnorm=true replaces {name}, a {type(norm).__name__} with a "
+                "forward of its own, as those of sparse networks have",
+                remedy="set trainer.sync_batchnorm=false: each rank normalises by its own batch",
+            )
 
 
 def _nothing() -> None:

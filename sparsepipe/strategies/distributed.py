@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning_fabric.plugins.environments.lightning import LightningEnvironment
-from lightning_fabric.utilities.distributed import _distributed_is_initialized
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import Tensor
@@ -23,6 +22,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.failures.missing_ranks import meeting
 from sparsepipe.runtime.slowdown import Slowdown
+from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.orphans import end_orphans, remember
 from sparsepipe.utils.memory import keep_freed_memory
 
@@ -125,7 +125,7 @@ class RankedStrategy(DDPStrategy):
         remember(self.launcher)
         assert self.cluster_environment is not None
         check_ranks(self.cluster_environment, nodes=self.num_nodes, devices=self.num_processes)
-        if self._asks_for_one and not _distributed_is_initialized():
+        if self._asks_for_one and not internals.process_group_exists():
             self._place_before = {name: os.environ.get(name) for name in _PLACE}
         super().setup_environment()
         if not self._asks_for_one and self.root_device.type == "cpu":
@@ -175,7 +175,7 @@ class RankedStrategy(DDPStrategy):
 
 def _together(what: str) -> AbstractContextManager[None]:
     """Around Lightning's own collectives: an error says which rank did not come."""
-    return meeting(what) if _distributed_is_initialized() else nullcontext()
+    return meeting(what) if internals.process_group_exists() else nullcontext()
 
 
 def leave_at_exit(error: BaseException, *, blocked: Callable[[], bool]) -> None:

@@ -31,6 +31,16 @@ def state_of(metric: Metric) -> State:
     return {**values, "updates": metric._update_count}
 
 
+def last_result(metric: Metric) -> Any:
+    """The value that a metric's last call returned; None where it was updated only."""
+    return metric._forward_cache
+
+
+def set_last_result(metric: Metric, value: Any) -> None:
+    """Sets what :func:`last_result` returns."""
+    metric._forward_cache = value
+
+
 def put_state(metric: Metric, state: State) -> None:
     """Gives a metric a state, on its device; what it has computed does not hold any more."""
     for name in metric._defaults:

@@ -1,43 +1,342 @@
-"""Every private name of Lightning that SparsePipe relies on, behind public functions."""
+"""Every private name of Lightning that SparsePipe relies on, behind public functions.
+
+No other file touches them. ``tests/unit/strategies/test_trainer_internals.py`` lists them and names
+the one that is missing when another version of Lightning is installed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities.device_dtype_mixin import _DeviceDtypeModuleMixin
+from lightning_fabric.utilities.distributed import _distributed_is_initialized
+from lightning_fabric.utilities.optimizer import _optimizer_to_device
+from pytorch_lightning.callbacks import ModelCheckpoint, Timer
+from pytorch_lightning.callbacks.timer import Interval
+from pytorch_lightning.loops.loop import _Loop
+from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.trainer.connectors.data_connector import _get_distributed_sampler
+from pytorch_lightning.trainer.connectors.logger_connector.result import _ResultMetric
+from pytorch_lightning.trainer.states import RunningStage
+from pytorch_lightning.utilities.combined_loader import CombinedLoader
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, DistributedSampler
+
+LoggedValue = _ResultMetric
+"""A value that steps log, with its sums over the epoch."""
+
+_EVALUATING = (RunningStage.SANITY_CHECKING, RunningStage.VALIDATING, RunningStage.TESTING)
+_BATCH_HOOKS = ("_on_before_batch_transfer", "_apply_batch_transfer_handler")
+_ACCUMULATED = ("value", "cumulated_batch_size", "_update_count", "has_reset", "_forward_cache")
+"""State of a logged number; Lightning makes new tensors for it, so the old ones stay valid."""
 
 
-def replace_signal_broadcast(trainer: pl.Trainer, instead: Any) -> None:
-    """Lightning tells all ranks of signals by a broadcast at each step: others' do it better.
+def _restore(owner: Any, *names: str) -> None:
+    """Removes what replaces methods on one object, so that those of its class count again."""
+    for name in names:
+        vars(owner).pop(name, None)
 
-    Args:
-        trainer: its training loop changes.
-        instead: is called before each step.
-    """
-    # Private, hence guarded.
-    loop = trainer.fit_loop.epoch_loop
-    if hasattr(loop, "_broadcast_sigterm_tensor"):
-        loop._broadcast_sigterm_tensor = instead  # type: ignore[method-assign]
+
+# The module.
+
+
+def attached_trainer(module: pl.LightningModule) -> pl.Trainer | None:
+    """The Trainer of a module; None where it has none (``module.trainer`` raises then)."""
+    return module._trainer
+
+
+def is_compiled(module: pl.LightningModule) -> bool:
+    """Whether ``torch.compile`` was applied to the whole module."""
+    return getattr(module, "_compiler_ctx", None) is not None
 
 
 @contextmanager
-def device_told(module: pl.LightningModule) -> Iterator[torch.device]:
-    """Within, ``module.device`` is where the parameters are.
+def actual_device(module: pl.LightningModule) -> Iterator[torch.device]:
+    """Within, ``module.device`` is the device on which the parameters are.
 
-    Lightning says in advance where they will be, for hooks that make tensors there. Batches
-    that are to run before the move must not follow.
+    Before a strategy moves a module, Lightning already reports the device to which it will go,
+    for hooks that make tensors there. Batches that run before the move must not follow.
     """
     first = next(module.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
-    said = [(m, m._device) for m in module.modules() if isinstance(m, _DeviceDtypeModuleMixin)]
-    for child, _ in said:
+    reported = [(m, m._device) for m in module.modules() if isinstance(m, _DeviceDtypeModuleMixin)]
+    for child, _ in reported:
         child._device = device
     try:
         yield device
     finally:
-        for child, before in said:
+        for child, before in reported:
             child._device = before
+
+
+def transfer_batch(module: pl.LightningModule, batch: Any, *, device: torch.device) -> Any:
+    """Runs the module's hooks for batches, as Lightning's loops do before a step."""
+    batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return module._apply_batch_transfer_handler(batch, device=device, dataloader_idx=0)
+
+
+def wrap_batch_hooks(
+    module: pl.LightningModule, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Wraps the calls of the module's hooks for batches; see :func:`unwrap_batch_hooks`."""
+    for name in _BATCH_HOOKS:
+        object.__setattr__(module, name, wrap(getattr(module, name)))
+
+
+def unwrap_batch_hooks(module: pl.LightningModule) -> None:
+    """Takes back :func:`wrap_batch_hooks`."""
+    _restore(module, *_BATCH_HOOKS)
+
+
+# Logged values.
+
+
+def logged_values(trainer: pl.Trainer) -> Any:
+    """Values logged in the running loop by key: a mapping to :data:`LoggedValue`, or None."""
+    return trainer._results
+
+
+def training_values(trainer: pl.Trainer) -> Mapping[str, LoggedValue]:
+    """Values logged in the training loop by key, whichever loop is running."""
+    return trainer.fit_loop.epoch_loop._results
+
+
+def current_hook(module: pl.LightningModule) -> str | None:
+    """Name of the hook to which ``self.log`` assigns values."""
+    return module._current_fx_name
+
+
+@contextmanager
+def logging_hook(module: pl.LightningModule, hook: str) -> Iterator[None]:
+    """Within, ``self.log`` assigns values to ``hook``, as if it had run last.
+
+    Without that, Lightning begins the epoch's sums anew.
+    """
+    connector = module.trainer._logger_connector
+    before, module._current_fx_name = module._current_fx_name, hook
+    last, connector._current_fx = connector._current_fx, hook
+    yield
+    module._current_fx_name = before
+    connector._current_fx = last
+
+
+def accumulated(item: LoggedValue) -> dict[str, Any]:
+    """The sums of a logged number."""
+    return {name: vars(item)[name] for name in _ACCUMULATED if name in vars(item)}
+
+
+def drop_computed(item: LoggedValue) -> None:
+    """Lets the value of an epoch be computed anew from its sums."""
+    item._computed = None
+
+
+def log_step_metrics(trainer: pl.Trainer) -> None:
+    """Hands the metrics of the running step to the loggers, as Lightning does after a batch."""
+    trainer._logger_connector.on_batch_end()
+    trainer._logger_connector.update_train_step_metrics()
+
+
+def wrap_batch_start(
+    trainer: pl.Trainer, wrap: Callable[[Callable[..., None]], Callable[..., None]]
+) -> None:
+    """Wraps the call that notes the batch of which values are logged."""
+    connector = trainer._logger_connector
+    connector.on_batch_start = wrap(connector.on_batch_start)  # type: ignore[method-assign]
+
+
+def unwrap_batch_start(trainer: pl.Trainer) -> None:
+    """Takes back :func:`wrap_batch_start`."""
+    _restore(trainer._logger_connector, "on_batch_start")
+
+
+# Loops.
+
+
+def active_loop(trainer: pl.Trainer) -> Any:
+    """The loop of the present call: fit, validate, test or predict."""
+    return trainer._active_loop
+
+
+def evaluation_loop(trainer: pl.Trainer) -> Any:
+    """The loop that validates or tests, also within a fit."""
+    return trainer._evaluation_loop
+
+
+def loaders_of(loop: Any) -> list[Any]:
+    """Data loaders that a loop reads."""
+    return list(loop._combined_loader.flattened)
+
+
+def reads_in_turn(loop: Any) -> bool:
+    """Whether a loop reads one loader after the other, not all of them side by side."""
+    return bool(loop._combined_loader._mode == "sequential")
+
+
+def combined_batch(loop: Any, batches: Sequence[Any]) -> Any:
+    """One batch of each loader, put together as a loop hands it to a step."""
+    combined: CombinedLoader = loop._combined_loader
+    return batches[0] if reads_in_turn(loop) else pytree.tree_unflatten(batches, combined._spec)
+
+
+def has_read_all(loop: Any) -> bool:
+    """Whether the running batch is the last one."""
+    return bool(loop._data_fetcher.done)
+
+
+def epoch_ends(trainer: pl.Trainer) -> bool:
+    """Whether the running training step is the last of its epoch."""
+    return bool(trainer.fit_loop.epoch_loop._num_ready_batches_reached())
+
+
+def optimizer_steps(trainer: pl.Trainer) -> int:
+    """Training batches after which the optimizer stepped: Lightning's step for loggers."""
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def validation_follows(trainer: pl.Trainer) -> bool:
+    """Whether Lightning validates after the running step, whatever replaces that decision."""
+    loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
+    assert fetcher is not None
+    return bool(type(loop)._should_check_val_fx(loop, fetcher))
+
+
+def replace_validation_decision(trainer: pl.Trainer, decide: Callable[[Any], bool]) -> None:
+    """Asks ``decide`` (called with the data fetcher) after each step whether to validate."""
+    trainer.fit_loop.epoch_loop._should_check_val_fx = decide  # type: ignore[method-assign, assignment]
+
+
+def restore_validation_decision(trainer: pl.Trainer) -> None:
+    """Takes back :func:`replace_validation_decision`."""
+    _restore(trainer.fit_loop.epoch_loop, "_should_check_val_fx")
+
+
+def clear_restarting(trainer: pl.Trainer) -> None:
+    """Lets training begin its epoch anew, though a checkpoint was loaded.
+
+    The property of the training loop insists on restarting; that of its base class can be set.
+    """
+    _Loop.restarting.fset(trainer.fit_loop, False)  # type: ignore[attr-defined]
+
+
+# Signals and time limits.
+
+
+def replace_signal_broadcast(trainer: pl.Trainer, instead: Callable[[], None]) -> None:
+    """Calls ``instead`` before each step, where Lightning broadcasts whether a signal arrived."""
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = instead  # type: ignore[method-assign]
+
+
+def restore_signal_broadcast(trainer: pl.Trainer) -> None:
+    """Takes back :func:`replace_signal_broadcast`."""
+    _restore(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor")
+
+
+def received_signal(trainer: pl.Trainer) -> bool:
+    """Whether this process received SIGTERM."""
+    return trainer._signal_connector.received_sigterm
+
+
+def set_received_signal(trainer: pl.Trainer, received: bool) -> None:
+    """Sets what :func:`received_signal` returns; Lightning ends the run after its next step."""
+    trainer._signal_connector.received_sigterm = received
+
+
+def replace_signal_handler(trainer: pl.Trainer, handle: Callable[[Any, Any], None]) -> None:
+    """Handles SIGTERM by ``handle`` (signal number, frame) during a run."""
+    trainer._signal_connector._sigterm_notifier_fn = handle  # type: ignore[method-assign, assignment]
+
+
+def restore_signal_handler(trainer: pl.Trainer) -> None:
+    """Takes back :func:`replace_signal_handler`."""
+    _restore(trainer._signal_connector, "_sigterm_notifier_fn")
+
+
+def validates_by_time(trainer: pl.Trainer) -> bool:
+    """Whether ``val_check_interval`` is a time."""
+    return getattr(trainer, "_val_check_time_interval", None) is not None
+
+
+def saves_by_time(callback: pl.Callback) -> bool:
+    """Whether a callback saves checkpoints by a clock."""
+    return getattr(callback, "_train_time_interval", None) is not None
+
+
+def saves_at(callback: pl.Callback, step: int) -> bool:
+    """Whether a callback saves a checkpoint after a training step."""
+    if not isinstance(callback, ModelCheckpoint):
+        return False
+    every = callback._every_n_train_steps
+    return every >= 1 and step % every == 0
+
+
+def checks_after_steps(timer: Timer) -> bool:
+    """Whether a Timer looks at its clock after each step, and not after epochs only."""
+    return bool(timer._interval == Interval.step)
+
+
+def is_verbose(timer: Timer) -> bool:
+    """Whether a Timer reports that its time is over."""
+    return timer._verbose
+
+
+# Strategy, optimizers and samplers.
+
+
+def synchronises_batch_norm(strategy: DDPStrategy) -> bool:
+    """Whether the Trainer was given ``sync_batchnorm=True``."""
+    return strategy._layer_sync is not None
+
+
+def resolve_process_group_backend(strategy: DDPStrategy) -> str:
+    """The backend of a strategy's process group, which it keeps: the option, or the default."""
+    strategy._process_group_backend = strategy._get_process_group_backend()
+    return strategy._process_group_backend
+
+
+def process_group_exists() -> bool:
+    """Whether this process has joined a default process group."""
+    return bool(_distributed_is_initialized())
+
+
+def move_optimizer(optimizer: Optimizer, device: torch.device) -> None:
+    """Moves the state of an optimizer to a device, but for step counters."""
+    _optimizer_to_device(optimizer, device)
+
+
+def uses_distributed_sampler(trainer: pl.Trainer) -> bool:
+    """Whether Lightning gives loaders a sampler of its own."""
+    return trainer._accelerator_connector.use_distributed_sampler
+
+
+def set_uses_distributed_sampler(trainer: pl.Trainer, uses: bool) -> None:
+    """Sets what :func:`uses_distributed_sampler` returns."""
+    trainer._accelerator_connector.use_distributed_sampler = uses
+
+
+def adapt_evaluation_samplers(
+    trainer: pl.Trainer, adapt: Callable[[DistributedSampler[Any]], None]
+) -> None:
+    """Calls ``adapt`` with each sampler that Lightning makes for validation and test."""
+    connector = trainer._data_connector
+
+    def resolve(loader: DataLoader[Any], shuffle: bool, mode: RunningStage | None = None) -> Any:
+        if mode not in _EVALUATING or not connector._requires_distributed_sampler(loader):
+            return type(connector)._resolve_sampler(connector, loader, shuffle, mode)
+        kwargs = trainer.distributed_sampler_kwargs
+        assert kwargs is not None
+        overfits: float = trainer.overfit_batches  # type: ignore[attr-defined]
+        sampler = _get_distributed_sampler(loader, shuffle, overfits, mode=mode, **kwargs)
+        adapt(sampler)
+        return sampler
+
+    connector._resolve_sampler = resolve  # type: ignore[method-assign, assignment]
+
+
+def restore_evaluation_samplers(trainer: pl.Trainer) -> None:
+    """Takes back :func:`adapt_evaluation_samplers`."""
+    _restore(trainer._data_connector, "_resolve_sampler")

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.loops.loop import _Loop
 from torch.utils.data import DataLoader, RandomSampler
 from typing_extensions import override
 
 from sparsepipe.callbacks.checkpoint import Resume
 from sparsepipe.runs.seeding import mixed, seed_epoch
 from sparsepipe.strategies.pipeline.dataloaders import Padded
+from sparsepipe.strategies.trainer_internals import clear_restarting
 
 _HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
@@ -96,8 +96,7 @@ def _begin_epoch(trainer: pl.Trainer, resume: Resume) -> None:
     end the finished epoch once more.
     """
     if resume.batches == 0:
-        # The property of FitLoop itself insists; that of its base does as it is told.
-        _Loop.restarting.fset(trainer.fit_loop, False)  # type: ignore[attr-defined]
+        clear_restarting(trainer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,3 +116,55 @@ def needed(tree: ast.AST, files: set[str]) -> set[str]:
 
 def dotted(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+INTERNALS = {"strategies/trainer_internals.py", "strategies/metrics.py"}
+NOT_LIGHTNINGS = {
+    "_pytree", "_version", "_buffers", "_modules", "_parameters", "_metadata", "_C", "_cdata",
+    "_storage_Use_Count", "_foreach_norm", "_opt_called", "_BatchNorm", "_NormBase", "_timeout",
+    "_get_default_store", "_get_backend", "_load_from_state_dict", "_exit", "_ncallbacks",
+    "_run_exitfuncs", "_processes", "_caches", "_make", "_target_", "_replace", "_asdict",
+    "_fields", "_value_",
+}  # fmt: skip
+"""Private names of torch and others, which have their tests where they are used."""
+
+
+def test_private_names_of_lightning_are_used_in_one_file_only() -> None:
+    trees = {path: ast.parse(path.read_text()) for path in FILES}
+    own = {name for tree in trees.values() for name in defined(tree)}
+    internals = {str(path.relative_to(PACKAGE)): path for path in FILES}
+    of_lightning = {name for file in INTERNALS for name, _ in private(trees[internals[file]])}
+    of_lightning -= NOT_LIGHTNINGS | defined(trees[internals["strategies/metrics.py"]])
+    found = [
+        f"{path.relative_to(PACKAGE)}:{line}: {name}"
+        for path, tree in trees.items()
+        if str(path.relative_to(PACKAGE)) not in INTERNALS
+        for name, line in private(tree)
+        if name not in NOT_LIGHTNINGS and (name in of_lightning or name not in own)
+    ]
+    assert not found, f"move it to strategies/trainer_internals.py: {found}"
+
+
+def private(tree: ast.AST) -> list[tuple[str, int]]:
+    """Private names that are imported from elsewhere, or read of anything but self, with lines."""
+    found: list[tuple[str, int]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            if ast.unparse(node.value) not in ("self", "cls", "super()"):
+                found.append((node.attr, node.lineno))
+        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("sparsepipe"):
+            found += [(alias.name, node.lineno) for alias in node.names]
+    return [(n, line) for n, line in found if n.startswith("_") and not n.startswith("__")]
+
+
+def defined(tree: ast.AST) -> set[str]:
+    """Names of functions, classes, attributes and slots that a file defines."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found |= {node.attr} if ast.unparse(node.value) in ("self", "cls") else set()
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+    return found

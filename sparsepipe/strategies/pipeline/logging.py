@@ -20,6 +20,9 @@ from pytorch_lightning.utilities.data import extract_batch_size
 from torch import Tensor
 from torchmetrics import Metric
 
+from sparsepipe.strategies import trainer_internals as internals
+from sparsepipe.strategies.metrics import last_result, set_last_result
+
 _DROPPED = ("sync_dist", "sync_dist_group", "rank_zero_only", "enable_graph")
 """Options of ``self.log`` that mean nothing where every rank holds everything."""
 
@@ -102,7 +105,7 @@ class Recorder:
     def _note(self, name: str, value: Any, options: Mapping[str, Any]) -> Logged:
         kept = {key: item for key, item in options.items() if key not in _DROPPED}
         if isinstance(value, Metric):
-            cached: Any = value._forward_cache
+            cached = last_result(value)
             number = cached if isinstance(cached, Tensor) and cached.numel() == 1 else None
             return Logged(
                 name,
@@ -148,7 +151,7 @@ class Repeater:
 
     def show(self, logs: Logs, *, hook: str) -> None:
         """Repeats one minibatch's for now; the next :meth:`settle` takes it back."""
-        with self._as(hook):
+        with internals.logging_hook(self._module, hook):
             self._repeat(logs)
 
     def settle(self, minibatches: Iterable[Logs], *, hook: str) -> None:
@@ -159,7 +162,7 @@ class Repeater:
             hook: in which it did.
         """
         trainer = self._module.trainer
-        results = trainer._results
+        results = internals.logged_values(trainer)
         assert results is not None
         if trainer.current_epoch != self._epoch:
             self._epoch = trainer.current_epoch
@@ -169,12 +172,12 @@ class Repeater:
             if item.is_tensor:
                 item.reset()
                 vars(item).update(self._settled.get(key, {}))
-        with self._as(hook):
+        with internals.logging_hook(self._module, hook):
             for logs in minibatches:
                 self._repeat(logs)
         self._settled.update(
             {
-                key: {name: vars(item)[name] for name in _KEPT if name in vars(item)}
+                key: internals.accumulated(item)
                 for key, item in results.items()
                 if item.meta.fx == hook and item.is_tensor
             }
@@ -182,26 +185,16 @@ class Repeater:
 
     def append(self, minibatches: Iterable[Logs], *, hook: str) -> None:
         """Repeats minibatches that come after what is there; nothing is taken back."""
-        with self._as(hook):
+        with internals.logging_hook(self._module, hook):
             for logs in minibatches:
                 self._repeat(logs)
-
-    @contextmanager
-    def _as(self, hook: str) -> Iterator[None]:
-        """As if the hook ran now; Lightning would begin anew for one that did not run last."""
-        connector = self._module.trainer._logger_connector
-        before, self._module._current_fx_name = self._module._current_fx_name, hook
-        last, connector._current_fx = connector._current_fx, hook
-        yield
-        self._module._current_fx_name = before
-        connector._current_fx = last
 
     def _repeat(self, logs: Sequence[Logged]) -> None:
         for note in logs:
             value: Any = note.value
             if note.metric is not None:
                 value = self._module.get_submodule(note.metric)
-                value._forward_cache = self._tensor(note)
+                set_last_result(value, self._tensor(note))
             elif note.dtype is not None:
                 value = self._tensor(note)
             if not self._add(note, value):
@@ -213,10 +206,10 @@ class Repeater:
         ``self.log`` looks at everything anew in each call, which takes a millisecond or so. On
         every rank and for every minibatch that is what a pipeline waits for.
         """
-        results = self._module.trainer._results
+        results = internals.logged_values(self._module.trainer)
         if results is None or results.dataloader_idx is not None or isinstance(value, float | int):
             return False
-        key = f"{self._module._current_fx_name}.{note.name}"
+        key = f"{internals.current_hook(self._module)}.{note.name}"
         options = {name: item for name, item in note.options.items() if name != "batch_size"}
         if key not in results or self._options.get(key) != options:
             self._options[key] = options  # self.log compares with what it has
@@ -228,10 +221,6 @@ class Repeater:
         if note.dtype is None:
             return None
         return torch.tensor(note.value, dtype=note.dtype, device=self._module.device)
-
-
-_KEPT = ("value", "cumulated_batch_size", "_update_count", "has_reset", "_forward_cache")
-"""What Lightning accumulates of a logged value; it makes new tensors, so these stay."""
 
 
 def _simple(value: Any, metric: str | None) -> bool:

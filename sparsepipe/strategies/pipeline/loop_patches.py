@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint, Timer
-from pytorch_lightning.callbacks.timer import Interval
+from pytorch_lightning.callbacks import Checkpoint, Timer
 from pytorch_lightning.utilities import rank_zero_info
 from typing_extensions import override
 
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.stop_agreement import StopAgreement
+from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.pipeline.dataloaders import is_elsewhere
-from sparsepipe.strategies.trainer_internals import replace_signal_broadcast
 
 
 def drain_follows(trainer: pl.Trainer, *, stops: bool) -> bool:
@@ -29,17 +29,14 @@ def drain_follows(trainer: pl.Trainer, *, stops: bool) -> bool:
         stops: whether the ranks have agreed to stop. What ``trainer.should_stop`` says in a
             step's middle may be the wish of this rank alone.
     """
-    fit_loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
     steps = trainer.global_step + 1
-    if epoch_loop._num_ready_batches_reached() or steps == trainer.max_steps:
+    if internals.epoch_ends(trainer) or steps == trainer.max_steps:
         return True
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    if any(_saves_at(callback, steps) for callback in callbacks):
+    if any(internals.saves_at(callback, steps) for callback in callbacks):
         return True
-    assert fit_loop._data_fetcher is not None
     with _as_agreed(trainer, stops):
-        # The class's, since the strategy puts its own in front of it.
-        return bool(type(epoch_loop)._should_check_val_fx(epoch_loop, fit_loop._data_fetcher))
+        return internals.validation_follows(trainer)
 
 
 @contextmanager
@@ -50,11 +47,6 @@ def _as_agreed(trainer: pl.Trainer, stops: bool) -> Iterator[None]:
         yield
     finally:
         trainer.should_stop = trainer.should_stop or wished
-
-
-def _saves_at(callback: Any, steps: int) -> bool:
-    every = getattr(callback, "_every_n_train_steps", 0)
-    return isinstance(callback, ModelCheckpoint) and every >= 1 and steps % every == 0
 
 
 class Owner(Protocol):
@@ -89,8 +81,7 @@ class LoopPatches:
         self._owner = owner
         self._fit_loop, self._epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
         self._module = trainer.lightning_module
-        self._connector = trainer._accelerator_connector
-        self._sampling = self._connector.use_distributed_sampler
+        self._sampling = internals.uses_distributed_sampler(trainer)
         self._callbacks = (_First(owner), _Last(self))
         self._timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
         self._standing = False  # what the ranks have agreed on; trainer.should_stop may be a wish
@@ -98,17 +89,16 @@ class LoopPatches:
         self._stop = StopAgreement(spread=2 * ranks)
         self._signal = StopAgreement(spread=2 * ranks)
         if owner.replicas[0] == 1:
-            self._connector.use_distributed_sampler = False
+            internals.set_uses_distributed_sampler(trainer, False)
         if self._alone:
             return
-        replace_signal_broadcast(trainer, _nothing)
+        internals.replace_signal_broadcast(trainer, _nothing)
         self._fit_loop.run = self._run  # type: ignore[method-assign]
         self._epoch_loop.on_run_start = self._begin_epoch  # type: ignore[method-assign]
-        self._epoch_loop._should_check_val_fx = self._after_step  # type: ignore[method-assign]
-        trainer._signal_connector._sigterm_notifier_fn = self._notice  # type: ignore[method-assign]
-        for name in ("_on_before_batch_transfer", "_apply_batch_transfer_handler"):
-            object.__setattr__(self._module, name, _guarded(getattr(self._module, name)))
-        trainer._logger_connector.on_batch_start = _sized(trainer)  # type: ignore[method-assign]
+        internals.replace_validation_decision(trainer, self._after_step)
+        internals.replace_signal_handler(trainer, self._notice)
+        internals.wrap_batch_hooks(self._module, _guarded)
+        internals.wrap_batch_start(trainer, partial(_sized, trainer))
         for timer in self._timers:
             timer.on_train_batch_end = _asking(timer)  # type: ignore[method-assign]
         first, last = self._callbacks
@@ -116,17 +106,18 @@ class LoopPatches:
 
     def undo(self) -> None:
         """Leaves everything as it was."""
-        self._connector.use_distributed_sampler = self._sampling
+        trainer = self._trainer
+        internals.set_uses_distributed_sampler(trainer, self._sampling)
         self._fit_loop.__dict__.pop("run", None)
-        for name in ("_broadcast_sigterm_tensor", "_should_check_val_fx", "on_run_start"):
-            self._epoch_loop.__dict__.pop(name, None)
-        self._trainer._signal_connector.__dict__.pop("_sigterm_notifier_fn", None)
-        for name in ("_on_before_batch_transfer", "_apply_batch_transfer_handler"):
-            self._module.__dict__.pop(name, None)
-        self._trainer._logger_connector.__dict__.pop("on_batch_start", None)
+        self._epoch_loop.__dict__.pop("on_run_start", None)
+        internals.restore_signal_broadcast(trainer)
+        internals.restore_validation_decision(trainer)
+        internals.restore_signal_handler(trainer)
+        internals.unwrap_batch_hooks(self._module)
+        internals.unwrap_batch_start(trainer)
         for timer in self._timers:
-            timer.__dict__.pop("on_train_batch_end", None)
-        ours, trainer = self._callbacks, self._trainer
+            vars(timer).pop("on_train_batch_end", None)
+        ours = self._callbacks
         kept = [callback for callback in trainer.callbacks if callback not in ours]  # type: ignore[attr-defined]
         trainer.callbacks = kept  # type: ignore[attr-defined]
 
@@ -142,10 +133,10 @@ class LoopPatches:
 
     def _notice(self, signum: Any, _: Any) -> None:
         """Handles a signal to end; Lightning's launcher passes it on."""
-        signals, launcher = self._trainer._signal_connector, self._trainer.strategy.launcher
-        if not signals.received_sigterm and launcher is not None:
+        launcher = self._trainer.strategy.launcher
+        if not internals.received_signal(self._trainer) and launcher is not None:
             launcher.kill(signum)
-        signals.received_sigterm = True
+        internals.set_received_signal(self._trainer, True)
 
     def _run(self) -> None:
         self.stop_for_all()  # after ``on_fit_start``
@@ -155,17 +146,17 @@ class LoopPatches:
         type(self._epoch_loop).on_run_start(self._epoch_loop, data_fetcher)
         self.stop_for_all()  # after ``on_train_epoch_start``
 
-    def _after_step(self, data_fetcher: Any) -> bool:
+    def _after_step(self, _: Any) -> bool:
         """Lightning asks this first after the last hook of a step."""
         trainer = self._trainer
         step = trainer.global_step
         asked = trainer.should_stop and not self._standing
         self._standing = self._standing or self._stop.reached(step, asked=asked)
         trainer.should_stop = self._standing
-        signals = trainer._signal_connector
-        signals.received_sigterm = self._signal.reached(step, asked=signals.received_sigterm)
-        validates = type(self._epoch_loop)._should_check_val_fx(self._epoch_loop, data_fetcher)
-        if validates or trainer.should_stop or signals.received_sigterm:
+        ends = self._signal.reached(step, asked=internals.received_signal(trainer))
+        internals.set_received_signal(trainer, ends)
+        validates = internals.validation_follows(trainer)
+        if validates or trainer.should_stop or ends:
             self._owner.drain()
         return validates
 
@@ -202,28 +193,26 @@ def _asking(timer: Timer) -> Any:
 
     def on_train_batch_end(trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         nonlocal over
-        if not trainer.is_global_zero or timer._interval != Interval.step:
+        if not trainer.is_global_zero or not internals.checks_after_steps(timer):
             return
         left_s = timer.time_remaining()
         if left_s is None or left_s > 0:
             return
         trainer.should_stop = True
-        if timer._verbose and not over:
+        if internals.is_verbose(timer) and not over:
             rank_zero_info("Time limit reached. All ranks stop within some steps.")
         over = True
 
     return on_train_batch_end
 
 
-def _sized(trainer: pl.Trainer) -> Any:
+def _sized(trainer: pl.Trainer, note: Callable[..., None]) -> Callable[..., None]:
     """Notes the batch that is to be logged of, and what Lightning cannot find out of it."""
-    note = trainer._logger_connector.on_batch_start
 
     def on_batch_start(batch: Any, *args: Any, **kwargs: Any) -> None:
         note(batch, *args, **kwargs)
         if is_elsewhere(batch):
-            assert trainer._results is not None
-            trainer._results.batch_size = 1
+            internals.logged_values(trainer).batch_size = 1
 
     return on_batch_start
 

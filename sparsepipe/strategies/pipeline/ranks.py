@@ -16,8 +16,9 @@ from typing_extensions import override
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.failures.missing_ranks import set_rank_names
+from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment
-from sparsepipe.strategies.pipeline.dataloaders import Lengths, UnrepeatedEvaluation, is_elsewhere
+from sparsepipe.strategies.pipeline.dataloaders import Lengths, is_elsewhere, repeat_nothing
 from sparsepipe.strategies.pipeline.pipeline import Pipeline
 from sparsepipe.strategies.pipeline.stage_plan import parse_config
 
@@ -35,8 +36,8 @@ class EvaluationProgress:
 
     def place(self, loop: Any) -> tuple[list[Any], int]:
         """Loaders of the batch that is running, and its number in them."""
-        loaders = list(loop._combined_loader.flattened)
-        if not _one_after_the_other(loop):
+        loaders = internals.loaders_of(loop)
+        if not internals.reads_in_turn(loop):
             return loaders, self._batch
         while loop.max_batches[self._loader] == 0:
             self._loader += 1
@@ -45,14 +46,10 @@ class EvaluationProgress:
     def advance(self, loop: Any) -> bool:
         """Notes that the batch is done; whether it was the last of its loader."""
         self._batch += 1
-        last = bool(loop._data_fetcher.done)
-        if _one_after_the_other(loop) and self._batch >= loop.max_batches[self._loader]:
+        last = internals.has_read_all(loop)
+        if internals.reads_in_turn(loop) and self._batch >= loop.max_batches[self._loader]:
             self._loader, self._batch, last = self._loader + 1, 0, True
         return last
-
-
-def _one_after_the_other(loop: Any) -> bool:
-    return bool(loop._combined_loader._mode == "sequential")
 
 
 class StagedRanks(RankedStrategy):
@@ -84,7 +81,7 @@ class StagedRanks(RankedStrategy):
         self._config = config
         self._timeout_s = timeout_s
         self._lengths: Lengths | None = None
-        self._samplers: UnrepeatedEvaluation | None = None
+        self._adapted: pl.Trainer | None = None
 
     @property
     def replicas(self) -> tuple[int, ...]:
@@ -123,8 +120,7 @@ class StagedRanks(RankedStrategy):
         os.environ.setdefault("MASTER_PORT", str(environment.main_port))
         os.environ.setdefault("RANK", str(self.global_rank))
         os.environ.setdefault("WORLD_SIZE", str(self.world_size))
-        backend = self._get_process_group_backend()
-        self._process_group_backend = backend
+        backend = internals.resolve_process_group_backend(self)
         process_group.join(backend, timeout_s=self._timeout_s, device=self.root_device)
 
     def begin_reading(self) -> None:
@@ -132,14 +128,15 @@ class StagedRanks(RankedStrategy):
         self._lengths = Lengths(readers=self.replicas[0], reader=self.reader)
         if self.replicas[0] > 1:
             assert self.lightning_module is not None
-            self._samplers = UnrepeatedEvaluation(self.lightning_module.trainer)
+            self._adapted = self.lightning_module.trainer
+            internals.adapt_evaluation_samplers(self._adapted, repeat_nothing)
 
     def end_reading(self) -> None:
         """Lets go of the loaders."""
         self._lengths = None
-        if self._samplers is not None:
-            self._samplers.undo()
-            self._samplers = None
+        if self._adapted is not None:
+            internals.restore_evaluation_samplers(self._adapted)
+            self._adapted = None
 
     @override
     def process_dataloader(self, dataloader: object) -> object:
@@ -219,7 +216,7 @@ class PipelinedEvaluation(StagedRanks):
             with self.throttle.slowed():
                 return getattr(Strategy, hook)(self, *args, **kwargs)  # type: ignore[no-any-return]
         batch, *arguments = (*args, *kwargs.values())
-        loop = self._trainer._evaluation_loop
+        loop = internals.evaluation_loop(self._trainer)
         count = self.count_minibatches(*self._progress.place(loop), batch)
         pipeline.evaluate(hook, batch, tuple(arguments), count=count)
         if self._progress.advance(loop):

@@ -24,6 +24,7 @@ from pytorch_lightning.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.strategies import trainer_internals as internals
 
 _CALLBACKS: Mapping[type[Callback], tuple[str, str]] = {
     GradientAccumulationScheduler: (
@@ -68,7 +69,7 @@ def check_trainer(trainer: pl.Trainer, *, synchronises_norm: bool) -> None:
             "to agree on at each step",
             remedy="use precision='bf16-mixed', which needs no scaling",
         )
-    if getattr(trainer, "_val_check_time_interval", None) is not None:
+    if internals.validates_by_time(trainer):
         raise ConfigError(
             f"val_check_interval is a time, {_CLOCKS}",
             remedy="give a number of batches or a fraction of an epoch",
@@ -89,7 +90,7 @@ def _check_callback(callback: Callback) -> None:
             "them has failed",
             remedy="leave it out; every_n_train_steps limits what a failure costs",
         )
-    if getattr(callback, "_train_time_interval", None) is not None:
+    if internals.saves_by_time(callback):
         raise ConfigError(
             f"{type(callback).__name__}(train_time_interval=...) is a time, {_CLOCKS}",
             remedy="give every_n_train_steps, a number of batches",
@@ -115,7 +116,7 @@ def check_module(module: pl.LightningModule, *, fitting: bool) -> None:
             f"{name} optimizes by hand, and updates happen where the layers are",
             remedy="set automatic_optimization=True and return the loss from training_step",
         )
-    if getattr(module, "_compiler_ctx", None) is not None:
+    if internals.is_compiled(module):
         raise ConfigError(
             f"{name} is compiled as a whole", remedy="compile entries of the Sequential instead"
         )

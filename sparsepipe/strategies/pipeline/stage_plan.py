@@ -12,10 +12,8 @@ from typing import Any, Literal, get_args
 import pytorch_lightning as pl
 import torch
 from lightning_fabric.utilities.data import has_iterable_dataset
-from pytorch_lightning.utilities.combined_loader import CombinedLoader
 from pytorch_lightning.utilities.seed import isolate_rng
 from torch import nn
-from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -24,10 +22,10 @@ from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.random_generators import Generator, is_generator, undrawn
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import balanced
+from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.pipeline.dataloaders import Padded
 from sparsepipe.strategies.pipeline.logging import Recorder
 from sparsepipe.strategies.pipeline.step_split import generators_of, run_until_layers
-from sparsepipe.strategies.trainer_internals import device_told
 
 Balance = Literal["parameters", "flops", "layers"]
 
@@ -141,7 +139,7 @@ def costs_of(
         return [1.0] * len(layers)
     if balance == "parameters":
         return parameter_costs(layers)
-    loop = trainer._active_loop
+    loop = internals.active_loop(trainer)
     assert loop is not None
     loop.setup_data()
     costs: list[float] | None = None
@@ -175,11 +173,14 @@ def _flops(
     step = getattr(module, hook)
     numbers = [0] * (len(inspect.signature(step).parameters) - 1)
     precision = trainer.precision_plugin
-    with Recorder(module).silence(), device_told(module) as device, precision.forward_context():
+    with (
+        Recorder(module).silence(),
+        internals.actual_device(module) as device,
+        precision.forward_context(),
+    ):
         # As Lightning's loops hand a batch to a step.
-        batch = precision.convert_input(_first_batch(loop._combined_loader))
-        batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
-        batch = module._apply_batch_transfer_handler(batch, device=device, dataloader_idx=0)
+        batch = precision.convert_input(_first_batch(loop))
+        batch = internals.transfer_batch(module, batch, device=device)
         with _buffers_kept(module), undrawn(generators_of(module, layers).values()):
             opened = run_until_layers(layers, lambda: step(batch, *numbers))
             return flop_costs(layers, opened.value)
@@ -201,12 +202,9 @@ def _buffers_kept(module: nn.Module) -> Iterator[None]:
             child._buffers[name] = buffer.copy_(value)
 
 
-def _first_batch(combined: CombinedLoader) -> Any:
+def _first_batch(loop: Any) -> Any:
     """One batch, without a touch to the iterators that are there already."""
-    batches = [_read(loader) for loader in combined.flattened]
-    if combined._mode == "sequential":
-        return batches[0]
-    return pytree.tree_unflatten(batches, combined._spec)
+    return internals.combined_batch(loop, [_read(loader) for loader in internals.loaders_of(loop)])
 
 
 def _read(loader: Any) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from lightning_fabric.utilities.optimizer import _optimizer_to_device, _optimizers_to_device
 from pytorch_lightning.callbacks import ModelSummary
 from pytorch_lightning.strategies.strategy import Strategy
 from pytorch_lightning.trainer.states import TrainerFn, TrainerStatus
@@ -21,6 +20,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans
 from sparsepipe.runtime.failures.missing_ranks import farewell
 from sparsepipe.schedule import Plan
+from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.distributed import leave_at_exit
 from sparsepipe.strategies.pipeline import refusals
 from sparsepipe.strategies.pipeline.layers import Placement, check_initialised, find_layers
@@ -29,7 +29,6 @@ from sparsepipe.strategies.pipeline.pipeline import Settings, make_pipeline
 from sparsepipe.strategies.pipeline.ranks import PipelinedEvaluation
 from sparsepipe.strategies.pipeline.sharding import SpreadModule
 from sparsepipe.strategies.pipeline.stage_plan import Balance, check_balance, costs_of, make_plan
-from sparsepipe.strategies.trainer_internals import device_told
 
 
 class EarlySummaries:
@@ -46,7 +45,7 @@ class EarlySummaries:
     def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         self._told = [callback for callback in callbacks if isinstance(callback, ModelSummary)]
-        with device_told(module):
+        with internals.actual_device(module):
             for callback in self._told:
                 callback.on_fit_start(trainer, module)
         for callback in self._told:
@@ -104,7 +103,7 @@ class WholeCheckpoints(PipelinedEvaluation):
             super().load_optimizer_state_dict(checkpoint)
             return
         self._spread.load_optimizer_state(checkpoint["optimizer_states"][0])
-        _optimizer_to_device(self.optimizers[0], self.root_device)
+        internals.move_optimizer(self.optimizers[0], self.root_device)
 
     def _check_not_torn(self) -> None:
         if self._torn:
@@ -172,7 +171,7 @@ class StagedStrategy(WholeCheckpoints):
         module = self.lightning_module
         assert module is not None
         fitting = trainer.state.fn == TrainerFn.FITTING
-        refusals.check_trainer(trainer, synchronises_norm=self._layer_sync is not None)
+        refusals.check_trainer(trainer, synchronises_norm=internals.synchronises_batch_norm(self))
         refusals.check_module(module, fitting=fitting)
         if fitting:
             self._settings.check_module(module)
@@ -199,7 +198,7 @@ class StagedStrategy(WholeCheckpoints):
             self.model_to_device()
         self.setup_precision_plugin()
         if fitting:
-            _optimizers_to_device(self.optimizers, self.root_device)
+            internals.move_optimizer(self.optimizers[0], self.root_device)
         if self._spread is not None:
             self._pipeline = make_pipeline(
                 self._settings,
@@ -243,7 +242,7 @@ class StagedStrategy(WholeCheckpoints):
             self._summaries.undo()
             self._summaries = None
         module = self.lightning_module
-        trainer = None if module is None else module._trainer
+        trainer = None if module is None else internals.attached_trainer(module)
         failed = trainer is None or trainer.state.status == TrainerStatus.INTERRUPTED
         spread = self._spread
         if spread is not None:
@@ -293,8 +292,7 @@ class StagedStrategy(WholeCheckpoints):
                 return Strategy.training_step(self, *args, **kwargs)
         batch, *arguments = (*args, *kwargs.values())
         loop = self._trainer.fit_loop
-        assert loop._combined_loader is not None
-        loaders, step = loop._combined_loader.flattened, loop.epoch_loop.batch_idx
+        loaders, step = internals.loaders_of(loop), loop.epoch_loop.batch_idx
         count = self.count_minibatches(loaders, step, batch)
         number = self._number(loaders, step)
         pipeline.train(batch, tuple(arguments), count=count, number=number)

@@ -130,19 +130,14 @@ def test_a_sparse_network_trains_and_predicts_in_every_precision(
     assert again["probability"].isfinite().all()
 
 
-@pytest.mark.parametrize("synchronised", [True, False])
-def test_synchronised_batch_norm_is_refused_for_sparse_networks(tmp_path, synchronised) -> None:
-    # Trainers of their own: the hook is what Lightning calls first, before ranks meet.
-    settings = {"strategy": "ddp", "devices": 2, "sync_batchnorm": synchronised}
+def test_synchronised_batch_norm_is_refused_for_sparse_networks() -> None:
     module, plain = sparse_classifier(), classifier()
     for entry in (module, plain):
-        entry.trainer = trainer(tmp_path, **settings)
-    plain.setup("fit")
-    if synchronised:
-        with pytest.raises(ConfigError, match="sync_batchnorm=false"):
-            module.setup("fit")
-    else:
-        module.setup("fit")
+        entry.on_fit_start()
+    module, plain = map(nn.SyncBatchNorm.convert_sync_batchnorm, (module, plain))  # as Lightning
+    plain.on_fit_start()
+    with pytest.raises(ConfigError, match="sync_batchnorm=false"):
+        module.on_fit_start()
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])

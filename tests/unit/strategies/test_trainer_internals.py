@@ -1,0 +1,186 @@
+"""A contract with Lightning: each private name that SparsePipe relies on is still there.
+
+A failure names what a new Lightning has renamed or removed; ``trainer_internals.py`` and, for
+torchmetrics, ``metrics.py`` are the files to adapt.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint, Timer
+from pytorch_lightning.loops.loop import _Loop
+from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric
+from pytorch_lightning.utilities.combined_loader import CombinedLoader
+from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric
+
+from sparsepipe.strategies import metrics, trainer_internals
+
+
+@functools.cache
+def trainer() -> pl.Trainer:
+    return pl.Trainer(
+        accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+
+
+def logged() -> _ResultMetric:
+    return _ResultMetric(_Metadata("training_step", "loss"), is_tensor=True)
+
+
+def combined() -> CombinedLoader:
+    return CombinedLoader([DataLoader([1])], "sequential")
+
+
+# Where a private name is expected: a module's, or an object's of the given kind.
+MODULES = {
+    "_DeviceDtypeModuleMixin": "lightning_fabric.utilities.device_dtype_mixin",
+    "_distributed_is_initialized": "lightning_fabric.utilities.distributed",
+    "_optimizer_to_device": "lightning_fabric.utilities.optimizer",
+    "_Loop": "pytorch_lightning.loops.loop",
+    "_get_distributed_sampler": "pytorch_lightning.trainer.connectors.data_connector",
+    "_ResultMetric": "pytorch_lightning.trainer.connectors.logger_connector.result",
+    "_pytree": "torch.utils",
+}
+OBJECTS: dict[str, Any] = {
+    "_trainer": pl.LightningModule,
+    "_compiler_ctx": pl.LightningModule,
+    "_device": pl.LightningModule,
+    "_current_fx_name": pl.LightningModule,
+    "_on_before_batch_transfer": pl.LightningModule,
+    "_apply_batch_transfer_handler": pl.LightningModule,
+    "_results": trainer,
+    "_logger_connector": trainer,
+    "_active_loop": trainer,
+    "_evaluation_loop": lambda: pl.Trainer,  # a property that raises outside of a run
+    "_signal_connector": trainer,
+    "_accelerator_connector": trainer,
+    "_data_connector": trainer,
+    "_val_check_time_interval": trainer,
+    "_current_fx": lambda: trainer()._logger_connector,
+    "_sigterm_notifier_fn": lambda: trainer()._signal_connector,
+    "_requires_distributed_sampler": lambda: trainer()._data_connector,
+    "_resolve_sampler": lambda: trainer()._data_connector,
+    "_data_fetcher": lambda: trainer().fit_loop,
+    "_combined_loader": lambda: trainer().fit_loop,
+    "_batches_that_stepped": lambda: trainer().fit_loop.epoch_loop,
+    "_broadcast_sigterm_tensor": lambda: trainer().fit_loop.epoch_loop,
+    "_num_ready_batches_reached": lambda: trainer().fit_loop.epoch_loop,
+    "_should_check_val_fx": lambda: trainer().fit_loop.epoch_loop,
+    "_mode": combined,
+    "_spec": combined,
+    "_every_n_train_steps": ModelCheckpoint,
+    "_train_time_interval": ModelCheckpoint,
+    "_interval": lambda: Timer("00:00:01:00"),
+    "_verbose": lambda: Timer("00:00:01:00"),
+    "_layer_sync": DDPStrategy,
+    "_get_process_group_backend": DDPStrategy,
+    "_process_group_backend": DDPStrategy,
+    # torchmetrics, of which Lightning's logged values are a kind.
+    "_computed": logged,
+    "_update_count": logged,
+    "_forward_cache": logged,
+    "_defaults": MeanMetric,
+    "_reductions": MeanMetric,
+    "_to_sync": MeanMetric,
+}
+# Public by their names, but not documented: they may go as well.
+UNDOCUMENTED = {
+    "use_distributed_sampler": lambda: trainer()._accelerator_connector,
+    "received_sigterm": lambda: trainer()._signal_connector,
+    "on_batch_start": lambda: trainer()._logger_connector,
+    "on_batch_end": lambda: trainer()._logger_connector,
+    "update_train_step_metrics": lambda: trainer()._logger_connector,
+    "batch_progress": lambda: trainer().fit_loop.epoch_loop,
+    "on_run_start": lambda: trainer().fit_loop.epoch_loop,
+    "cumulated_batch_size": logged,
+    "has_reset": logged,
+    "_configure_launcher": DDPStrategy,  # overridden in distributed.py
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_has(name) -> None:
+    assert hasattr(importlib.import_module(MODULES[name]), name), f"{MODULES[name]}.{name} is gone"
+
+
+@pytest.mark.parametrize("name", [*OBJECTS, *UNDOCUMENTED])
+def test_an_object_has(name) -> None:
+    owner = (OBJECTS | UNDOCUMENTED)[name]()
+    assert hasattr(owner, name), f"{type(owner).__name__}.{name} is gone"
+
+
+def test_the_wandb_logger_has_what_its_subclass_reads(tmp_path) -> None:
+    pytest.importorskip("wandb")
+    logger = pl.loggers.WandbLogger(save_dir=tmp_path, offline=True)
+    for name in ("_experiment", "_id", "_offline", "_wandb_init"):
+        assert hasattr(logger, name), f"WandbLogger.{name} is gone"
+
+
+def test_calls_take_what_they_are_given() -> None:
+    from pytorch_lightning.trainer.connectors.data_connector import _get_distributed_sampler
+
+    loops = trainer().fit_loop.epoch_loop
+    takes = {
+        _get_distributed_sampler: ["dataloader", "shuffle", "overfit_batches", "mode"],
+        trainer()._data_connector._resolve_sampler: ["dataloader", "shuffle", "mode"],
+        loops._should_check_val_fx: ["data_fetcher"],
+        loops._broadcast_sigterm_tensor: [],
+        trainer()._signal_connector._sigterm_notifier_fn: ["signum", "_"],
+        pl.LightningModule()._on_before_batch_transfer: ["batch", "dataloader_idx"],
+        pl.LightningModule()._apply_batch_transfer_handler: ["batch", "device", "dataloader_idx"],
+    }
+    for function, names in takes.items():
+        found = [n for n in inspect.signature(function).parameters if n != "kwargs"]
+        assert found == names, f"{function.__qualname__} takes {found}"
+
+
+def test_restarting_can_be_cleared() -> None:
+    run = pl.Trainer(logger=False, accelerator="cpu")
+    _Loop.restarting.fset(run.fit_loop, True)
+    trainer_internals.clear_restarting(run)
+    assert not run.fit_loop.restarting
+
+
+def test_the_lists_are_complete() -> None:
+    known = {*MODULES, *OBJECTS, *UNDOCUMENTED}
+    for file in (trainer_internals, metrics):
+        used = private_names(Path(file.__file__))
+        assert used <= known, f"list {sorted(used - known)}"
+
+
+def private_names(path: Path) -> set[str]:
+    """Private names of others in a file: imported, read as attributes, or named in strings."""
+    tree = ast.parse(path.read_text())
+    own = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    own |= {n.id for n in ast.walk(tree)
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}  # fmt: skip
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) != "self":
+            found.add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Constant) and str(node.value).isidentifier():
+            found.add(str(node.value))
+    return {n for n in found - own if n.startswith("_") and not n.startswith("__")}
+
+
+def test_the_device_is_that_of_the_parameters() -> None:
+    module = pl.LightningModule()
+    module.layers = torch.nn.Linear(2, 2)
+    module._device = torch.device("meta")
+    with trainer_internals.actual_device(module) as device:
+        assert device == module.device == torch.device("cpu")
+    assert module.device == torch.device("meta")
