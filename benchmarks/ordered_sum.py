@@ -41,7 +41,7 @@ from sparsepipe.emulate.layout import Layout
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.ordered_sum import OrderedSum
-from sparsepipe.runtime.failures.missing_ranks import meeting, new_group
+from sparsepipe.runtime.failures.missing_ranks import collective, new_group
 from sparsepipe.schedule.communication import way_of
 
 CPU = torch.device("cpu")
@@ -151,7 +151,7 @@ def measure(rank: int, options: argparse.Namespace, place: Place) -> None:
         process_group.join("gloo", timeout_s=TIMEOUT_S)
         made = new_group(list(range(len(place.hosts))), backend="gloo", timeout_s=TIMEOUT_S)
         for mib in options.mib:
-            with meeting(f"sums of {mib:g} MiB", made):
+            with collective(f"sums of {mib:g} MiB", made):
                 ways = ways_of(
                     made, int(mib * MIB / 4), options.chunk_kib or [None], options.room or [None]
                 )

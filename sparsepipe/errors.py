@@ -86,8 +86,6 @@ class TransportError(SparsePipeError):
     """A rank that cannot be reached or does not answer."""
 
     exit_code = 7
-    blamed: int | None = None
-    """The rank that the message names as the cause, if it names one."""
 
 
 class PlanError(ConfigError):

@@ -66,7 +66,7 @@ class StopOnSignal(pl.Callback):
         asked = self._watch.signum is not None
         if self._agreement is None:
             return process_group.any_rank(asked)
-        return self._agreement.reached(step, asked=asked)
+        return self._agreement.reached(step, requested=asked)
 
     @override
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

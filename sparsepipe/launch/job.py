@@ -40,7 +40,7 @@ from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.process_group import first_to_report
 from sparsepipe.runtime.failures.rank_reports import Stopped
-from sparsepipe.runtime.launch import attempt, launch
+from sparsepipe.runtime.launch import launch, run_with_restarts
 from sparsepipe.tasks.evaluate import keep_plan_of_training
 from sparsepipe.tasks.run import Run, num_ranks
 from sparsepipe.tracking.loggers import end_tracking
@@ -126,8 +126,8 @@ def _run_here(
         if isinstance(error, Stopped):
             tell_stop(error, directory, spec)
         directory.remove_if_unused()
-        if isinstance(error, Stopped) and error.broke is not None:
-            raise error.broke from None
+        if isinstance(error, Stopped) and error.save_error is not None:
+            raise error.save_error from None
         raise
     _finish(directory)
 
@@ -160,7 +160,7 @@ def _launch(directory: RunDir, spec: RunSpec, inventory: Inventory) -> None:
             )
 
         with hosts_emulated(spec, inventory, directory):
-            attempt(start, max_restarts=spec.parallel.max_restarts)
+            run_with_restarts(start, max_restarts=spec.parallel.max_restarts)
 
 
 def _run_as_rank(spec: RunSpec, inventory: Inventory, watch: SignalWatch, ranks: int) -> RunDir:

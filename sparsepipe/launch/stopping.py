@@ -20,9 +20,9 @@ def tell_stop(stop: Stopped, directory: RunDir, spec: RunSpec) -> None:
     """Says with a stop how to go on, and what was lost where ranks took too long."""
     again = "it again without force=true" if spec.force else "the same command again"
     lost = ""
-    if stop.unheard:
+    if stop.unresponsive:
         lost = (
-            f"; ranks {', '.join(map(str, stop.unheard))} were ended after "
+            f"; ranks {', '.join(map(str, stop.unresponsive))} were ended after "
             f"{spec.parallel.grace_s} s without a checkpoint; {_last_one(directory)}; "
             "raise parallel.grace_s"
         )

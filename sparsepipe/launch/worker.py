@@ -7,14 +7,14 @@ from pathlib import Path
 
 from sparsepipe.emulate import enter_host
 from sparsepipe.runtime.failures.rank_reports import exit_immediately
-from sparsepipe.runtime.failures.unresponsive_ranks import announce
+from sparsepipe.runtime.failures.unresponsive_ranks import announce_process
 from sparsepipe.runtime.launch import follow_parent
 
 
 def main() -> None:
     """Runs the task of the run directory given on the command line."""
     follow_parent()
-    announce()
+    announce_process()
     try:
         enter_host()
         _run(Path(sys.argv[1]))

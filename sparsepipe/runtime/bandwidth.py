@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from sparsepipe.errors import TransportError
 from sparsepipe.runtime.collectives.ordered_sum import OrderedSum
-from sparsepipe.runtime.failures.missing_ranks import AGAIN, farewell, meeting, new_group
+from sparsepipe.runtime.failures.missing_ranks import AGAIN, collective, new_group
 from sparsepipe.runtime.transport import Kind, Message, Network
 from sparsepipe.schedule import Plan
 
@@ -91,10 +91,9 @@ class Bench:
         try:
             try:
                 yield
-            except Exception as error:
-                farewell(error)  # to those that wait for the end, whom nobody else would tell
+            except Exception:
                 raise
-            with meeting(f"the meeting after {what}", self._everyone):
+            with collective(f"the meeting after {what}", self._everyone):
                 dist.barrier(self._everyone)
         except TransportError as error:
             error.message += f" (while {what})"
@@ -369,7 +368,7 @@ def _timed(
         dist.all_reduce(found_s, op=dist.ReduceOp.MAX, group=made)
         return float(found_s)
 
-    with meeting(f"a sum over {length} numbers", made):
+    with collective(f"a sum over {length} numbers", made):
         times_s = [exchange_s()]  # connects, which counts only where there is no time for others
         if slowest_s(times_s[0]) <= bench.effort.most_s:
             warmups, repeats = bench.effort.within(slowest_s(exchange_s()))

@@ -17,15 +17,13 @@ from sparsepipe.errors import SparsePipeError, TransportError
 from sparsepipe.runtime.failures.rank_reports import (
     REPORT_VARIABLE,
     Stopped,
-    broken,
-    explain,
+    first_cause,
     read_reports,
-    write_failure_report,
+    save_error_of,
 )
-from sparsepipe.runtime.failures.unresponsive_ranks import announce, killing_unresponsive_ranks
+from sparsepipe.runtime.failures.unresponsive_ranks import killing_unresponsive_ranks
 
-__all__ = ["Stopped", "announce", "follow_parent", "launch", "write_failure_report"]
-
+log = logging.getLogger(__name__)
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 _LAUNCHER_VARIABLE = "SPARSEPIPE_LAUNCHER"
 """Environment variable: the launching process, whose children ranks are."""
@@ -43,9 +41,9 @@ def launch(
     """Runs ``command`` in ``ranks`` processes on this host and waits for them.
 
     A signal to this process, unless it ignores it, is passed to every rank once; they have
-    ``grace_s`` to end.
-    A second one ends this process at once, and the ranks with it (see :func:`follow_parent`).
-    When a rank fails, the others are ended; soon, where they :func:`announce` themselves.
+    ``grace_s`` to end. A second one ends this process at once, and the ranks with it (see
+    :func:`follow_parent`). When a rank fails, the others are ended; soon, where they have called
+    :func:`~sparsepipe.runtime.failures.unresponsive_ranks.announce_process`.
 
     Args:
         command: program and arguments; each rank gets RANK, LOCAL_RANK, WORLD_SIZE,
@@ -70,22 +68,93 @@ def launch(
         stale.unlink()
     config = _agent_config(ranks, reports, grace_s)
     started_s = time.monotonic()
-    with (
-        _environment(threads_per_rank, reports),
-        _restored_signals(),
-        killing_unresponsive_ranks(reports),
-    ):
+    environment = _environment(threads_per_rank, reports)
+    with environment, _restored_signals(), killing_unresponsive_ranks(reports):
         try:
             elastic_launch(config, command[0])(*command[1:])
         except SignalException as stop:
-            heard = read_reports(reports)
-            broke = broken(heard)
-            # Sooner than that nobody can have been killed for taking too long.
+            found = read_reports(reports)
+            # Sooner than that no rank can have been killed for taking too long.
             late = time.monotonic() - started_s >= grace_s
-            unheard = [rank for rank in range(ranks) if late and rank not in heard]
-            raise Stopped(stop.sigval, unheard=unheard, broke=broke) from None
+            raise Stopped(
+                stop.sigval,
+                unresponsive=[rank for rank in range(ranks) if late and rank not in found],
+                save_error=save_error_of(found),
+            ) from None
         except ChildFailedError as failure:
-            raise explain(failure, reports, name=name) from None
+            raise first_cause(failure, reports, name=name) from None
+
+
+def run_with_restarts(start: Callable[[], None], *, max_restarts: int) -> None:
+    """Calls ``start`` until it returns, at most ``max_restarts`` times more than once.
+
+    Every attempt needs ranks, a store and reports of its own, and goes on from the last checkpoint.
+
+    Args:
+        start: starts all ranks and waits for them.
+        max_restarts: how often they may begin again.
+
+    Raises:
+        SparsePipeError: of the last attempt, or one that would come again.
+    """
+    for restart in range(max_restarts + 1):
+        try:
+            start()
+            return
+        except SparsePipeError as error:
+            if restart == max_restarts or not is_transient(error):
+                raise
+            log.warning("%s", error.message)
+            log.warning("beginning again, restart %d of %d", restart + 1, max_restarts)
+
+
+def is_transient(error: SparsePipeError) -> bool:
+    """Whether another attempt can succeed: a rank died, hung, was cut off, or raised.
+
+    Settings, data, checkpoints and hardware stay as they are, and so does a full disk: every
+    attempt would train up to the next checkpoint, and not be able to write that either.
+    """
+    return type(error) in (SparsePipeError, TransportError)
+
+
+def follow_parent(interval_s: float = 0.5, *, parent: int | None = None) -> None:
+    """Ends this process soon after its parent is gone, however that ended.
+
+    Args:
+        interval_s: between two looks.
+        parent: its process number, since it may be gone already; None: this rank's launcher.
+    """
+    if parent is None:
+        parent = int(os.environ.get(_LAUNCHER_VARIABLE, os.getppid()))
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(interval_s)
+        os._exit(1)  # nobody is left to report to
+
+    threading.Thread(target=watch, name="follow-parent", daemon=True).start()
+
+
+@contextmanager
+def environment_variables(
+    values: Mapping[str, str], *, restored: tuple[str, ...] = ()
+) -> Iterator[None]:
+    """Sets environment variables while the block runs; then all are as they were.
+
+    Args:
+        values: by name.
+        restored: others that the block may change.
+    """
+    before = {name: os.environ.get(name) for name in (*values, *restored)}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _agent_config(ranks: int, reports: Path, grace_s: float) -> Any:
@@ -93,6 +162,8 @@ def _agent_config(ranks: int, reports: Path, grace_s: float) -> Any:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.launcher.api import LaunchConfig
 
+    # Signals that this process ignores, as under nohup, stay ignored.
+    handled = [s for s in _SIGNALS if signal.getsignal(getattr(signal, s)) is not signal.SIG_IGN]
     return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -103,40 +174,14 @@ def _agent_config(ranks: int, reports: Path, grace_s: float) -> Any:
         local_addr="127.0.0.1",
         max_restarts=0,
         monitor_interval=0.1,
-        signals_to_handle=",".join(_heeded_signals()),
+        signals_to_handle=",".join(handled),
         shutdown_timeout=int(grace_s),
         logs_specs=DefaultLogsSpecs(log_dir=str(reports)),  # else it leaves them in /tmp
     )
 
 
-def _heeded_signals() -> list[str]:
-    """Those that nobody has told this process to ignore, as ``nohup`` does."""
-    return [
-        name for name in _SIGNALS if signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN
-    ]
-
-
-def follow_parent(interval_s: float = 0.5, *, parent: int | None = None) -> None:
-    """Ends this process soon after its parent is gone, however that ended.
-
-    Args:
-        interval_s: between two looks.
-        parent: its number, since it may be gone before anybody asks; None: what a rank's
-            launcher has told it.
-    """
-    if parent is None:
-        parent = int(os.environ.get(_LAUNCHER_VARIABLE, os.getppid()))
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(interval_s)
-        os._exit(1)  # nothing to tell and nobody to tell it to
-
-    threading.Thread(target=watch, name="follow-parent", daemon=True).start()
-
-
 def _silence_agent() -> None:
-    """The agent reports in its own terms (pids, local ranks); the house says it anew."""
+    """The agent reports in its own terms (process numbers, local ranks); we report in ours."""
     # torch gives each of these loggers a level of its own, so their parent's does not count.
     for name in logging.root.manager.loggerDict:
         if name.startswith("torch.distributed.elastic"):
@@ -144,7 +189,7 @@ def _silence_agent() -> None:
 
 
 def _environment(threads_per_rank: int, reports: Path) -> AbstractContextManager[None]:
-    """What ranks inherit, set for the time of the launch only."""
+    """Environment variables that ranks inherit, set for the time of the launch only."""
     values = {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads_per_rank)),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", _loopback()),
@@ -172,61 +217,3 @@ def _restored_signals() -> Iterator[None]:
     finally:
         for name, handler in before.items():
             signal.signal(getattr(signal, name), handler)
-
-
-log = logging.getLogger(__name__)
-
-
-def attempt(start: Callable[[], None], *, max_restarts: int) -> None:
-    """Calls ``start`` until it returns, at most ``max_restarts`` times more than once.
-
-    Every attempt is to have ranks, store and reports of its own, and to go on from the last
-    checkpoint there is.
-
-    Args:
-        start: starts all ranks and waits for them.
-        max_restarts: how often they may begin again.
-
-    Raises:
-        SparsePipeError: of the last attempt, or one that would come again.
-    """
-    for restart in range(max_restarts + 1):
-        try:
-            start()
-            return
-        except SparsePipeError as error:
-            if restart == max_restarts or not is_transient(error):
-                raise
-            log.warning("%s", error.message)
-            log.warning("beginning again, restart %d of %d", restart + 1, max_restarts)
-
-
-def is_transient(error: SparsePipeError) -> bool:
-    """Whether another attempt can do better: a rank died, hung, was cut off, or raised.
-
-    Settings, data, checkpoints and hardware stay as they are, and so does a full disk: every
-    attempt would train up to the next checkpoint, and not be able to write that either.
-    """
-    return type(error) in (SparsePipeError, TransportError)
-
-
-@contextmanager
-def environment_variables(
-    values: Mapping[str, str], *, restored: tuple[str, ...] = ()
-) -> Iterator[None]:
-    """Sets variables while the block runs; then all are as they were.
-
-    Args:
-        values: by name.
-        restored: others that the block may change and leave so.
-    """
-    before = {name: os.environ.get(name) for name in (*values, *restored)}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.runtime.failures.missing_ranks import meeting
+from sparsepipe.runtime.failures.missing_ranks import collective
 from sparsepipe.runtime.slowdown import Slowdown
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.orphans import end_orphans, remember
@@ -175,7 +175,7 @@ class RankedStrategy(DDPStrategy):
 
 def _together(what: str) -> AbstractContextManager[None]:
     """Around Lightning's own collectives: an error says which rank did not come."""
-    return meeting(what) if internals.process_group_exists() else nullcontext()
+    return collective(what) if internals.process_group_exists() else nullcontext()
 
 
 def leave_at_exit(error: BaseException, *, blocked: Callable[[], bool]) -> None:

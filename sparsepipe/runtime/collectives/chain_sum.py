@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparsepipe.runtime.failures.missing_ranks import limit_s
+from sparsepipe.runtime.failures.missing_ranks import group_limit_s
 from sparsepipe.schedule.communication import CHUNK_BYTES
 
 Act = Literal["expect", "take", "send"]
@@ -179,7 +179,7 @@ class Chain:
         """
         # All meet first: whoever did not come is missed by all, and not by its neighbours alone.
         dist.all_to_all_single(torch.empty_like(self._called), self._called, group=self._group)
-        deadline_s = time.monotonic() + limit_s(self._group)
+        deadline_s = time.monotonic() + group_limit_s(self._group)
         self._failed.clear()
         # A thread for each way, since gloo cannot wait for whichever chunk comes first.
         other = threading.Thread(

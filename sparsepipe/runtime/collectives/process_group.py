@@ -1,4 +1,4 @@
-"""The process group and the few collectives the house needs outside of training steps."""
+"""The process group, and the few collectives that are needed outside of training steps."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.runtime.failures.missing_ranks import Roll, meeting, new_group, within
-from sparsepipe.runtime.failures.missing_ranks import store as store  # noqa: PLC0414 (as process_group.store, too)
+from sparsepipe.runtime.failures.missing_ranks import JoinRoll, call_within, collective, new_group
+from sparsepipe.runtime.failures.missing_ranks import store as store  # noqa: PLC0414
 
 _Value = TypeVar("_Value")
 _FOREVER = timedelta(days=30)
-# A busy machine may be that slow. A launcher that is gone is known at once by a connection that
-# breaks; where there is none yet, it is sought as long.
-_ASKING_S = 10.0
+# A busy machine may be that slow. A launcher that is gone shows at once by a connection that
+# breaks; where there is none yet, it is tried for as long.
+_STORE_LIMIT_S = 10.0
 _FAILED = "sparsepipe/failed"
 _stores: dict[tuple[str, str], Any] = {}  # kept, since other ranks may be waiting for them
 _joins = itertools.count()
@@ -33,7 +33,7 @@ _joins = itertools.count()
 _numbers = [0]
 """The rank of the process that was started as rank 0, which keeps the store."""
 _host_groups: list[dist.ProcessGroup] = []
-"""A group over gloo beside one over NCCL: what hosts agree on must not wait for devices."""
+"""A group over gloo beside one over NCCL, so that hosts can agree without waiting for devices."""
 
 
 def started_externally() -> bool:
@@ -51,6 +51,28 @@ def rank() -> int:
 def local_rank() -> int:
     """This process's rank on its host; 0 where there is only one."""
     return int(os.environ.get("LOCAL_RANK", "0")) if started_externally() else 0
+
+
+def world_size() -> int:
+    """Number of ranks; 1 where there is only this process."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1")) if started_externally() else 1
+
+
+def assert_world_size(expected: int) -> None:
+    """Refuses to run with another number of ranks than the configuration says.
+
+    Raises:
+        ConfigError: the sizes differ.
+    """
+    actual = world_size()
+    if actual != expected:
+        raise ConfigError(
+            f"the configuration is for {expected} ranks, {actual} were started",
+            remedy=f"start {expected} ranks, or set parallel.devices (and parallel.num_nodes) "
+            f"to make {actual}",
+        )
 
 
 @contextmanager
@@ -82,49 +104,42 @@ def _first(mine: bool, *, key: str) -> Iterator[None]:
 
 
 def first_to_fail() -> bool:
-    """Whether no other rank has asked this before: one rank tells what failed.
+    """Whether no other rank has called this before, so that one rank reports what failed.
 
-    So does each that cannot ask, since the store's rank is gone or stands still.
+    True as well if the store does not answer, since its rank is gone or hangs.
     """
-    asked = [within(_ASKING_S, partial(s.add, _FAILED, 1)) for s in _stores.values()]
-    return all(number in (1, None) for number in asked)
+    found = [call_within(_STORE_LIMIT_S, partial(s.add, _FAILED, 1)) for s in _stores.values()]
+    return all(number in (1, None) for number in found)
 
 
 def any_rank_failed() -> bool:
-    """Whether a rank has asked :func:`first_to_fail`, as far as the store answers."""
-    asked = [within(_ASKING_S, partial(s.add, _FAILED, 0)) for s in _stores.values()]
-    return any(number not in (0, None) for number in asked)
+    """Whether a rank has called :func:`first_to_fail`, as far as the store answers."""
+    found = [call_within(_STORE_LIMIT_S, partial(s.add, _FAILED, 0)) for s in _stores.values()]
+    return any(number not in (0, None) for number in found)
 
 
 def first_to_report(text: str) -> bool:
-    """Whether this rank is to tell what every rank may find wrong, before they have met.
+    """Whether this rank is to report what every rank may find wrong, before they have joined.
 
-    The agent ends all ranks when one has ended, so rank 0 may never come to tell it: the first
-    does. Without an agent that keeps the store, there is no other to ask: rank 0 does.
+    The agent ends all ranks when one has ended, so rank 0 may never come to report it: the first
+    one does. Without an agent that keeps the store, there is no other to ask: rank 0 does.
 
     Args:
-        text: what is to be told; each text is told once.
+        text: what is to be reported, once.
     """
     if store_rank() is not None:
         return rank() == 0
-    key = f"sparsepipe/told/{hashlib.sha256(text.encode()).hexdigest()}"
-    limit = timedelta(seconds=_ASKING_S)
-    return within(_ASKING_S, lambda: _attempt_store(limit).add(key, 1)) in (1, None)
-
-
-def world_size() -> int:
-    """Number of ranks; 1 where there is only this process."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size()
-    return int(os.environ.get("WORLD_SIZE", "1")) if started_externally() else 1
+    key = f"sparsepipe/reported/{hashlib.sha256(text.encode()).hexdigest()}"
+    limit = timedelta(seconds=_STORE_LIMIT_S)
+    return call_within(_STORE_LIMIT_S, lambda: _attempt_store(limit).add(key, 1)) in (1, None)
 
 
 def join(backend: str, *, timeout_s: float, device: torch.device | None = None) -> None:
     """Joins the group that the launcher's environment variables describe.
 
-    Every collective afterwards ends within ``timeout_s`` or raises. The addresses that ranks
-    leave for each other are kept apart by attempt and by join: the elastic agent restarts
-    ranks on the store of the first attempt, where gloo would find addresses of the dead.
+    Every collective afterwards ends within ``timeout_s`` or raises. The addresses that ranks leave
+    for each other are kept apart by attempt and by join: the elastic agent restarts ranks on the
+    store of the first attempt, where gloo would find addresses of the dead.
 
     Raises:
         TransportError: not all ranks came within ``timeout_s``.
@@ -133,8 +148,8 @@ def join(backend: str, *, timeout_s: float, device: torch.device | None = None) 
         return
     timeout = timedelta(seconds=timeout_s)
     mine, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    roll = Roll(mine, count=count, keeper=store_rank(), limit_s=timeout_s)
-    with roll.explaining():
+    roll = JoinRoll(mine, count=count, store_rank=store_rank(), limit_s=timeout_s)
+    with roll.naming_missing():
         place = PrefixStore(f"join{next(_joins)}", _attempt_store(timeout))
         place.set_timeout(timeout)
         roll.sign(place)
@@ -151,7 +166,7 @@ def join(backend: str, *, timeout_s: float, device: torch.device | None = None) 
 
 
 def _attempt_store(timeout: timedelta) -> Any:
-    """Where the ranks of this attempt leave word for each other; the launcher's, or rank 0's."""
+    """The store of the ranks of this attempt, which the launcher or rank 0 keeps."""
     place = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     if place not in _stores:
         store, _, _ = next(iter(rendezvous("env://", timeout=timeout)))
@@ -171,8 +186,8 @@ def renumber(numbers: Sequence[int]) -> None:
     Args:
         numbers: the new one of each rank.
     """
-    with meeting("taking other ranks", hosts()):
-        dist.barrier(group=hosts())
+    with collective("renumbering the ranks", host_group()):
+        dist.barrier(group=host_group())
     mine = numbers[rank()]
     leave()
     _numbers[:] = [numbers[number] for number in _numbers]
@@ -186,130 +201,27 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def assert_world_size(expected: int) -> None:
-    """Refuses to run with another number of ranks than the configuration says.
+def host_group() -> dist.ProcessGroup | None:
+    """The group over gloo for small values on the host, also where devices use NCCL.
 
-    Raises:
-        ConfigError: the sizes differ.
-    """
-    actual = world_size()
-    if actual != expected:
-        raise ConfigError(
-            f"the configuration is for {expected} ranks, {actual} were started",
-            remedy=f"start {expected} ranks, or set parallel.devices (and parallel.num_nodes) "
-            f"to make {actual}",
-        )
-
-
-def broadcast_object(value: _Value) -> _Value:
-    """Rank 0's ``value``, on every rank."""
-    if world_size() == 1:
-        return value
-    box = [value]
-    with meeting("hearing what rank 0 says", hosts()):
-        dist.broadcast_object_list(box, src=0, group=hosts())
-    return box[0]
-
-
-def gather_objects(value: _Value, *, what: str = "hearing what each rank says") -> list[_Value]:
-    """What ranks say, in rank order, on every rank; without those that say None.
-
-    Args:
-        value: of this rank.
-        what: what it is for, should a rank not come.
-    """
-    if world_size() == 1:
-        return [] if value is None else [value]
-    box: list[_Value | None] = [None] * world_size()
-    with meeting(what, hosts()):
-        dist.all_gather_object(box, value, group=hosts())
-    return [item for item in box if item is not None]
-
-
-def any_rank(flag: bool) -> bool:
-    """Whether ``flag`` is set on any rank; a collective of one number among the hosts."""
-    if world_size() == 1 or not dist.is_initialized():
-        return flag
-    value = torch.tensor([int(flag)], dtype=torch.int32)
-    with meeting("asking whether any rank wants to stop", hosts()):
-        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=hosts())
-    return bool(value.item())
-
-
-def add_(value: Tensor, *, what: str) -> None:
-    """Replaces a tensor on the host by its sum over the ranks, in place.
-
-    Args:
-        value: of this rank; of any shape, which is that of all ranks.
-        what: what it is for, should a rank not come.
-    """
-    with meeting(what, hosts()):
-        dist.all_reduce(value, group=hosts())
-
-
-def hosts() -> dist.ProcessGroup | None:
-    """The group in which hosts meet, whatever devices they have; None: the default group.
-
-    For what is small or lies on the host. It is over gloo, also where devices use NCCL.
+    None: the default group.
     """
     return _host_groups[0] if _host_groups else None
 
 
-def average_(tensors: Iterable[Tensor]) -> None:
-    """Replaces floating-point tensors by their mean over the ranks, in place, in one message."""
-    if world_size() == 1 or not dist.is_initialized():
-        return
-    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
-    if not floats:
-        return
-    flat = torch.cat([tensor.detach().double().reshape(-1) for tensor in floats])
-    with meeting("averaging buffers"):
-        dist.all_reduce(flat)
-    flat /= world_size()
-    offset = 0
-    for tensor in floats:
-        tensor.copy_(flat[offset : offset + tensor.numel()].view_as(tensor))
-        offset += tensor.numel()
-
-
-def gather_to_rank_0(value: Any) -> list[Any]:
-    """Every rank's ``value`` in rank order, on rank 0; nothing on the others."""
-    if world_size() == 1:
-        return [value]
-    found: list[Any] | None = [None] * world_size() if rank() == 0 else None
-    with meeting("putting the stages' states together", hosts()):
-        dist.gather_object(value, found, dst=0, group=hosts())
-    return found or []
-
-
-@torch.no_grad()
-def broadcast_tensors_(tensors: Iterable[Tensor], *, source: int) -> None:
-    """Overwrites tensors by those of a rank; all ranks give as many, of the same shapes."""
-    if world_size() == 1:
-        return
-    with meeting("spreading the module's tensors", hosts()):
-        for tensor in tensors:
-            if not tensor.numel():
-                continue
-            host = tensor.detach().cpu().contiguous()
-            dist.broadcast(host, src=source, group=hosts())
-            if rank() != source:
-                tensor.copy_(host)
-
-
 def make_stage_group(stages: Iterable[Iterable[int]], *, backend: str, timeout_s: float) -> Any:
-    """A group for each stage of several ranks; every rank must call it.
+    """Makes a group for each stage of several ranks; every rank must call it.
 
     Args:
         stages: ranks of each stage.
         backend: of the groups.
-        timeout_s: limit of each group's making, and of each of its collectives.
+        timeout_s: limit of making each group, and of each of its collectives.
 
     Returns:
         This rank's; None where its stage has no replicas.
 
     Raises:
-        TransportError: a rank did not come within ``timeout_s``.
+        TransportError: a rank did not take part within ``timeout_s``.
     """
     mine = None
     for ranks in map(list, stages):
@@ -323,3 +235,90 @@ def destroy_group(made: Any) -> None:
     """Ends a group of :func:`make_stage_group`."""
     if made is not None and dist.is_initialized():
         dist.destroy_process_group(made)
+
+
+def broadcast_object(value: _Value) -> _Value:
+    """Rank 0's ``value``, on every rank."""
+    if world_size() == 1:
+        return value
+    box = [value]
+    with collective("broadcasting a value of rank 0", host_group()):
+        dist.broadcast_object_list(box, src=0, group=host_group())
+    return box[0]
+
+
+def gather_objects(value: _Value, *, what: str = "gathering a value of each rank") -> list[_Value]:
+    """All ranks' values, in rank order, on every rank; without those that are None.
+
+    Args:
+        value: of this rank.
+        what: the purpose, for the message if a rank does not take part.
+    """
+    if world_size() == 1:
+        return [] if value is None else [value]
+    box: list[_Value | None] = [None] * world_size()
+    with collective(what, host_group()):
+        dist.all_gather_object(box, value, group=host_group())
+    return [item for item in box if item is not None]
+
+
+def gather_to_rank_0(value: Any) -> list[Any]:
+    """Every rank's ``value`` in rank order, on rank 0; nothing on the others."""
+    if world_size() == 1:
+        return [value]
+    found: list[Any] | None = [None] * world_size() if rank() == 0 else None
+    with collective("putting the stages' states together", host_group()):
+        dist.gather_object(value, found, dst=0, group=host_group())
+    return found or []
+
+
+def any_rank(flag: bool) -> bool:
+    """Whether ``flag`` is set on any rank; a collective of one number among the hosts."""
+    if world_size() == 1 or not dist.is_initialized():
+        return flag
+    value = torch.tensor([int(flag)], dtype=torch.int32)
+    with collective("agreeing on whether to stop", host_group()):
+        dist.all_reduce(value, op=dist.ReduceOp.MAX, group=host_group())
+    return bool(value.item())
+
+
+def add_(value: Tensor, *, what: str) -> None:
+    """Replaces a tensor on the host by its sum over the ranks, in place.
+
+    Args:
+        value: of this rank; of the same shape on all.
+        what: the purpose, for the message if a rank does not take part.
+    """
+    with collective(what, host_group()):
+        dist.all_reduce(value, group=host_group())
+
+
+def average_(tensors: Iterable[Tensor]) -> None:
+    """Replaces floating-point tensors by their mean over the ranks, in place, in one message."""
+    if world_size() == 1 or not dist.is_initialized():
+        return
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    if not floats:
+        return
+    flat = torch.cat([tensor.detach().double().reshape(-1) for tensor in floats])
+    with collective("averaging buffers"):
+        dist.all_reduce(flat)
+    flat /= world_size()
+    parts = flat.split_with_sizes([tensor.numel() for tensor in floats])
+    for tensor, part in zip(floats, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+@torch.no_grad()
+def broadcast_tensors_(tensors: Iterable[Tensor], *, source: int) -> None:
+    """Overwrites tensors by those of a rank; all ranks give as many, of the same shapes."""
+    if world_size() == 1:
+        return
+    with collective("broadcasting the module's tensors", host_group()):
+        for tensor in tensors:
+            if not tensor.numel():
+                continue
+            host = tensor.detach().cpu().contiguous()
+            dist.broadcast(host, src=source, group=host_group())
+            if rank() != source:
+                tensor.copy_(host)

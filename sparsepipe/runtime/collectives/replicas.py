@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives.ordered_sum import OrderedSum
-from sparsepipe.runtime.failures.missing_ranks import meeting
+from sparsepipe.runtime.failures.missing_ranks import collective
 
 
 class Replicas:
@@ -79,7 +79,7 @@ class Replicas:
             return dict(gradients)
         assert gradients.keys() == self._parameters.keys() or not (minibatches or gradients)
         flat = self._filled(gradients, minibatches)
-        with meeting(self._averaging(), self._group):
+        with collective(self._averaging(), self._group):
             self._made_sum().reduce()
         self._round += 1
         total = int(flat[-1])
@@ -104,7 +104,7 @@ class Replicas:
             return dict(gradients)
         assert gradients.keys() == self._parameters.keys()
         flat = self._filled(gradients, 1)
-        with meeting(f"adding up the gradients of minibatch {self.first}", self._group):
+        with collective(f"adding up the gradients of minibatch {self.first}", self._group):
             self._made_sum().reduce()
         return self._parts(flat, divisor=1)
 
@@ -171,7 +171,7 @@ class Replicas:
             return [vector]
         mine = vector.cpu() if dist.get_backend(self._group) == "gloo" else vector
         found = [torch.empty_like(mine) for _ in range(self.count)]
-        with meeting(f"gathering the statistics of minibatch {self.first}", self._group):
+        with collective(f"gathering the statistics of minibatch {self.first}", self._group):
             dist.all_gather(found, mine, group=self._group)
         return [each.to(vector.device) for each in found]
 
@@ -188,7 +188,7 @@ class Replicas:
             return
         self._round = 0
         every = list(buffers)
-        with meeting("averaging statistics at a drain", self._group):
+        with collective("averaging statistics at a drain", self._group):
             self._average([buffer for buffer in every if buffer.is_floating_point()])
             self._take_largest([b for b in every if not (b.is_floating_point() or b.is_complex())])
 

@@ -1,8 +1,8 @@
-"""Stops in the middle of an epoch: all ranks after the same step, without waiting each step.
+"""Agreement on a stop in the middle of an epoch: after the same step on all ranks.
 
-Ranks of a pipeline are never more than some steps apart. One that wants to stop names a
-step that no rank can have reached yet, in the store that all ranks share, and rings a bell
-there; each listens after every step.
+Ranks of a pipeline are never more than some steps apart. One that wants to stop proposes a step
+that no rank can have reached yet, in the store that all ranks share, and counts up the proposals
+there; each rank reads that count after every step, so that no step waits for other ranks.
 """
 
 from __future__ import annotations
@@ -13,75 +13,74 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from sparsepipe.errors import TransportError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.failures.missing_ranks import (
-    GONE,
-    LATE,
-    blaming,
-    limit_s,
-    name_of,
+    REMEDY_GONE,
+    REMEDY_LATE,
+    group_limit_s,
+    rank_name,
 )
 
 _Value = TypeVar("_Value")
-_BELL = "sparsepipe/stop/bell"
-_desks: list[Desk] = []  # at most one, of the group that this process has joined last
+_PROPOSALS = "sparsepipe/stop/proposals"
+_clients: list[StoreClient] = []  # at most one, of the group that this process has joined last
 
 
-class Desk:
-    """Asks the store at which the ranks met, from a thread: the store itself knows no limit.
+class StoreClient:
+    """Requests to the store at which the ranks joined, in a thread: the store has no limit itself.
 
     Args:
-        store: may be on a rank that stands still.
-        limit_s: of every question.
+        store: may be on a rank that hangs.
+        limit_s: of every request.
     """
 
     def __init__(self, store: Any, *, limit_s: float) -> None:
         self.store = store
         self.numbers = itertools.count()  # of the agreements
         self._limit_s = limit_s
-        self._questions: SimpleQueue[tuple[Callable[[Any], Any], SimpleQueue[Any]]] = SimpleQueue()
+        self._requests: SimpleQueue[tuple[Callable[[Any], Any], SimpleQueue[Any]]] = SimpleQueue()
         self._step: int | None = None
-        self._rings = 0
-        threading.Thread(target=self._serve, name="stops", daemon=True).start()
+        self._proposals = 0
+        threading.Thread(target=self._serve, name="store-client", daemon=True).start()
 
-    def ask(self, question: Callable[[Any], _Value]) -> _Value:
-        """What the store answers.
+    def request(self, function: Callable[[Any], _Value]) -> _Value:
+        """What ``function`` returns for the store.
 
         Raises:
-            TransportError: nothing within the limit, or the store is gone.
+            TransportError: the store does not answer within the limit, or is gone.
         """
         answers: SimpleQueue[_Value | Exception] = SimpleQueue()
-        self._questions.put((question, answers))
+        self._requests.put((function, answers))
         try:
             answer = answers.get(timeout=self._limit_s)
         except Empty:
-            raise self._failed(f"did not answer within {self._limit_s:g} s", LATE) from None
+            raise self._error(f"did not answer within {self._limit_s:g} s", REMEDY_LATE) from None
         if isinstance(answer, Exception):
-            raise self._failed("is gone", GONE) from answer
+            raise self._error("is gone", REMEDY_GONE) from answer
         return answer
 
-    def rings(self, step: int) -> int:
-        """How often somebody has wished for a stop; asked once a step, whoever wants to know."""
+    def proposals(self, step: int) -> int:
+        """How many stops have been proposed; requested once a step, for all agreements."""
         if step != self._step:
-            self._rings = self.ask(lambda store: int(store.add(_BELL, 0)))
+            self._proposals = self.request(lambda store: int(store.add(_PROPOSALS, 0)))
             self._step = step
-        return self._rings
+        return self._proposals
 
     def _serve(self) -> None:
         while True:
-            question, answers = self._questions.get()
+            function, answers = self._requests.get()
             try:
-                answers.put(question(self.store))
+                answers.put(function(self.store))
             except Exception as error:
                 answers.put(error)
 
-    def _failed(self, how: str, remedy: str) -> Exception:
-        host, me = process_group.store_rank(), process_group.rank()
+    def _error(self, how: str, remedy: str) -> TransportError:
+        host, me = process_group.store_rank(), rank_name(process_group.rank())
         if host is None:  # the launcher outlives all ranks
-            text = f"{name_of(me)} is cut off from the launcher, which {how}"
-            return blaming(me, text, remedy=remedy)
-        text = f"{name_of(host)} {how}, asked by {name_of(me)} whether to stop"
-        return blaming(host, text, remedy=remedy)
+            return TransportError(f"{me} is cut off from the launcher, which {how}", remedy=remedy)
+        text = f"{rank_name(host)} {how}, asked by {me} whether to stop"
+        return TransportError(text, remedy=remedy)
 
 
 class StopAgreement:
@@ -89,51 +88,53 @@ class StopAgreement:
 
     Args:
         spread: steps that ranks can be apart at most.
-        desk: asks where all ranks can; by default the group's.
+        client: of the store that all ranks share; by default the group's.
     """
 
-    def __init__(self, *, spread: int, desk: Desk | None = None) -> None:
+    def __init__(self, *, spread: int, client: StoreClient | None = None) -> None:
         self._spread = spread
-        self._desk = _common_desk() if desk is None else desk
-        self._key = "" if self._desk is None else f"sparsepipe/stop/{next(self._desk.numbers)}"
+        self._client = _group_client() if client is None else client
+        number = "" if self._client is None else next(self._client.numbers)
+        self._key = f"sparsepipe/stop/{number}"
         self._agreed: int | None = None
-        self._heard = 0
+        self._proposals = 0
 
     @property
     def pending(self) -> bool:
         """Whether this rank knows of a step that has been agreed on."""
         return self._agreed is not None
 
-    def reached(self, step: int, *, asked: bool) -> bool:
-        """Whether to stop after ``step``; each rank asks after each of its steps.
+    def reached(self, step: int, *, requested: bool) -> bool:
+        """Whether to stop after ``step``; to be called by each rank after each of its steps.
 
         Args:
             step: number of the step just done.
-            asked: this rank wants to stop as soon as it can be.
+            requested: this rank wants to stop as soon as possible.
 
         Raises:
             TransportError: the store does not answer.
         """
-        desk = self._desk
-        if desk is None:
-            return asked
-        if self._agreed is None and asked:
-            wish = str(step + 2 * self._spread + 2)  # twice: the others look after a step
-            self._agreed = desk.ask(lambda store: int(store.compare_set(self._key, "", wish)))
-            desk.ask(lambda store: store.add(_BELL, 1))
-        elif self._agreed is None and (rings := desk.rings(step)) != self._heard:
-            self._heard = rings
-            self._agreed = desk.ask(self._read)
+        client = self._client
+        if client is None:
+            return requested
+        if self._agreed is None and requested:
+            proposal = str(step + 2 * self._spread + 2)  # twice: the others look after a step
+            agreed = client.request(lambda store: store.compare_set(self._key, "", proposal))
+            self._agreed = int(agreed)
+            client.request(lambda store: store.add(_PROPOSALS, 1))
+        elif self._agreed is None and (proposals := client.proposals(step)) != self._proposals:
+            self._proposals = proposals
+            self._agreed = client.request(self._read)
         return self._agreed is not None and step >= self._agreed
 
     def _read(self, store: Any) -> int | None:
         return int(store.get(self._key)) if store.check([self._key]) else None
 
 
-def _common_desk() -> Desk | None:
+def _group_client() -> StoreClient | None:
     if process_group.world_size() == 1:
         return None
     store = process_group.store()
-    if not _desks or _desks[0].store is not store:
-        _desks[:] = [Desk(store, limit_s=limit_s())]
-    return _desks[0]
+    if not _clients or _clients[0].store is not store:
+        _clients[:] = [StoreClient(store, limit_s=group_limit_s())]
+    return _clients[0]

@@ -1,7 +1,7 @@
-"""Ranks that do not end although another has failed: stopped, or stuck for good.
+"""Kills ranks that do not end although another one has failed: they are stopped, or hang.
 
-The elastic agent asks them to end, and has half a minute's patience with those that cannot
-hear. There is nothing left to wait for: what they could save needs all ranks.
+The elastic agent asks them to end and waits half a minute for those that do not respond. There is
+nothing left to wait for: whatever they could save would need all ranks.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from sparsepipe.runtime.failures.rank_reports import (
 )
 
 _PATIENCE_S = 5.0
-"""How long a rank may take to notice a peer's failure and to tell what it knows of it."""
+"""Time for a rank to notice a peer's failure and to report it."""
 
 
-def announce() -> None:
-    """Tells the launching process, if one waits, which process this rank is.
+def announce_process() -> None:
+    """Writes this rank's process number for its launcher, if there is one.
 
     Where that is not possible the agent ends the rank, only later.
     """
@@ -37,25 +37,25 @@ def announce() -> None:
         rank = os.environ.get("RANK", "0")
         partial = Path(directory) / f".pid{rank}.tmp"
         partial.write_text(str(os.getpid()), encoding="ascii")
-        told = Path(directory) / f"rank{rank}.pid"
-        partial.replace(told)
-        atexit.register(told.unlink, missing_ok=True)  # not where a signal or os._exit ends it
+        announced = Path(directory) / f"rank{rank}.pid"
+        partial.replace(announced)
+        atexit.register(announced.unlink, missing_ok=True)  # not if a signal or os._exit ends it
 
 
 @contextmanager
 def killing_unresponsive_ranks(reports: Path) -> Iterator[None]:
     """Kills ranks that still run some seconds after one has failed, while the block runs.
 
-    Ranks that a signal stopped have not failed: others may take their time to write.
+    A rank that a signal stopped has not failed: the others may take their time to save.
 
     Args:
-        reports: where ranks announce themselves and say why they end.
+        reports: directory in which ranks announce themselves and report.
     """
     for stale in (*reports.glob("rank*.pid"), *reports.glob(unresponsive_mark(reports, "*").name)):
         stale.unlink()
     over = threading.Event()
     thread = threading.Thread(
-        target=_watch, args=(reports, _PATIENCE_S, over), name="lingerers", daemon=True
+        target=_watch, args=(reports, _PATIENCE_S, over), name="unresponsive-ranks", daemon=True
     )
     thread.start()
     try:
@@ -72,27 +72,23 @@ def _watch(reports: Path, patience_s: float, over: threading.Event) -> None:
         if failed_s is None and _one_failed(reports, processes):
             failed_s = time.monotonic()
         if failed_s is not None and time.monotonic() > failed_s + patience_s:
-            lingering = {rank: process for rank, process in processes.items() if _runs(process)}
-            for rank in lingering:
+            running = {rank: process for rank, process in processes.items() if _runs(process)}
+            for rank in running:
                 with suppress(OSError):  # a full disk
                     unresponsive_mark(reports, rank).touch()
-            _kill(lingering.values())
+            _kill(running.values())
             return
 
 
 def _kill(processes: Iterable[int]) -> None:
-    """Kills children that have just been seen to run.
-
-    The agent's thread may wait for one in between. Its id would have to be given to another
-    process within that moment to be another's.
-    """
+    """Kills children that ran a moment ago; the agent may have reaped one since."""
     for process in processes:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
 
 
 def _announced(reports: Path) -> dict[int, int]:
-    """Processes by rank, of those that have not exited in good order."""
+    """Process numbers by rank, without those that have exited in good order."""
     found = {}
     for path in reports.glob("rank*.pid"):
         with suppress(FileNotFoundError):
@@ -101,17 +97,16 @@ def _announced(reports: Path) -> dict[int, int]:
 
 
 def _one_failed(reports: Path, processes: Mapping[int, int]) -> bool:
-    """Whether a rank says so, or is gone without a word."""
-    said = read_reports(reports)
-    told = any(report["stopped"] is None for report in said.values())
-    return told or any(
-        not _runs(process) and rank not in said and (reports / f"rank{rank}.pid").exists()
+    """Whether a rank has reported a failure, or is gone without a report."""
+    found = read_reports(reports)
+    return any(report["stopped"] is None for report in found.values()) or any(
+        not _runs(process) and rank not in found and (reports / f"rank{rank}.pid").exists()
         for rank, process in processes.items()
     )
 
 
 def _runs(process: int) -> bool:
-    """Whether a child of this process has not ended; others may have waited for it."""
+    """Whether a child of this process has not ended; others may have reaped it."""
     try:
         return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except ChildProcessError:

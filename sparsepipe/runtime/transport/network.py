@@ -15,16 +15,12 @@ from torch import Tensor
 from sparsepipe.errors import ConfigError, SparsePipeError, TransportError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.failures.missing_ranks import (
-    GONE,
-    LATE,
+    REMEDY_GONE,
+    REMEDY_LATE,
     Wait,
     WaitBoard,
-    WaitTimedOut,
-    blaming,
-    cut_off,
-    name_of,
     new_group,
-    timeout_message,
+    rank_name,
 )
 from sparsepipe.runtime.transport import cuda
 from sparsepipe.runtime.transport.buffer_pool import BufferPool
@@ -42,88 +38,6 @@ from sparsepipe.runtime.transport.messages import (
 from sparsepipe.runtime.transport.point_to_point import Carrier, Line, Wire
 from sparsepipe.runtime.transport.serialization import encode
 from sparsepipe.schedule import Plan
-
-
-class Teller:
-    """Makes errors that name ranks, stages and minibatches.
-
-    Args:
-        rank: this process's.
-        name: how ranks are called.
-        called: what the minibatch of a message is called, by its number.
-    """
-
-    def __init__(
-        self, rank: int, *, name: Callable[[int], str], called: Callable[[int], str]
-    ) -> None:
-        self._rank = rank
-        self._name = name
-        self._called = called
-
-    def lost(self, fault: Fault, *, doing: str) -> SparsePipeError:
-        """A channel ended.
-
-        Args:
-            fault: what it met.
-            doing: what this rank's worker did when it heard of it.
-        """
-        peer = self._name(fault.route.other(self._rank))
-        what = fault.route.kind.value
-        which = "" if fault.minibatch is None else f" of {self._called(fault.minibatch)}"
-        if isinstance(fault.error, Changed):
-            return ConfigError(  # of this rank's own code, and it would come again
-                f"the {what}{which} for {peer} was written to before it was sent; noticed by "
-                f"{self._me} while it {doing}",
-                remedy="do not change in place what was returned or passed on; clone it first",
-            )
-        during = f" during the {what}{which}" if which else ""
-        return blaming(
-            fault.route.other(self._rank),
-            f"{peer} is gone: its connection to {self._me} broke{during}, which {doing}",
-            remedy=GONE,
-        )
-
-    def cut_off(self, *, doing: str) -> TransportError:
-        """Neither this rank's peers can be reached nor the launcher."""
-        text = f"{self._me} is cut off from all others; it {doing}"
-        return blaming(self._rank, text, remedy=GONE)
-
-    def late(self, vain: WaitTimedOut, *, limit_s: float) -> TransportError:
-        """A message did not come, or room for one, within the limit.
-
-        Args:
-            vain: this rank's wait, then that of the rank it waits for, and so on.
-            limit_s: how long this rank has waited.
-        """
-        text = timeout_message(vain, rank=self._rank, limit_s=limit_s, name=self._name)
-        return blaming(vain.missed, text, remedy=LATE)
-
-    def left(self, kind: Kind, peer: int, *, minibatch: int) -> TransportError:
-        """The other side has closed its end in good order."""
-        return blaming(
-            peer,
-            f"{self._name(peer)} ended before it sent the {kind.value} of "
-            f"{self._called(minibatch)} to {self._me}",
-            remedy="see whether every rank runs the same number of steps",
-        )
-
-    def lingering(self, peer: int, *, limit_s: float) -> TransportError:
-        """The other side does not close."""
-        return blaming(
-            peer,
-            f"{self._name(peer)} did not end its connection to {self._me} within {limit_s:g} s",
-            remedy="see whether that rank is stopped, hangs or runs more steps",
-        )
-
-    @property
-    def _me(self) -> str:
-        return self._name(self._rank)
-
-
-def stage_name(rank: int, plan: Plan) -> str:
-    """A rank of a plan in words."""
-    return f"rank {rank} (stage {plan.stage_of(rank)})"
-
 
 _Key = tuple[Kind, int]  # a kind and the rank at the other end
 _HOST = torch.device("cpu")
@@ -189,14 +103,13 @@ class Network:
         self._direct = direct
         self._timeout_s = timeout_s
         self.called: Callable[[int], str] = message_name
-        name = partial(stage_name, plan=plan) if ranks is None else name_of
-        self._tell = Teller(rank, name=name, called=lambda n: self.called(n))  # noqa: PLW0108
+        self._name = partial(_name_with_stage, plan=plan) if ranks is None else rank_name
         self._rank = rank
         self._joint = shares_messages(plan)
         self.pool = BufferPool()
         self._pinned = BufferPool(pinned=True)
         self._fault: Fault | None = None
-        self._told = False  # the worker has heard of the fault
+        self._failed = False  # the fault has been raised
         self._closed = False
         self._out: dict[_Key, Outgoing] = {}
         self._in: dict[_Key, Incoming] = {}
@@ -234,12 +147,8 @@ class Network:
         channel = self._out[kind, to_rank]
         packet = encode(mail)
         made = cuda.mark(self._device) if packet.device else None
-        with self._waiting(kind, to_rank, message.minibatch, sending=True) as wait:
-
-            def put(limit_s: float) -> None:
-                channel.put(packet, made=made, held_back=held_back, limit_s=limit_s)
-
-            self._board.wait(wait, put, limit_s=self._timeout_s)
+        with self._waiting(kind, to_rank, message.minibatch, sending=True):
+            channel.put(packet, made=made, held_back=held_back, limit_s=self._timeout_s)
         for i, (part, _) in enumerate(mail):
             traffic = self.sent[part]
             traffic.messages += 1
@@ -254,10 +163,9 @@ class Network:
         """
         arrived = self._arrived[kind, from_rank]
         carrying = Kind.ACTIVATION if self._joint and kind is Kind.BATCH else kind
-        with self._waiting(kind, from_rank, minibatch, sending=False) as wait:
+        with self._waiting(kind, from_rank, minibatch, sending=False):
             while not arrived:
-                take = partial(self._take, carrying, from_rank)
-                self._board.wait(wait, take, limit_s=self._timeout_s)
+                self._take(carrying, from_rank)
         message = arrived.popleft()
         assert message.minibatch == minibatch, (
             f"expected the {kind.value} of minibatch {minibatch}, got that of {message.minibatch}"
@@ -282,10 +190,10 @@ class Network:
         Raises:
             TransportError: a peer is gone, or does not close in time.
         """
-        if self._closed or self._told:
+        if self._closed or self._failed:
             return
         self._closed = True
-        with self._hearing("was closing"):
+        with self._raising_faults("was closing"):
             for outgoing in self._out.values():
                 outgoing.box.end()
             for incoming in self._in.values():
@@ -313,15 +221,19 @@ class Network:
         """Waits for the end of a channel, or for what ends another one."""
         while channel.thread.is_alive() and self._fault is None:
             if time.monotonic() > deadline_s:
-                peer = channel.route.other(self._rank)
-                raise self._tell.lingering(peer, limit_s=self._timeout_s)
+                peer, me = channel.route.other(self._rank), self._rank
+                raise TransportError(
+                    f"{self._name(peer)} did not end its connection to {self._name(me)} within "
+                    f"{self._timeout_s:g} s",
+                    remedy="see whether that rank is stopped, hangs or runs more steps",
+                )
             channel.thread.join(_LOOK_S)
         if self._fault is not None:
             raise FaultMet(self._fault)
 
-    def _take(self, kind: Kind, from_rank: int, limit_s: float) -> None:
+    def _take(self, kind: Kind, from_rank: int) -> None:
         """Sorts the next packet of a channel into what has arrived."""
-        arrival = self._in[kind, from_rank].box.get(limit_s=limit_s)
+        arrival = self._in[kind, from_rank].box.get(limit_s=self._timeout_s)
         for tensor in arrival.device_tensors:
             tensor.record_stream(torch.cuda.current_stream(self._device))
         self._held[arrival.mail[0][1].minibatch] += arrival.buffers
@@ -365,28 +277,57 @@ class Network:
             channel.box.fail(FaultMet(self._fault))
 
     @contextmanager
-    def _waiting(self, kind: Kind, peer: int, minibatch: int, *, sending: bool) -> Iterator[Wait]:
-        """A wait of the worker; whatever ends it in vain is raised as a TransportError."""
-        doing = "sending" if sending else "waiting for"
+    def _waiting(self, kind: Kind, peer: int, minibatch: int, *, sending: bool) -> Iterator[None]:
+        """A wait of the worker; whatever ends it without success is raised as a TransportError."""
         named = self.called(minibatch)
-        with self._hearing(f"was {doing} the {kind.value} of {named}"):
+        what = f"the {kind.value} of {named}"
+        wait = Wait(waiter=self._rank, among=(peer,), what=what, sending=sending)
+        limit_s, me = self._timeout_s, self._name(self._rank)
+        with self._raising_faults(f"was {'sending' if sending else 'waiting for'} {what}"):
             try:
-                what = f"the {kind.value} of {named}"
-                yield Wait(waiter=self._rank, among=(peer,), what=what, sending=sending)
-            except WaitTimedOut as late:
-                raise self._tell.late(late, limit_s=self._timeout_s) from None
+                with self._board.noting(wait, limit_s=limit_s):
+                    yield
+            except TimeoutError:
+                last, missing = self._board.holding_up(wait)
+                text = last.timeout_message(
+                    missing, rank=self._rank, limit_s=limit_s, name=self._name
+                )
+                raise TransportError(text, remedy=REMEDY_LATE) from None
             except Ended:
-                raise self._tell.left(kind, peer, minibatch=minibatch) from None
+                raise TransportError(
+                    f"{self._name(peer)} ended before it sent {what} to {me}",
+                    remedy="see whether every rank runs the same number of steps",
+                ) from None
 
     @contextmanager
-    def _hearing(self, doing: str) -> Iterator[None]:
+    def _raising_faults(self, doing: str) -> Iterator[None]:
         """Raises what a thread has reported, before and during the block."""
         try:
             if self._fault is not None:
                 raise FaultMet(self._fault)
             yield
         except FaultMet as met:
-            self._told = True
-            if not isinstance(met.fault.error, Changed) and cut_off(self._board):
-                raise self._tell.cut_off(doing=doing) from met.fault.error
-            raise self._tell.lost(met.fault, doing=doing) from met.fault.error
+            self._failed = True
+            raise self._error(met.fault, doing) from met.fault.error
+
+    def _error(self, fault: Fault, doing: str) -> SparsePipeError:
+        """What ended a channel, in words, while this rank's worker was ``doing`` something."""
+        me, peer = self._name(self._rank), self._name(fault.route.other(self._rank))
+        what = fault.route.kind.value
+        which = "" if fault.minibatch is None else f" of {self.called(fault.minibatch)}"
+        if isinstance(fault.error, Changed):
+            return ConfigError(  # of this rank's own code, and it would come again
+                f"the {what}{which} for {peer} was written to before it was sent; noticed by "
+                f"{me} while it {doing}",
+                remedy="do not change in place what was returned or passed on; clone it first",
+            )
+        if self._board.cut_off():
+            text = f"{me} is cut off from all others; it {doing}"
+        else:
+            during = f" during the {what}{which}" if which else ""
+            text = f"{peer} is gone: its connection to {me} broke{during}, which {doing}"
+        return TransportError(text, remedy=REMEDY_GONE)
+
+
+def _name_with_stage(rank: int, plan: Plan) -> str:
+    return f"rank {rank} (stage {plan.stage_of(rank)})"

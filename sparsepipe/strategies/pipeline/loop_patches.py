@@ -151,9 +151,9 @@ class LoopPatches:
         trainer = self._trainer
         step = trainer.global_step
         asked = trainer.should_stop and not self._standing
-        self._standing = self._standing or self._stop.reached(step, asked=asked)
+        self._standing = self._standing or self._stop.reached(step, requested=asked)
         trainer.should_stop = self._standing
-        ends = self._signal.reached(step, asked=internals.received_signal(trainer))
+        ends = self._signal.reached(step, requested=internals.received_signal(trainer))
         internals.set_received_signal(trainer, ends)
         validates = internals.validation_follows(trainer)
         if validates or trainer.should_stop or ends:

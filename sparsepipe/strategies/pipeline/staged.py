@@ -18,7 +18,6 @@ from typing_extensions import override
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans
-from sparsepipe.runtime.failures.missing_ranks import farewell
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies import trainer_internals as internals
 from sparsepipe.strategies.distributed import leave_at_exit
@@ -265,7 +264,6 @@ class StagedStrategy(WholeCheckpoints):
     @override
     def on_exception(self, exception: BaseException) -> None:
         super().on_exception(exception)
-        farewell(exception)
         if self._pipeline is not None:
             network = self._pipeline.worker.network
             leave_at_exit(exception, blocked=lambda: network.blocked)

@@ -20,7 +20,7 @@ from sparsepipe.errors import (
     TransportError,
 )
 from sparsepipe.runtime.failures.rank_reports import Stopped
-from sparsepipe.runtime.launch import attempt, is_transient, launch
+from sparsepipe.runtime.launch import is_transient, launch, run_with_restarts
 
 PROLOGUE = """
 import os, sys, time
@@ -51,7 +51,7 @@ def attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             reports=tmp_path / "reports",
             grace_s=5,
         )
-        attempt(once, max_restarts=max_restarts)
+        run_with_restarts(once, max_restarts=max_restarts)
 
     return start
 
@@ -161,7 +161,7 @@ def test_which_failures_may_pass(kind: type[SparsePipeError], again: bool) -> No
         raise kind("it", remedy="mend it")
 
     with pytest.raises(kind):
-        attempt(fails, max_restarts=2)
+        run_with_restarts(fails, max_restarts=2)
     assert len(calls) == (3 if again else 1)
 
 
@@ -173,5 +173,5 @@ def test_a_stop_is_no_failure() -> None:
         raise Stopped(2)
 
     with pytest.raises(Stopped):
-        attempt(stops, max_restarts=2)
+        run_with_restarts(stops, max_restarts=2)
     assert len(calls) == 1

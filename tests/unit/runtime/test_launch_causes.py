@@ -61,9 +61,14 @@ leave(TransportError("rank 1 is gone", remedy="look"), 7)
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_dead_rank_is_told_of_by_the_one_that_missed_it(ranks, stopped: bool) -> None:
+def test_a_killed_rank_is_named_and_what_the_one_that_missed_it_reports(
+    ranks, stopped: bool
+) -> None:
     """It knows stage and minibatch, which the agent does not, also where that stops it too."""
-    with pytest.raises(TransportError, match=r"rank 1 \(stage 1\) is gone .* minibatch 3"):
+    text = (
+        r"rank 1 was killed by SIGKILL; rank 0 reported: rank 1 \(stage 1\) is gone .* minibatch 3"
+    )
+    with pytest.raises(TransportError, match=text):
         ranks(
             f"""
             from sparsepipe.errors import TransportError
@@ -106,25 +111,4 @@ def test_an_error_that_speaks_of_connections_is_a_cause(ranks, raised: str) -> N
         exit_immediately(TransportError("rank 1 is gone", remedy="look"))
         """
     with pytest.raises(SparsePipeError, match=r"rank 1 raised .*connection"):
-        ranks(script)
-
-
-@pytest.mark.full
-def test_the_word_of_the_rank_that_is_blamed_is_shown(ranks) -> None:
-    """It was the second to tell, and knows better."""
-    script = """
-        from sparsepipe.errors import TransportError
-        from sparsepipe.runtime.failures.rank_reports import exit_immediately
-        from sparsepipe.runtime.failures.missing_ranks import blaming
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if rank:
-            Path("ready").touch()
-            while not Path("reports/rank0.json").exists():
-                time.sleep(0.02)
-            exit_immediately(blaming(2, "rank 2 is gone", remedy="look"))
-        while not Path("ready").exists():
-            time.sleep(0.02)
-        exit_immediately(blaming(1, "rank 1 is gone", remedy="look"))
-        """
-    with pytest.raises(TransportError, match="rank 2 is gone"):
         ranks(script)

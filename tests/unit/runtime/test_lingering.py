@@ -18,11 +18,11 @@ from sparsepipe.runtime.launch import launch
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
-from sparsepipe.runtime.failures.unresponsive_ranks import announce
+from sparsepipe.runtime.failures.unresponsive_ranks import announce_process
 from sparsepipe.runtime.failures.rank_reports import write_failure_report
 rank = int(os.environ["RANK"])
 Path(f"pid{rank}").write_text(str(os.getpid()))
-announce()
+announce_process()
 if rank:
     os.kill(os.getpid(), signal.SIGSTOP)
 while not Path("reports/rank1.pid").exists():
@@ -74,9 +74,9 @@ def test_a_rank_may_take_its_time_after_others_were_stopped(
 import os, signal, time
 from pathlib import Path
 from sparsepipe.runtime.failures.rank_reports import Stopped
-from sparsepipe.runtime.failures.unresponsive_ranks import announce
+from sparsepipe.runtime.failures.unresponsive_ranks import announce_process
 from sparsepipe.runtime.failures.rank_reports import exit_immediately
-announce()
+announce_process()
 signal.signal(signal.SIGTERM, lambda signum, frame: None)
 Path("heeds" + os.environ["RANK"]).touch()
 while not (Path("heeds0").exists() and Path("heeds1").exists()):

@@ -15,7 +15,7 @@ from sparsepipe.errors import TransportError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.process_group import make_stage_group
 from sparsepipe.runtime.collectives.replicas import Replicas
-from sparsepipe.runtime.failures.missing_ranks import farewell, meeting, set_rank_names
+from sparsepipe.runtime.failures.missing_ranks import collective, set_rank_names
 from sparsepipe.runtime.transport import Kind, Network
 from tests.support import patience
 from tests.support.plans import plan_of
@@ -73,7 +73,6 @@ def test_a_stopped_replica_is_named_at_the_limit(when: str) -> None:
     assert complaint(found) == (
         f"rank 1 (stage 0) did not take part in {WHAT[when]} with rank 0 (stage 0) within 4 s"
     )
-    assert found.error.blamed == 1
     assert found.ended_s < 40
 
 
@@ -83,7 +82,6 @@ def test_a_killed_replica_is_named_at_once(when: str) -> None:
     assert complaint(found) == (
         "rank 0 (stage 0) is gone: its connection to rank 1 (stage 0) broke during " + WHAT[when]
     )
-    assert found.error.blamed == 0
     assert found.ended_s < 40
 
 
@@ -97,9 +95,9 @@ def test_a_killed_replica_is_named_within_the_products_own_limits() -> None:
     found = outcomes(hurried_rank, 2)[1]
     text = complaint(found)
     assert text.endswith("during " + WHAT["round"])
-    if found.error.blamed == 0:
-        assert text.startswith("rank 0 (stage 0) is gone: ")
-    else:  # right where the machine is so busy that the store does not answer within 5 s
+    if not text.startswith(
+        "rank 0 (stage 0) is gone: "
+    ):  # right where the machine is so busy that the store does not answer within 5 s
         assert text.startswith("rank 1 (stage 0) is cut off from all others, ")
         assert found.ended_s >= 5
     assert found.ended_s < 40
@@ -112,7 +110,6 @@ def test_of_several_replicas_the_missing_one_is_named(signum: int) -> None:
     arguments = ("3", 1, "round", signum, LONG_S if signum == signal.SIGKILL else 3.0)
     found = outcomes(round_rank, 3, *arguments, awaited=others)
     for rank in others:
-        assert found[rank].error.blamed == 1, str(found[rank])
         assert complaint(found[rank]).startswith("rank 1 (stage 0) ")
         assert found[rank].ended_s < 40  # the killed one is missed at once, not at the limit
 
@@ -138,7 +135,6 @@ def behind_rank(rank: int) -> None:
 def test_a_replica_that_waits_itself_is_not_blamed() -> None:
     found = outcomes(behind_rank, 3, awaited=[0])[0]
     assert "rank 2 did not send the gradient of minibatch 1 to rank 1" in complaint(found)
-    assert found.error.blamed == 2
 
 
 def ahead_rank(rank: int) -> None:
@@ -163,13 +159,12 @@ def test_a_peer_that_waits_for_its_replica_is_not_blamed() -> None:
     found = outcomes(ahead_rank, 3, awaited=[2])[2]
     text = complaint(found)
     assert text.startswith("rank 1 (stage 0) did not take part in averaging the gradients")
-    assert found.error.blamed == 1
 
 
 def connecting_rank(rank: int) -> None:
     if rank == 1:
         linger()
-    with meeting("a test"):
+    with collective("a test"):
         dist.new_group([0, 1], backend="gloo", timeout=timedelta(seconds=1))
 
 
@@ -179,25 +174,8 @@ def test_a_store_that_waited_in_vain_tells_of_no_broken_connection() -> None:
     assert complaint(found).startswith("rank 1 did not take part in a test with rank 0")
 
 
-def raising_rank(rank: int) -> None:
-    dist.barrier()
-    if rank == 1:
-        farewell(ValueError("mine"))
-        os._exit(1)
-    process_group.gather_objects(rank, what="comparing notes")
-
-
-def test_what_a_rank_said_before_it_ended_is_passed_on() -> None:
-    found = outcomes(raising_rank, 3)
-    for rank in (0, 2):
-        text = complaint(found[rank])
-        assert text.startswith("rank 1 raised ValueError: mine; ")
-        assert "during comparing notes" in text
-        assert found[rank].ended_s < 40
-
-
 def mistaken_rank(rank: int) -> str:
-    with pytest.raises(RuntimeError, match="my socket timed out") as caught, meeting("a test"):
+    with pytest.raises(RuntimeError, match="my socket timed out") as caught, collective("a test"):
         raise RuntimeError("my socket timed out")
     return type(caught.value).__name__
 
@@ -211,7 +189,7 @@ def slow_rank(rank: int) -> bytes:
     made = make_stage_group([[0, 1]], backend="gloo", timeout_s=LONG_S)
     if rank == 0:
         shorten(2.0, made)  # so that rank 0 soon says that it waits
-        with meeting("a test", made):
+        with collective("a test", made):
             shorten(LONG_S, made)
             dist.barrier(made)
     else:

@@ -17,7 +17,7 @@ from sparsepipe.errors import OutputError, SparsePipeError
 from sparsepipe.runtime.failures.rank_reports import (
     REPORT_VARIABLE,
     Stopped,
-    explain,
+    first_cause,
     unresponsive_mark,
     write_failure_report,
 )
@@ -93,8 +93,8 @@ def test_a_stop_tells_what_kept_a_rank_from_saving(ranks) -> None:
         """,
     )
     assert stop.signum == signal.SIGINT
-    assert isinstance(stop.broke, OutputError)
-    assert (stop.broke.message, stop.broke.remedy) == ("the disk is full", "free space")
+    assert isinstance(stop.save_error, OutputError)
+    assert (stop.save_error.message, stop.save_error.remedy) == ("the disk is full", "free space")
 
 
 def test_a_stop_in_good_order_tells_of_nothing(ranks) -> None:
@@ -107,7 +107,7 @@ def test_a_stop_in_good_order_tells_of_nothing(ranks) -> None:
             exit_immediately(stop)
         """,
     )
-    assert stop.broke is None
+    assert stop.save_error is None
     assert stop.exit_code == 130
 
 
@@ -139,7 +139,7 @@ def explained(reports: Path, *exit_codes: int) -> str:
     }
     for failure in failures.values():
         failure.timestamp = 1_000_000_000
-    return str(explain(ChildFailedError("ranks", failures), reports))
+    return str(first_cause(ChildFailedError("ranks", failures), reports))
 
 
 @pytest.mark.parametrize("noticed", [False, True])

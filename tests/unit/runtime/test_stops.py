@@ -12,7 +12,7 @@ from torch.distributed import HashStore
 
 from sparsepipe.errors import TransportError
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.runtime.collectives.stop_agreement import Desk, StopAgreement
+from sparsepipe.runtime.collectives.stop_agreement import StopAgreement, StoreClient
 from tests.support.processes import outcomes, run
 from tests.support.waiting import LONG_S, hear, held_port, say, shorten
 
@@ -27,8 +27,8 @@ def test_all_ranks_stop_after_the_same_step(data: st.DataObject) -> None:
         st.dictionaries(st.integers(0, ranks - 1), st.integers(1, 8), min_size=1), label="wishes"
     )
     store = HashStore()
-    desks = [Desk(store, limit_s=20) for _ in range(ranks)]
-    pairs = [[StopAgreement(spread=spread, desk=desk) for _ in range(2)] for desk in desks]
+    clients = [StoreClient(store, limit_s=20) for _ in range(ranks)]
+    pairs = [[StopAgreement(spread=spread, client=client) for _ in range(2)] for client in clients]
     done, stopped = [0] * ranks, [False] * ranks
     while not all(stopped):
         behind = min(done[rank] for rank in range(ranks))
@@ -38,8 +38,8 @@ def test_all_ranks_stop_after_the_same_step(data: st.DataObject) -> None:
         done[rank] += 1
         asked = done[rank] >= wishes.get(rank, 10**9)
         first, second = pairs[rank]
-        assert not first.reached(done[rank], asked=False)  # nobody wishes for that
-        stopped[rank] = second.reached(done[rank], asked=asked)
+        assert not first.reached(done[rank], requested=False)  # nobody wishes for that
+        stopped[rank] = second.reached(done[rank], requested=asked)
     assert len(set(done)) == 1
     assert min(wishes.values()) <= done[0] <= max(wishes.values()) + 3 * spread + 2
 
@@ -57,10 +57,10 @@ class Counting:
 
 def test_agreements_of_a_process_ask_once_a_step() -> None:
     store = Counting()
-    desk = Desk(store, limit_s=20)
-    agreements = [StopAgreement(spread=4, desk=desk) for _ in range(3)]
+    client = StoreClient(store, limit_s=20)
+    agreements = [StopAgreement(spread=4, client=client) for _ in range(3)]
     for step in range(10):
-        assert not any(agreement.reached(step, asked=False) for agreement in agreements)
+        assert not any(agreement.reached(step, requested=False) for agreement in agreements)
     assert store.asked == 10
 
 
@@ -70,13 +70,13 @@ def asking_rank(rank: int, signum: int, limit_s: float) -> None:
     process_group.gather_objects(rank)
     shorten(limit_s)
     agreement = StopAgreement(spread=2)
-    assert not agreement.reached(0, asked=False)
+    assert not agreement.reached(0, requested=False)
     if rank == 0:
         hear("rank 1 has asked")
         os.kill(os.getpid(), signum)
     say("rank 1 has asked")
     for step in range(1, 1_000_000):
-        agreement.reached(step, asked=False)
+        agreement.reached(step, requested=False)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def stopping_rank(rank: int) -> tuple[int, bool]:
     agreements = [StopAgreement(spread=1) for _ in range(2)]
     for step in range(100):
         process_group.any_rank(False)  # holds the ranks together
-        if agreements[1].reached(step, asked=rank == 1 and step == 3):
-            return step, agreements[0].reached(step, asked=False)
+        if agreements[1].reached(step, requested=rank == 1 and step == 3):
+            return step, agreements[0].reached(step, requested=False)
     return -1, False
 
 

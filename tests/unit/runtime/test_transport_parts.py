@@ -9,12 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed import HashStore
 
-from sparsepipe.runtime.failures.missing_ranks import Wait, WaitBoard, WaitTimedOut
 from sparsepipe.runtime.transport.buffer_pool import SMALLEST_BYTES, BufferPool, size_class_bytes
 from sparsepipe.runtime.transport.channel import Ended, Mailbox
-from sparsepipe.runtime.transport.messages import Kind
 
 MIB = 1 << 20
 
@@ -156,62 +153,3 @@ def test_a_consumer_that_left_wants_nothing() -> None:
         box.put(i, limit_s=0)
     assert len(box) == 0
     assert box.discarded == 6
-
-
-def never(limit_s: float) -> None:
-    raise TimeoutError
-
-
-def wait_of(waiter: int, peer: int) -> Wait:
-    return Wait.of(waiter, peer, Kind.ACTIVATION, "minibatch 3", sending=False)
-
-
-def waited_in_vain(board: WaitBoard, waiter: int, peer: int) -> list[tuple[int, ...]]:
-    with pytest.raises(WaitTimedOut) as caught:
-        board.wait(wait_of(waiter, peer), never, limit_s=0.01)
-    chain = caught.value.chain
-    assert caught.value.missed == chain[-1].among
-    return [(wait.waiter, *wait.among) for wait in chain]
-
-
-def test_waits_lead_to_the_rank_that_does_not_wait() -> None:
-    board = WaitBoard(HashStore())
-    assert waited_in_vain(board, 1, 0) == [(1, 0)]
-    assert waited_in_vain(board, 2, 1) == [(2, 1), (1, 0)]
-    assert waited_in_vain(board, 3, 2) == [(3, 2), (2, 1), (1, 0)]
-    assert waited_in_vain(board, 0, 3) == [(0, 3), (3, 2), (2, 1), (1, 0)]  # a circle
-
-
-def test_a_wait_that_is_met_late_is_taken_back() -> None:
-    board = WaitBoard(HashStore())
-    answers = [TimeoutError(), "came"]
-
-    def second_time(limit_s: float) -> str:
-        answer = answers.pop(0)
-        if isinstance(answer, TimeoutError):
-            raise answer
-        return answer
-
-    assert board.wait(wait_of(1, 0), second_time, limit_s=0.01) == "came"
-    assert waited_in_vain(board, 2, 1) == [(2, 1)]
-
-
-def test_a_wait_that_is_met_in_time_needs_no_store() -> None:
-    assert WaitBoard(None).wait(wait_of(1, 0), lambda limit_s: 5, limit_s=2.0) == 5
-
-
-class Stopped:
-    """A store on a rank that stands still."""
-
-    def set(self, key: str, value: str) -> None:
-        time.sleep(30)
-
-    def check(self, keys: list[str]) -> bool:
-        time.sleep(30)
-        return False
-
-
-def test_a_store_that_does_not_answer_holds_nobody_up() -> None:
-    started_s = time.monotonic()
-    assert waited_in_vain(WaitBoard(Stopped()), 1, 0) == [(1, 0)]
-    assert time.monotonic() - started_s < 20
