@@ -25,10 +25,9 @@ from sparsepipe.config.suggestions import told_by
 from sparsepipe.config.sweep_directory import announced
 from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.runs import logs
-from sparsepipe.sweep.ending import end_early, exit_code_of_sweep
+from sparsepipe.sweep.callbacks import end_early, exit_code_of_sweep
 from sparsepipe.sweep.record import SweptJob
-from sparsepipe.sweep.several import refuse_several
-from sparsepipe.sweep.torchrun import refuse_within_torchrun
+from sparsepipe.sweep.refusals import refuse_several, refuse_within_torchrun
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +123,7 @@ def _job_of_sweep(config: DictConfig, hydra_config: HydraConf) -> str:
     Returns:
         The run's directory, worth its objective for sweepers that search.
     """
-    from sparsepipe.sweep.one_job import run_swept
+    from sparsepipe.sweep.job import run_swept
 
     logs.configure()  # it may be another process than the sweep's
     overrides = hydra_config.overrides.task

@@ -11,8 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from sparsepipe.config.scales import scales_of
 from sparsepipe.config.sweep_directory import sweep_directory
 from sparsepipe.errors import SparsePipeError
+from sparsepipe.sweep.launch import hydra_config
 from sparsepipe.sweep.record import records_of
-from sparsepipe.sweep.sweep_overrides import answering
 from sparsepipe.sweep.swept import exhibit_of
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _failures(config: DictConfig) -> list[Failure]:
 
 def _loggers(config: DictConfig) -> dict[str, Any]:
     """Nodes of the trackers that the sweep's jobs have, in whose groups the sweep is named."""
-    with answering(config):
+    with hydra_config(config):
         nodes = OmegaConf.to_container(config.logger, resolve=True)
     assert isinstance(nodes, dict)
     return {str(name): node for name, node in nodes.items()}

@@ -1,11 +1,24 @@
-"""What a person is to see of a sweep that runs: plain values, for whoever shows them. Pure."""
+"""A running sweep as plain values to show: its jobs, and how long they will still take. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparsepipe.sweep.remaining import Going, duration_text, left_s, sweep_left_s
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Going:
+    """The progress of a job that runs.
+
+    Args:
+        elapsed_s: since it began.
+        share: of it that is done, from 0 to 1; None where that is unknown.
+        share_before: that was done when it began.
+    """
+
+    elapsed_s: float
+    share: float | None = None
+    share_before: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,11 +27,10 @@ class Row:
 
     Args:
         number: from 1, as people count.
-        text: what it is, in its own overrides.
-        state: ``running``, ``prepares`` (its data), ``waits`` (for another process), or its
-            record's status.
-        going: how far it is, where it runs.
-        detail: what it says last, or why it failed.
+        text: its own overrides.
+        state: ``running``, ``before`` (its run had been finished), or its record's status.
+        going: its progress, where it runs.
+        detail: the last line of its log, or why it failed.
         seconds: since it began, or how long it took.
     """
 
@@ -61,13 +73,13 @@ class Board:
 
     @property
     def left_s(self) -> float | None:
-        """How long it will still take; None where nobody can tell."""
+        """How long the sweep will still take; None where that is unknown."""
         going = [row.going for row in self.running if row.going is not None]
         return sweep_left_s(self.done_s, going, waiting=self.waiting)
 
     @property
     def summary(self) -> str:
-        """In a line."""
+        """The sweep in a line."""
         failed = sum(row.state == "failed" for row in self.ended)
         parts = [f"{len(self.ended)} of {self.total} jobs done"]
         if failed:
@@ -79,15 +91,51 @@ class Board:
         return ", ".join(parts)
 
     def eta(self, row: Row) -> str:
-        """How long a job will still take, in words; empty where nobody can tell."""
+        """How long a job will still take, as text; empty where that is unknown."""
         typical_s = sum(self.done_s) / len(self.done_s) if self.done_s else None
         if row.going is None or (left := left_s(row.going, typical_s)) is None:
             return ""
         return duration_text(left)
 
 
+def left_s(job: Going, typical_s: float | None) -> float | None:
+    """How long a job will still take: at its own pace, else as long as others did."""
+    if job.share is not None and job.share > job.share_before:
+        return job.elapsed_s * (1 - job.share) / (job.share - job.share_before)
+    return None if typical_s is None else max(0.0, typical_s - job.elapsed_s)
+
+
+def sweep_left_s(done_s: Sequence[float], going: Sequence[Going], *, waiting: int) -> float | None:
+    """How long a sweep will still take; None where that is unknown.
+
+    Args:
+        done_s: how long finished jobs took, without those that had been finished before.
+        going: jobs that run; as many as these go on running at a time.
+        waiting: how many have not begun.
+    """
+    known = [*done_s] or [
+        job.elapsed_s + left for job in going if (left := left_s(job, None)) is not None
+    ]
+    typical_s = sum(known) / len(known) if known else None
+    rest = [left_s(job, typical_s) for job in going]
+    if any(one is None for one in rest) or (waiting and typical_s is None):
+        return None
+    total_s = sum(one for one in rest if one is not None) + waiting * (typical_s or 0.0)
+    longest_s = max((one for one in rest if one is not None), default=0.0)
+    return max(longest_s, total_s / max(1, len(going)))
+
+
+def duration_text(seconds: float) -> str:
+    """Such as ``45 s``, ``12 min`` and ``3.4 h``."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 120 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
 def own_texts(overrides: Sequence[Sequence[str]]) -> list[str]:
-    """What each job is, without what is the same in all; all of it where nothing differs."""
+    """Each job's overrides without those that all jobs share; all of them where nothing differs."""
     shared = set(overrides[0]).intersection(*overrides[1:]) if len(overrides) > 1 else set()
     return [
         " ".join(item.lstrip("+") for item in job if item not in shared)

@@ -1,4 +1,4 @@
-"""From the overrides of a sweep's jobs to what has become of them: our launcher of Hydra's."""
+"""SparsePipe's Hydra launcher: from the overrides of a sweep's jobs to their records."""
 
 from __future__ import annotations
 
@@ -6,37 +6,39 @@ import copy
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from sparsepipe.config import compose
 from sparsepipe.config.objective import scored
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.sweep_directory import sweep_directory
 from sparsepipe.sweep.board import own_texts
-from sparsepipe.sweep.ending import note_exit_code
+from sparsepipe.sweep.callbacks import note_exit_code
+from sparsepipe.sweep.display import view
 from sparsepipe.sweep.record import JobRecord, SweptJob, refusal
+from sparsepipe.sweep.refusals import refuse_within_torchrun
 from sparsepipe.sweep.settings import Settings
 from sparsepipe.sweep.slots import Machine, Slots
-from sparsepipe.sweep.sweep_overrides import answering
-from sparsepipe.sweep.torchrun import refuse_within_torchrun
-from sparsepipe.sweep.view import view
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Composed:
-    """A job as Hydra makes it."""
+    """A job as Hydra composes it."""
 
     job: SweptJob
     whole: DictConfig
-    config: Mapping[str, Any] | None = None
+    spec: RunSpec | None = None
     refused: Exception | None = None
 
 
@@ -50,7 +52,7 @@ def launch(
 ) -> list[JobReturn]:
     """Runs jobs and returns what Hydra's sweepers expect: run directories, None where one failed.
 
-    A directory is worth its objective for sweepers that search.
+    As a number a directory is its objective, for sweepers that search.
 
     Args:
         config: of the sweep.
@@ -74,7 +76,7 @@ def launch(
     try:
         records = _run(composed, settings, hooks)
     except SystemExit:
-        # Hydra would tell nobody that this is the end, with whatever has come of the jobs so far.
+        # Hydra would not call its callbacks, which make the table of what has finished so far.
         context.callbacks.on_multirun_end(config=config, config_name=config.hydra.job.config_name)
         log.warning("stopped; run the same command again to go on")
         raise
@@ -84,25 +86,25 @@ def launch(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Hooks:
-    """Tells Hydra's callbacks of jobs, as if these ran in this process."""
+    """Calls Hydra's callbacks of jobs, as if these ran in this process."""
 
     context: HydraContext
     composed: Mapping[int, _Composed]
 
-    def began(self, job: SweptJob) -> None:
-        """Of a job that is about to be started."""
+    def on_start(self, job: SweptJob) -> None:
+        """Before a job is started."""
         whole = self.composed[job.number].whole
         self.context.callbacks.on_job_start(config=whole, task_function=_nothing)
 
-    def ended(self, record: JobRecord) -> None:
-        """Of what has come of a job."""
+    def on_end(self, record: JobRecord) -> None:
+        """After a job has ended."""
         one = self.composed[record.number]
         done = _returned(one, record)
         self.context.callbacks.on_job_end(config=one.whole, job_return=done)
 
 
 def _nothing(config: Any) -> None:
-    """In the place of a function: the job runs elsewhere."""
+    """In place of the task function: the job runs in another process."""
 
 
 def _compose(
@@ -119,11 +121,22 @@ def _compose(
     )
     found = _Composed(job=job, whole=whole)
     try:
-        with answering(whole):
-            found.config = compose.resolve(_task_config(whole)).to_dict()
+        with hydra_config(whole):
+            found.spec = compose.resolve(_task_config(whole))
     except Exception as error:
         found.refused = error
     return found
+
+
+@contextmanager
+def hydra_config(config: DictConfig) -> Iterator[None]:
+    """Lets ``${hydra:...}`` be resolved from a configuration while the block runs."""
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(config)
+    try:
+        yield
+    finally:
+        HydraConfig.instance().cfg = before
 
 
 def _task_config(whole: DictConfig) -> DictConfig:
@@ -137,7 +150,7 @@ def _run(composed: Sequence[_Composed], settings: Settings, hooks: _Hooks) -> di
     # Torch and Lightning, which --help and the like need not wait for.
     from sparsepipe.runtime.failures.rank_reports import Stopped
     from sparsepipe.sweep.gpu_locks import machine_wide
-    from sparsepipe.sweep.needs import machine
+    from sparsepipe.sweep.resources import machine
     from sparsepipe.sweep.runner import Runner
 
     there = machine()
@@ -149,8 +162,8 @@ def _run(composed: Sequence[_Composed], settings: Settings, hooks: _Hooks) -> di
         settings=settings,
         texts={one.job.number: text for one, text in zip(composed, texts, strict=True)},
         view=view(),
-        began=hooks.began,
-        ended=hooks.ended,
+        on_start=hooks.on_start,
+        on_end=hooks.on_end,
         gpus=machine_wide(),
     )
     try:
@@ -162,11 +175,11 @@ def _run(composed: Sequence[_Composed], settings: Settings, hooks: _Hooks) -> di
 def _distinct(
     composed: Sequence[_Composed],
 ) -> tuple[list[_Composed], dict[int, list[SweptJob]]]:
-    """Jobs that differ, and by their numbers others that are the very same run."""
+    """Jobs that differ, and by their numbers others with the same configuration."""
     leaders: list[_Composed] = []
     same: dict[int, list[SweptJob]] = {}
     for one in composed:
-        twins = [other for other in leaders if one.config and other.config == one.config]
+        twins = [other for other in leaders if one.spec and other.spec == one.spec]
         if twins:
             same.setdefault(twins[0].job.number, []).append(one.job)
         else:
@@ -178,29 +191,29 @@ def _ready(
     composed: Sequence[_Composed], there: Machine, settings: Settings
 ) -> tuple[list[Any], list[JobRecord]]:
     """Jobs that can be started, and records of those that cannot."""
-    from sparsepipe.sweep.needs import needs
-    from sparsepipe.sweep.running import ReadyJob
+    from sparsepipe.sweep.resources import needs
+    from sparsepipe.sweep.running_job import ReadyJob
 
     ready, refused = [], []
     for one in composed:
         try:
             if one.refused is not None:
                 raise one.refused
-            assert one.config is not None
-            wanted = needs(one.config, there, settings)
-        except Exception as error:  # somebody's own too: the other jobs count all the same
+            assert one.spec is not None
+            needed = needs(one.spec, there, settings)
+        except Exception as error:  # a user's own too: the other jobs run all the same
             refused.append(refusal(one.job, error))
         else:
             env = OmegaConf.to_container(one.whole.hydra.job.env_set, resolve=True)
             assert isinstance(env, dict)
             variables = {str(name): str(value) for name, value in env.items()}
-            ready.append(ReadyJob(job=one.job, config=one.config, demand=wanted, env=variables))
+            ready.append(ReadyJob(job=one.job, spec=one.spec, demand=needed, env=variables))
     return ready, refused
 
 
 def _returned(one: _Composed, record: JobRecord) -> JobReturn:
-    # A job that failed has told so in its record: raising would end the sweeper, and all that
-    # is made of the others.
+    # A failed job has its record: raising its error would end the sweeper, and with it what is
+    # made of the other jobs.
     done = JobReturn(
         overrides=list(one.job.overrides),
         cfg=_task_config(one.whole),

@@ -1,4 +1,8 @@
-"""A job's process tree: started in a session of its own, ended as a whole."""
+"""A job's process tree: started in a session of its own, ended as a whole.
+
+All of its processes carry a mark in their environment, which processes inherit: they are found by
+it whatever sessions they have made and whoever their parents are by now.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,20 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.results.files import write_text_atomic
-from sparsepipe.sweep import tree
 from sparsepipe.sweep.record import SweptJob
+
+MARK_VARIABLE = "SPARSEPIPE_SWEEP_JOB"
+"""Environment variable: the mark of a job's processes."""
 
 
 @dataclass(slots=True)
@@ -24,8 +32,8 @@ class JobProcess:
     """The processes of a job.
 
     Args:
-        first: the one whose children the others are.
-        mark: what all of them carry.
+        first: the process that the sweep started; the others are its descendants.
+        mark: of all of them.
     """
 
     first: subprocess.Popen[bytes]
@@ -35,20 +43,23 @@ class JobProcess:
     def start(
         cls,
         job: SweptJob,
-        config: Mapping[str, Any],
+        spec: RunSpec,
         *,
         hardware: Mapping[str, Any] | None,
         cores: tuple[int, ...] | None,
         environment: Mapping[str, str],
+        wait_limit_s: float | None = None,
     ) -> JobProcess:
-        """Starts a job; what it says goes to its log.
+        """Starts a job whose output goes to its log.
 
         Args:
-            job: which.
-            config: resolved and checked.
-            hardware: what it is told of that, as it sees less; None: nothing.
-            cores: those it is to keep to; None: all that there are.
+            job: the job.
+            spec: its configuration.
+            hardware: the whole machine, for a job that sees a part of it; None: it sees all.
+            cores: the numbers of the cores that it keeps to; None: all that there are.
             environment: variables beside those of this process.
+            wait_limit_s: how long it may wait for another process that works on the same run;
+                None: no limit.
         """
         given = {
             "number": job.number,
@@ -57,21 +68,22 @@ class JobProcess:
             "parent": os.getpid(),
             "cores": None if cores is None else list(cores),
             "hardware": hardware,
-            "config": config,
+            "wait_limit_s": wait_limit_s,
+            "config": spec.to_dict(),
         }
         write_text_atomic(job.file, yaml.safe_dump(given, sort_keys=False))
-        for stale in (job.record, job.started):  # of what had the same directory
+        for stale in (job.record, job.started):  # of an earlier job in the same directory
             stale.unlink(missing_ok=True)
         mark = uuid.uuid4().hex
         variables = {
             **os.environ,
             **environment,
             "PYTHONUNBUFFERED": "1",  # the log is whole wherever the process ends
-            tree.MARK_VARIABLE: mark,
+            MARK_VARIABLE: mark,
         }
         with job.log.open("wb") as log:
             first = subprocess.Popen(
-                [sys.executable, "-m", "sparsepipe.sweep.job_process", str(job.file)],
+                [sys.executable, "-m", "sparsepipe.sweep.job", str(job.file)],
                 env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -80,8 +92,8 @@ class JobProcess:
             )
         return cls(first, mark)
 
-    def ask_to_end(self, signum: int) -> None:
-        """Passes a signal to the first process, which sees to the others."""
+    def interrupt(self, signum: int) -> None:
+        """Passes a signal to the first process, which ends the others."""
         self.first.send_signal(signum)
 
     def kill(self) -> None:
@@ -89,17 +101,53 @@ class JobProcess:
         with suppress(ProcessLookupError, PermissionError):
             if self.first.poll() is None:
                 os.killpg(self.first.pid, signal.SIGKILL)
-        tree.kill(self.mark)
+        kill_marked(self.mark)
 
     def exit_code(self) -> int | None:
-        """Of the first process; None while it runs."""
+        """Exit code of the first process; None while it runs."""
         return self.first.poll()
 
-    def is_gone(self) -> bool:
-        """Whether none of them is left."""
-        return not self.left()
-
-    def left(self) -> list[int]:
-        """Those that are."""
+    def alive(self) -> list[int]:
+        """Numbers of the processes that still run."""
         first = [self.first.pid] if self.first.poll() is None else []
-        return sorted({*first, *tree.members(self.mark)})
+        return sorted({*first, *marked(self.mark)})
+
+
+def marked(mark: str) -> list[int]:
+    """Processes with this mark, without this one; none where the system does not show them."""
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return []
+    found = (int(name) for name in names if name.isdigit())
+    return [process for process in found if process != os.getpid() and _has(process, mark)]
+
+
+def kill_marked(mark: str) -> None:
+    """Kills the processes that have this mark now."""
+    for process in marked(mark):
+        for handle in _handle(process):
+            # The number may have become another's since it was found.
+            if _has(process, mark):
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+
+
+def _has(process: int, mark: str) -> bool:
+    try:
+        variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    except OSError:  # it has ended, or is somebody else's
+        return False
+    return f"{MARK_VARIABLE}={mark}".encode() in variables
+
+
+def _handle(process: int) -> Iterator[int]:
+    """A handle of the process for one turn of a loop; none where it has ended."""
+    try:
+        handle = os.pidfd_open(process)
+    except OSError:
+        return
+    try:
+        yield handle
+    finally:
+        os.close(handle)

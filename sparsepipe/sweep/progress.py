@@ -1,51 +1,68 @@
-"""How far a running job is, by what it has left so far."""
+"""How far a running job is, by the files that it and its run have written so far."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.errors import DataError
+from sparsepipe.results.files import read_json, write_json
 from sparsepipe.sweep.record import SweptJob
-from sparsepipe.sweep.stages import doing
 
+log = logging.getLogger(__name__)
 _TAIL_BYTES = 16_384
 
 
-def epochs_done(job: SweptJob) -> int | None:
-    """Epochs of a training so far, those of former attempts too; None of another task."""
-    run = _run_of(job)
-    return None if run is None else _epochs_of(run)
+def write_started(job: SweptJob, run: Path, *, mark: str | None) -> None:
+    """Writes a job's run directory to ``started.json``; the job goes on where that fails.
 
-
-def epochs_found(job: SweptJob) -> int | None:
-    """Epochs that a run has as soon as a job has found it: 0 of a fresh one; None until then."""
-    run = _run_of(job)
-    return None if run is None else _epochs_of(run) or 0
-
-
-def _run_of(job: SweptJob) -> Path | None:
-    now = doing(job)
-    return None if now is None or now.run is None else Path(now.run)
-
-
-def _epochs_of(run: Path) -> int | None:
+    Args:
+        job: the job.
+        run: its run's directory.
+        mark: of the job's processes, where our launcher has started them.
+    """
     try:
-        with (run / "metrics.csv").open(encoding="utf-8") as stream:
-            return max(0, sum(1 for line in stream if line.strip()) - 1)  # but the heading
-    except OSError:  # which it writes when its first epoch is over
+        write_json(job.started, {"run": str(run), "mark": mark})
+    except DataError as error:
+        log.warning("the sweep cannot follow this job's progress: %s", error)
+
+
+def started_run(job: SweptJob, *, mark: str | None = None) -> Path | None:
+    """A job's run directory; None until it is known.
+
+    Args:
+        job: the job.
+        mark: of the job's processes: files of other processes do not count; None: any do.
+    """
+    try:
+        values = read_json(job.started)
+        return Path(values["run"]) if mark in (None, values["mark"]) else None
+    except (DataError, KeyError, TypeError):
         return None
 
 
-def epochs_in_all(config: Mapping[str, Any]) -> int | None:
-    """How many a training is to have; None where that is not said in epochs."""
-    epochs = config["trainer"]["max_epochs"]
+def epochs_done(job: SweptJob) -> int | None:
+    """Finished epochs of a training, earlier attempts included; None before the first."""
+    run = started_run(job)
+    if run is None:
+        return None
+    try:
+        with (run / "metrics.csv").open(encoding="utf-8") as stream:
+            return max(0, sum(1 for line in stream if line.strip()) - 1)  # without the heading
+    except OSError:  # written at the end of the first epoch
+        return None
+
+
+def epochs_in_all(spec: RunSpec) -> int | None:
+    """The number of epochs that a training is to have; None where it is not limited by epochs."""
+    epochs = spec.trainer.max_epochs
     return epochs if isinstance(epochs, int) and epochs > 0 else None
 
 
 def tail(path: Path, *, lines: int) -> list[str]:
-    """The last lines of a log, without those that are empty."""
+    """The last lines of a log that are not empty."""
     try:
         with path.open("rb") as stream:
             size_bytes = stream.seek(0, os.SEEK_END)
@@ -54,5 +71,5 @@ def tail(path: Path, *, lines: int) -> list[str]:
     except OSError:
         return []
     # A progress bar writes its states over one another.
-    said = [line.rpartition("\r")[2].rstrip() for line in text.splitlines()]
-    return [line for line in said if line][-lines:]
+    shown = [line.rpartition("\r")[2].rstrip() for line in text.splitlines()]
+    return [line for line in shown if line][-lines:]

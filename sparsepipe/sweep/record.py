@@ -1,14 +1,15 @@
-"""What each job of a sweep leaves in the sweep's directory, whichever process ran it.
+"""A sweep's jobs and their records in the sweep's directory, whichever process ran them.
 
 ``<sweep>/jobs/<number>/`` holds ``record.json``, written when the job has ended, and, where our
-launcher has started it, ``job.yaml`` (what it was given), ``started.json`` (what
-it is doing, and its run directory as soon as that is known) and ``log.txt`` (what it said).
+launcher has started it, ``job.yaml`` (its input), ``started.json`` (its run directory as soon as
+that is known) and ``log.txt`` (its output).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 import traceback
 from contextlib import suppress
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sparsepipe.config.objective import value_of
 from sparsepipe.errors import DataError, SparsePipeError
 from sparsepipe.results.files import read_json, write_json
 
@@ -29,11 +31,11 @@ Status = Literal["finished", "failed", "stopped"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweptJob:
-    """A job of a sweep, before anything has come of it.
+    """A job of a sweep, before it has a result.
 
     Args:
         number: from 0.
-        overrides: of the command line, its own ones and those of all jobs.
+        overrides: from the command line, those of all jobs included.
         sweep: the sweep's directory.
     """
 
@@ -43,47 +45,47 @@ class SweptJob:
 
     @property
     def path(self) -> Path:
-        """Where it leaves what it leaves."""
+        """Its own directory."""
         return self.sweep / "jobs" / str(self.number)
 
     @property
     def file(self) -> Path:
-        """What its process is given."""
+        """The input of its process."""
         return self.path / "job.yaml"
 
     @property
     def log(self) -> Path:
-        """What its process says."""
+        """The output of its process."""
         return self.path / "log.txt"
 
     @property
     def started(self) -> Path:
-        """Its stage and since when, and where its run is, once that is known."""
+        """Its run directory, once that is known."""
         return self.path / "started.json"
 
     @property
     def record(self) -> Path:
-        """What has come of it."""
+        """Its result; see :class:`JobRecord`."""
         return self.path / "record.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """What has come of a job.
+    """The result of a job.
 
     Args:
         number: from 0.
         overrides: as :class:`SweptJob` has them.
-        status: what has come of it.
+        status: ``finished``, ``failed`` or ``stopped``.
         run: the run's directory; None where it did not finish.
-        error: why it did not, with a remedy.
+        error: why it did not finish, with a remedy.
         exit_code: 0 where it finished.
         began_s: in seconds since 1970.
         ended_s: in seconds since 1970.
         before: the run had been finished before the job began.
-        value: of the run's ``objective``, for sweepers that search; None where none is asked for.
-        log: file with what it said, where it had one of its own.
-        mark: of the processes that it ran in, where our launcher has started these.
+        value: of the run's ``objective``, for sweepers that search; None without an objective.
+        log: the file with its output, where it had one of its own.
+        mark: of its processes, where our launcher has started them.
     """
 
     number: int
@@ -106,7 +108,7 @@ class JobRecord:
 
     @property
     def text(self) -> str:
-        """What the job was, as the command line has it."""
+        """The job's overrides as on the command line."""
         return " ".join(override.lstrip("+") for override in self.overrides)
 
 
@@ -126,16 +128,15 @@ def write_record(job: SweptJob, record: JobRecord) -> JobRecord:
 
 
 def keep_record(job: SweptJob, record: JobRecord) -> JobRecord:
-    """Does the same for who has more to do, whatever the disk says.
+    """Leaves a record and goes on where it cannot be written, as on a full disk.
 
-    What cannot be written is told and counts all the same in this process: :func:`records_of`
-    knows it, and tries to write it again.
+    This process keeps such a record: :func:`records_of` returns it, and tries to write it again.
     """
     _unwritten.pop(job.record, None)
     try:
         return write_record(job, record)
     except DataError as error:
-        log.warning("job %d leaves no record for now: %s", job.number + 1, error)
+        log.warning("the record of job %d cannot be written for now: %s", job.number + 1, error)
         _unwritten[job.record] = record
         return record
 
@@ -144,19 +145,39 @@ def refusal(job: SweptJob, error: Exception) -> JobRecord:
     """Leaves and returns the record of a job that could not be started."""
     now_s = time.time()
     if isinstance(error, SparsePipeError):
-        told, code = str(error), error.exit_code
+        text, code = str(error), error.exit_code
     else:
-        told, code = "".join(traceback.format_exception_only(error)).strip(), 1
+        text, code = "".join(traceback.format_exception_only(error)).strip(), 1
     record = record_of(
         job,
         status="failed",
         run=None,
-        error=told,
+        error=text,
         exit_code=code,
         began_s=now_s,
         ended_s=now_s,
     )
     return keep_record(job, record)
+
+
+def finished_values(run: Path, *, objective: str | None, began_s: float) -> dict[str, Any]:
+    """Values of the record of a job whose run is finished.
+
+    Args:
+        run: the run's directory.
+        objective: key of its result that is the job's value; None: it has no value.
+        began_s: when the job began, in seconds since 1970.
+
+    Raises:
+        ConfigError: the result has no such figure.
+        DataError: the result cannot be read.
+    """
+    value = value_of(run, objective)
+    try:
+        ended_s = float(read_json(run / "DONE.json")["time"])
+    except (DataError, KeyError, TypeError, ValueError):
+        ended_s = math.inf
+    return {"status": "finished", "run": str(run), "before": ended_s < began_s, "value": value}
 
 
 def read_record(path: Path) -> JobRecord:
@@ -176,14 +197,14 @@ def read_record(path: Path) -> JobRecord:
 
 
 def records_of(sweep: Path) -> list[JobRecord]:
-    """What the jobs of a sweep have left so far, in their order.
+    """The records of a sweep's jobs so far, in their order.
 
-    What cannot be read is told, and left out: the others count all the same. What this
-    process could not write counts too, and is written now where that can be.
+    A record that cannot be read is left out with a warning. One that this process could not write
+    counts too, and is written now if possible.
     """
     found = {path: record for path, record in _unwritten.items() if path.parents[2] == sweep}
     for path, record in found.items():
-        with suppress(DataError):  # which has been told
+        with suppress(DataError):  # a warning has been logged
             write_json(path, dataclasses.asdict(record))
             del _unwritten[path]
     for path in sweep.glob("jobs/*/record.json"):

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from types import FrameType
 
+from sparsepipe.errors import HardwareError
+from sparsepipe.runs.signals import SIGNALS
 from sparsepipe.runtime.failures.rank_reports import Stopped
-from sparsepipe.sweep.board import Board, Row
+from sparsepipe.sweep.board import Board, Going, Row
+from sparsepipe.sweep.display import SafeDisplay, View, print_run
 from sparsepipe.sweep.gpu_locks import GpuLocks
+from sparsepipe.sweep.outcome import left_text
 from sparsepipe.sweep.progress import epochs_done, epochs_in_all, tail
 from sparsepipe.sweep.record import JobRecord, SweptJob, keep_record, refusal
-from sparsepipe.sweep.remaining import Going
-from sparsepipe.sweep.running import ENDING_S, ReadyJob, RunningJob
+from sparsepipe.sweep.running_job import ENDING_S, ReadyJob, RunningJob
 from sparsepipe.sweep.settings import Settings
-from sparsepipe.sweep.shown import Lasting, say_run
 from sparsepipe.sweep.slots import Slots
-from sparsepipe.sweep.stop_signals import heard
-from sparsepipe.sweep.unresponsive import Lost, refused
-from sparsepipe.sweep.verdict import left_text
-from sparsepipe.sweep.view import View
 
 log = logging.getLogger(__name__)
 _POLL_S = 0.05
@@ -34,11 +34,11 @@ class Runner:
     Args:
         slots: the machine, with nothing taken.
         settings: of the sweep.
-        texts: what each job is to be called, by its number.
-        view: shows it.
-        began: is told of each job that is about to be started.
-        ended: is told what has come of each job.
-        gpus: by which GPUs are kept from other sweeps; None: they are not.
+        texts: the name of each job, by its number.
+        view: shows the sweep.
+        on_start: called before a job is started.
+        on_end: called with the record of a job that has ended.
+        gpus: locks that keep GPUs from other sweeps; None: no locks.
     """
 
     def __init__(
@@ -48,16 +48,16 @@ class Runner:
         settings: Settings,
         texts: Mapping[int, str],
         view: View,
-        began: Callable[[SweptJob], object],
-        ended: Callable[[JobRecord], object],
+        on_start: Callable[[SweptJob], object],
+        on_end: Callable[[JobRecord], object],
         gpus: GpuLocks | None = None,
     ) -> None:
-        self._tell_began, self._tell_ended = began, ended
+        self._on_start, self._on_end = on_start, on_end
         self._slots, self._settings, self._texts = slots, settings, texts
-        self._view = Lasting(view)
-        self._lost = Lost()
+        self._view = SafeDisplay(view)
         self._waiting: list[ReadyJob] = []
         self._running: list[RunningJob] = []
+        self._unkillable: list[RunningJob] = []
         self._records: dict[int, JobRecord] = {}
         self._same: dict[int, list[SweptJob]] = {}
         self._gpus = gpus or GpuLocks()
@@ -69,11 +69,11 @@ class Runner:
         same: Mapping[int, Sequence[SweptJob]],
         known: Sequence[JobRecord],
     ) -> dict[int, JobRecord]:
-        """Runs all jobs, whatever becomes of one or the other.
+        """Runs all jobs; one that fails does not end the others.
 
         Args:
             jobs: in their order.
-            same: by a job's number, others that are the very same: they share its record.
+            same: by a job's number, others with the same configuration: they share its record.
             known: records of jobs that could not be started.
 
         Returns:
@@ -84,9 +84,9 @@ class Runner:
         """
         self._waiting = list(jobs)
         self._same = {number: list(others) for number, others in same.items()}
-        with self._view, self._gpus, heard() as signals:
+        with self._view, self._gpus, _signals_noted() as signals:
             for record in known:
-                self._note(record)
+                self._add(record)
             try:
                 self._loop(signals)
             finally:
@@ -96,56 +96,59 @@ class Runner:
         return self._records
 
     def _loop(self, signals: Sequence[int]) -> None:
-        told = 0
+        passed_on = 0
         while self._waiting or self._running:
-            if len(signals) > told:
-                self._stop(signals[told], at_once=told > 0)
-                told += 1
+            if len(signals) > passed_on:
+                self._stop(signals[passed_on], at_once=passed_on > 0)
+                passed_on += 1
             self._start_what_fits()
             for job in list(self._running):
-                self._look_after(job)
+                self._supervise(job)
             self._view.show(self._board)
             time.sleep(_POLL_S)
 
-    def _look_after(self, job: RunningJob) -> None:
+    def _supervise(self, job: RunningJob) -> None:
         job.note_epochs()
-        job.note_stage()
-        job.note_wait(for_strangers=not any(other.works_for(job) for other in self._running))
-        if job.look_after(signal.SIGTERM):
+        if job.supervise():
             self._slots = self._slots.without_job(job.grant)
-        elif job.cannot_be_ended():
-            self._slots = self._slots.losing_job(job.grant)
-            self._lost.add(job)
+        elif job.is_unkillable():  # its cores and GPUs stay taken
+            self._unkillable.append(job)
         else:
             return
         self._running.remove(job)
-        self._note(job.record())
+        self._add(job.record())
 
     def _start_what_fits(self) -> None:
-        for job in self._lost.gone():
-            self._slots = self._slots.regaining(job.grant)
         self._gpus.keep(self._slots)
         while self._waiting:
-            if self._slots.has_lost(self._waiting[0].demand):
-                if self._lost.may_return():
-                    return
-                self._note(refusal(self._waiting.pop(0).job, refused()))
-                continue
             first = self._waiting[0]
             grant = self._gpus.grant(self._slots, first.demand, number=first.job.number)
             if grant is None:
-                return
+                if self._running or not self._unkillable:
+                    return
+                self._waiting.pop(0)
+                self._add(refusal(first.job, self._held_by_unkillable()))
+                continue
             ready = self._waiting.pop(0)
             whole = self._slots.is_whole(grant)
-            self._tell_began(ready.job)
+            self._on_start(ready.job)
             try:
                 job = RunningJob.start(ready, grant, whole=whole, settings=self._settings)
             except Exception as error:  # the others may start yet
-                self._note(refusal(ready.job, error))
+                self._add(refusal(ready.job, error))
                 continue
             self._slots = self._slots.with_job(grant)
             self._running.append(job)
             self._view.began(self._row(job), self._board)
+
+    def _held_by_unkillable(self) -> HardwareError:
+        """The error of a job whose cores or GPUs are held by processes that cannot be ended."""
+        left = left_text([number for job in self._unkillable for number in job.process.alive()])
+        return HardwareError(
+            f"the cores or GPUs that it needs are held by earlier jobs: {left}",
+            remedy="end those or restart the machine, then give the command of the sweep again: "
+            "finished runs are skipped",
+        )
 
     def _stop(self, signum: int, *, at_once: bool) -> None:
         self._waiting.clear()
@@ -159,43 +162,43 @@ class Runner:
             job.end(signum, by="stop", grace_s=0.0 if at_once else None)
 
     def _end_what_is_left(self, signals: Sequence[int]) -> None:
-        """Where something has gone wrong here: jobs are asked, and killed after their grace.
+        """After an error of the sweep itself: sends jobs SIGTERM, and kills them after their grace.
 
         They leave their records themselves. A signal that comes meanwhile ends the grace.
         """
         if not self._running:
             return
         log.warning(
-            "the sweep breaks: ending %d jobs, which may write checkpoints", len(self._running)
+            "the sweep fails: ending %d jobs, which may write checkpoints", len(self._running)
         )
-        told = len(signals)
+        before = len(signals)
         for job in self._running:
-            if not job.is_asked:
+            if not job.is_ending:
                 with suppress(OSError):
                     job.end(signal.SIGTERM, by="stop")
         kill_s = time.monotonic() + max(job.ready.grace_s for job in self._running)
         while self._running and time.monotonic() < kill_s + ENDING_S:
-            if len(signals) > told:
+            if len(signals) > before:
                 kill_s = min(kill_s, time.monotonic())
             for job in list(self._running):
-                with suppress(OSError):  # which may be what has gone wrong
+                with suppress(OSError):  # which may be the error at hand
                     if time.monotonic() >= kill_s:
                         job.process.kill()
-                    if job.process.is_gone():
+                    if not job.process.alive():
                         self._running.remove(job)
             time.sleep(_POLL_S)
         for job in self._running:
-            log.warning("job %d: %s", job.ready.job.number + 1, left_text(job.process.left()))
+            log.warning("job %d: %s", job.ready.job.number + 1, left_text(job.process.alive()))
 
-    def _note(self, record: JobRecord) -> None:
+    def _add(self, record: JobRecord) -> None:
         self._records[record.number] = record
-        self._tell_ended(record)
+        self._on_end(record)
         if record.run is not None:
-            say_run(record.run)
+            print_run(record.run)
         self._view.ended(self._row_of(record), self._board)
         for job in self._same.pop(record.number, []):
             twin = replace(record, number=job.number, overrides=job.overrides)
-            self._note(keep_record(job, twin))
+            self._add(keep_record(job, twin))
 
     def _board(self) -> Board:
         ended = [self._row_of(record) for record in self._records.values()]
@@ -219,15 +222,38 @@ class Runner:
 
     def _row(self, job: RunningJob) -> Row:
         swept = job.ready.job
-        epochs, in_all = epochs_done(swept), epochs_in_all(job.ready.config)
+        epochs, in_all = epochs_done(swept), epochs_in_all(job.ready.spec)
         share = None if epochs is None or in_all is None else min(1.0, epochs / in_all)
         before = 0.0 if in_all is None else min(1.0, (job.epochs_before or 0) / in_all)
         last = tail(swept.log, lines=1)
         return Row(
             number=swept.number + 1,
             text=self._texts[swept.number],
-            state="running" if job.now is None or job.now.works else job.now.stage,
+            state="running",
             going=Going(elapsed_s=job.elapsed_s, share=share, share_before=before),
             detail=last[0].removeprefix("[sparsepipe] ") if last else "",
             seconds=job.elapsed_s,
         )
+
+
+@contextmanager
+def _signals_noted() -> Iterator[list[int]]:
+    """The signals that have come while the block runs; ignored ones stay ignored."""
+    found: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield found
+        return
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        del frame
+        found.append(signum)
+
+    before = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    for signum, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(signum, note)
+    try:
+        yield found
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

@@ -1,4 +1,4 @@
-"""What users say of a sweep's jobs: ``hydra.launcher``."""
+"""The launcher's settings: ``hydra.launcher``."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from sparsepipe.errors import ConfigError
 
 WAIT_LIMIT_S = 86_400.0
-"""A day: a job may wait for another command to train what both are."""
+"""A day: a job may wait for another command that trains the same run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How many jobs run at a time, on how much, and for how long.
+    """How many jobs run at a time, on how many cores, and for how long.
 
     Args:
-        max_jobs: at most so many at a time; None: as many as find cores and GPUs.
-        cores_per_rank: how many cores each process of a job gets; None: a job's share of the
-            machine, see :func:`sparsepipe.sweep.slots.demand`.
-        job_limit_s: a job that takes longer is ended; time that is not its own
-            (:mod:`sparsepipe.aside`) does not count; None: no limit.
-        wait_limit_s: how long a job waits for a process that works on the same run and is none of
-            this sweep's; None: as long as that takes.
+        max_jobs: the most jobs at a time; None: as many as find cores and GPUs.
+        cores_per_rank: cores of each process of a job; None: a job's share of the machine, see
+            :func:`sparsepipe.sweep.slots.demand`.
+        job_limit_s: a job that takes longer is ended, whatever it does or waits for; None: no
+            limit.
+        wait_limit_s: how long a job waits for another process that works on the same run; None: no
+            limit.
 
     Raises:
         ConfigError: a number is too small.
@@ -33,11 +33,11 @@ class Settings:
     wait_limit_s: float | None = WAIT_LIMIT_S
 
     def __post_init__(self) -> None:
-        for name, least in (("max_jobs", 1), ("cores_per_rank", 1)):
+        for name in ("max_jobs", "cores_per_rank"):
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value is not None and value < 1:
                 raise ConfigError(
-                    f"hydra.launcher.{name}={value}", remedy=f"set it to {least} or more, or null"
+                    f"hydra.launcher.{name}={value}", remedy="set it to 1 or more, or null"
                 )
         for name in ("job_limit_s", "wait_limit_s"):
             limit_s = getattr(self, name)

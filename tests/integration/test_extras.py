@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sparsepipe.config import compose
 from sparsepipe.results.files import read_json
-from sparsepipe.sweep.sweep_search import SweepSearch
+from sparsepipe.sweep.callbacks import SweepSearch
 from tests.support.command_line import Shell, composed
 
 PLANS = ("task=partition", "model=sparse_vgg16_bn", "hardware=paper_5gpu")

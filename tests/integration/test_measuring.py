@@ -6,12 +6,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from sparsepipe.aside import Aside, heard_by
 from sparsepipe.config.build import build_inventory
 from sparsepipe.config.schema import Measuring
 from sparsepipe.errors import ConfigError, ProfileError, SparsePipeError
@@ -89,24 +87,6 @@ def test_a_training_waits_for_another_that_measures_the_same() -> None:
             other.kill()  # where it still runs
     assert read_json("waiting/plan.json")["measured"] == {device(): str(measured)}
     assert Profile.load(measured) == profile([1, 1, 1, 1])
-
-
-def test_that_wait_is_not_the_trainings_own_time() -> None:
-    """Whoever limits its time hears of it, though it is another run that is waited for."""
-    told: list[str | None] = []
-    directory = profile_run()
-    measured = finish(directory)
-    with ExitStack() as other:
-        other.enter_context(locked(directory))
-
-        def hear(now: Aside | None) -> None:
-            told.append(None if now is None else now.what)
-            other.close()  # it is waited for: now the other one is done
-
-        with heard_by(hear):
-            found = measure_devices([device()], composed(*TRAINING), HOW, run_job=run_job)
-    assert told == ["waits", None]
-    assert found[device()][1] == measured
 
 
 def test_waiting_has_an_end(tmp_path: Path) -> None:

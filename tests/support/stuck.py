@@ -25,7 +25,7 @@ class StuckJob(JobProcess):
         """It is gone."""
         self._is_there = False
 
-    def ask_to_end(self, signum: int) -> None:
+    def interrupt(self, signum: int) -> None:
         """It hears nothing."""
 
     def kill(self) -> None:
@@ -34,7 +34,7 @@ class StuckJob(JobProcess):
     def exit_code(self) -> int | None:
         return self._exit_code
 
-    def left(self) -> list[int]:
+    def alive(self) -> list[int]:
         return [NUMBER] if self._is_there else []
 
 

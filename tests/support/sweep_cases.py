@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.sweep.record import JobRecord, SweptJob, record_of, write_record
+from tests.support.command_line import composed
 
 
 def leave_record(
@@ -21,3 +24,15 @@ def leave_record(
     values = {"began_s": 1.0, "ended_s": 3.0, **(failed if run is None else {"status": "finished"})}
     told = None if run is None else str(run)
     return write_record(job, record_of(job, run=told, **{**values, **more}))
+
+
+@functools.cache
+def _tiny() -> RunSpec:
+    return composed("experiment=tiny")
+
+
+def tiny_spec(*, grace_s: float = 0.0, **changes: Any) -> RunSpec:
+    """The configuration of a job on hardware that is written down, which is not run."""
+    hardware = {"_target_": "sparsepipe.cluster.Inventory.from_dict", "value": {}}
+    given = {"hardware": hardware, "parallel.grace_s": grace_s, "trainer.max_epochs": 1}
+    return _tiny().replace({**given, **changes})

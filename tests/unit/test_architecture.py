@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sparsepipe"
 FILES = sorted(PACKAGE.rglob("*.py"))
-OPEN_TO_ALL = {"errors", "utils", "aside"}
+OPEN_TO_ALL = {"errors", "utils"}
 NO_ROOMS = {*OPEN_TO_ALL, "__init__", "__main__"}
 
 

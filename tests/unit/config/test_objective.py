@@ -12,7 +12,7 @@ import pytest
 from sparsepipe.config.objective import scored, value_of
 from sparsepipe.errors import ConfigError
 from sparsepipe.results.files import write_json
-from sparsepipe.sweep.one_job import run_swept
+from sparsepipe.sweep.job import run_swept
 from sparsepipe.sweep.record import JobRecord, SweptJob, read_record, records_of
 from tests.support.command_line import Shell, composed
 

@@ -18,7 +18,7 @@ from sparsepipe.launch.job import run_job
 from sparsepipe.launch.prepare import prepare
 from sparsepipe.results.files import read_json
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.sweep import ending
+from sparsepipe.sweep import callbacks
 from sparsepipe.utils.host import usable_cores
 from tests.support.command_line import Shell, composed
 from tests.support.quota_group import quota_group
@@ -87,9 +87,9 @@ def sweeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep has begun in this process, maybe in a job of another."""
     for name in ("DIR", "COMMAND", "BEGAN", "THREADS"):
         monkeypatch.setenv(f"SPARSEPIPE_SWEEP_{name}", "")  # which a sweep sets, and is set back
-    monkeypatch.setattr(ending, "_begun", [])
+    monkeypatch.setattr(callbacks, "_running", [])
     hydra = {"sweep": {"dir": str(tmp_path)}, "overrides": {"task": []}, "job": {"env_set": {}}}
-    ending.SweepEnd().on_multirun_start(OmegaConf.create({"hydra": hydra}))
+    callbacks.SweepEnd().on_multirun_start(OmegaConf.create({"hydra": hydra}))
 
 
 @pytest.mark.usefixtures("sweeping")

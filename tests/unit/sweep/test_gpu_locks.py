@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.sweep import tree
+from sparsepipe.sweep import process
 from sparsepipe.sweep.gpu_locks import GpuLocks, machine_wide
 from sparsepipe.sweep.slots import Demand, Gpu, Grant, Machine, Slots
 from tests.support.command_line import wait_for
@@ -50,7 +49,7 @@ def test_what_another_sweep_has_is_passed_over(two: tuple[GpuLocks, GpuLocks]) -
 def test_all_or_none(two: tuple[GpuLocks, GpuLocks]) -> None:
     """A job that waits holds nothing for which others could wait in turn."""
     here, there = two
-    slots = Slots(machine=MACHINE.machine, lost=("0",))
+    slots = MACHINE.with_job(Grant(cores=(), gpus=("0",), threads=1))
     assert given(here, ONE, slots) == ("1",)
     assert given(there, BOTH) is None
     here.keep(MACHINE)
@@ -64,8 +63,6 @@ def test_a_gpu_is_free_once_its_job_is_over(two: tuple[GpuLocks, GpuLocks]) -> N
     taken = MACHINE.with_job(grant)
     here.keep(taken)
     assert given(there, ONE) is None
-    here.keep(taken.losing_job(grant))
-    assert given(there, ONE) is None, "what cannot be ended has it"
     here.keep(taken.without_job(grant))
     assert given(there, ONE) == ("0",)
     with here:
@@ -109,7 +106,7 @@ def test_a_wait_is_told_once(
         busy = MACHINE.with_job(Grant(cores=(0, 1, 2), gpus=(), threads=1))
         assert there.grant(busy, TITAN, number=5) is None
     waits = "waits for a GPU that another sweep holds"
-    assert caplog.messages == [f"job {n} {waits} (2: process {os.getpid()})" for n in (4, 5)]
+    assert caplog.messages == [f"job {n} {waits} (2)" for n in (4, 5)]
 
 
 def test_where_nothing_can_be_locked_sweeps_run_all_the_same(
@@ -130,11 +127,11 @@ def test_a_sweep_within_a_job_of_a_sweep_locks_nothing(
 ) -> None:
     """Its GPUs are those that the job has."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.delenv(tree.MARK_VARIABLE, raising=False)
+    monkeypatch.delenv(process.MARK_VARIABLE, raising=False)
     outer = machine_wide()
     assert given(outer, ONE) == ("0",)
     assert given(machine_wide(), ONE) == ("1",)
-    monkeypatch.setenv(tree.MARK_VARIABLE, "f" * 32)
+    monkeypatch.setenv(process.MARK_VARIABLE, "f" * 32)
     assert given(machine_wide(), ONE) == ("0",)
 
 
@@ -172,10 +169,10 @@ from tests.support.command_line import composed
 from sparsepipe.sweep.gpu_locks import GpuLocks
 from sparsepipe.sweep.record import SweptJob
 from sparsepipe.sweep.runner import Runner
-from sparsepipe.sweep.running import ReadyJob
+from sparsepipe.sweep.running_job import ReadyJob
 from sparsepipe.sweep.settings import Settings
 from sparsepipe.sweep.slots import Demand, Gpu, Machine, Slots
-from sparsepipe.sweep.view import Lines
+from sparsepipe.sweep.display import Lines
 
 name, *wanted = sys.argv[1:]
 kinds = ("RTX", "TITAN")
@@ -189,14 +186,14 @@ for number, kinds in enumerate(wanted):
     asked = ("experiment=tiny", "task=partition", "model=sparse_vgg16_bn", "hardware=paper_5gpu")
     config = composed(*asked, f"seed={number}", f"name={name}")
     demand = Demand(ranks=1, cores=1, gpus=tuple(kinds.split(",")))
-    jobs.append(ReadyJob(job=swept, config=config, demand=demand))
+    jobs.append(ReadyJob(job=swept, spec=config, demand=demand))
 runner = Runner(
     Slots(machine=machine),
     settings=Settings(),
     texts={number: str(number) for number in range(len(jobs))},
     view=Lines(),
-    began=lambda job: said.write(f"{job.number} {time.time()}\\n"),
-    ended=lambda record: said.write(f"{record.number} {time.time()} {record.status}\\n"),
+    on_start=lambda job: said.write(f"{job.number} {time.time()}\\n"),
+    on_end=lambda record: said.write(f"{record.number} {time.time()} {record.status}\\n"),
     gpus=GpuLocks(Path("locks")),
 )
 Path(f"ready-{name}").touch()

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 import pytest
 from rich.console import Console
 
-from sparsepipe.sweep.board import Board, Row
-from sparsepipe.sweep.remaining import Going
-from sparsepipe.sweep.view import Lines, LiveView, picture, view
+from sparsepipe.sweep.board import Board, Going, Row
+from sparsepipe.sweep.display import Lines, LiveView, picture, view
 
 ROWS = [
     Row(number=1, text="seed=0", state="failed", detail="wrong [red]key[/red]", seconds=3),

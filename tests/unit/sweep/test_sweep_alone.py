@@ -1,4 +1,4 @@
-"""A sweep's directory: one at a time has it, and an earlier one's jobs are none of its own."""
+"""A sweep's directory: one sweep at a time has it, and an earlier one's jobs do not count."""
 
 from __future__ import annotations
 
@@ -13,123 +13,63 @@ import pytest
 from omegaconf import OmegaConf
 
 from sparsepipe.errors import ConfigError, OutputError
-from sparsepipe.sweep import alone, ending
-from sparsepipe.sweep.ending import SweepEnd
+from sparsepipe.sweep import callbacks
+from sparsepipe.sweep.callbacks import SweepEnd, claim
 from sparsepipe.sweep.record import records_of
 from tests.support.command_line import Shell
 from tests.support.sweep_cases import leave_record
 
 PLANS = ("task=partition", "model=sparse_vgg16_bn", "hardware=paper_5gpu")
-TAKES = """
+CLAIMS = """
 import pathlib, sys, time
-from sparsepipe.sweep.alone import take
-take(pathlib.Path(sys.argv[1]))
+from sparsepipe.sweep.callbacks import claim
+claim(pathlib.Path(sys.argv[1]))
 print(flush=True)
 time.sleep(600)
 """
 
 
 @pytest.fixture(autouse=True)
-def given_back() -> Iterator[None]:
+def released() -> Iterator[None]:
     yield
-    alone.give_back()
+    callbacks._lock.close()
 
 
-def test_what_an_earlier_sweep_has_left_is_put_aside(tmp_path: Path) -> None:
-    """All but what is overwritten, or is none of a sweep's."""
-    for number in (1, 2):
-        leave_record(tmp_path, 0, f"seed={number}", run=None)
-        (tmp_path / "report").mkdir()
-        page = ("table2.csv", "report.html")[number - 1]  # one that was not made to its end
-        names = ("table.md", "optimization_results.yaml", f"report/{page}", "mine.txt")
-        for name in names:
-            (tmp_path / name).write_text(str(number))
-        alone.take(tmp_path)
-        assert records_of(tmp_path) == []
-        aside = tmp_path / "earlier" / str(number)
-        assert [one.text for one in records_of(aside)] == [f"seed={number}"]
-        assert (aside / "report" / page).read_text() == str(number)
-        assert {path.name for path in tmp_path.iterdir()} == {".lock", "earlier", "mine.txt"}
+def test_the_records_of_an_earlier_sweep_do_not_count(tmp_path: Path) -> None:
+    claim(tmp_path)
+    leave_record(tmp_path, 0, "seed=1", run=None)
+    for name in ("table.md", "optimization_results.yaml", "jobs/mine.sh", "mine.txt"):
+        (tmp_path / name).touch()
+    claim(tmp_path)
+    assert records_of(tmp_path) == []
+    found = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {callbacks._LOCK, "mine.sh", "mine.txt"}, "files of others stay"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "jobs", "jobs/submit.sh", "jobs/train/job.yaml", "jobs/0/train.sh",
-        "report/paper.tex", "report/report.html", "table.csv", "table.md",
-    ],
-)  # fmt: skip
-def test_what_no_sweep_has_left_is_not_touched(tmp_path: Path, name: str) -> None:
-    """Jobs and reports are somebody's own in many a project, in whose directory no sweep may be."""
+@pytest.mark.parametrize("name", ["jobs/submit.sh", "report/paper.tex", "table.csv", "table.md"])
+def test_files_that_no_sweep_has_written_are_not_touched(tmp_path: Path, name: str) -> None:
+    """Many a project has jobs and reports of its own, in whose directory no sweep may be."""
     mine = tmp_path / name
     mine.parent.mkdir(parents=True, exist_ok=True)
     mine.write_text("mine")
     with pytest.raises(ConfigError, match="is in the way") as refused:
-        alone.take(tmp_path, reports=True)
+        claim(tmp_path)
     assert f"{tmp_path / name.partition('/')[0]} is in the way" in str(refused.value)
     assert f"hydra.sweep.dir={tmp_path / 'sweep'}" in str(refused.value)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine]
-    assert mine.read_text() == "mine"
-    alone.take(tmp_path / "sweep", reports=True)
-
-
-def test_somebodys_report_beside_a_sweep_that_makes_none(tmp_path: Path) -> None:
-    """It is in nobody's way, and stays, until a sweep would write its own there."""
-    mine = tmp_path / "report" / "paper.tex"
-    mine.parent.mkdir()
-    mine.write_text("mine")
-    alone.take(tmp_path)
-    leave_record(tmp_path, 0, "seed=0", run=None)
-    alone.take(tmp_path)
-    assert len(records_of(tmp_path / "earlier" / "1")) == 1
-    leave_record(tmp_path, 0, "seed=0", run=None)
-    with pytest.raises(ConfigError, match="report is in the way"):
-        alone.take(tmp_path, reports=True)
-    assert len(records_of(tmp_path)) == 1, "nothing is moved by a sweep that is refused"
-    assert mine.read_text() == "mine"
-
-
-def test_what_a_killed_sweep_has_left(tmp_path: Path) -> None:
-    """Before it had written anything, or when its first job had been given its own."""
-    (tmp_path / "jobs" / "0").mkdir(parents=True)
-    (tmp_path / "jobs" / "0" / ".job.yaml.7.tmp").touch()
-    (tmp_path / "report").mkdir()
-    alone.take(tmp_path, reports=True)
-    assert not (tmp_path / "earlier").exists()
-    (tmp_path / "jobs" / "0" / "job.yaml").touch()
-    alone.take(tmp_path, reports=True)
-    assert (tmp_path / "earlier" / "1" / "jobs" / "0" / "job.yaml").exists()
-
-
-@pytest.mark.parametrize(("experiment", "refused"), [("table2", True), ("demo", False)])
-def test_sweeps_of_the_papers_experiments_make_a_report(
-    tmp_path: Path, experiment: str, refused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[object] = []
-    monkeypatch.setattr(ending, "_begun", begun)
-    monkeypatch.setattr(ending, "announce", lambda config: None)  # which sets the environment
-    (tmp_path / "report").mkdir()
-    (tmp_path / "report" / "paper.tex").touch()
-    runtime = {"choices": {"experiment": experiment}}
-    config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}, "runtime": runtime}})
-    if refused:
-        with pytest.raises(SystemExit):
-            SweepEnd().on_multirun_start(config)
-    else:
-        SweepEnd().on_multirun_start(config)
-    assert bool(begun) != refused
+    claim(tmp_path / "sweep")
 
 
 def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="cannot be written"):
-        alone.take(tmp_path / "file")
+        claim(tmp_path / "file")
 
 
 def test_two_sweeps_in_one_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The second one is refused, before it has touched anything, for as long as the first runs."""
     first = subprocess.Popen(
-        [sys.executable, "-c", TAKES, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", CLAIMS, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     config = OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}})
     with first:
@@ -147,7 +87,7 @@ def test_two_sweeps_in_one_directory(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert f"another sweep runs in {tmp_path}" in caplog.text
     assert "remedy: wait for it or end it" in caplog.text
     assert records_of(tmp_path) == [kept]
-    alone.take(tmp_path)
+    claim(tmp_path)
 
 
 @pytest.mark.full
@@ -162,4 +102,3 @@ def test_a_sweep_in_the_directory_of_an_earlier_one(shell: Shell) -> None:
     (record,) = records_of(place)
     assert record.before
     assert len((place / "table.csv").read_text().splitlines()) == 2
-    assert len(records_of(place / "earlier" / "1")) == 2

@@ -12,10 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from sparsepipe.config.sweep_directory import command_of
 from sparsepipe.results import load_results
-from sparsepipe.sweep import ending
-from sparsepipe.sweep.ending import SweepEnd
+from sparsepipe.sweep import callbacks
+from sparsepipe.sweep.callbacks import SweepEnd, SweepTable
 from sparsepipe.sweep.record import JobRecord, records_of
-from sparsepipe.sweep.sweep_table import SweepTable
 from tests.support.command_line import Shell, fault, wait_for
 from tests.support.sweep_cases import leave_record
 
@@ -65,8 +64,8 @@ def begun(sweep: Path, *, sweeper: str = SEARCHES) -> DictConfig:
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(logging.getLogger("sparsepipe"), "propagate", True)
-    monkeypatch.setattr(ending, "_exit_codes", [])
-    monkeypatch.setattr(ending, "_begun", [])
+    monkeypatch.setattr(callbacks, "_exit_codes", [])
+    monkeypatch.setattr(callbacks, "_running", [])
     for name in ("DIR", "COMMAND", "BEGAN", "THREADS"):
         monkeypatch.setenv(f"SPARSEPIPE_SWEEP_{name}", "")  # which a sweep sets, and is set back
     caplog.set_level(logging.INFO)
@@ -87,7 +86,7 @@ def test_what_is_told_of_jobs_that_failed_and_were_stopped(tmp_path: Path) -> No
     leave_record(tmp_path, 0, "++seed=0", run=None, log=str(log))
     leave_record(tmp_path, 1, "++seed=1", run=tmp_path / "run")
     leave_record(tmp_path, 2, "++seed=2", run=None, log=str(log), **STOPPED)
-    assert list(ending.failures(records_of(tmp_path))) == [
+    assert list(callbacks.failures(records_of(tmp_path))) == [
         "1 of 3 jobs failed, 1 stopped:",
         "\njob 1 (seed=0): it broke\n  remedy: mend it",
         f"  the end of {log}:",
@@ -98,20 +97,20 @@ def test_what_is_told_of_jobs_that_failed_and_were_stopped(tmp_path: Path) -> No
 
 
 def test_the_exit_code_is_that_of_the_first_job_that_failed(tmp_path: Path, said) -> None:
-    assert ending.exit_code_of_sweep() == 0
+    assert callbacks.exit_code_of_sweep() == 0
     records = left(tmp_path)
-    ending.note_exit_code(records[1:2])
-    assert ending.exit_code_of_sweep() == 0
-    ending.note_exit_code(records[2:])
-    assert ending.exit_code_of_sweep() == 130
-    ending.note_exit_code(records)
-    assert ending.exit_code_of_sweep() == 130, "what came first"
+    callbacks.note_exit_code(records[1:2])
+    assert callbacks.exit_code_of_sweep() == 0
+    callbacks.note_exit_code(records[2:])
+    assert callbacks.exit_code_of_sweep() == 130
+    callbacks.note_exit_code(records)
+    assert callbacks.exit_code_of_sweep() == 130, "what came first"
 
 
 def test_jobs_of_other_launchers_give_the_command_its_exit_code(tmp_path: Path, said) -> None:
     left(tmp_path)
-    ending.SweepEnd().on_multirun_end(config_of(tmp_path))
-    assert ending.exit_code_of_sweep() == 1
+    callbacks.SweepEnd().on_multirun_end(config_of(tmp_path))
+    assert callbacks.exit_code_of_sweep() == 1
     assert "1 of 3 jobs failed, 1 stopped:" in said.records[-1].getMessage()
 
 
@@ -129,7 +128,7 @@ def test_what_breaks_a_sweep_that_searches_nothing_is_no_matter_of_values(
     """Its table and its ledger are made; the error comes as it is."""
     begun(tmp_path, sweeper=BASIC)
     left(tmp_path)
-    assert not ending.end_early(raised("no space left"))
+    assert not callbacks.end_early(raised("no space left"))
     texts = [record.getMessage() for record in said.records]
     assert any(text.startswith("1 of 3 jobs failed, 1 stopped:") for text in texts)
     assert not any("values" in text for text in texts)
@@ -138,8 +137,8 @@ def test_what_breaks_a_sweep_that_searches_nothing_is_no_matter_of_values(
 def test_a_sweep_whose_sweeper_gives_up_is_told_as_others_are(tmp_path: Path, said) -> None:
     begun(tmp_path)
     left(tmp_path)
-    assert ending.end_early(raised("no number"))
-    assert ending.exit_code_of_sweep() == 1
+    assert callbacks.end_early(raised("no number"))
+    assert callbacks.exit_code_of_sweep() == 1
     *before, failed, trace, end = (record.getMessage() for record in said.records)
     (broken,) = (text for text in before if "Broken: " in text)
     assert "somebody's own mistake" in broken, "and the others are told"
@@ -151,14 +150,14 @@ def test_a_sweep_whose_sweeper_gives_up_is_told_as_others_are(tmp_path: Path, sa
 
 
 def test_what_no_job_has_to_do_with_is_not_told_as_theirs(tmp_path: Path, said) -> None:
-    assert not ending.end_early(ValueError("no sweep at all"))
+    assert not callbacks.end_early(ValueError("no sweep at all"))
     config = begun(tmp_path)
     leave_record(tmp_path, 0, "++seed=0", run=tmp_path / "run")
-    assert not ending.end_early(ValueError("somebody's own"))
+    assert not callbacks.end_early(ValueError("somebody's own"))
     left(tmp_path)
     SweepEnd().on_multirun_end(config)
     said.clear()
-    assert not ending.end_early(ValueError("after its end"))
+    assert not callbacks.end_early(ValueError("after its end"))
     assert not said.records
 
 

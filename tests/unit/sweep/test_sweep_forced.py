@@ -8,8 +8,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.sweep import ending
-from sparsepipe.sweep.one_job import run_swept
+from sparsepipe.sweep import callbacks
+from sparsepipe.sweep.job import run_swept
 from sparsepipe.sweep.record import SweptJob
 from tests.support.command_line import composed
 
@@ -21,7 +21,7 @@ def sweep(directory: Path, count: int, *overrides: str) -> RunDir:
     config = OmegaConf.create(
         {"hydra": {"sweep": {"dir": str(directory)}, "overrides": {"task": list(overrides)}}}
     )
-    ending.SweepEnd().on_multirun_start(config)
+    callbacks.SweepEnd().on_multirun_start(config)
     given = composed("experiment=tiny", "trainer.max_epochs=1", "task.test=false", *overrides)
     runs = set()
     for number in range(count):
@@ -37,7 +37,7 @@ def test_a_point_that_is_asked_for_twice_is_anew_once(
 ) -> None:
     """As Optuna asks, which leaves no ``multirun.yaml``."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(ending, "_begun", [])
+    monkeypatch.setattr(callbacks, "_running", [])
     for name in VARIABLES:
         monkeypatch.setenv(name, "")  # which a sweep sets, and is set back
     assert sweep(workplace / "first", 2).attempt == 0

@@ -17,23 +17,18 @@ import pytest
 from rich.console import Console
 
 from sparsepipe.runtime.failures.rank_reports import Stopped
-from sparsepipe.sweep import process, record, running
+from sparsepipe.sweep import process, record, running_job
 from sparsepipe.sweep.board import Board
+from sparsepipe.sweep.display import Lines, LiveView, View
 from sparsepipe.sweep.process import JobProcess
 from sparsepipe.sweep.record import JobRecord, SweptJob, records_of
 from sparsepipe.sweep.runner import Runner
-from sparsepipe.sweep.running import ReadyJob
+from sparsepipe.sweep.running_job import ReadyJob
 from sparsepipe.sweep.settings import Settings
 from sparsepipe.sweep.slots import Demand, Machine, Slots
-from sparsepipe.sweep.view import Lines, LiveView, View
 from tests.support.command_line import Shell, wait_for
+from tests.support.sweep_cases import tiny_spec
 
-CONFIG = {
-    "hardware": {"_target_": "sparsepipe.cluster.Inventory.from_dict", "value": {}},
-    "parallel": {"grace_s": 600.0},
-    "force": False,
-    "trainer": {"max_epochs": 1},
-}
 JOB = """
 import pathlib, signal, sys, time
 asked = []
@@ -63,7 +58,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         started.append(first)
         return JobProcess(first, f"{job.number}" * 32)
 
-    monkeypatch.setattr(running.JobProcess, "start", start)
+    monkeypatch.setattr(running_job.JobProcess, "start", start)
     yield
     for first in started:
         assert first.returncode is not None, "a process is left"
@@ -72,7 +67,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def jobs(place: Path) -> list[ReadyJob]:
     demand = Demand(ranks=1, cores=1, gpus=())
     swept = [SweptJob(number=n, overrides=(f"seed={n}",), sweep=place) for n in range(2)]
-    return [ReadyJob(job=job, config=CONFIG, demand=demand) for job in swept]
+    return [ReadyJob(job=job, spec=tiny_spec(grace_s=600.0), demand=demand) for job in swept]
 
 
 def runner(view: View, *, ended: Callable[[JobRecord], object] = lambda record: None) -> Runner:
@@ -81,8 +76,8 @@ def runner(view: View, *, ended: Callable[[JobRecord], object] = lambda record: 
         settings=Settings(),
         texts={number: f"seed={number}" for number in range(3)},
         view=view,
-        began=lambda job: None,
-        ended=ended,
+        on_start=lambda job: None,
+        on_end=ended,
     )
 
 
@@ -180,7 +175,7 @@ def test_a_signal_ends_the_grace_of_a_sweep_that_breaks(
     def ask(self: JobProcess, signum: int) -> None:
         os.kill(os.getpid(), signal.SIGINT)  # of a person who does not wait
 
-    monkeypatch.setattr(process.JobProcess, "ask_to_end", ask)
+    monkeypatch.setattr(process.JobProcess, "interrupt", ask)
     sweep = runner(Doing(tmp_path, lambda: setattr(sweep, "_start_what_fits", broken)))
     with pytest.raises(KeyError):
         sweep.run(jobs(tmp_path), same={}, known=[])

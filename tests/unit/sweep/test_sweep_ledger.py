@@ -12,7 +12,7 @@ from pandas.testing import assert_frame_equal
 
 from sparsepipe.results import load_results
 from sparsepipe.results.files import read_json, write_json
-from sparsepipe.sweep.sweep_ledger import SweepLedger
+from sparsepipe.sweep.callbacks import SweepLedger
 from tests.support.command_line import Shell
 from tests.support.sweep_cases import leave_record
 

@@ -26,10 +26,10 @@ from sparsepipe.config.signature import locate
 from sparsepipe.errors import ConfigError
 from sparsepipe.planning.measured_device import find_device
 from sparsepipe.planning.placing import places_of_ranks
-from sparsepipe.sweep.needs import machine, needs, whole_machine
+from sparsepipe.sweep.launch import hydra_config
+from sparsepipe.sweep.resources import machine, needs, whole_machine
 from sparsepipe.sweep.settings import Settings
 from sparsepipe.sweep.slots import Demand, Gpu, Machine, Slots
-from sparsepipe.sweep.sweep_overrides import answering
 from sparsepipe.utils.host import quota_limits, usable_cores
 from tests.support.command_line import composed
 from tests.support.plans import plan_on
@@ -83,7 +83,7 @@ def test_hydra_is_asked_about_the_configuration_at_hand(fails: bool) -> None:
     before = HydraConfig.instance().cfg
     config = OmegaConf.create({"hydra": OmegaConf.structured(HydraConf)})
     config.hydra.job.num = 3
-    with contextlib.suppress(KeyError), answering(config):
+    with contextlib.suppress(KeyError), hydra_config(config):
         assert HydraConfig.get().job.num == 3
         if fails:
             raise KeyError
@@ -221,7 +221,7 @@ def test_a_part_of_the_machine_makes_no_other_run(
 @pytest.mark.skipif(usable_cores() < 2, reason="one core is no less with a quota")
 def test_cores_of_a_quota_only_count() -> None:
     """Others of this host have a quota, too, and would be bound to the same ones."""
-    asked = "from sparsepipe.sweep.needs import machine as m; print(m().binds)"
+    asked = "from sparsepipe.sweep.resources import machine as m; print(m().binds)"
     command = [sys.executable, "-c", asked]
     with quota_group(0.5) as within:
         found = subprocess.run([*within, *command], check=True, capture_output=True, text=True)

@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from sparsepipe.sweep.board import left_s
+from sparsepipe.sweep.display import Lines
 from sparsepipe.sweep.process import JobProcess
+from sparsepipe.sweep.progress import write_started
 from sparsepipe.sweep.record import SweptJob
-from sparsepipe.sweep.remaining import left_s
 from sparsepipe.sweep.runner import Runner
-from sparsepipe.sweep.running import ReadyJob, RunningJob
+from sparsepipe.sweep.running_job import ReadyJob, RunningJob
 from sparsepipe.sweep.settings import Settings
 from sparsepipe.sweep.slots import Demand, Grant, Machine, Slots
-from sparsepipe.sweep.stages import Telling
-from sparsepipe.sweep.view import Lines
+from tests.support.sweep_cases import tiny_spec
 
 HEAD = "epoch,step,train/loss"
 
@@ -40,12 +41,11 @@ class Sweep:
         self.run = place / "run"
         self.swept.path.mkdir(parents=True)
         self.run.mkdir()
-        config = {"trainer": {"max_epochs": 4}, "force": force}
+        spec = tiny_spec(force=force, **{"trainer.max_epochs": 4})
         self.job = RunningJob(
-            ready=ReadyJob(job=self.swept, config=config, demand=Demand(ranks=1, cores=1)),
+            ready=ReadyJob(job=self.swept, spec=spec, demand=Demand(ranks=1, cores=1)),
             grant=Grant(cores=(0,), gpus=(), threads=1),
             process=process,
-            settings=Settings(),
         )
         self.job._began_s -= 60  # a minute ago
         self.runner = Runner(
@@ -53,12 +53,12 @@ class Sweep:
             settings=Settings(),
             texts={0: "seed=0"},
             view=Lines(),
-            began=lambda job: None,
-            ended=lambda record: None,
+            on_start=lambda job: None,
+            on_end=lambda record: None,
         )
 
     def start(self) -> None:
-        Telling(self.swept.started).note_run(self.run)
+        write_started(self.swept, self.run, mark=None)
 
     def finish(self, epochs: int) -> None:
         rows = [f"{epoch},8,0.5" for epoch in range(epochs)]

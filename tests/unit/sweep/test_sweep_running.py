@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import time
@@ -13,16 +12,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sparsepipe.sweep import running
+from sparsepipe.sweep import running_job
 from sparsepipe.sweep.process import JobProcess
 from sparsepipe.sweep.record import JobRecord, SweptJob, record_of, write_record
-from sparsepipe.sweep.running import ReadyJob, RunningJob
+from sparsepipe.sweep.running_job import ReadyJob, RunningJob
 from sparsepipe.sweep.settings import Settings
 from sparsepipe.sweep.slots import Demand, Grant
 from sparsepipe.utils.host import usable_core_numbers
+from tests.support.sweep_cases import tiny_spec
 
-WRITTEN_DOWN = {"_target_": "sparsepipe.cluster.Inventory.from_dict", "value": {}}
-CONFIG = {"hardware": WRITTEN_DOWN, "parallel": {"grace_s": 0.0}, "force": False}
 ALL = usable_core_numbers()
 GRANT = Grant(cores=ALL[:1], gpus=(), threads=1)
 SOME, OTHERS = (str(len(ALL) + more) for more in (1, 2))
@@ -35,7 +33,9 @@ def ready(tmp_path: Path) -> Callable[..., ReadyJob]:
 
     def make(**env: str) -> ReadyJob:
         job = SweptJob(number=0, overrides=("seed=0",), sweep=tmp_path)
-        return ReadyJob(job=job, config=CONFIG, demand=Demand(ranks=1, cores=1, gpus=()), env=env)
+        return ReadyJob(
+            job=job, spec=tiny_spec(), demand=Demand(ranks=1, cores=1, gpus=()), env=env
+        )
 
     return make
 
@@ -116,13 +116,13 @@ def looked_after(ready: ReadyJob, statements: str) -> JobRecord:
         [sys.executable, "-c", f"{statements}; print(flush=True); import time; time.sleep(300)"],
         stdout=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
-    job = RunningJob(ready=ready, grant=GRANT, process=JobProcess(first, MARK), settings=Settings())
+    job = RunningJob(ready=ready, grant=GRANT, process=JobProcess(first, MARK))
     deadline_s = time.monotonic() + 20
     with first:
         try:
             assert first.stdout is not None
             first.stdout.readline()
-            while not job.look_after(signal.SIGTERM):
+            while not job.supervise():
                 assert time.monotonic() < deadline_s, "it keeps the sweep from going on"
                 time.sleep(0.01)
         finally:
@@ -134,8 +134,8 @@ def looked_after(ready: ReadyJob, statements: str) -> JobRecord:
 def test_a_job_that_is_over_is_not_waited_for_without_end(
     ready: Callable[..., ReadyJob], told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "_TOLD_S", 0.1, raising=False)
-    monkeypatch.setattr(running, "_LEAVING_S", 0.1)
+    monkeypatch.setattr(running_job, "_LINGER_S", 0.1, raising=False)
+    monkeypatch.setattr(running_job, "_CHILDREN_END_S", 0.1)
     job = ready()
     leave(job, told, mark=MARK)
     record = looked_after(job, "import signal; signal.signal(15, signal.SIG_IGN)")
@@ -152,4 +152,4 @@ def test_the_record_of_another_process_says_nothing_of_a_job(
     leave(job, "finished", mark="of another sweep")
     record = looked_after(job, "raise SystemExit(5)")
     assert (record.status, record.exit_code, record.run) == ("failed", 5, None)
-    assert "no word of why" in (record.error or "")
+    assert "left no record" in (record.error or "")

@@ -11,7 +11,7 @@ import pytest
 
 from sparsepipe.config.compose import config_loader
 from sparsepipe.errors import ConfigError
-from sparsepipe.sweep.several import refuse_several
+from sparsepipe.sweep.refusals import refuse_several
 from tests.support.command_line import Shell
 
 MINE = {

@@ -142,53 +142,6 @@ def test_a_job_that_wants_other_gpus_than_there_are_gets_all_and_finds_out() -> 
     assert grants == [Grant(cores=(0, 1, 2, 3), gpus=("0", "1", "2", "3"), threads=4)]
 
 
-def test_gpus_of_what_cannot_be_ended_are_nobodys() -> None:
-    """Until it is gone; its cores are free."""
-    pair = Demand(ranks=2, cores=8, gpus=("RTX", "TITAN"))
-    slots, (grant,) = start(Slots(machine=GPUS), pair)
-    assert grant is not None
-    slots = slots.losing_job(grant)
-    assert (slots.taken, slots.lost) == ((), ("0", "2"))
-    slots, grants = start(slots, Demand(ranks=1, cores=16, gpus=("RTX",)))
-    assert grants == [Grant(cores=tuple(range(16)), gpus=("1",), threads=16, hides=True)]
-    assert slots.regaining(grant).lost == ()
-    assert slots.losing_job(grants[0]).regaining(grant).lost == ("1",)
-
-
-@pytest.mark.parametrize("wanted", [(), ("H100",)])
-def test_nobody_sees_gpus_that_are_lost(wanted: tuple[str, ...]) -> None:
-    """Not even who computes on none of them, and has all cores."""
-    demanded = Demand(ranks=1, cores=16, gpus=wanted)
-    for lost in ((), ("0", "1", "2", "3")):
-        slots = Slots(machine=GPUS, lost=lost)
-        grant = slots.grant(demanded)
-        assert grant is not None
-        whole = slots.is_whole(grant)
-        assert whole == (not lost)
-        found = environment(grant, whole=whole, inherited={})
-        assert found.get("CUDA_VISIBLE_DEVICES") == ("" if lost else None)
-
-
-@pytest.mark.parametrize(
-    ("lost", "wanted", "has"),
-    [
-        ((), ("RTX",), False),
-        (("0",), ("RTX",), False),
-        (("0", "1", "3"), ("RTX",), True),
-        (("0", "1", "3"), ("TITAN",), False),
-        (("0",), ("RTX", "RTX", "RTX"), True),
-        (("0", "1", "2", "3"), (), False),
-        # Which there never were: it gets what is left and finds out.
-        (("0",), ("H100",), False),
-    ],
-)
-def test_jobs_whose_gpus_are_lost(
-    lost: tuple[str, ...], wanted: tuple[str, ...], has: bool
-) -> None:
-    slots = Slots(machine=GPUS, lost=lost)
-    assert slots.has_lost(Demand(ranks=1, cores=1, gpus=wanted)) == has
-
-
 @pytest.mark.parametrize(
     ("grant", "inherited", "variables"),
     [

@@ -18,23 +18,22 @@ from typing import Any
 import pytest
 
 from sparsepipe.errors import HardwareError
+from sparsepipe.sweep import process, running_job
 from sparsepipe.sweep import runner as runner_module
-from sparsepipe.sweep import running, tree, unresponsive
-from sparsepipe.sweep.board import Board
+from sparsepipe.sweep.display import Lines
 from sparsepipe.sweep.process import JobProcess
 from sparsepipe.sweep.record import SweptJob, read_record
 from sparsepipe.sweep.runner import Runner
-from sparsepipe.sweep.running import ReadyJob, RunningJob
+from sparsepipe.sweep.running_job import ReadyJob, RunningJob
 from sparsepipe.sweep.settings import Settings
 from sparsepipe.sweep.slots import Demand, Gpu, Grant, Machine, Slots
-from sparsepipe.sweep.view import Lines
 from sparsepipe.tasks.fitting import prober
 from tests.support.frozen import frozen
 from tests.support.stuck import NUMBER, StuckJob, StuckProcess
+from tests.support.sweep_cases import tiny_spec
 
 LONG_S = 30  # none of these takes so long
 GRACE_S = -9.9  # to which a job adds ten seconds
-CONFIG = {"parallel": {"grace_s": GRACE_S}, "force": False, "trainer": {"max_epochs": 1}}
 MARK = "f" * 32
 GRANT = Grant(cores=(0,), gpus=("0",), threads=1)
 ONE_GPU = Slots(machine=Machine(cores=(0,), gpus=(Gpu(token="0", kind="RTX"),)))
@@ -43,10 +42,9 @@ ONE_GPU = Slots(machine=Machine(cores=(0,), gpus=(Gpu(token="0", kind="RTX"),)))
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes a minute takes half a second here."""
-    monkeypatch.setattr(running, "ENDING_S", 0.5)
+    monkeypatch.setattr(running_job, "ENDING_S", 0.5)
     monkeypatch.setattr(runner_module, "ENDING_S", 0.5)
-    monkeypatch.setattr(running, "_LEAVING_S", 0.1)
-    monkeypatch.setattr(unresponsive, "_LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(running_job, "_CHILDREN_END_S", 0.1)
 
 
 @dataclass
@@ -66,7 +64,7 @@ def really_stuck(stack: ExitStack, exit_code: int | None) -> Stuck:
     """By the kernel: a process with the mark of the job, which no signal ends."""
     held = python(
         f"import time; time.sleep({10 * LONG_S})",
-        env={**os.environ, tree.MARK_VARIABLE: MARK},
+        env={**os.environ, process.MARK_VARIABLE: MARK},
         start_new_session=True,
     )
     stack.callback(held.wait, LONG_S)
@@ -91,11 +89,13 @@ def stuck(request: pytest.FixtureRequest, soon: None) -> Iterator[Callable[[int 
 def job(place: Path, number: int = 0) -> ReadyJob:
     swept = SweptJob(number=number, overrides=(f"seed={number}",), sweep=place)
     swept.path.mkdir(parents=True)
-    return ReadyJob(job=swept, config=CONFIG, demand=Demand(ranks=1, cores=1, gpus=("RTX",)))
+    return ReadyJob(
+        job=swept, spec=tiny_spec(grace_s=GRACE_S), demand=Demand(ranks=1, cores=1, gpus=("RTX",))
+    )
 
 
 def started(place: Path, process: JobProcess, **limits: float) -> RunningJob:
-    return RunningJob(ready=job(place), grant=GRANT, process=process, settings=Settings(**limits))
+    return RunningJob(ready=job(place), grant=GRANT, process=process, **limits)
 
 
 def runner(one: RunningJob, *others: ReadyJob, view: Lines | None = None) -> Runner:
@@ -105,8 +105,8 @@ def runner(one: RunningJob, *others: ReadyJob, view: Lines | None = None) -> Run
         settings=Settings(),
         texts={number: f"seed={number}" for number in range(1 + len(others))},
         view=view or Lines(),
-        began=lambda job: None,
-        ended=lambda record: None,
+        on_start=lambda job: None,
+        on_end=lambda record: None,
     )
     # As run() does, whose jobs are all its own; this one began before.
     found._slots = ONE_GPU.with_job(one.grant)
@@ -115,59 +115,23 @@ def runner(one: RunningJob, *others: ReadyJob, view: Lines | None = None) -> Run
     return found
 
 
-def test_a_sweep_goes_on_without_the_gpus_of_a_job_that_cannot_be_ended(
-    stuck: Callable[..., Stuck], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_nobody_gets_the_gpus_of_a_job_that_cannot_be_ended(
+    stuck: Callable[..., Stuck], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(unresponsive, "LIMIT_S", 0.3)
     held = stuck()
     one = started(tmp_path, held.process, job_limit_s=0.1)
     sweep = runner(one, job(tmp_path, 1))
     began_s = time.monotonic()
     sweep._loop([])
     assert time.monotonic() - began_s < LONG_S
-    assert held.process.left() == [held.number], "it is there all the same"
+    assert held.process.alive() == [held.number], "it is there all the same"
     hung, refused = (sweep._records[number] for number in range(2))
     assert hung.status == "failed"
     assert f"job_limit_s=0.1; process {held.number} cannot be ended\n" in (hung.error or "")
     assert read_record(one.ready.job.record) == hung
     assert (refused.status, refused.exit_code) == ("failed", HardwareError.exit_code)
-    assert "the GPUs that it takes are lost" in (refused.error or "")
-    assert refused.began_s - hung.ended_s >= 0.2, "they might have come back"
-    assert sweep._slots.lost == ("0",)
-
-
-class LettingGo(Lines):
-    """Lets a job go once its GPU is lost and was waited for."""
-
-    def __init__(self, held: Stuck) -> None:
-        self.held, self.seen = held, list[tuple[str, ...]]()
-        self.sweep: Runner | None = None
-
-    def show(self, board: Callable[[], Board]) -> None:
-        assert self.sweep is not None
-        self.seen.append(self.sweep._slots.lost)
-        if self.seen[-2:] == 2 * [("0",)]:
-            self.held.let_go()
-
-
-def test_its_gpus_are_anothers_once_it_is_gone(
-    stuck: Callable[..., Stuck], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    got: list[str | None] = []
-
-    def start(job: SweptJob, config: Any, *, environment: dict[str, str], **more: Any) -> Any:
-        got.append(environment.get("CUDA_VISIBLE_DEVICES"))
-        return JobProcess(python("raise SystemExit(5)"), "e" * 32)
-
-    monkeypatch.setattr(running.JobProcess, "start", start)
-    held = stuck()
-    view = LettingGo(held)
-    sweep = runner(started(tmp_path, held.process, job_limit_s=0.1), job(tmp_path, 1), view=view)
-    view.sweep = sweep
-    sweep._loop([])
-    assert got == [None], "it began, and has the machine to itself"
-    assert "exit code 5 and no word of why" in (sweep._records[1].error or "")
-    assert view.seen[-1] == ()
+    assert f"held by earlier jobs: process {held.number} cannot be ended" in (refused.error or "")
+    assert sweep._slots.gpus_used == {"0"}, "it is given to nobody else"
 
 
 def test_a_job_that_has_ended_and_left_what_cannot_be_ended(
@@ -179,7 +143,7 @@ def test_a_job_that_has_ended_and_left_what_cannot_be_ended(
     sweep._loop([])
     record = sweep._records[0]
     assert (record.status, record.exit_code) == ("failed", 5)
-    assert f"no word of why; process {held.number} cannot be ended" in (record.error or "")
+    assert f"left no record; process {held.number} cannot be ended" in (record.error or "")
 
 
 def test_a_stop_waits_for_it_no_longer(stuck: Callable[..., Stuck], tmp_path: Path) -> None:

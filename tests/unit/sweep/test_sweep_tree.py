@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from sparsepipe.sweep import tree
+from sparsepipe.sweep import process
 from sparsepipe.sweep.process import JobProcess
 
 # A child in a session of its own, and one whose parent is gone.
@@ -26,7 +26,7 @@ time.sleep(100)
 def started(mark: str, path: Path) -> JobProcess:
     first = subprocess.Popen(
         [sys.executable, "-S", "-c", FAMILY],
-        env={**os.environ, tree.MARK_VARIABLE: mark},
+        env={**os.environ, process.MARK_VARIABLE: mark},
         cwd=path,
         start_new_session=True,
     )
@@ -44,26 +44,26 @@ def test_a_whole_family_is_found_and_killed(tmp_path: Path) -> None:
     job, other = started("one", tmp_path), started("other", tmp_path)
     try:
         # The first process, two sleepers, and for a moment the parent of one of them.
-        wait_for(lambda: len(tree.members("one")) == 3 and len(tree.members("other")) == 3)
-        assert not job.is_gone()
+        wait_for(lambda: len(process.marked("one")) == 3 and len(process.marked("other")) == 3)
+        assert job.alive()
         job.kill()
-        wait_for(job.is_gone)
-        assert tree.members("one") == []
-        assert len(tree.members("other")) == 3, "somebody else's"
+        wait_for(lambda: not job.alive())
+        assert process.marked("one") == []
+        assert len(process.marked("other")) == 3, "somebody else's"
     finally:
         for one in (job, other):
             one.kill()
-            wait_for(one.is_gone)
+            wait_for(lambda one=one: not one.alive())
 
 
 def test_what_is_left_of_a_job_that_has_ended_is_seen(tmp_path: Path) -> None:
     job = started("first", tmp_path)
     try:
-        wait_for(lambda: len(tree.members("first")) == 3)
+        wait_for(lambda: len(process.marked("first")) == 3)
         job.first.kill()
         job.first.wait()
         assert job.exit_code() == -9
-        assert not job.is_gone(), "two are left"
+        assert job.alive(), "two are left"
     finally:
         job.kill()
-        wait_for(job.is_gone)
+        wait_for(lambda: not job.alive())

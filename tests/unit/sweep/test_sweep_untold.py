@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.results.files import read_json, write_json
-from sparsepipe.sweep import process, record, running
-from sparsepipe.sweep.ending import exit_code, failures
-from sparsepipe.sweep.one_job import run_swept
+from sparsepipe.sweep import process, record, running_job
+from sparsepipe.sweep.callbacks import exit_code, failures
+from sparsepipe.sweep.display import Lines
+from sparsepipe.sweep.job import run_swept
 from sparsepipe.sweep.process import JobProcess
+from sparsepipe.sweep.progress import write_started
 from sparsepipe.sweep.record import JobRecord, SweptJob, read_record, records_of
 from sparsepipe.sweep.runner import Runner
-from sparsepipe.sweep.running import ReadyJob
+from sparsepipe.sweep.running_job import ReadyJob
 from sparsepipe.sweep.settings import Settings
 from sparsepipe.sweep.slots import Demand, Machine, Slots
-from sparsepipe.sweep.stages import Telling
-from sparsepipe.sweep.view import Lines
 from tests.support.command_line import composed
+from tests.support.sweep_cases import tiny_spec
 
-CONFIG = {
-    "hardware": {"_target_": "sparsepipe.cluster.Inventory.from_dict", "value": {}},
-    "parallel": {"grace_s": 0.0},
-    "force": False,
-    "objective": "test/accuracy",
-    "trainer": {"max_epochs": 1},
-}
 MARK = "0" * 32
 PLAN = ("task=partition", "model=sparse_vgg16_bn", "hardware=paper_5gpu")
 
@@ -40,13 +35,13 @@ def nothing_unwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "_unwritten", {})
 
 
-def swept(place: Path, *configs: Mapping[str, Any]) -> list[JobRecord]:
+def swept(place: Path, *configs: RunSpec) -> list[JobRecord]:
     """What has come of jobs with these configurations."""
     demand = Demand(ranks=1, cores=1, gpus=())
     jobs = [
         ReadyJob(
             job=SweptJob(number=number, overrides=(f"seed={number}",), sweep=place),
-            config=config,
+            spec=config,
             demand=demand,
         )
         for number, config in enumerate(configs)
@@ -56,8 +51,8 @@ def swept(place: Path, *configs: Mapping[str, Any]) -> list[JobRecord]:
         settings=Settings(),
         texts={number: f"seed={number}" for number in range(len(jobs))},
         view=Lines(),
-        began=lambda job: None,
-        ended=lambda record: None,
+        on_start=lambda job: None,
+        on_end=lambda record: None,
     )
     found = runner.run(jobs, same={}, known=[])
     assert records_of(place) == [found[number] for number in range(len(jobs))]
@@ -71,12 +66,12 @@ def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., JobR
     def ended(code: int = 0, *, tells: Path | None = None, mark: str = MARK) -> JobRecord:
         def start(job: SweptJob, config: Any, **more: Any) -> JobProcess:
             if tells is not None:
-                Telling(job.started, mark=mark).note_run(tells)
+                write_started(job, tells, mark=mark)
             words = [sys.executable, "-S", "-c", f"raise SystemExit({code})"]
             return JobProcess(subprocess.Popen(words, start_new_session=True), MARK)
 
-        monkeypatch.setattr(running.JobProcess, "start", start)
-        (found,) = swept(tmp_path / "sweep", CONFIG)
+        monkeypatch.setattr(running_job.JobProcess, "start", start)
+        (found,) = swept(tmp_path / "sweep", tiny_spec(objective="test/accuracy"))
         return found
 
     return ended
@@ -118,10 +113,10 @@ def test_no_run_is_taken_for_finished_that_may_not_be(
         ended(tells=done, mark="of another sweep"),
     ):
         assert (found.status, found.run, found.exit_code) == ("failed", None, 1)
-        assert "exit code 0 and no word of why" in (found.error or "")
+        assert "exit code 0 and left no record" in (found.error or "")
     found = ended(3, tells=done)
     assert (found.status, found.run, found.exit_code) == ("failed", None, 3)
-    assert "exit code 3 and no word of why" in (found.error or "")
+    assert "exit code 3 and left no record" in (found.error or "")
 
 
 def test_a_run_without_the_value_that_a_search_needs(
@@ -141,8 +136,8 @@ def test_a_job_that_can_tell_nothing_runs_all_the_same(
     job.path.touch()  # a file in the place of a directory
     found = run_swept(job, lambda: composed("experiment=tiny", *PLAN), fresh_processes=False)
     assert (Path(found.run or "") / "DONE.json").exists()
-    assert "what this job is about is not told" in caplog.text
-    assert "leaves no record for now" in caplog.text
+    assert "cannot follow this job" in caplog.text
+    assert "cannot be written for now" in caplog.text
 
 
 @pytest.mark.full
@@ -174,7 +169,7 @@ def test_records_that_cannot_be_written(
     assert all(file.exists() for file in in_the_way), "neither has left a record"
     assert (done.status, done.error, done.exit_code) == ("finished", None, 0)
     assert done.value == read_json(Path(done.run or "") / "result.json")["bottleneck_s"]
-    assert "exit code 5 and no word of why" in (failed.error or "")
+    assert "exit code 5 and left no record" in (failed.error or "")
     assert exit_code([done, failed]) == 5
     told = "\n".join(failures([done, failed]))
     assert "1 of 2 jobs failed" in told

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.runs.oom import counters, kills_in, kills_since, oom_kills
-from sparsepipe.sweep.board import Board, Row, own_texts
+from sparsepipe.sweep.board import Board, Going, Row, duration_text, left_s, own_texts, sweep_left_s
+from sparsepipe.sweep.outcome import End, outcome
 from sparsepipe.sweep.record import JobRecord
-from sparsepipe.sweep.remaining import Going, duration_text, left_s, sweep_left_s
-from sparsepipe.sweep.verdict import End, verdict
 
 KILLED = -signal.SIGKILL
 
@@ -38,8 +37,8 @@ RANK = "rank 1 was killed by SIGKILL; the other ranks were ended\n  remedy: see 
         (None, End(exit_code=KILLED), "failed", "most often that is the OOM killer, when", 137),
         (None, End(exit_code=KILLED, oom_kills=0), "failed", "(which has counted none here)", 137),
         (None, End(exit_code=-signal.SIGSEGV, oom_kills=1), "failed", "killed by SIGSEGV", 139),
-        (None, End(exit_code=3), "failed", "exit code 3 and no word of why", 3),
-        (None, End(exit_code=0), "failed", "exit code 0 and no word of why", 1),
+        (None, End(exit_code=3), "failed", "exit code 3 and left no record", 3),
+        (None, End(exit_code=0), "failed", "exit code 0 and left no record", 1),
         (
             told("failed", RANK, 1),
             End(exit_code=1, oom_kills=2),
@@ -61,20 +60,6 @@ RANK = "rank 1 was killed by SIGKILL; the other ranks were ended\n  remedy: see 
             "failed",
             "job_limit_s=60\n",
             1,
-        ),
-        (
-            told("stopped", "stopped by SIGTERM", 143),
-            End(exit_code=143, ended_by="wait", limit_s=60.0),
-            "failed",
-            "longer than hydra.launcher.wait_limit_s=60\n  remedy: wait for that process ",
-            1,
-        ),
-        (
-            told("failed", "no space left\n  remedy: mend it", 3),
-            End(exit_code=3, ended_by="wait", limit_s=60.0),
-            "failed",
-            "no space left; and it had to be ended by hydra.launcher.wait_limit_s=60\n  remedy: m",
-            3,
         ),
         # What it failed by counts, though it was ended while it left.
         (
@@ -100,12 +85,12 @@ RANK = "rank 1 was killed by SIGKILL; the other ranks were ended\n  remedy: see 
         ),
         (
             told("failed", "wrong key", 2),
-            End(exit_code=KILLED, ended_by="leaving"),
+            End(exit_code=KILLED, ended_by="lingering"),
             "failed",
             "wrong key; and it had to be ended by force, a while after that",
             2,
         ),
-        (told("finished"), End(exit_code=KILLED, ended_by="leaving"), "finished", None, 0),
+        (told("finished"), End(exit_code=KILLED, ended_by="lingering"), "finished", None, 0),
         # Of which something is left that nothing ends.
         (told("finished"), End(exit_code=KILLED, left=(7,)), "finished", None, 0),
         (
@@ -129,17 +114,23 @@ RANK = "rank 1 was killed by SIGKILL; the other ranks were ended\n  remedy: see 
             "ended with the sweep; process 7 cannot be ended",
             1,
         ),
-        (told("stopped", "s", 143), End(exit_code=KILLED, ended_by="leaving"), "stopped", "s", 143),
+        (
+            told("stopped", "s", 143),
+            End(exit_code=KILLED, ended_by="lingering"),
+            "stopped",
+            "s",
+            143,
+        ),
         (told("stopped", "s", 130), End(exit_code=130, ended_by="stop"), "stopped", "ended", 130),
         (None, End(exit_code=KILLED, ended_by="stop"), "stopped", "ended with the sweep", 1),
         # Somebody else's SIGTERM.
         (told("stopped", "stopped by SIGTERM", 143), End(exit_code=143), "stopped", "SIGTERM", 143),
     ],
 )
-def test_verdicts(
+def test_outcomes(
     record: JobRecord | None, end: End, status: str, words: str | None, exit_code: int
 ) -> None:
-    found = verdict(record, end)
+    found = outcome(record, end)
     assert (found.status, found.exit_code) == (status, exit_code)
     assert (words is None) == (found.error is None)
     assert words is None or words in found.error

@@ -1,10 +1,8 @@
-"""Several experiments in one sweep, where they say themselves how they are swept.
-
-Hydra takes launcher and sweeper of a sweep before it looks at the values that are swept.
-"""
+"""Sweeps that are refused before they begin."""
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,24 +20,39 @@ from sparsepipe.config.scales import is_sweep
 from sparsepipe.errors import ConfigError
 
 
+def refuse_within_torchrun() -> None:
+    """Refuses a sweep in a process that another launcher has started as a rank: it starts its own.
+
+    Raises:
+        ConfigError: this process is such a rank.
+    """
+    if "LOCAL_RANK" in os.environ:
+        raise ConfigError(
+            "a sweep (-m) within torchrun",
+            remedy="start the command without torchrun: every job starts its own ranks",
+        )
+
+
 def refuse_several(arguments: Sequence[str], loader: ConfigLoader) -> None:
-    """Refuses to sweep experiments that would be swept in another way alone.
+    """Refuses a sweep of experiments that choose a launcher or swept values of their own.
+
+    Hydra composes a sweep's launcher and sweeper before it looks at the swept values.
 
     Args:
         arguments: of the command line, as the user gave them.
-        loader: knows the experiments.
+        loader: of the configuration.
 
     Raises:
-        ConfigError: some of them would.
+        ConfigError: some of the experiments do.
     """
     for word in arguments if is_sweep(arguments) else ():
         names = _swept(word, loader) if word.lstrip("+").startswith("experiment=") else []
-        # What the command line says of launcher and sweeper counts for all of them.
+        # Launcher and sweeper on the command line count for all of them.
         words = [each for each in arguments if each.startswith(("hydra/", "hydra.searchpath="))]
         usual = _way(loader, words) if names else None
         ways = {name: _way(loader, [*words, f"experiment={name}"]) for name in names}
         own = [name for name, way in ways.items() if way != usual]
-        if own and None not in ways.values():  # else Hydra tells what cannot be
+        if own and None not in ways.values():  # else Hydra raises its own error
             commands = "".join(f"\n    {command}" for command in _commands(arguments, word, names))
             raise ConfigError(
                 f"{word}: launcher and swept values that {', '.join(own)} choose count only where "
@@ -51,7 +64,7 @@ def refuse_several(arguments: Sequence[str], loader: ConfigLoader) -> None:
 def _swept(word: str, loader: ConfigLoader) -> list[str]:
     try:
         override = OverridesParser.create().parse_override(word)
-    except HydraException:  # which Hydra tells
+    except HydraException:  # which Hydra raises itself
         return []
     if not override.is_sweep_override():
         return []
@@ -62,7 +75,7 @@ def _swept(word: str, loader: ConfigLoader) -> list[str]:
 
 
 def _way(loader: ConfigLoader, words: Sequence[str]) -> Any:
-    """How a sweep with these overrides goes; None where they compose nothing, as Hydra tells."""
+    """Launcher and sweeper of a sweep with these overrides; None where they do not compose."""
     try:
         config = loader.load_configuration(CONFIG_NAME, list(words), run_mode=RunMode.MULTIRUN)
     except (HydraException, OmegaConfBaseException):

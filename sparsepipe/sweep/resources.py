@@ -1,9 +1,8 @@
-"""What a job takes of the machine by its configuration, and what it gets to see of it."""
+"""The machine's cores and GPUs, and how much of them a job needs by its configuration."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from sparsepipe import cluster
@@ -38,20 +37,20 @@ def _gpus() -> tuple[Gpu, ...]:
     )
 
 
-def needs(given: Mapping[str, Any], there: Machine, settings: Settings) -> Demand:
-    """What a job takes.
+def needs(spec: RunSpec, there: Machine, settings: Settings) -> Demand:
+    """What a job needs of the machine.
 
     Args:
-        given: the values of a resolved and checked configuration.
+        spec: the job's configuration.
         there: the machine.
         settings: of the sweep.
 
     Raises:
-        SparsePipeError: what a user can mend, and no process is needed to find out.
+        SparsePipeError: the configuration cannot be run.
     """
-    spec, inventory, ranks = understood(RunSpec.from_dict(given))
+    spec, inventory, ranks = understood(spec)
     task = spec.task.locate()
-    count = getattr(task, "processes", None)  # of what is measured as one of several
+    count = getattr(task, "processes", None)  # of tasks that measure as one of several
     return demand(
         there,
         ranks=ranks if count is None else count(spec, inventory),
@@ -62,10 +61,10 @@ def needs(given: Mapping[str, Any], there: Machine, settings: Settings) -> Deman
 
 
 def _kinds(spec: RunSpec, inventory: Inventory, there: Machine, *, ranks: int) -> tuple[str, ...]:
-    """Of the GPUs that a job computes on.
+    """Kinds of the GPUs that a job computes on.
 
-    All of them, where it is not known beforehand which they are, or where a plan or a task says
-    which and they are not the first of their kinds: a job that saw no others would find too few.
+    All of the machine's GPUs where they are not known beforehand, or where a plan or a task names
+    some that are not the first of their kinds: a job that saw no others would find too few.
     """
     task = spec.task.locate()
     if inventory.accelerator != "cuda" or hasattr(task, "cores"):
@@ -82,12 +81,11 @@ def _finds_machine(spec: RunSpec) -> bool:
     return spec.hardware.locate() is cluster.local
 
 
-def whole_machine(given: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What to tell a job that gets a part of the machine, such that it is the run it always is.
+def whole_machine(spec: RunSpec) -> dict[str, Any] | None:
+    """The whole machine, for a job that sees a part of it: its run id must not depend on that.
 
-    None for one whose hardware is written down, which a part of the machine does not change.
+    None for a job whose inventory is written down.
     """
-    spec = RunSpec.from_dict(given)
     if not _finds_machine(spec):
         return None
     target = spec.inventory_target

@@ -1,11 +1,16 @@
-"""How a person follows a sweep: a live table in a terminal, lines elsewhere."""
+"""How a person follows a sweep: a live table in a terminal, lines elsewhere.
+
+A display cannot end a sweep: the terminal may go, or the reader of a pipe.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -15,8 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from sparsepipe.sweep.board import Board, Row
-from sparsepipe.sweep.remaining import duration_text
+from sparsepipe.sweep.board import Board, Row, duration_text
 
 log = logging.getLogger(__name__)
 _EVERY_S = 0.5
@@ -46,7 +50,7 @@ class View(Protocol):
 
 
 def view() -> View:
-    """What suits where the command's output goes."""
+    """The view that suits the command's output."""
     if sys.stdout.isatty() and sys.stderr.isatty():
         return LiveView(Console(stderr=True))
     return Lines()
@@ -62,25 +66,25 @@ class Lines:
         pass
 
     def began(self, row: Row, board: Callable[[], Board]) -> None:
-        """Says which."""
+        """Logs which."""
         log.info("job %d: %s", row.number, row.text)
 
     def ended(self, row: Row, board: Callable[[], Board]) -> None:
-        """Says how, and how far the sweep is."""
+        """Logs how, and how far the sweep is."""
         why = f": {row.detail}" if row.detail else ""
         how = "was finished before" if row.state == "before" else f"{row.state} after "
         took = "" if row.state == "before" else duration_text(row.seconds)
         log.info("job %d %s%s%s (%s)", row.number, how, took, why, board().summary)
 
     def show(self, board: Callable[[], Board]) -> None:
-        """Lines stand for themselves."""
+        """Nothing to draw."""
 
 
 class LiveView:
-    """A table that is drawn anew, below what else is said.
+    """A table that is drawn anew below all other output.
 
     Args:
-        console: where.
+        console: the terminal.
     """
 
     def __init__(self, console: Console) -> None:
@@ -96,11 +100,11 @@ class LiveView:
         self._live.stop()
 
     def began(self, row: Row, board: Callable[[], Board]) -> None:
-        """The table tells."""
+        """Draws the table."""
         self._draw(board())
 
     def ended(self, row: Row, board: Callable[[], Board]) -> None:
-        """What failed stays to be read above the table."""
+        """A failure stays above the table."""
         if row.state not in ("finished", "before"):
             log.info("job %d (%s) %s: %s", row.number, row.text, row.state, row.detail)
         self._draw(board())
@@ -117,7 +121,7 @@ class LiveView:
 
 
 def picture(board: Board, *, room: int) -> Group:
-    """The table of a moment: what runs, then what has ended last, in at most ``room`` rows."""
+    """The table: jobs that run and those that ended last, in at most ``room`` rows."""
     table = Table(box=None, pad_edge=False, expand=True, header_style="dim")
     columns: tuple[tuple[str, dict[str, Any]], ...] = (
         ("job", {"justify": "right"}),
@@ -149,3 +153,63 @@ def _bar(row: Row) -> ProgressBar | str:
     if row.going is None or row.going.share is None:
         return ""
     return ProgressBar(total=1.0, completed=row.going.share, width=12)
+
+
+class SafeDisplay:
+    """Shows a sweep until its view fails, then nothing any more.
+
+    Args:
+        view: the view.
+    """
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._on = True
+
+    def __enter__(self) -> Self:
+        self._try(self._view.__enter__)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._on:
+            self._try(lambda: self._view.__exit__(None, None, None))
+
+    def began(self, row: Row, board: Callable[[], Board]) -> None:
+        """A job has begun."""
+        self._try(lambda: self._view.began(row, board))
+
+    def ended(self, row: Row, board: Callable[[], Board]) -> None:
+        """A job has ended."""
+        self._try(lambda: self._view.ended(row, board))
+
+    def show(self, board: Callable[[], Board]) -> None:
+        """Called often."""
+        self._try(lambda: self._view.show(board))
+
+    def _try(self, show: Callable[[], object]) -> None:
+        if not self._on:
+            return
+        try:
+            show()
+        except Exception as error:  # whatever it is: jobs count, and not how they are shown
+            self._on = False
+            with suppress(Exception):
+                self._view.__exit__(None, None, None)  # which restores the streams
+            log.warning("the sweep goes on without a display: %s: %s", type(error).__name__, error)
+
+
+def print_run(run: str) -> None:
+    """Prints a run's directory on standard output, as a single command does.
+
+    Where nobody reads standard output any more, it is redirected to nowhere.
+    """
+    try:
+        sys.stdout.write(f"{run}\n")
+        sys.stdout.flush()
+    except (OSError, ValueError) as error:  # or it is closed
+        log.warning("standard output is gone, the sweep goes on: %s", error)
+        # Else the rest of its buffer is an error when the process ends.
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)

@@ -1,0 +1,273 @@
+"""Hydra callbacks of a sweep: its directory at the start; failures, table and ledger at the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.experimental.callback import Callback
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from sparsepipe.config.outputs import expanded, writing
+from sparsepipe.config.sweep_directory import announce, sweep_directory
+from sparsepipe.errors import ConfigError, DataError, NoRunsError, SparsePipeError
+from sparsepipe.results import gather
+from sparsepipe.results.files import read_json, write_text_atomic
+from sparsepipe.results.ledger import CSV
+from sparsepipe.results.sweep_table import SweepJob, sweep_markdown, sweep_rows
+from sparsepipe.results.tables import write_csv
+from sparsepipe.sweep.progress import tail
+from sparsepipe.sweep.record import JobRecord, records_of
+from sparsepipe.utils.files import LockHeldError, file_lock
+
+log = logging.getLogger(__name__)
+_TAIL_LINES = 12
+_BEST = "optimization_results.yaml"
+"""Optuna's sweeper writes it into the sweep's directory."""
+_LOCK = ".sparsepipe-sweep.lock"
+_JOBS, _REPORT = "jobs", "report"
+_FILES = ("table.csv", "table.md", _BEST)
+_exit_codes: list[int] = []
+_running: list[DictConfig] = []
+"""Sweeps of this process that have not ended."""
+_lock = ExitStack()
+"""Holds the lock of this process's sweep, which ends with the process at the latest."""
+
+
+class SweepEnd(Callback):
+    """Logs at a sweep's end which jobs failed, with the last lines of their logs."""
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Claims the sweep's directory, and announces it to the jobs."""
+        try:
+            claim(sweep_directory(config))
+        except SparsePipeError as error:
+            log.error("error: %s", error)
+            sys.exit(error.exit_code)  # Hydra passes nothing else on from a callback
+        announce(config)
+        _running.append(config)
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Logs jobs that failed or were stopped."""
+        _running.clear()
+        records = records_of(sweep_directory(config))
+        note_exit_code(records)  # of jobs that another launcher than ours has run
+        if any(record.status != "finished" for record in records):
+            log.warning("%s", "\n".join(failures(records)))
+        _lock.close()
+
+
+class SweepTable(Callback):
+    """Logs a table of all jobs, and writes ``table.md`` and ``table.csv`` into the directory."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Makes the table, unless no job has finished."""
+        directory = sweep_directory(config)
+        jobs = records_of(directory)
+        if not any(job.run for job in jobs):
+            return
+        rows = sweep_rows([_row_of(job) for job in jobs])
+        table = sweep_markdown(rows)
+        failed = sum(row["status"] == "failed" for row in rows)
+        log.info(
+            "%s%s (%s)\n\n%s\n",
+            "1 job" if len(rows) == 1 else f"{len(rows)} jobs",
+            f", {failed} of them failed" if failed else "",
+            near(directory / "table.md"),
+            table,
+        )
+        write_text_atomic(directory / "table.md", table + "\n")
+        write_csv(directory / "table.csv", rows)
+
+
+class SweepLedger(Callback):
+    """Writes ``ledger.parquet`` and ``ledger.csv`` beside the runs of the experiment.
+
+    They hold all its finished runs, those of earlier sweeps and of single commands too. Where
+    jobs are of several experiments (``name=a,b``) each has its own.
+    """
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Gathers the runs; a ledger that cannot be made is a warning, and ends no sweep."""
+        own = (expanded(str(config.paths.outputs)) / str(config.name)).absolute()
+        runs = (Path(job.run) for job in records_of(sweep_directory(config)) if job.run)
+        for experiment in sorted({own, *(run.parent for run in runs)}):
+            if any(experiment.glob("[!.]*/DONE.json")):
+                _gather(experiment)
+
+
+class SweepSearch(Callback):
+    """Writes a search's best parameters (``hydra/sweeper=optuna``) as the command line takes them.
+
+    The sweeper names them as Hydra got them, with the ``++`` that lets Hydra take keys which the
+    composed files leave out (:func:`sparsepipe.config.compose.admit`).
+    """
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Rewrites the sweeper's file; a sweep without a search has none."""
+        file = sweep_directory(config) / _BEST
+        if not file.is_file():
+            return
+        found = _without_plus(yaml.safe_load(file.read_text()))
+        write_text_atomic(file, yaml.safe_dump(found, sort_keys=False))
+        log.info("the best of the search: %s", near(file))
+
+
+def claim(sweep: Path) -> None:
+    """Makes a directory that of this process's sweep, and removes an earlier sweep's records.
+
+    Sweepers that search start jobs several times in one sweep: this is for its beginning alone.
+
+    Args:
+        sweep: the directory.
+
+    Raises:
+        ConfigError: another sweep runs in it, or it has files that no sweep has written but that
+            this one would write over.
+        OutputError: it cannot be written.
+    """
+    _lock.close()
+    is_of_a_sweep = (sweep / _LOCK).exists()
+    for path in (sweep / name for name in (_JOBS, _REPORT, *_FILES)):
+        if path.exists() and not is_of_a_sweep:
+            raise ConfigError(
+                f"{path} is in the way: a sweep would write over it, and no sweep has written it",
+                remedy="give this sweep a directory of its own, as hydra.sweep.dir="
+                f"{sweep / 'sweep'}, or move that",
+            )
+    with writing(sweep):
+        try:
+            _lock.enter_context(file_lock(sweep / _LOCK))
+        except LockHeldError:
+            raise ConfigError(
+                f"another sweep runs in {sweep}",
+                remedy="wait for it or end it, or give this one a hydra.sweep.dir of its own",
+            ) from None
+        for path in (sweep / _JOBS).glob("*"):
+            if path.name.isdecimal():
+                shutil.rmtree(path)
+        for name in _FILES:
+            (sweep / name).unlink(missing_ok=True)
+
+
+def end_early(error: Exception) -> bool:
+    """Ends a sweep whose sweeper has raised because of its jobs, as Hydra ends others.
+
+    Sweepers that search raise where no job has a value, some also where the last one has none, and
+    Hydra does not call its callbacks then.
+
+    Args:
+        error: what the sweeper has raised.
+
+    Returns:
+        Whether the sweeper is one that searches and jobs have failed, so that the error has been
+        reported. Otherwise it is the caller's: Hydra's own sweeper does not use values.
+    """
+    sweeps = list(_running)
+    for config in sweeps:
+        for node in reversed(list(config.hydra.callbacks.values())):
+            try:
+                instantiate(node).on_multirun_end(config=config)
+            except Exception as other:  # the next callback runs all the same
+                log.warning("%s: %s", node._target_, other)
+        if exit_code_of_sweep() and _searches(config):
+            log.warning("%s", "".join(traceback.format_exception(error)).strip())
+            log.error(
+                "the sweep ends here: its sweeper does not end without their values (%s: %s)"
+                "\n  remedy: mend the jobs and give the command again, which skips finished runs",
+                type(error).__name__,
+                error,
+            )
+    return any(map(_searches, sweeps)) and exit_code_of_sweep() != 0
+
+
+def note_exit_code(records: Sequence[JobRecord]) -> None:
+    """Lets the command end with the exit code of these jobs, where it has none yet."""
+    _exit_codes.append(exit_code(records))
+
+
+def exit_code_of_sweep() -> int:
+    """Exit code of the sweep that has ended in this process; 0 where none has."""
+    return next((code for code in _exit_codes if code), 0)
+
+
+def exit_code(records: Sequence[JobRecord]) -> int:
+    """Exit code of the first job that failed; 0 where none has."""
+    return next((record.exit_code or 1 for record in records if record.status != "finished"), 0)
+
+
+def failures(records: Sequence[JobRecord]) -> Iterator[str]:
+    """A message about jobs that failed or were stopped, line by line.
+
+    Args:
+        records: of all jobs that have ended, some of which did not finish.
+    """
+    counts = Counter(record.status for record in records)
+    stopped = f", {counts['stopped']} stopped" if counts["stopped"] else ""
+    yield f"{counts['failed']} of {len(records)} jobs failed{stopped}:"
+    for record in records:
+        if record.status != "finished":
+            yield f"\njob {record.number + 1} ({record.text}): {record.error or record.status}"
+        if record.status == "failed" and record.log is not None:
+            yield f"  the end of {near(Path(record.log))}:"
+            yield from (f"  | {line}" for line in tail(Path(record.log), lines=_TAIL_LINES))
+
+
+def near(path: Path) -> str:
+    """The path relative to the working directory where it is below that."""
+    absolute = Path(os.path.abspath(path))
+    here = Path.cwd()
+    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
+
+
+def _searches(config: DictConfig) -> bool:
+    return not str(config.hydra.sweeper._target_).endswith(".BasicSweeper")
+
+
+def _row_of(job: JobRecord) -> SweepJob:
+    pairs = (override.lstrip("+").partition("=") for override in job.overrides)
+    return SweepJob(
+        overrides={name: value for name, _, value in pairs},
+        run=None if job.run is None else near(Path(job.run)),
+        result={} if job.run is None else _result_of(Path(job.run)),
+        stopped=job.status == "stopped",
+    )
+
+
+def _result_of(run: Path) -> dict[str, Any]:
+    """A run's ``result.json``; nothing, and a warning, where it cannot be read."""
+    try:
+        found: dict[str, Any] = read_json(run / "result.json")
+    except DataError as error:  # the other jobs have theirs
+        log.warning("%s", error.message)
+        return {}
+    return found
+
+
+def _gather(experiment: Path) -> None:
+    try:
+        frame = gather(experiment)
+    except NoRunsError:
+        return  # what is finished are reports
+    except DataError as error:
+        log.warning("no ledger of %s: %s", near(experiment), error)
+        return
+    runs = "1 finished run" if len(frame) == 1 else f"{len(frame)} finished runs"
+    log.info("ledger of %s: %s", runs, near(experiment / CSV))
+
+
+def _without_plus(found: Any) -> Any:
+    """The same with plain names of keys: ``++data.batch_size`` becomes ``data.batch_size``."""
+    if isinstance(found, dict):
+        return {str(name).lstrip("+"): _without_plus(value) for name, value in found.items()}
+    return [_without_plus(each) for each in found] if isinstance(found, list) else found

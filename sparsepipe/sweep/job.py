@@ -1,0 +1,158 @@
+"""One job of a sweep in its own process: it runs, and leaves its record however it ends.
+
+The launcher starts ``python -m sparsepipe.sweep.job job.yaml``. That process ends with the
+sweep's, even where the sweep is killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.sweep_directory import announced_start
+from sparsepipe.errors import SparsePipeError
+from sparsepipe.runtime.failures.rank_reports import Stopped
+from sparsepipe.runtime.launch import follow_parent
+from sparsepipe.sweep.process import MARK_VARIABLE
+from sparsepipe.sweep.progress import write_started
+from sparsepipe.sweep.record import JobRecord, SweptJob, finished_values, keep_record, record_of
+from sparsepipe.sweep.settings import WAIT_LIMIT_S
+from sparsepipe.tasks.fitting.memory import prefer_as_victim
+
+log = logging.getLogger(__name__)
+_PR_SET_PDEATHSIG = 1
+_OOM_SCORE = 500
+"""In thousandths of all memory: the OOM killer takes a job before the sweep, though a rank of the
+job may be smaller. A process that tries out a batch size is still ended before either."""
+
+
+def run_swept(
+    job: SweptJob,
+    resolved: Callable[[], RunSpec],
+    *,
+    fresh_processes: bool,
+    wait_s: float = WAIT_LIMIT_S,
+) -> JobRecord:
+    """Runs a job of a sweep.
+
+    It waits for a run that another process works on: another job of this sweep maybe, or one that
+    was killed with the last sweep and is about to end. A run without the figure that ``objective``
+    names is finished, but its job has failed: no sweeper can use it.
+
+    Args:
+        job: the job.
+        resolved: makes its checked configuration.
+        fresh_processes: start a process even for a single rank.
+        wait_s: how long to wait for another process that works on the run.
+
+    Returns:
+        The record of a finished job.
+
+    Raises:
+        SparsePipeError: something a user can mend; the record has it too.
+        Stopped: a signal ended the job.
+        Exception: whatever the user's own code raised.
+    """
+    began, mark = time.time(), os.environ.get(MARK_VARIABLE)
+
+    def leave(**values: Any) -> JobRecord:
+        record = record_of(job, began_s=began, ended_s=time.time(), mark=mark, **values)
+        return keep_record(job, record)
+
+    with _recorded_failures(leave):
+        spec = resolved()
+        from sparsepipe.launch.job import run_job
+
+        directory = run_job(
+            spec,
+            fresh_processes=fresh_processes,
+            wait_s=wait_s,
+            anew_since_s=announced_start(),
+            found=lambda run: write_started(job, run.path, mark=mark),
+        )
+        values = finished_values(directory.path, objective=spec.objective, began_s=began)
+    return leave(**values)
+
+
+@contextmanager
+def _recorded_failures(leave: Callable[..., object]) -> Iterator[None]:
+    """Leaves a record of the error that ends the job, and raises it again."""
+    try:
+        yield
+    except Stopped as stop:
+        leave(status="stopped", run=None, error=stop.message, exit_code=stop.exit_code)
+        raise
+    except SparsePipeError as error:
+        leave(status="failed", run=None, error=str(error), exit_code=error.exit_code)
+        raise
+    except Exception as error:
+        text = "".join(traceback.format_exception_only(error)).strip()
+        leave(status="failed", run=None, error=text, exit_code=1)
+        raise
+
+
+def main() -> None:
+    """Runs the job of the given file."""
+    given = yaml.safe_load(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    _end_with(given["parent"])
+    prefer_as_victim(_OOM_SCORE)
+    if given["cores"] is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, given["cores"])  # before torch counts them
+    sys.exit(_run(given))
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process with its parent: by the kernel where it can, and by checking."""
+    with suppress(OSError, AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    follow_parent(parent=parent)
+
+
+def _run(given: dict[str, Any]) -> int:
+    from sparsepipe.config.job_hardware import announce_hardware
+    from sparsepipe.runs import logs
+
+    logs.configure()
+    announce_hardware(given["hardware"])
+    job = SweptJob(
+        number=given["number"],
+        overrides=tuple(given["overrides"]),
+        sweep=Path(given["sweep"]),
+    )
+    limit_s = given["wait_limit_s"]
+    try:
+        # One rank needs no further process: this one is as fresh as can be.
+        record = run_swept(
+            job,
+            lambda: RunSpec.from_dict(given["config"]),
+            fresh_processes=False,
+            wait_s=math.inf if limit_s is None else limit_s,
+        )
+    except Stopped as stop:
+        log.warning("%s", stop.message)
+        return stop.exit_code
+    except SparsePipeError as error:
+        log.error("error: %s", error)
+        return error.exit_code
+    except Exception:
+        log.exception("the job raised an exception that is not one of SparsePipe's")
+        return 1
+    log.info("%s", record.run)
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""One job while it runs: its process tree, its time limit, and how it is ended."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.sweep_directory import telling_threads
+from sparsepipe.errors import DataError, SparsePipeError
+from sparsepipe.runs.oom import kills_since, oom_kills
+from sparsepipe.sweep.outcome import End, EndedBy, outcome, with_outcome
+from sparsepipe.sweep.process import JobProcess
+from sparsepipe.sweep.progress import epochs_done, started_run
+from sparsepipe.sweep.record import (
+    JobRecord,
+    SweptJob,
+    finished_values,
+    keep_record,
+    read_record,
+    record_of,
+)
+from sparsepipe.sweep.resources import whole_machine
+from sparsepipe.sweep.settings import Settings
+from sparsepipe.sweep.slots import Demand, Grant, environment
+
+log = logging.getLogger(__name__)
+_CHILDREN_END_S = 5.0
+"""How long a job's other processes may take to end after its first one."""
+_LINGER_S = 60.0
+"""How long a job's process may take to end after it has left its record."""
+_KILL_AGAIN_S = 1.0
+ENDING_S = 60.0
+"""How long after a first kill processes are looked for: those that still run cannot be ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyJob:
+    """A job that can be started.
+
+    Args:
+        job: the job.
+        spec: its configuration.
+        demand: what it needs of the machine.
+        env: variables that the user sets for jobs (``hydra.job.env_set``).
+    """
+
+    job: SweptJob
+    spec: RunSpec
+    demand: Demand
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def grace_s(self) -> float:
+        """How long it may take to end after a signal; its ranks have a little less."""
+        return self.spec.parallel.grace_s + 10.0
+
+
+@dataclass(slots=True, kw_only=True)
+class RunningJob:
+    """A job that runs.
+
+    Args:
+        ready: the job as it was before its start.
+        grant: its cores and GPUs.
+        process: its processes.
+        job_limit_s: how long it may take; None: no limit.
+        epochs_before: epochs of its run when the job found it; None until then.
+    """
+
+    ready: ReadyJob
+    grant: Grant
+    process: JobProcess
+    job_limit_s: float | None = None
+    epochs_before: int | None = None
+    began: float = field(default_factory=time.time)
+    _began_s: float = field(default_factory=time.monotonic)
+    _oom_before: int | None = field(default_factory=oom_kills)
+    _ended_by: EndedBy | None = None
+    _kill_s: float | None = None
+    _killed_s: float | None = None
+    _process_ended: bool = False
+    _recorded_s: float | None = None
+
+    @classmethod
+    def start(cls, ready: ReadyJob, grant: Grant, *, whole: bool, settings: Settings) -> RunningJob:
+        """Starts a job.
+
+        Args:
+            ready: the job.
+            grant: its cores and GPUs.
+            whole: that is all of the machine.
+            settings: of the sweep.
+        """
+        inherited = {**os.environ, **ready.env}  # threads that the user sets, here or for jobs
+        variables = environment(grant, whole=whole, inherited=inherited)
+        chosen = None if settings.cores_per_rank is None else grant.threads
+        process = JobProcess.start(
+            ready.job,
+            ready.spec,
+            hardware=None if whole else whole_machine(ready.spec),
+            cores=None if whole or not grant.binds else grant.cores,
+            environment={
+                **ready.env,
+                **variables,
+                **telling_threads(inherited, otherwise=chosen),
+            },
+            wait_limit_s=settings.wait_limit_s,
+        )
+        return cls(ready=ready, grant=grant, process=process, job_limit_s=settings.job_limit_s)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._began_s
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it has been sent a signal to end."""
+        return self._ended_by is not None
+
+    def note_epochs(self) -> None:
+        """Notes how many epochs its run had before; to be called often, from its start on."""
+        if self.epochs_before is None:
+            if self.ready.spec.force:  # the run's earlier epochs are about to be removed
+                self.epochs_before = 0
+            elif started_run(self.ready.job) is not None:
+                self.epochs_before = epochs_done(self.ready.job) or 0
+
+    def end(self, signum: int, *, by: EndedBy, grace_s: float | None = None) -> None:
+        """Sends it a signal, and lets :meth:`supervise` kill what still runs after the grace."""
+        if self.process.exit_code() is None:
+            self._ended_by = self._ended_by or by
+            self.process.interrupt(signum)
+        limit_s = self.ready.grace_s if grace_s is None else grace_s
+        self._kill_s = time.monotonic() + limit_s
+
+    def supervise(self) -> bool:
+        """Ends the job where it takes too long, and kills what does not end.
+
+        Returns:
+            Whether all of its processes have ended.
+        """
+        now_s = time.monotonic()
+        ended = self.process.exit_code() is not None
+        if not ended and self._ended_by is None:
+            self._end_over_limit(now_s)
+        elif ended and not self._process_ended:
+            self._process_ended = True
+            self._kill_s = min(self._kill_s or math.inf, now_s + _CHILDREN_END_S)
+        if ended and not self.process.alive():
+            return True
+        if self._kill_s is not None and now_s > self._kill_s:
+            self.process.kill()
+            self._killed_s = self._killed_s or now_s
+            self._kill_s = now_s + _KILL_AGAIN_S  # what was just being started
+        return False
+
+    def is_unkillable(self) -> bool:
+        """Whether something of it still runs though it was killed a while ago."""
+        return self._killed_s is not None and time.monotonic() - self._killed_s > ENDING_S
+
+    def _end_over_limit(self, now_s: float) -> None:
+        if self.job_limit_s is not None and self.elapsed_s > self.job_limit_s:
+            self.end(signal.SIGTERM, by="limit")
+        elif self._recorded_s is None:
+            self._recorded_s = None if self._own_record() is None else now_s
+        elif now_s - self._recorded_s > _LINGER_S:
+            number = self.ready.job.number + 1
+            log.warning(
+                "job %d has left its record, but its process does not end: killing it", number
+            )
+            self.end(signal.SIGTERM, by="lingering", grace_s=_CHILDREN_END_S)
+
+    def record(self) -> JobRecord:
+        """The job's record, which is also left in the sweep's directory."""
+        job = self.ready.job
+        code = self.process.exit_code()
+        assert code is not None or self._killed_s is not None, "it runs"
+        end = End(
+            exit_code=-signal.SIGKILL if code is None else code,
+            left=tuple(self.process.alive()),
+            ended_by=self._ended_by,
+            limit_s=self.job_limit_s if self._ended_by == "limit" else None,
+            oom_kills=kills_since(self._oom_before),
+        )
+        own = self._own_record()
+        if own is None and code == 0:
+            own = self._record_of_finished_run()
+        if own is not None:
+            return keep_record(job, with_outcome(own, end, log=str(job.log)))
+        found = outcome(None, end)
+        record = record_of(
+            job,
+            status=found.status,
+            run=None,
+            error=found.error,
+            exit_code=found.exit_code,
+            began_s=self.began,
+            ended_s=time.time(),
+            log=str(job.log),
+        )
+        return keep_record(job, record)
+
+    def _own_record(self) -> JobRecord | None:
+        """The record that the job itself has left; those of other processes do not count."""
+        try:
+            record = read_record(self.ready.job.record)
+        except DataError:
+            return None
+        return record if record.mark == self.process.mark else None
+
+    def _record_of_finished_run(self) -> JobRecord | None:
+        """The record of a job that ended well and could not write one, as on a full disk."""
+        job, mark = self.ready.job, self.process.mark
+        run = started_run(job, mark=mark)
+        if run is None or not (run / "DONE.json").exists():
+            return None
+        objective = self.ready.spec.objective
+        try:
+            values = finished_values(run, objective=objective, began_s=self.began)
+        except SparsePipeError as error:
+            code = error.exit_code
+            values = {"status": "failed", "run": None, "error": str(error), "exit_code": code}
+        return record_of(job, began_s=self.began, ended_s=time.time(), mark=mark, **values)
