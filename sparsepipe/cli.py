@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import hydra
 from hydra.conf import HydraConf
@@ -20,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.config import compose
 from sparsepipe.config.completion import answerable
+from sparsepipe.config.listing import help_text
 from sparsepipe.config.objective import scored
 from sparsepipe.config.suggestions import told_by
 from sparsepipe.config.sweep_directory import announced
@@ -43,6 +45,10 @@ class _Outcome:
 def main() -> None:
     """Composes the configuration and runs its task; see ``sparsepipe --help``."""
     arguments = sys.argv[1:]
+    if {"--help", "-h"} & {*arguments}:
+        directories = [compose.config_dir(), *map(Path, _directories(arguments))]
+        print(help_text([each for each in directories if each.is_dir()]))
+        return
     sys.argv[1:] = compose.admit(answerable(arguments, os.environ))
     logs.configure()
     # Hydra would print its own view of an error and leave with 1; ours says more.
@@ -93,13 +99,13 @@ def _job(config: DictConfig, outcome: _Outcome) -> str | None:
             if _is_first_rank():
                 print(told, flush=True)
             return None
+        # Checked before what runs a job is imported: that takes seconds.
+        spec = None if sweep else compose.resolve(config)
         from sparsepipe.launch.job import Stopped, run_job
 
         try:
-            if sweep:
-                directory = _job_of_sweep(config, job)  # worth its objective
-            else:
-                directory = str(run_job(compose.resolve(config)).path)
+            # That of a sweep is worth its objective.
+            directory = _job_of_sweep(config, job) if spec is None else str(run_job(spec).path)
         except Stopped as stop:
             if _is_first_rank():
                 print(f"\n{stop.message}", file=sys.stderr)

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.config.schema import Config, Limits, Node, NodeMap
-from sparsepipe.config.signature import Parameters, parameters_of
+from sparsepipe.config.signature import parameters_of
+from sparsepipe.config.source_signature import Parameters
 from sparsepipe.errors import ConfigError
 
 _INSTRUCTIONS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")

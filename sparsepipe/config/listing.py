@@ -1,4 +1,4 @@
-"""The task ``list``: all groups of the configuration and their options, with a line each.
+"""Groups and their options: ``sparsepipe --help``, and the task ``list`` with a line for each.
 
 The line of an option is the first sentence of its file's first comment; that of a group, and its
 default, stand in the defaults list of ``config.yaml``.
@@ -23,6 +23,33 @@ _DEFAULT = re.compile(
 )
 # Up to a full stop before a capital letter ("Fig. 9" goes on), or a semicolon outside brackets.
 _SENTENCE = re.compile(r"(?:\([^)]*\)|[^(])*?(?:\.(?= [A-Z]|$)|;(?= |$))")
+_HELP = """\
+Sparse 3D networks on CAD shapes and point clouds, trained in parallel.
+
+sparsepipe [experiment=NAME] [task=train|evaluate|profile|bandwidth|partition|simulate|emulate|\
+fit_batch|report|list] [scale=smoke|desk|paper] [group=option ...] [key=value ...]
+
+  sparsepipe experiment=demo
+  sparsepipe experiment=demo model.width=0.5 trainer.max_epochs=10
+  sparsepipe parallel=hete_mp hardware=two_speeds
+  sparsepipe task=simulate hardware=paper_5gpu parallel=hete_mp
+  sparsepipe task=evaluate experiment=demo checkpoint=outputs/demo/<run id>
+  sparsepipe -m experiment=demo seed=0,1,2
+  sparsepipe task=list                  # all groups and options below, with a line each
+
+Groups and their options:
+
+{groups}
+
+The run directory is the last line printed. The same command goes on with an interrupted
+run and skips a finished one; force=true starts anew.
+
+  --cfg job             print the whole configuration with these overrides
+  -m                    run every combination of the values given as lists; a table at the end
+  --config-dir DIR      more options of the groups from your own directory
+  -sc install=bash      completes groups, options and keys: eval "$(sparsepipe -sc install=bash)"
+  --hydra-help          more about Hydra's own options
+"""
 _HEAD = "Groups with their defaults, and what there is to choose: sparsepipe GROUP=OPTION ..."
 
 
@@ -95,6 +122,21 @@ def list_options(
 
 
 list_options.tells = True  # type: ignore[attr-defined]
+
+
+def help_text(directories: Sequence[Traversable]) -> str:
+    """What ``sparsepipe --help`` prints; Hydra's own would take seconds to find the groups.
+
+    Args:
+        directories: of options, the house's own first.
+    """
+    options: dict[str, list[str]] = {}
+    for group in groups_in(directories):
+        for option in group.options:
+            directory, _, name = f"{group.name}/{option.name}".rpartition("/")
+            options.setdefault(directory, []).append(name)
+    lines = (f"{directory}: {', '.join(names)}" for directory, names in sorted(options.items()))
+    return _HELP.format(groups="\n".join(lines))
 
 
 def groups_in(directories: Sequence[Traversable]) -> list[Group]:

@@ -6,10 +6,9 @@ import functools
 import importlib
 import inspect
 import typing
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from sparsepipe.config.source_signature import Parameters, Unreadable, source_parameters
 from sparsepipe.errors import ConfigError
 
 _MOVED = {
@@ -33,22 +32,19 @@ _FORMER = {f"sparsepipe.{now}": f"sparsepipe.experiment.{then}" for now, then in
 _PRESENT = {then: now for now, then in _FORMER.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameters:
-    """Parameters of a callable.
-
-    Args:
-        types: type hint by name; ``Any`` where there is none.
-        required: those without a default.
-        open: any further keyword is taken as well.
-    """
-
-    types: Mapping[str, Any]
-    required: tuple[str, ...]
-    open: bool
-
-
 def parameters_of(target: str) -> Parameters:
+    """The signature of ``target``: as its source shows it, else as it is once imported.
+
+    Raises:
+        ConfigError: there is no such thing, or it cannot be called.
+    """
+    try:
+        return source_parameters(present_name(target))
+    except Unreadable:
+        return imported_parameters(target)
+
+
+def imported_parameters(target: str) -> Parameters:
     """Imports ``target`` and reads its signature.
 
     Raises:

@@ -12,7 +12,8 @@ from omegaconf.errors import OmegaConfBaseException
 from sparsepipe.config.check import check_task
 from sparsepipe.config.listing import Source, directories_of
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.signature import locate
+from sparsepipe.config.signature import locate, present_name
+from sparsepipe.config.source_signature import Unreadable, has_attribute_in_source
 from sparsepipe.errors import ConfigError
 
 _WIDTH = (100, 24)  # where there is no terminal
@@ -47,7 +48,7 @@ def refuse_run(spec: RunSpec) -> None:
     Raises:
         ConfigError: it does.
     """
-    if _tells(spec.task.locate()):
+    if _tells(spec.task.path):
         raise ConfigError(
             "every job of a sweep would tell the same", remedy="give this task without -m"
         )
@@ -55,11 +56,15 @@ def refuse_run(spec: RunSpec) -> None:
 
 def _teller(config: DictConfig) -> Callable[..., Any] | None:
     try:
-        task: Callable[..., Any] = locate(str(OmegaConf.select(config, "task._target_")))
+        target = str(OmegaConf.select(config, "task._target_"))
+        return locate(target) if _tells(target) else None
     except (ConfigError, OmegaConfBaseException):
         return None  # the check of the whole configuration says what is wrong
-    return task if _tells(task) else None
 
 
-def _tells(task: Callable[..., Any]) -> bool:
-    return bool(getattr(task, "tells", False))
+def _tells(target: str) -> bool:
+    """Whether a task tells something and makes no run; others are not imported for this."""
+    try:
+        return has_attribute_in_source(present_name(target), "tells")
+    except Unreadable:
+        return bool(getattr(locate(target), "tells", False))

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from sparsepipe.config.signature import Parameters, locate, parameters_of
+from sparsepipe.config.signature import locate, parameters_of
+from sparsepipe.config.source_signature import Parameters
 from sparsepipe.errors import ConfigError, SparsePipeError
 
 

@@ -1,0 +1,56 @@
+"""What starts the command imports no library that takes seconds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_HEAVY = ("torch", "pytorch_lightning", "numpy", "matplotlib", "pandas")
+_COMPOSE = """
+from hydra import compose, initialize_config_dir
+from sparsepipe.config.compose import CONFIG_NAME, config_dir, resolve
+with initialize_config_dir(str(config_dir()), version_base="1.3"):
+    config = compose(CONFIG_NAME, ["experiment=table2", "scale=smoke"])
+assert resolve(config)["name"] == "table2"
+"""
+_COMMAND = """
+import sys
+from sparsepipe.cli import main
+sys.argv[1:] = {arguments}
+try:
+    main()
+except SystemExit as end:
+    assert end.code == {code}, end.code
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("import sparsepipe", ""),
+        (_COMPOSE, ""),
+        (_COMMAND.format(arguments=["--help"], code=0), ""),
+        (_COMMAND.format(arguments=["--cfg", "job"], code=0), ""),
+        (_COMMAND.format(arguments=["trainer.max_epoch=3"], code=2), "trainer.max_epochs"),
+        (_COMMAND.format(arguments=["data.resolutoin=16"], code=2), "data.resolution"),
+        (_COMMAND.format(arguments=["model=sparse_vg"], code=2), "sparse_vgg19_bn"),
+        (_COMMAND.format(arguments=["model.width=wide"], code=2), "must be a number"),
+    ],
+    ids=["import", "compose", "help", "cfg", "key", "key of a target", "option", "type"],
+)  # fmt: skip
+def test_nothing_large_is_imported(code: str, error: str, tmp_path: Path) -> None:
+    code += f"\nimport sys\nprint(*({{*{_HEAVY}}} & {{*sys.modules}}), file=sys.stderr)\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": ":".join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert error in done.stderr
+    assert not done.stderr.splitlines()[-1]
