@@ -11,25 +11,38 @@ from typing import Any
 from sparsepipe.config.source_signature import Parameters, Unreadable, source_parameters
 from sparsepipe.errors import ConfigError
 
-_MOVED = {
-    "config.listing.list_options": "listing.list_options",
-    "paper.report_task.report": "report_task.report",
-    "paper.table1.table1": "table1.table1",
-    "paper.table3.table3": "table3.table3",
-    "tasks.bandwidth.bandwidth": "bandwidth.bandwidth",
-    "tasks.emulated.train_emulated": "emulated.train_emulated",
-    "tasks.evaluate.evaluate": "evaluate.evaluate",
-    "tasks.fitting.fit_batch.fit_batch": "fitting.fit_batch.fit_batch",
-    "tasks.fitting.train_if_fits.train_if_fits": "fitting.train_if_fits.train_if_fits",
-    "tasks.partition.partition": "partition.partition",
-    "tasks.profile.profile": "profile.profile",
-    "tasks.simulate.simulate": "simulate.simulate",
-    "tasks.train.train": "train.train",
-    "tracking.loggers.wandb_logger": "loggers.wandb_logger",
+_TASKS = {
+    "config.listing.list_options": ("listing.list_options", "config.listing.list_options"),
+    "paper.report_task.Report": ("report_task.report", "paper.report_task.report"),
+    "paper.table1.Table1": ("table1.table1", "paper.table1.table1"),
+    "paper.table3.Table3": ("table3.table3", "paper.table3.table3"),
+    "tasks.bandwidth.Bandwidth": ("bandwidth.bandwidth", "tasks.bandwidth.bandwidth"),
+    "tasks.emulate.TrainEmulated": ("emulated.train_emulated", "tasks.emulated.train_emulated"),
+    "tasks.evaluate.Evaluate": ("evaluate.evaluate", "tasks.evaluate.evaluate"),
+    "tasks.fitting.fit_batch.FitBatch": (
+        "fitting.fit_batch.fit_batch",
+        "tasks.fitting.fit_batch.fit_batch",
+    ),
+    "tasks.fitting.train_if_fits.TrainIfFits": (
+        "fitting.train_if_fits.train_if_fits",
+        "tasks.fitting.train_if_fits.train_if_fits",
+    ),
+    "tasks.partition.Partition": ("partition.partition", "tasks.partition.partition"),
+    "tasks.profile.ProfileLayers": ("profile.profile", "tasks.profile.profile"),
+    "tasks.simulate.Simulate": ("simulate.simulate", "tasks.simulate.simulate"),
+    "tasks.train.Train": ("train.train", "tasks.train.train"),
+    "tracking.loggers.wandb_logger": ("loggers.wandb_logger", "tracking.loggers.wandb_logger"),
 }
-_FORMER = {f"sparsepipe.{now}": f"sparsepipe.experiment.{then}" for now, then in _MOVED.items()}
-"""Names from when one room, ``experiment``, held them, by the present ones."""
-_PRESENT = {then: now for now, then in _FORMER.items()}
+"""Present names of tasks and loggers, below ``sparsepipe``; with each the name that identities of
+runs have, below ``sparsepipe.experiment``, and the name of the function that the task was."""
+_FORMER = {
+    f"sparsepipe.{now}": f"sparsepipe.experiment.{first}" for now, (first, _) in _TASKS.items()
+}
+_PRESENT = {
+    former: f"sparsepipe.{now}"
+    for now, (first, second) in _TASKS.items()
+    for former in (f"sparsepipe.experiment.{first}", f"sparsepipe.{second}")
+}
 
 
 def parameters_of(target: str) -> Parameters:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeGuard
 
 import torch
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 
+from sparsepipe.callbacks.metrics_csv import read_rows
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.data.loading import import_once_for_workers
-from sparsepipe.launch.error_messages import told
-from sparsepipe.launch.joining import joined
+from sparsepipe.errors import ConfigError, DataError, HardwareError, SparsePipeError, TransportError
 from sparsepipe.launch.outcome import log_outcome
-from sparsepipe.launch.stopping import kept_from_saving, tell_loss
-from sparsepipe.launch.threads import limit_threads
+from sparsepipe.planning.placing import cuda_devices, places_of_ranks
 from sparsepipe.runs.logs import quiet
+from sparsepipe.runs.out_of_memory import filled_share, of_machine, ran_out, telling_line
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.seeding import seed_model
-from sparsepipe.runs.signals import SignalWatch
+from sparsepipe.runs.signals import SignalWatch, ignore
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.tasks.run import Run
+from sparsepipe.runtime.failures.rank_reports import Stopped
+from sparsepipe.tasks.task import Run, num_ranks, task_class, task_of
 from sparsepipe.tracking.loggers import end_tracking
+from sparsepipe.utils.host import usable_cores
 from sparsepipe.utils.memory import keep_freed_memory
 
 
@@ -45,10 +53,10 @@ def execute(directory: RunDir, spec: RunSpec, inventory: Inventory, watch: Signa
     with _group(run):
         process_group.assert_world_size(run.ranks)
         seed_model(int(spec.seed))
-        task = spec.task.locate()
+        task = task_of(spec)
         done = False
         try:
-            task(run, **spec.task.arguments)
+            task.run(run)
             if spec.emulation is None:
                 log_outcome(run)
             done = True
@@ -72,3 +80,179 @@ def _group(run: Run) -> Iterator[None]:
         return
     with joined(run.spec, run.inventory, kept=run.directory.plan):
         yield
+
+
+@contextlib.contextmanager
+def joined(spec: RunSpec, inventory: Inventory, *, kept: Path | None = None) -> Iterator[None]:
+    """All ranks in one group, until the block ends well.
+
+    Args:
+        spec: the configuration.
+        inventory: the hardware.
+        kept: the plan with which the run has begun, if it has.
+    """
+    cuda = inventory.accelerator == "cuda"
+    backend = spec.parallel.argument("process_group_backend") or ("nccl" if cuda else "gloo")
+    process_group.join(
+        backend,
+        timeout_s=_timeout_s(spec),
+        device=_cuda_device(spec, inventory, kept) if cuda and "nccl" in backend else None,
+    )
+    yield
+    process_group.leave()  # not after an error: it could wait for ranks that are gone
+
+
+def meet(spec: RunSpec) -> None:
+    """Lets ranks agree on what is to be done, before they know which devices they will have.
+
+    Therefore over gloo; the group is left when they do know, see ``renumber``.
+
+    Args:
+        spec: the configuration.
+    """
+    process_group.join("gloo", timeout_s=_timeout_s(spec))
+
+
+def _timeout_s(spec: RunSpec) -> float:
+    return float(spec.parallel.argument("timeout_s", 300.0))
+
+
+def _cuda_device(spec: RunSpec, inventory: Inventory, kept: Path | None) -> Any:
+    """This rank's, as the Trainer will have it."""
+    import torch
+
+    nodes = spec.parallel.num_nodes
+    places = places_of_ranks(spec, inventory, ranks=num_ranks(spec, inventory), kept=kept)
+    indices = cuda_devices(places, inventory, rank=process_group.rank(), nodes=nodes)
+    return torch.device("cuda", indices[process_group.local_rank()])
+
+
+def tell_stop(stop: Stopped, directory: RunDir, spec: RunSpec) -> None:
+    """Says with a stop how to go on, and what was lost where ranks took too long."""
+    again = "it again without force=true" if spec.force else "the same command again"
+    lost = ""
+    if stop.unresponsive:
+        lost = (
+            f"; ranks {', '.join(map(str, stop.unresponsive))} were ended after "
+            f"{spec.parallel.grace_s} s without a checkpoint; {_last_one(directory)}; "
+            "raise parallel.grace_s"
+        )
+    stop.message = f"stopped by {stop}{lost}; run {again} to go on"
+
+
+def kept_from_saving(error: Exception) -> TypeGuard[SparsePipeError]:
+    """Whether this, and not the signal, is why a run that was to stop wrote no checkpoint."""
+    # A signal to all processes breaks connections and ends loader workers in passing.
+    broken_in_passing = isinstance(error, TransportError | DataError)
+    return isinstance(error, SparsePipeError) and not broken_in_passing
+
+
+def tell_loss(error: SparsePipeError, signum: int, directory: RunDir) -> None:
+    """Says with such an error what the run was about to do, and what is left of it."""
+    stop, why = signal.Signals(signum).name, error.message
+    error.message = f"stopped by {stop} without a checkpoint: {why}; {_last_one(directory)}"
+    error.remedy += "; then run the command again, without force=true, to go on"
+
+
+@contextlib.contextmanager
+def failing_as_rank(directory: RunDir, spec: RunSpec) -> Iterator[None]:
+    """Lets the first rank that fails tell why, with its number as a note, and no other.
+
+    The others end at once, and with the first that ends the agent ends all: whoever asks
+    whether it is to tell must have stopped to heed that.
+    """
+    try:
+        with _stopped_for_a_peer():
+            yield
+    except Stopped as stop:
+        if stop.signum == signal.SIGTERM and process_group.any_rank_failed():
+            raise SystemExit(stop.exit_code) from stop  # for what that one tells
+        tell_stop(stop, directory, spec)
+        raise
+    except SparsePipeError as error:
+        ignore(signal.SIGTERM)
+        if not process_group.first_to_fail():
+            raise SystemExit(error.exit_code) from error
+        error.add_note(f"rank {process_group.rank()}")
+        raise
+
+
+@contextlib.contextmanager
+def _stopped_for_a_peer() -> Iterator[None]:
+    """Turns the agent's SIGTERM into what this rank had noticed already: whom it misses.
+
+    The agent sends it to all when one rank is gone, often before they have said so.
+    """
+    try:
+        yield
+    except Stopped as stop:
+        if stop.signum == signal.SIGTERM and isinstance(stop.__cause__, TransportError):
+            raise stop.__cause__ from None
+        raise
+
+
+def _last_one(directory: RunDir) -> str:
+    if not directory.last.exists():
+        return "there is no checkpoint yet"
+    return f"the last one is of epoch {len(read_rows(directory.metrics))} or later"
+
+
+def told(error: Exception, run: Run) -> SparsePipeError | None:
+    """An error with its remedy; None of what tells one already, or is somebody's own.
+
+    Args:
+        error: what a task raised.
+        run: whose task.
+    """
+    if isinstance(error, SparsePipeError):
+        return None
+    if _refused_by_lightning(error):
+        return ConfigError(
+            f"Lightning refuses the settings: {str(error).strip()}",
+            remedy="correct the keys of trainer that it names",
+        )
+    filled = filled_share(None) if run.inventory.accelerator == "cuda" else 0.0
+    return _no_memory(error, run) if ran_out(error, filled=filled) else None
+
+
+def _refused_by_lightning(error: Exception) -> bool:
+    # What it finds out in the middle of fitting is a plain ValueError.
+    late = isinstance(error, ValueError) and "`val_check_interval`" in str(error)
+    return late or isinstance(error, MisconfigurationException)
+
+
+def _no_memory(error: Exception, run: Run) -> HardwareError:
+    ours = f"{_whose(error, run)} ran out of memory"
+    size = run.spec.data.get("batch_size") if task_class(run.spec).on_batches else None
+    if size is None:
+        return HardwareError(
+            f"{ours}: {telling_line(error)}",
+            remedy="end other processes that hold memory, or ask for less of it by the keys that "
+            "`sparsepipe --cfg job` prints",
+        )
+    return HardwareError(
+        f"{ours} with data.batch_size={size}: {telling_line(error)}",
+        remedy="take smaller batches (data.batch_size): `sparsepipe task=fit_batch "
+        "parallel=single` with the same data, model and optim finds the largest that fits; or end "
+        "other processes that hold memory",
+    )
+
+
+def _whose(error: Exception, run: Run) -> str:
+    """The GPU or the machine and, where that is known, what was done on it."""
+    rank, where = process_group.rank(), "this machine"
+    if run.inventory.accelerator == "cuda" and not of_machine(error):
+        where = run.spec.task.get("device") or run.places[rank].name
+    doing = str(next(iter(getattr(error, "__notes__", ())), "")).removeprefix(f"rank {rank}, ")
+    who = [f"rank {rank}"] * (run.ranks > 1) + [doing] * bool(doing)
+    return f"{where} ({', '.join(who)})" if who else where
+
+
+def limit_threads() -> None:
+    """Lets this process have no more threads than cores, where nobody says how many.
+
+    Torch starts as many as there are cores to run on; with a quota that is worth fewer they would
+    stop each other.
+    """
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > usable_cores():
+        torch.set_num_threads(usable_cores())

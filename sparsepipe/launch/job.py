@@ -10,7 +10,9 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,19 +20,18 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.config.division import division_of
 from sparsepipe.config.outputs import writing
 from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.emulate import NotPermitted, clear, emulated_hosts, told_to_ranks
 from sparsepipe.errors import ConfigError, SparsePipeError
-from sparsepipe.launch.checked_config import understood
-from sparsepipe.launch.emulated_hosts import hosts_emulated
-from sparsepipe.launch.execute import execute
-from sparsepipe.launch.joining import meet
+from sparsepipe.launch.execute import execute, failing_as_rank, meet, tell_stop
 from sparsepipe.launch.outcome import log_outcome
-from sparsepipe.launch.prepare import prepare
-from sparsepipe.launch.renumber import renumber
-from sparsepipe.launch.samples_to_cut import (
+from sparsepipe.launch.prepare import (
+    prepare,
     refuse_empty_microbatches,
     refuse_few_microbatches,
+    understood,
 )
-from sparsepipe.launch.stopping import failing_as_rank, tell_stop
+from sparsepipe.launch.renumber import renumber
+from sparsepipe.planning.placing import places_of_ranks
 from sparsepipe.planning.plan_resolution import resolve_plan
 from sparsepipe.results.files import read_json
 from sparsepipe.runs.lock import locked
@@ -41,14 +42,14 @@ from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.process_group import first_to_report
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.runtime.launch import launch, run_with_restarts
-from sparsepipe.tasks.evaluate import keep_plan_of_training
-from sparsepipe.tasks.run import Run, num_ranks
+from sparsepipe.tasks.task import Run, num_ranks, task_of
 from sparsepipe.tracking.loggers import end_tracking
 from sparsepipe.utils.host import git_commit, usable_cores
 
-__all__ = ["Stopped", "first_to_report", "run_job"]
-
 log = logging.getLogger(__name__)
+
+
+__all__ = ["Stopped", "first_to_report", "run_job"]
 
 
 def run_job(
@@ -143,8 +144,7 @@ def _track(spec: RunSpec, directory: RunDir, inventory: Inventory, watch: Signal
 def _launch(directory: RunDir, spec: RunSpec, inventory: Inventory) -> None:
     ranks = num_ranks(spec, inventory)
     # What is measured alone may have to be so as one process of several.
-    count = getattr(spec.task.locate(), "processes", None)
-    processes = ranks if count is None else count(spec, inventory)
+    processes = task_of(spec).processes(spec, inventory)
     division = division_of(spec, kept=directory.plan)
     # Not beside the results: that their disk is full is one of the things to report.
     with scratch() as reports:
@@ -224,7 +224,7 @@ def _resolve(
     *,
     run_job: Callable[..., RunDir] | None,
 ) -> None:
-    keep_plan_of_training(spec, inventory, directory)
+    task_of(spec).adopt_plan(spec, inventory, directory)
     resolve_plan(spec, inventory, directory, run_job=run_job)
     refuse_few_microbatches(spec, kept=directory.plan)  # some searches look at neither
     ranks = num_ranks(spec, inventory)
@@ -246,3 +246,49 @@ def _finished(directory: RunDir, spec: RunSpec, *, anew_since_s: float | None = 
 def _finish(directory: RunDir) -> None:
     result = read_json(directory.result)
     directory.finish({"run_id": directory.run_id, "time": time.time(), "kind": result["kind"]})
+
+
+@contextmanager
+def hosts_emulated(spec: RunSpec, inventory: Inventory, directory: RunDir) -> Iterator[None]:
+    """Ranks that are started within live on hosts of their own.
+
+    Makes none where nothing is emulated, or all ranks are on one host. Where this process may
+    not make hosts, all ranks stay on this machine, which is told, unless ``hardware.network``
+    insists. Whatever is emulated, first goes what killed processes have left of clusters.
+
+    Args:
+        spec: the configuration.
+        inventory: the hardware.
+        directory: of the run, whose plan is settled.
+
+    Raises:
+        HardwareError: they cannot be made.
+    """
+    emulation = spec.emulation
+    if emulation is not None:
+        clear()
+    with ExitStack() as stack:
+        if emulation is not None and emulation.network != "loopback":
+            places = places_of_ranks(
+                spec, inventory, ranks=num_ranks(spec, inventory), kept=directory.plan
+            )
+            names = [place.host for place in places]
+            used = tuple(host for host in inventory.hosts if host.name in names)
+            if len(used) > 1:
+                try:
+                    layout = stack.enter_context(
+                        emulated_hosts(
+                            replace(inventory, hosts=used), time_scale=emulation.time_scale
+                        )
+                    )
+                    stack.enter_context(told_to_ranks(layout, names))
+                except NotPermitted as error:
+                    if emulation.network == "namespaces":
+                        raise
+                    log.warning(
+                        "the network between hosts is not emulated, its links are as fast as "
+                        "this machine's loopback: %s; %s",
+                        error.message,
+                        error.remedy,
+                    )
+        yield

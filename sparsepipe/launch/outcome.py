@@ -16,7 +16,7 @@ from sparsepipe.results.files import read_json
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
-from sparsepipe.tasks.run import Run
+from sparsepipe.tasks.task import Run
 from sparsepipe.tracking.loggers import RunLogger, end_tracking, wandb_logger
 
 _MOST_ROWS = 10_000  # of a table there

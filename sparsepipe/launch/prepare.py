@@ -1,16 +1,19 @@
-"""What is settled before ranks exist: the checkpoint, the data, the run's directory."""
+"""A run before its ranks exist: what can be refused is refused, data and directory are prepared."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.config.build import ready_data
-from sparsepipe.config.recomputation import is_automatic
+from sparsepipe.config.build import build_inventory
+from sparsepipe.config.division import division_of
+from sparsepipe.config.recomputation import is_automatic, refuse_recompute, synchronous_stages_of
 from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.schema import MICROBATCHES_KEY, SearchChoice
+from sparsepipe.config.suggestions import refuse_run
+from sparsepipe.config.sweep_directory import announced_threads
 from sparsepipe.errors import ConfigError
-from sparsepipe.launch.samples_to_cut import refuse_empty_microbatches
-from sparsepipe.launch.threads import chosen_threads
+from sparsepipe.partition.memory.microbatches import check_microbatches
 from sparsepipe.planning.device_profiles import (
     check_devices,
     check_workload,
@@ -19,11 +22,31 @@ from sparsepipe.planning.device_profiles import (
 )
 from sparsepipe.planning.placing import order_of_devices, places_of_ranks
 from sparsepipe.profiling import Profile
-from sparsepipe.runs.checkpoints import find_checkpoint
 from sparsepipe.runs.rundir import RunDir, file_fingerprint, run_dir
-from sparsepipe.tasks.evaluate import checkpoint_to_evaluate, evaluate
-from sparsepipe.tasks.partition import partition
-from sparsepipe.tasks.run import num_ranks
+from sparsepipe.tasks.emulate import as_emulated
+from sparsepipe.tasks.partition import Partition
+from sparsepipe.tasks.task import Task, task_class, task_of
+from sparsepipe.tasks.train import Train
+
+
+def understood(spec: RunSpec) -> tuple[RunSpec, Inventory, int]:
+    """A configuration as its task runs it, the hardware, and the number of processes on that.
+
+    Args:
+        spec: the configuration.
+
+    Raises:
+        SparsePipeError: what can be refused before anything is prepared.
+    """
+    refuse_run(spec)
+    spec = as_emulated(spec)
+    refuse_search(spec)
+    inventory = build_inventory(spec)
+    task = task_of(spec)
+    spec = task.configured(spec, inventory)
+    refuse_recompute(spec, inventory)
+    refuse_few_microbatches(spec)
+    return spec, inventory, task.num_ranks(spec, inventory)
 
 
 def prepare(spec: RunSpec, inventory: Inventory) -> RunDir:
@@ -36,21 +59,21 @@ def prepare(spec: RunSpec, inventory: Inventory) -> RunDir:
         SparsePipeError: a device, a checkpoint, a setting of the data or the data themselves
             cannot be used.
     """
-    ranks = num_ranks(spec, inventory)
+    task = task_of(spec)
+    ranks = task.num_ranks(spec, inventory)
     refuse_empty_microbatches(spec, ranks=ranks)
     places = places_of_ranks(spec, inventory, ranks=ranks)
-    checkpoint = _checkpoint(spec)
+    checkpoint = task.checkpoint(spec)
     profiles = _given_profiles(spec, inventory)
-    prepare_task = getattr(spec.task.locate(), "prepare", _prepare_data)
     return run_dir(
         spec,
-        inventory=inventory,
+        inventory=task.hardware(inventory),
         ranks=ranks,
         order=order_of_devices(places, inventory, nodes=spec.parallel.num_nodes),
-        data_fingerprint=prepare_task(spec, inventory),
+        data_fingerprint=task.prepare(spec, inventory),
         checkpoint_fingerprint=None if checkpoint is None else file_fingerprint(checkpoint),
         profiles_fingerprint=None if profiles is None else fingerprint_of_profiles(profiles),
-        threads=chosen_threads(spec, inventory, ranks=ranks),
+        threads=chosen_threads(task, inventory, ranks=ranks),
     )
 
 
@@ -62,12 +85,16 @@ def refuse_search(spec: RunSpec) -> None:
     Raises:
         ConfigError: the task runs as one process.
     """
-    task = spec.task.locate()
-    if getattr(task, "alone", False) and (search := spec.search) is not None:
-        asked = "" if task is not partition else f"; task.search={search.search} is its own search"
+    task = task_class(spec)
+    if task.alone and (search := spec.search) is not None:
+        own = (
+            ""
+            if not issubclass(task, Partition)
+            else f"; task.search={search.search} is its own search"
+        )
         raise ConfigError(
-            f"task={task.__name__} runs as one process, so that parallel has no plan to search for",
-            remedy=f"leave out parallel, or set parallel=single{asked}",
+            f"task={task.name} runs as one process, so that parallel has no plan to search for",
+            remedy=f"leave out parallel, or set parallel=single{own}",
         )
 
 
@@ -87,14 +114,80 @@ def _given_profiles(spec: RunSpec, inventory: Inventory) -> dict[str, Profile] |
     return profiles
 
 
-def _prepare_data(spec: RunSpec, inventory: Inventory) -> str:
-    """What the data hold, made ready. A task's own ``prepare`` takes its place."""
-    del inventory
-    return ready_data(spec)
+_ONE_EACH = ("straight", "variance")
+"""Searches for plans in which each device is a stage."""
 
 
-def _checkpoint(spec: RunSpec) -> Path | None:
-    if spec.task.locate() is evaluate:
-        return checkpoint_to_evaluate(spec)
-    named = spec.checkpoint
-    return None if named is None else find_checkpoint(named)
+def refuse_few_microbatches(spec: RunSpec, *, kept: Path | None = None) -> None:
+    """Refuses fewer microbatches than a stage has devices, where a plan tells these.
+
+    Args:
+        spec: the configuration.
+        kept: the plan that the run has, if it has one already.
+
+    Raises:
+        ConfigError: some of these would have nothing to do; or there is no such number of parts.
+    """
+    synchronous = spec.parallel.synchronous
+    if synchronous is not None:
+        division = division_of(spec, kept=kept)
+        replicas = None if division is None else division.replicas
+        check_microbatches(synchronous.microbatches, replicas or (), name=MICROBATCHES_KEY)
+
+
+def refuse_empty_microbatches(spec: RunSpec, *, ranks: int, kept: Path | None = None) -> None:
+    """Refuses microbatches of a training of which some are empty in every step.
+
+    Before a search has found the plan, they are refused where no plan could fill them all.
+
+    Args:
+        spec: the configuration.
+        ranks: of the run.
+        kept: the plan that the run has, if it has one already.
+
+    Raises:
+        ConfigError: a device of the first stage reads fewer samples than it cuts them into.
+    """
+    synchronous, samples = spec.parallel.synchronous, spec.data.get("batch_size")
+    if synchronous is None or not isinstance(samples, int) or not _trains_on_data(spec):
+        return
+    settled = kept is not None and kept.exists()
+    division = division_of(spec, kept=kept)
+    search = None if settled else spec.search
+    plan = None if division is None else division.config
+    readers = int((plan or "1").split("-")[0]) if search is None else _most(search, spec, ranks)
+    if synchronous.microbatches <= samples * readers:
+        return
+    most = "" if readers == 1 else f" on each of {readers} devices"
+    raise ConfigError(
+        f"data.batch_size={samples}{most} gives {samples * readers} samples, and "
+        f"{MICROBATCHES_KEY}={synchronous.microbatches} are to be cut of them: some "
+        "would be empty in every step",
+        remedy=f"set {MICROBATCHES_KEY} to {samples * readers} or fewer "
+        "(data.batch_size times the devices of the first stage), or take larger batches",
+    )
+
+
+def _most(search: SearchChoice, spec: RunSpec, ranks: int) -> int:
+    """Devices that the first stage of a plan of a search has at most."""
+    if search.search in _ONE_EACH:
+        return 1
+    stages = synchronous_stages_of(spec.parallel, {})
+    others = 0 if stages is None else max(0, stages.stages_told - 1)  # a device each at least
+    return max(1, ranks - others)
+
+
+def _trains_on_data(spec: RunSpec) -> bool:
+    """Emulated trainings have the batches of their profiles."""
+    return issubclass(task_class(spec), Train) and spec.emulation is None
+
+
+def chosen_threads(task: Task, inventory: Inventory, *, ranks: int) -> str | None:
+    """Of a run, as somebody has chosen them; None where nobody has, or where they do not count.
+
+    They do not where a task's own ``prepare`` says what it depends on, or where ``threads`` are
+    among its ``not_identity``.
+    """
+    of_task = type(task).prepare is Task.prepare and "threads" not in task.not_identity
+    counts = of_task and ranks == 1 and inventory.accelerator == "cpu"
+    return announced_threads() if counts else None

@@ -42,10 +42,10 @@ class SweepReport(Callback):
         if experiment is None:
             return
         sweep = sweep_directory(config)
-        given = {"name": str(config.name), "paths": {"outputs": str(config.paths.outputs)}}
         try:
             reported = Reported.of(
-                given,
+                str(config.name),
+                outputs=str(config.paths.outputs),
                 exhibits=[experiment],
                 swept=_scales(config),
                 wanted=_wanted(experiment, config),

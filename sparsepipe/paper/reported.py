@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from sparsepipe.config.check import suggest
 from sparsepipe.config.outputs import expanded
@@ -54,8 +54,9 @@ class Reported:
     @classmethod
     def of(
         cls,
-        config: Mapping[str, Any],
+        name: str,
         *,
+        outputs: str,
         exhibits: Sequence[str] | None = None,
         where: str | None = None,
         scale: str | None = None,
@@ -65,7 +66,8 @@ class Reported:
         """By a configuration and the arguments of ``task=report``.
 
         Args:
-            config: name and paths.
+            name: of the experiment.
+            outputs: directory of all runs.
             exhibits: see ``task=report``.
             where: likewise.
             scale: likewise.
@@ -75,13 +77,13 @@ class Reported:
         Raises:
             ConfigError: nothing of the paper has such a name.
         """
-        names = _names(str(config["name"]), exhibits)
-        given = config["name"] not in (ALL, NONE, *EXHIBITS)
+        names = _names(name, exhibits)
+        given = name not in (ALL, NONE, *EXHIBITS)
         return cls(
             exhibits=tuple(names),
-            name=str(config["name"]) if given else None,
-            outputs=str(config["paths"]["outputs"]),
-            source=expanded(where or config["paths"]["outputs"]),
+            name=name if given else None,
+            outputs=outputs,
+            source=expanded(where or outputs),
             scale=scale,
             scales=tuple(swept) if scale is None else (scale,),
             wanted=tuple(wanted),

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import torch
 
 from sparsepipe.cluster import Device, Inventory, Place
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Limits
 from sparsepipe.paper.paper_problem import paper_inventory
 from sparsepipe.planning.measured_device import (
@@ -26,58 +28,74 @@ from sparsepipe.profiling.timing import Speed, copy_speed, multiply_speed
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.results.tables import markdown_table, write_csv
 from sparsepipe.tasks.result import write_result
-from sparsepipe.tasks.run import Run
+from sparsepipe.tasks.task import Run, Task
 
 log = logging.getLogger(__name__)
 
 Count = Annotated[int, Limits(1, 2**40)]
 
 
-def table1(
-    run: Run,
-    *,
-    device: str | None = None,
-    matrix_size: Count = 4096,
-    copy_bytes: Count = 2**30,
-    warmups: Annotated[int, Limits(0, 10_000)] = 3,
-    repeats: Annotated[int, Limits(1, 10_000)] = 20,
-) -> None:
-    """Measures one device; writes ``table.md`` and ``table.csv``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table1(Task):
+    """The paper's Table I, its GPUs, beside a device of the machine at hand as it is measured.
 
-    Args:
-        run: configuration and directory.
+    Attributes:
         device: name of the inventory's device to measure; None where it has one kind only. A
             processor is measured as a whole, with all threads of this process.
         matrix_size: rows and columns of the float32 matrices that ``torch.mm`` multiplies.
         copy_bytes: of the tensor that is copied; each byte counts as read and as written.
         warmups: products and copies before those that count.
         repeats: products and copies that count; medians and quartiles are taken over them.
-
-    Raises:
-        ConfigError: the run has several processes; the inventory has no such device, or several.
-        HardwareError: the device is not here.
     """
-    run.assert_one_rank()
-    place = find_device(run.inventory, device)
-    here = torch.device("cpu")
-    if place.accelerator == "cuda":
-        here = prepare_device(place, run.inventory)
-    effort = {"warmups": warmups, "repeats": repeats}
-    multiplied = multiply_speed(here, size=matrix_size, **effort)
-    copied = copy_speed(here, size_bytes=copy_bytes, **effort)
-    rows = table(place, run.inventory, multiplied=multiplied, copied=copied)
-    _tell(run, rows, _method(matrix_size, copy_bytes, repeats))
-    write_result(
-        run,
-        {
-            "measured_device": place.name,
-            "flops_per_s": multiplied.per_s,
-            "flops_spread_per_s": multiplied.spread_per_s,
-            "copied_bytes_per_s": copied.per_s,
-            "copied_spread_bytes_per_s": copied.spread_per_s,
-            "memory_bytes": _memory_bytes(place, run.inventory),
-        },
+
+    alone: ClassVar[bool] = True
+    # Measured undisturbed, and amid all kinds of GPU, of which task.device names one.
+    whole_machine: ClassVar[bool] = True
+    # No data are read, no network is made.
+    not_identity: ClassVar[tuple[str, ...]] = (
+        *("backend", "data", "model", "optim", "representation", "trainer"),
     )
+
+    device: str | None = None
+    matrix_size: Count = 4096
+    copy_bytes: Count = 2**30
+    warmups: Annotated[int, Limits(0, 10_000)] = 3
+    repeats: Annotated[int, Limits(1, 10_000)] = 20
+
+    def run(self, run: Run) -> None:
+        """Measures one device; writes ``table.md`` and ``table.csv``.
+
+        Raises:
+            ConfigError: the run has several processes; the inventory has no such device, or
+                several.
+            HardwareError: the device is not here.
+        """
+        run.assert_one_rank()
+        place = find_device(run.inventory, self.device)
+        here = torch.device("cpu")
+        if place.accelerator == "cuda":
+            here = prepare_device(place, run.inventory)
+        effort = {"warmups": self.warmups, "repeats": self.repeats}
+        multiplied = multiply_speed(here, size=self.matrix_size, **effort)
+        copied = copy_speed(here, size_bytes=self.copy_bytes, **effort)
+        rows = table(place, run.inventory, multiplied=multiplied, copied=copied)
+        _tell(run, rows, _method(self.matrix_size, self.copy_bytes, self.repeats))
+        write_result(
+            run,
+            {
+                "measured_device": place.name,
+                "flops_per_s": multiplied.per_s,
+                "flops_spread_per_s": multiplied.spread_per_s,
+                "copied_bytes_per_s": copied.per_s,
+                "copied_spread_bytes_per_s": copied.spread_per_s,
+                "memory_bytes": _memory_bytes(place, run.inventory),
+            },
+        )
+
+    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+        """What the speeds depend on and an inventory need not name."""
+        del spec, inventory
+        return ", ".join([*words_of_machine(), f"{torch.get_num_threads()} threads"])
 
 
 def _tell(run: Run, rows: Sequence[Mapping[str, str]], method: str) -> None:
@@ -86,21 +104,6 @@ def _tell(run: Run, rows: Sequence[Mapping[str, str]], method: str) -> None:
     log.info("%s\n\n%s", method, text)
     write_csv(run.directory.path / "table.csv", rows)
     write_text_atomic(run.directory.path / "table.md", f"{text}\n\n{method}\n")
-
-
-def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
-    """What the speeds depend on and an inventory need not name."""
-    del config, inventory
-    return ", ".join([*words_of_machine(), f"{torch.get_num_threads()} threads"])
-
-
-# No data are read, no network is made.
-_UNUSED = ("backend", "data", "model", "optim", "representation", "trainer")
-table1.alone = True  # type: ignore[attr-defined]
-table1.not_identity = _UNUSED  # type: ignore[attr-defined]
-table1.prepare = fingerprint  # type: ignore[attr-defined]
-# Measured undisturbed, and amid all kinds of GPU, of which task.device names one.
-table1.whole_machine = True  # type: ignore[attr-defined]
 
 
 def table(

@@ -11,10 +11,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import permutations
-from typing import Any
+from typing import Any, ClassVar
 
 from sparsepipe.cluster import Inventory
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.paper.paper_mp import best_paper_cuts, paper_mp_plan
 from sparsepipe.paper.paper_problem import MODEL, MP_DEVICE, paper_inventory, paper_problem
 from sparsepipe.paper.table3_paper import CUT, PAPER, hete_mp_s
@@ -26,29 +28,18 @@ from sparsepipe.planning.device_profiles import fingerprint_of
 from sparsepipe.results.files import write_text_atomic
 from sparsepipe.results.tables import markdown_table, write_csv
 from sparsepipe.tasks.result import write_result
-from sparsepipe.tasks.run import Run
+from sparsepipe.tasks.task import Run, Task
 
 log = logging.getLogger(__name__)
 
 _KEPT = ("config", "devices", "layers", "bottleneck_ms", "paper_bottleneck_ms", "verdict")
 
 
-def table3(
-    run: Run,
-    *,
-    bandwidth_bytes_per_s: float = 60e6,
-    mp_cost_model: str = "sparsepipe_mp",
-    hete_cost_model: str = "sparsepipe_hete",
-    order: str = "by_count",
-    exact_cost_model: str = "4_whole",
-    exact_bandwidths_bytes_per_s: list[float] | None = None,
-    bandwidths_bytes_per_s: list[float] | None = None,
-    orders: list[str] | None = None,
-) -> None:
-    """Writes ``table.csv``, ``table.md``, what other settings yield, and the paper's MP as plans.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table3(Task):
+    """The paper's Table III from its authors' own measurements.
 
-    Args:
-        run: configuration and directory.
+    Attributes:
         bandwidth_bytes_per_s: of all links, for the whole table.
         mp_cost_model: for all rows of MP.
         hete_cost_model: for all rows of HETE-MP.
@@ -58,27 +49,52 @@ def table3(
         bandwidths_bytes_per_s: of the second table; None: 50 to 125 MB/s.
         orders: of the second table; None: by_count and by_speed.
     """
-    run.assert_one_rank()
-    rows = _rows(mp_cost_model, hete_cost_model, bandwidth_bytes_per_s, order)
-    others = [
-        _yields(strategy, model, order_, speed)
-        for strategy, model, order_ in _settings(mp_cost_model, hete_cost_model, orders)
-        for speed in bandwidths_bytes_per_s or [50e6, 55e6, 60e6, 65e6, 100e6, 110e6, 125e6]
-    ]
-    gains = [
-        _gain(gpus, exact_cost_model, speed, order)
-        for speed in exact_bandwidths_bytes_per_s or [60e6, 100e6, 1.25e9, 10e9]
-        for gpus in PAPER
-    ]
-    _write(run, rows, others, gains)
-    _write_plans(run, mp_cost_model, bandwidth_bytes_per_s)
-    verdicts = [row["verdict"] for row in rows]
-    counts = {
-        "rows": len(rows),
-        "rows_equal": verdicts.count("equal"),
-        "rows_co_optimal": verdicts.count("co-optimal"),
-    }
-    write_result(run, {"kind": "simulated", **counts, **_flat(rows)})
+
+    alone: ClassVar[bool] = True
+    cores: ClassVar[int | None] = 1
+
+    bandwidth_bytes_per_s: float = 60e6
+    mp_cost_model: str = "sparsepipe_mp"
+    hete_cost_model: str = "sparsepipe_hete"
+    order: str = "by_count"
+    exact_cost_model: str = "4_whole"
+    exact_bandwidths_bytes_per_s: list[float] | None = None
+    bandwidths_bytes_per_s: list[float] | None = None
+    orders: list[str] | None = None
+
+    def run(self, run: Run) -> None:
+        """Writes the tables, what other settings yield, and the paper's MP as plans."""
+        run.assert_one_rank()
+        rows = _rows(
+            self.mp_cost_model, self.hete_cost_model, self.bandwidth_bytes_per_s, self.order
+        )
+        others = [
+            _yields(strategy, model, order_, speed)
+            for strategy, model, order_ in _settings(
+                self.mp_cost_model, self.hete_cost_model, self.orders
+            )
+            for speed in self.bandwidths_bytes_per_s
+            or [50e6, 55e6, 60e6, 65e6, 100e6, 110e6, 125e6]
+        ]
+        gains = [
+            _gain(gpus, self.exact_cost_model, speed, self.order)
+            for speed in self.exact_bandwidths_bytes_per_s or [60e6, 100e6, 1.25e9, 10e9]
+            for gpus in PAPER
+        ]
+        _write(run, rows, others, gains)
+        _write_plans(run, self.mp_cost_model, self.bandwidth_bytes_per_s)
+        verdicts = [row["verdict"] for row in rows]
+        counts = {
+            "rows": len(rows),
+            "rows_equal": verdicts.count("equal"),
+            "rows_co_optimal": verdicts.count("co-optimal"),
+        }
+        write_result(run, {"kind": "simulated", **counts, **_flat(rows)})
+
+    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+        """Of the inventories and profiles that the table is made of."""
+        del spec, inventory
+        return "-".join(fingerprint_of(paper_inventory(gpus), MODEL, given={}) for gpus in PAPER)
 
 
 def _flat(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -132,17 +148,6 @@ def _write_plans(run: Run, model: str, bandwidth: float) -> None:
     for gpus in PAPER:
         plan = paper_mp_plan(gpus, model=model, bandwidth_bytes_per_s=bandwidth)
         write_text_atomic(run.directory.path / f"mp_{gpus}gpu.json", plan.to_json())
-
-
-def fingerprint(config: Mapping[str, Any], inventory: Inventory) -> str:
-    """Of the inventories and profiles that the table is made of."""
-    del config, inventory
-    return "-".join(fingerprint_of(paper_inventory(gpus), MODEL, given={}) for gpus in PAPER)
-
-
-table3.alone = True  # type: ignore[attr-defined]
-table3.cores = 1  # type: ignore[attr-defined]
-table3.prepare = fingerprint  # type: ignore[attr-defined]
 
 
 def _bottleneck_s(problem: Problem, solution: Solution) -> float:

@@ -39,7 +39,7 @@ def draw_shares(profiles: Mapping[str, Profile], path: Path, *, cuts: Sequence[i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class OtherProfiles:
     """What the picture of a device's profile shows beside it.
 
     Attributes:
@@ -61,7 +61,7 @@ class Beside:
         inventory: Inventory,
         *,
         others: Mapping[str, str] | None = None,
-    ) -> Beside:
+    ) -> OtherProfiles:
         """As ``task.plan`` and ``task.beside`` say.
 
         Args:

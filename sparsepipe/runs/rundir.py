@@ -180,7 +180,7 @@ def run_dir(
     identity["ranks"] = ranks
     identity["data fingerprint"] = data_fingerprint
     identity["checkpoint"] = checkpoint_fingerprint
-    identity["hardware fingerprint"] = _of_hardware(spec, inventory)
+    identity["hardware fingerprint"] = inventory.fingerprint()
     division = division_of(spec)
     if division is not None:
         identity["plan"] = division.arguments()  # what its file holds, where it is in one
@@ -199,12 +199,6 @@ def run_dir(
     run_id = hashlib.sha256(text.encode()).hexdigest()[:12]
     outputs = expanded(spec.paths.outputs)
     return RunDir((outputs / str(spec.name) / run_id).absolute())
-
-
-def _of_hardware(spec: RunSpec, inventory: Inventory) -> str:
-    """Of what matters of it to the task, which that chooses by ``hardware``."""
-    choose = getattr(spec.task.locate(), "hardware", None)
-    return (inventory if choose is None else choose(inventory)).fingerprint()
 
 
 def file_fingerprint(path: Path) -> str:

@@ -10,10 +10,11 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.gpus import any_alike_serve
 from sparsepipe.config.job_hardware import hardware_message
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.launch.checked_config import understood
+from sparsepipe.launch.prepare import understood
 from sparsepipe.planning.placing import places_of_ranks
 from sparsepipe.sweep.settings import Settings
 from sparsepipe.sweep.slots import Demand, Gpu, Machine, demand
+from sparsepipe.tasks.task import Task, task_class, task_of
 from sparsepipe.utils.host import quota_limits, usable_core_numbers
 
 
@@ -49,13 +50,12 @@ def needs(spec: RunSpec, there: Machine, settings: Settings) -> Demand:
         SparsePipeError: the configuration cannot be run.
     """
     spec, inventory, ranks = understood(spec)
-    task = spec.task.locate()
-    count = getattr(task, "processes", None)  # of tasks that measure as one of several
+    task = task_of(spec)
     return demand(
         there,
-        ranks=ranks if count is None else count(spec, inventory),
+        ranks=task.processes(spec, inventory),
         gpus=_kinds(spec, inventory, there, ranks=ranks),
-        task_cores=getattr(task, "cores", None),
+        task_cores=task.cores,
         cores_per_rank=settings.cores_per_rank,
     )
 
@@ -66,11 +66,11 @@ def _kinds(spec: RunSpec, inventory: Inventory, there: Machine, *, ranks: int) -
     All of the machine's GPUs where they are not known beforehand, or where a plan or a task names
     some that are not the first of their kinds: a job that saw no others would find too few.
     """
-    task = spec.task.locate()
-    if inventory.accelerator != "cuda" or hasattr(task, "cores"):
+    task = task_class(spec)
+    if inventory.accelerator != "cuda" or task.cores is not None:
         return ()
     every = tuple(gpu.kind for gpu in there.gpus)
-    own_way = any(hasattr(task, name) for name in ("parallel", "processes", "whole_machine"))
+    own_way = task.chooses_devices or task.whole_machine or task.processes is not Task.processes
     if own_way or spec.search is not None or not _finds_machine(spec):
         return every
     places = places_of_ranks(spec, inventory, ranks=ranks)

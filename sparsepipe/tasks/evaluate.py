@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytorch_lightning as pl
 import torch
@@ -30,11 +31,10 @@ from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.seeding import seed_epoch
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.slowdown import Slowdown
-from sparsepipe.tasks.figures import draw_test
 from sparsepipe.tasks.loaders import adapt_loaders
-from sparsepipe.tasks.log_lines import class_accuracies, log_test
+from sparsepipe.tasks.presentation import class_accuracies, draw_test, log_test
 from sparsepipe.tasks.result import peak_values, plan_values, write_result
-from sparsepipe.tasks.run import Run, num_ranks
+from sparsepipe.tasks.task import Run, Task
 
 log = logging.getLogger(__name__)
 
@@ -75,89 +75,92 @@ class Clock(pl.Callback):
         return {"test_time_s": longest_s, "test_shapes_per_s": shapes / max(longest_s, 1e-9)}
 
 
-def evaluate(
-    run: Run, *, gallery: int = 24, warmup_batches: int = 2, timed_batches: int = 20
-) -> None:
-    """Measures a checkpoint on the test split.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluate(Task):
+    """Measures a checkpoint on the test split, and how fast it infers.
 
-    Args:
-        run: configuration and directory; ``checkpoint`` names a file or a run directory.
+    ``checkpoint`` names a file or a run directory.
+
+    Attributes:
         gallery: test shapes in ``predictions.png``.
         warmup_batches: forwards before the clock starts.
         timed_batches: forwards while it runs.
-
-    Raises:
-        ConfigError: no checkpoint is named.
-        CheckpointError: it is missing, broken or another model's.
     """
-    path = checkpoint_to_evaluate(run.spec)
-    data = build_data(run.spec)
-    data.setup("test")
-    module = build_module(run.spec, data, plan=run.directory.plan)
-    load_weights(module, read_checkpoint(path)["state_dict"], path)
-    seed = int(run.spec.seed)
-    adapt_loaders(data, seed=seed)
-    clock = Clock()
-    trainer = run.trainer([clock])
-    seed_epoch(seed, 0)
-    trainer.test(module, datamodule=data, verbose=False)
-    values: dict[str, Any] = mean_over_ranks(epoch_metrics(trainer))
-    metrics = dict(values)
-    values.update(clock.values())
-    values.update(peak_values())  # before batches are kept in memory to be timed
-    split = plan_values(run, trainer)
-    if not split:  # else no device need have room for the whole network
-        rate = inference_rate(trainer, module, data, warmup=warmup_batches, timed=timed_batches)
-        values["inference_shapes_per_s"] = sum(process_group.gather_objects(rate))
-    values["evaluated_checkpoint"] = path.name
-    values.update(split)
-    values.update(class_accuracies(module))
-    if process_group.rank() == 0:
-        write_rows(run.directory.metrics, [{"epoch": 0, "step": 0, **metrics}])
-    write_result(run, values)
-    if process_group.rank() == 0:
-        draw_test(run, module, data, gallery=gallery)
-        log_test(run, module, values)
 
+    on_batches: ClassVar[bool] = True
 
-def checkpoint_to_evaluate(spec: RunSpec) -> Path:
-    """The checkpoint file that a configuration names for this task.
+    gallery: int = 24
+    warmup_batches: int = 2
+    timed_batches: int = 20
 
-    Raises:
-        ConfigError: none is named.
-        CheckpointError: there is none.
-    """
-    if spec.checkpoint is None:
-        raise ConfigError(
-            "task=evaluate needs a checkpoint",
-            remedy="set checkpoint= to a .ckpt file or to the directory of a training run",
-        )
-    return find_checkpoint(spec.checkpoint)
+    def run(self, run: Run) -> None:
+        """Tests, then times the network on prepared batches.
 
+        Raises:
+            ConfigError: no checkpoint is named.
+            CheckpointError: it is missing, broken or another model's.
+        """
+        path = self.checkpoint(run.spec)
+        data = build_data(run.spec)
+        data.setup("test")
+        module = build_module(run.spec, data, plan=run.directory.plan)
+        load_weights(module, read_checkpoint(path)["state_dict"], path)
+        seed = int(run.spec.seed)
+        adapt_loaders(data, seed=seed)
+        clock = Clock()
+        trainer = run.trainer([clock])
+        seed_epoch(seed, 0)
+        trainer.test(module, datamodule=data, verbose=False)
+        values: dict[str, Any] = mean_over_ranks(epoch_metrics(trainer))
+        metrics = dict(values)
+        values.update(clock.values())
+        values.update(peak_values())  # before batches are kept in memory to be timed
+        split = plan_values(run, trainer)
+        if not split:  # else no device need have room for the whole network
+            effort = {"warmup": self.warmup_batches, "timed": self.timed_batches}
+            rate = inference_rate(trainer, module, data, **effort)
+            values["inference_shapes_per_s"] = sum(process_group.gather_objects(rate))
+        values["evaluated_checkpoint"] = path.name
+        values.update(split)
+        values.update(class_accuracies(module))
+        if process_group.rank() == 0:
+            write_rows(run.directory.metrics, [{"epoch": 0, "step": 0, **metrics}])
+        write_result(run, values)
+        if process_group.rank() == 0:
+            draw_test(run, module, data, gallery=self.gallery)
+            log_test(run, module, values)
 
-def keep_plan_of_training(spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
-    """Lets an evaluation that would search for a plan split the network as its training did.
+    def checkpoint(self, spec: RunSpec) -> Path:
+        """The checkpoint file that is measured.
 
-    That is only where the checkpoint lies in a run that has a plan, for these very devices.
+        Raises:
+            ConfigError: none is named.
+            CheckpointError: there is none.
+        """
+        if spec.checkpoint is None:
+            raise ConfigError(
+                "task=evaluate needs a checkpoint",
+                remedy="set checkpoint= to a .ckpt file or to the directory of a training run",
+            )
+        return find_checkpoint(spec.checkpoint)
 
-    Args:
-        spec: the configuration.
-        inventory: the hardware.
-        directory: of the run, to which the plan goes.
-    """
-    evaluates = spec.task.locate() is evaluate
-    if not evaluates or spec.search is None or directory.plan.exists():
-        return
-    plan = RunDir(checkpoint_to_evaluate(spec).parent.parent).plan
-    if not plan.exists():
-        return
-    division, ranks = division_of(spec, kept=plan), num_ranks(spec, inventory)
-    if not are_there(division, inventory) or division is None or division.num_ranks != ranks:
-        log.info("the plan of the training, %s, is for other devices", plan)
-        return
-    log.info("by the plan of the training: %s", plan)
-    with writing(directory.path):
-        write_text_atomic(directory.plan, plan.read_text(encoding="utf-8"))
+    def adopt_plan(self, spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
+        """Splits the network as its training did, where else a search would find a plan.
+
+        That is only where the checkpoint lies in a run that has a plan, for these very devices.
+        """
+        if spec.search is None or directory.plan.exists():
+            return
+        plan = RunDir(self.checkpoint(spec).parent.parent).plan
+        if not plan.exists():
+            return
+        division, ranks = division_of(spec, kept=plan), self.num_ranks(spec, inventory)
+        if not are_there(division, inventory) or division is None or division.num_ranks != ranks:
+            log.info("the plan of the training, %s, is for other devices", plan)
+            return
+        log.info("by the plan of the training: %s", plan)
+        with writing(directory.path):
+            write_text_atomic(directory.plan, plan.read_text(encoding="utf-8"))
 
 
 @torch.inference_mode()

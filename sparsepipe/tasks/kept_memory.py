@@ -31,7 +31,7 @@ from sparsepipe.simulate.memory import long_run_peaks_bytes
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.simulate.workload import StageCosts, Workload
-from sparsepipe.tasks.run import Run
+from sparsepipe.tasks.task import Run
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.run_spec import RunSpec
@@ -12,52 +13,54 @@ from sparsepipe.planning.device_profiles import fingerprint_of, load_profiles, o
 from sparsepipe.planning.recomputed_search import find_recomputing_plan
 from sparsepipe.planning.search import Found, plan_table
 from sparsepipe.tasks.result import write_result
-from sparsepipe.tasks.run import Run
+from sparsepipe.tasks.task import Run, Task
 
 log = logging.getLogger(__name__)
 
 
-def partition(
-    run: Run,
-    *,
-    search: Search = "hete_mp",
-    cost_model: str = "sparsepipe_hete",
-    order: str | list[str] = "by_count",
-    device: str | None = None,
-    levels: bool = False,
-    bandwidth_bytes_per_s: float | None = None,
-    profiles: dict[str, str] | None = None,
-    memory: bool = True,
-    stash: bool | None = None,
-    optimizer_bytes: float | None = None,
-    reserved_bytes: float = 0.0,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition(Task):
     """Finds the best plan for the model on the hardware, prints, writes and draws it.
 
-    What a synchronous pipeline recomputes (``parallel.strategy.recompute``) counts. What the
-    settings say, :class:`~sparsepipe.config.schema.SearchChoice` tells.
-
-    Raises:
-        ConfigError: a setting does not suit the search.
-        ProfileError: a profile is missing, broken or of another model.
-        HardwareError: a link has no bandwidth.
-        PlanError: no plan fits the memory.
+    What a synchronous pipeline recomputes (``parallel.strategy.recompute``) counts.
+    The settings are those of :class:`~sparsepipe.config.schema.SearchChoice`.
     """
-    run.assert_one_rank()
-    choice = SearchChoice(
-        search=search,
-        cost_model=cost_model,
-        order=order,
-        device=device,
-        levels=levels,
-        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
-        profiles=profiles,
-        memory=memory,
-        stash=stash,
-        optimizer_bytes=optimizer_bytes,
-        reserved_bytes=reserved_bytes,
-    )
-    _tell(run, choice, _found(run, choice))
+
+    alone: ClassVar[bool] = True
+    cores: ClassVar[int | None] = 1
+
+    search: Search = "hete_mp"
+    cost_model: str = "sparsepipe_hete"
+    order: str | list[str] = "by_count"
+    device: str | None = None
+    levels: bool = False
+    bandwidth_bytes_per_s: float | None = None
+    profiles: dict[str, str] | None = None
+    memory: bool = True
+    stash: bool | None = None
+    optimizer_bytes: float | None = None
+    reserved_bytes: float = 0.0
+
+    def run(self, run: Run) -> None:
+        """Searches by the profiles that there are.
+
+        Raises:
+            ConfigError: a setting does not suit the search.
+            ProfileError: a profile is missing, broken or of another model.
+            HardwareError: a link has no bandwidth.
+            PlanError: no plan fits the memory.
+        """
+        run.assert_one_rank()
+        choice = SearchChoice(**{entry.name: getattr(self, entry.name) for entry in fields(self)})
+        found = _found(run, choice)
+        log.info("%s", plan_table(found.told))
+        found.write(run.directory)
+        # The strategy is that of the plan; the task itself is one process.
+        write_result(run, {"strategy": choice.search, **_values(found)})
+
+    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+        """A fingerprint of the profiles, which it reads in place of data."""
+        return fingerprint_of(inventory, spec.model.name, given=self.profiles or {})
 
 
 def _found(run: Run, choice: SearchChoice) -> Found:
@@ -73,14 +76,6 @@ def _found(run: Run, choice: SearchChoice) -> Found:
     return find_recomputing_plan(choice, run.spec, run.inventory, measured)
 
 
-def _tell(run: Run, choice: SearchChoice, found: Found) -> None:
-    """Prints, writes and draws it."""
-    log.info("%s", plan_table(found.told))
-    found.write(run.directory)
-    # The strategy is that of the plan; the task itself is one process.
-    write_result(run, {"strategy": choice.search, **_values(found)})
-
-
 def _values(found: Found) -> dict[str, Any]:
     """What is expected of a plan, by the model of costs."""
     return {
@@ -91,14 +86,3 @@ def _values(found: Found) -> dict[str, Any]:
         "bottleneck": found.told.limit,
         "dp_s": found.told.dp_s,
     }
-
-
-def fingerprint(spec: RunSpec, inventory: Inventory) -> str:
-    """Of the profiles that a configuration names."""
-    given = spec.task.get("profiles") or {}
-    return fingerprint_of(inventory, spec.model.name, given=given)
-
-
-partition.alone = True  # type: ignore[attr-defined]
-partition.cores = 1  # type: ignore[attr-defined]
-partition.prepare = fingerprint  # type: ignore[attr-defined]

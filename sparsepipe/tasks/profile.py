@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from itertools import islice
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytorch_lightning as pl
 import torch
@@ -22,10 +23,11 @@ from sparsepipe.config.build import (
     ready_data,
 )
 from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.schema import TrainerArguments
 from sparsepipe.errors import ConfigError, HardwareError, ProfileError
 from sparsepipe.partition.memory.microbatches import check_microbatches
 from sparsepipe.planning.device_profiles import backend_name, dtype_of, optimizer_words, workload
-from sparsepipe.planning.layer_shares import Beside, by_layer
+from sparsepipe.planning.layer_shares import OtherProfiles, by_layer
 from sparsepipe.planning.measured_device import (
     devices_beside,
     find_device,
@@ -33,40 +35,27 @@ from sparsepipe.planning.measured_device import (
     without_links,
     words_of_device,
 )
-from sparsepipe.planning.training_length import batches_of_training
 from sparsepipe.profiling import Profile
 from sparsepipe.profiling.measure import measure
 from sparsepipe.results.files import write_text_atomic
+from sparsepipe.results.tables import markdown_table
 from sparsepipe.runs.seeding import seed_epoch
 from sparsepipe.runtime.microbatches import split
 from sparsepipe.runtime.slowdown import Slowdown
 from sparsepipe.strategies.pipeline.layers import find_layers
 from sparsepipe.strategies.pipeline.step_split import run_until_layers
 from sparsepipe.tasks.loaders import adapt_loaders
-from sparsepipe.tasks.profile_text import layer_table, share_of_training, told
 from sparsepipe.tasks.result import write_result
-from sparsepipe.tasks.run import Run
+from sparsepipe.tasks.task import Run, Task
 
 log = logging.getLogger(__name__)
 
 
-def profile(
-    run: Run,
-    *,
-    num_warmup: int = 50,
-    num_measured: int = 100,
-    num_batches: int = 8,
-    microbatches: int = 1,
-    layers: str | None = None,
-    device: str | None = None,
-    plan: str | None = None,
-    beside: dict[str, str] | None = None,
-    for_plan: bool = False,
-) -> None:
-    """Measures the layers on real batches; writes ``profile.json``, a table and a picture.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileLayers(Task):
+    """Measures the layers of the model on one device, on real batches of the training split.
 
-    Args:
-        run: configuration and directory.
+    Attributes:
         num_warmup: passes before those that count.
         num_measured: passes that count.
         num_batches: batches of the training split that take turns.
@@ -77,140 +66,142 @@ def profile(
         plan: file of a plan whose cuts are marked in the picture, which then shows the profiles
             that the inventory names of other devices as well; None: this device alone.
         beside: files of further profiles that the picture shows, by what they are called there.
-        for_plan: a training asked for it, which tells by itself what share of it this took, and
-            amid whose log a table would stand.
-
-    Raises:
-        ProfileError: no pass is to be measured.
-        PlanError: ``plan`` is no plan, or for another number of layers.
-        ConfigError: the model has no layers to measure, or is to be trained in several processes;
-            the inventory has no such device, or several kinds.
-        HardwareError: the device is not here.
-        Stopped: a signal ended it.
+        for_plan: a training needs it, which tells by itself what share of it this took, and amid
+            whose log a table would stand.
     """
-    run.assert_one_rank()
-    place = find_device(run.inventory, device)
-    others = Beside.of(plan, run.spec, run.inventory, others=beside)
-    found, batches = _measured(
-        run,
-        place,
-        others,
-        num_warmup=num_warmup,
-        num_measured=num_measured,
-        num_batches=num_batches,
-        microbatches=microbatches,
-        layers=layers,
+
+    name: ClassVar[str] = "profile"
+    alone: ClassVar[bool] = True
+    on_batches: ClassVar[bool] = True
+    # Whatever training it serves; precision but float32 is refused. The fingerprint tells of the
+    # plan, and of the optimizer what matters.
+    not_identity: ClassVar[tuple[str, ...]] = (
+        "optim",
+        "trainer",
+        "task.beside",
+        "task.for_plan",
+        "task.plan",
     )
-    found.save(run.directory.path / "profile.json")
-    others.draw(place.name, found, run.directory.shares)
-    training_s = None if for_plan else _training_s(found, batches)
-    _tell(run, found, training_s, for_plan=for_plan)
-    _write(run, found, training_s)
 
+    num_warmup: int = 50
+    num_measured: int = 100
+    num_batches: int = 8
+    microbatches: int = 1
+    layers: str | None = None
+    device: str | None = None
+    plan: str | None = None
+    beside: dict[str, str] | None = None
+    for_plan: bool = False
 
-def fingerprint(spec: RunSpec, inventory: Inventory) -> str:
-    """What the data hold, made ready, and what the times depend on beside the configuration.
+    def run(self, run: Run) -> None:
+        """Measures; writes ``profile.json``, a table and a picture.
 
-    Raises:
-        ProfileError: nothing is to be measured.
-        ConfigError: in other numbers than float32; or the inventory has no such device, or
-            several kinds.
-        HardwareError: it has no device at all, or none that is here.
-    """
-    _check(spec, inventory)
-    task = spec.task
-    place = find_device(inventory, task.get("device"))
-    beside = Beside.of(task.get("plan"), spec, inventory, others=task.get("beside"))
-    words = [*words_of_device(place, inventory), optimizer_words(spec), *beside.words]
-    return ", ".join([ready_data(spec), *words])
+        Raises:
+            ProfileError: no pass is to be measured.
+            PlanError: ``plan`` is no plan, or for another number of layers.
+            ConfigError: the model has no layers to measure, or is to be trained in several
+                processes; the inventory has no such device, or several kinds.
+            HardwareError: the device is not here.
+            Stopped: a signal ended it.
+        """
+        run.assert_one_rank()
+        place = find_device(run.inventory, self.device)
+        others = self._others(run.spec, run.inventory)
+        found, batches = self._measured(run, place, others)
+        found.save(run.directory.path / "profile.json")
+        others.draw(place.name, found, run.directory.shares)
+        training_s = None if self.for_plan else _training_s(found, batches)
+        _report(run, found, training_s, for_plan=self.for_plan)
+        _write(run, found, training_s)
 
+    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+        """What the data hold, made ready, and what the times depend on beside the configuration.
 
-def processes(spec: RunSpec, inventory: Inventory) -> int:
-    """Among how many processes the cores are divided: in a training, all devices of a host."""
-    return devices_beside(find_device(inventory, spec.task.get("device")), inventory)
+        Raises:
+            ProfileError: nothing is to be measured.
+            ConfigError: in other numbers than float32; or the inventory has no such device, or
+                several kinds.
+            HardwareError: it has no device at all, or none that is here.
+        """
+        self._check(spec, inventory)
+        words = words_of_device(find_device(inventory, self.device), inventory)
+        others = self._others(spec, inventory)
+        return ", ".join([ready_data(spec), *words, optimizer_words(spec), *others.words])
 
+    def hardware(self, inventory: Inventory) -> Inventory:
+        """Its devices: what layers cost on them does not depend on how they are connected."""
+        return without_links(inventory)
 
-# Whatever training it serves; precision but float32 is refused. The fingerprint tells of the plan,
-# and of the optimizer what matters.
-_TOLD_OTHERWISE = ("optim", "trainer", "task.beside", "task.for_plan", "task.plan")
-profile.alone = True  # type: ignore[attr-defined]
-profile.not_identity = _TOLD_OTHERWISE  # type: ignore[attr-defined]
-profile.prepare = fingerprint  # type: ignore[attr-defined]
-profile.hardware = without_links  # type: ignore[attr-defined]
-profile.processes = processes  # type: ignore[attr-defined]
+    def processes(self, spec: RunSpec, inventory: Inventory) -> int:
+        """As in a training: all devices of the host."""
+        del spec
+        return devices_beside(find_device(inventory, self.device), inventory)
 
+    def _others(self, spec: RunSpec, inventory: Inventory) -> OtherProfiles:
+        return OtherProfiles.of(self.plan, spec, inventory, others=self.beside)
 
-def _check(spec: RunSpec, inventory: Inventory) -> None:
-    batches = spec.task.get("num_batches", 1)
-    if batches < 1:
-        raise ProfileError(
-            f"task.num_batches={batches}: there is nothing to measure",
-            remedy="give one batch or more",
+    def _check(self, spec: RunSpec, inventory: Inventory) -> None:
+        if self.num_batches < 1:
+            raise ProfileError(
+                f"task.num_batches={self.num_batches}: there is nothing to measure",
+                remedy="give one batch or more",
+            )
+        check_microbatches(self.microbatches, name="task.microbatches")
+        if dtype_of(spec) != "float32":
+            raise ConfigError(
+                "profiles are measured in float32 so far, not with "
+                f"trainer.precision={spec.trainer.precision}",
+                remedy="set trainer.precision=32-true",
+            )
+        if inventory.accelerator == "cuda" and not torch.cuda.is_available():
+            raise HardwareError(
+                "the inventory has CUDA devices, and torch finds none on this machine",
+                remedy="choose the hardware at hand (hardware=local), or profile where the GPUs "
+                "are",
+            )
+
+    def _measured(
+        self, run: Run, place: Place, others: OtherProfiles
+    ) -> tuple[Profile, int | None]:
+        """The profile, and how many batches the training takes; None: it has no given end."""
+        started_s = time.perf_counter()
+        data = build_data(run.spec)
+        data.setup("fit")
+        device, slowed = prepare_device(place, run.inventory), Slowdown(place.slowdown).slowed
+        module = build_module(run.spec, data).to(device)
+        net = cast(nn.Sequential, module.get_submodule(find_layers(module, self.layers)))
+        seed = int(run.spec.seed)
+        others.check(num_layers=len(net))
+        adapt_loaders(data, seed=seed)
+        seed_epoch(seed, 0)
+        loader = data.train_dataloader()
+        read = islice(iter(loader), self.num_batches)
+        found = measure(
+            net,
+            [_input_of(module, net, batch, device) for batch in read],
+            device=device,
+            num_warmup=self.num_warmup,
+            num_measured=self.num_measured,
+            meta=_meta(run, module, data, place) | {"microbatches": self.microbatches},
+            optimizer=getattr(module, "make_optimizer", None),
+            between=_progress(run, self.num_warmup + self.num_measured),
+            slowed=slowed,
+            cut=partial(_parts, count=self.microbatches),
         )
-    check_microbatches(spec.task.get("microbatches", 1), name="task.microbatches")
-    if dtype_of(spec) != "float32":
-        precision = spec.trainer.precision
-        raise ConfigError(
-            f"profiles are measured in float32 so far, not with trainer.precision={precision}",
-            remedy="set trainer.precision=32-true",
-        )
-    if inventory.accelerator == "cuda" and not torch.cuda.is_available():
-        raise HardwareError(
-            "the inventory has CUDA devices, and torch finds none on this machine",
-            remedy="choose the hardware at hand (hardware=local), or profile where the GPUs are",
-        )
+        cost_s = time.perf_counter() - started_s
+        length = batches_of_training(run.spec.trainer, len(loader))
+        return Profile(layers=found.layers, meta={**found.meta, "cost_s": cost_s}), length
 
 
-def _measured(
-    run: Run,
-    place: Place,
-    beside: Beside,
-    *,
-    num_warmup: int,
-    num_measured: int,
-    num_batches: int,
-    microbatches: int,
-    layers: str | None,
-) -> tuple[Profile, int | None]:
-    """The profile, and how many batches the training takes; None where its end is not given."""
-    started_s = time.perf_counter()
-    data = build_data(run.spec)
-    data.setup("fit")
-    device, slowed = prepare_device(place, run.inventory), Slowdown(place.slowdown).slowed
-    module = build_module(run.spec, data).to(device)
-    net = cast(nn.Sequential, module.get_submodule(find_layers(module, layers)))
-    seed = int(run.spec.seed)
-    beside.check(num_layers=len(net))
-    adapt_loaders(data, seed=seed)
-    seed_epoch(seed, 0)
-    loader = data.train_dataloader()
-    batches = [_input_of(module, net, batch, device) for batch in islice(iter(loader), num_batches)]
-    found = measure(
-        net,
-        batches,
-        device=device,
-        num_warmup=num_warmup,
-        num_measured=num_measured,
-        meta=_meta(run, module, data, place) | {"microbatches": microbatches},
-        optimizer=getattr(module, "make_optimizer", None),
-        between=_progress(run, num_warmup + num_measured),
-        slowed=slowed,
-        cut=partial(_parts, count=microbatches),
-    )
-    cost_s = time.perf_counter() - started_s
-    length = batches_of_training(run.spec.trainer, len(loader))
-    return Profile(layers=found.layers, meta={**found.meta, "cost_s": cost_s}), length
-
-
-def _tell(run: Run, found: Profile, training_s: float | None, *, for_plan: bool) -> None:
+def _report(run: Run, found: Profile, training_s: float | None, *, for_plan: bool) -> None:
     """Writes the table, and logs it where no training asked for the profile."""
-    table = layer_table(found)
+    table = _layer_table(found)
     write_text_atomic(run.directory.path / "profile.txt", table + "\n")
     if for_plan:
-        log.info("%s", told(found))
+        log.info("%s", _summary(found))
         return
     log.info("\n%s", table)
-    log.info("%s, %s", told(found), share_of_training(found, training_s))
+    log.info("%s, %s", _summary(found), _share_of_training(found, training_s))
 
 
 def _training_s(found: Profile, batches: int | None) -> float | None:
@@ -283,3 +274,80 @@ def _meta(
 
 def _makes_optimizer(module: pl.LightningModule) -> bool:
     return hasattr(module, "make_optimizer")
+
+
+def batches_of_training(trainer: TrainerArguments, loaded: int) -> int | None:
+    """Batches of a whole training; None where its settings give it no end.
+
+    Args:
+        trainer: the arguments of Lightning's Trainer.
+        loaded: batches of the training split.
+    """
+    epoch = _limited(loaded, trainer.overfit_batches or trainer.limit_train_batches)
+    accumulated = int(trainer.accumulate_grad_batches)
+    max_epochs, max_steps = trainer.max_epochs or -1, int(trainer.max_steps)
+    ends = []
+    if max_epochs >= 0:
+        ends.append(max_epochs * epoch)
+    if max_steps >= 0:
+        # An epoch's last step takes what is left of it.
+        epochs, steps = divmod(max_steps, max(1, -(-epoch // accumulated)))
+        ends.append(epochs * epoch + steps * accumulated)
+    return min(ends) if ends and min(ends) > 0 else None
+
+
+def _limited(loaded: int, limit: float | None) -> int:
+    """As Lightning counts: whole numbers are batches, fractions shares of the epoch."""
+    if limit is None:
+        return loaded
+    return min(loaded, limit) if isinstance(limit, int) else int(loaded * limit)
+
+
+def _summary(found: Profile) -> str:
+    """What layers, a step and an update take, in a line."""
+    step_s, cost_s = found.meta["step_s"], found.meta["cost_s"]
+    update = "" if found.update_s is None else f", an update {1e3 * found.update_s:.1f} ms"
+    copy = "" if found.copy_s is None else f", a copy of the weights {1e3 * found.copy_s:.1f} ms"
+    return (
+        f"the layers take {1e3 * found.compute_s:.1f} ms one by one, a step of all "
+        f"{1e3 * step_s:.1f} ms ({found.compute_s / step_s:.1%}){update}{copy}; "
+        f"{cost_s:.0f} s of measuring"
+    )
+
+
+def _share_of_training(found: Profile, training_s: float | None) -> str:
+    """What measuring took beside the training that it serves.
+
+    Args:
+        found: tells what it took.
+        training_s: None: the training has no given end.
+    """
+    if training_s is None:
+        return "and the training that it serves has no given end (trainer.max_epochs, max_steps)"
+    share = found.meta["cost_s"] / training_s
+    return f"{share:.1%} of the training that it serves, on this device"
+
+
+def _layer_table(found: Profile) -> str:
+    """A row for each layer."""
+    head = (
+        *("layer", "kind", "forward ms", "spread", "backward ms", "spread", "kernel maps ms"),
+        *("update ms", "out KiB", "params KiB", "peak MiB"),
+    )
+    rows = [
+        (
+            str(layer.index),
+            layer.kind,
+            f"{1e3 * layer.forward_s:.2f}",
+            f"{1e3 * (layer.forward_spread_s or 0.0):.2f}",
+            f"{1e3 * layer.backward_s:.2f}",
+            f"{1e3 * (layer.backward_spread_s or 0.0):.2f}",
+            f"{1e3 * layer.kernel_map_s:.2f}" if layer.kernel_map_s else "",
+            f"{1e3 * layer.update_s:.2f}" if layer.update_s else "",
+            f"{layer.activation_bytes / 1024:,.0f}",
+            f"{layer.parameter_bytes / 1024:,.0f}",
+            f"{(layer.peak_bytes or 0.0) / 2**20:,.1f}",
+        )
+        for layer in found.layers
+    ]
+    return markdown_table(head, rows)

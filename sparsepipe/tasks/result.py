@@ -26,7 +26,7 @@ from sparsepipe.results.run_tree import moment
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.strategies import StagedStrategy
-from sparsepipe.tasks.run import Run
+from sparsepipe.tasks.task import Run
 from sparsepipe.utils.host import git_commit, usable_cores
 
 _PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "numpy")

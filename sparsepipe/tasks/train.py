@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import statistics
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import pytorch_lightning as pl
 from lightning_fabric.utilities.exceptions import MisconfigurationException
@@ -39,19 +41,19 @@ from sparsepipe.runs.checkpoints import (
 from sparsepipe.runs.seeding import seed_epoch
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.tasks.evaluate import Clock, inference_rate
-from sparsepipe.tasks.figures import draw_curves, draw_test
 from sparsepipe.tasks.kept_memory import kept_values
 from sparsepipe.tasks.loaders import EpochSeeds, adapt_loaders
-from sparsepipe.tasks.log_lines import (
+from sparsepipe.tasks.presentation import (
     StartLine,
     class_accuracies,
+    draw_curves,
+    draw_test,
     log_profiling,
     log_test,
     num_shapes,
 )
 from sparsepipe.tasks.result import peak_values, plan_values, write_result
-from sparsepipe.tasks.run import Run
-from sparsepipe.tasks.training_values import profiling_share, training_values
+from sparsepipe.tasks.task import Run, Task
 from sparsepipe.tracking.loggers import RunLogger
 
 log = logging.getLogger(__name__)
@@ -60,81 +62,81 @@ _FORWARDS: Mapping[str, Any] = {"warmup": 2, "timed": 20, "most_s": 20.0}
 """How many tell how fast a trained network infers; as many as task=evaluate makes by default."""
 
 
-def train(
-    run: Run,
-    *,
-    test: bool = True,
-    monitor: str | None = None,
-    mode: Literal["max", "min"] = "max",
-    gallery: int = 24,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Train(Task):
     """Trains a model, from the run's last checkpoint where there is one.
 
-    Args:
-        run: configuration and directory.
+    Attributes:
         test: measure on the test split when training is done.
         monitor: metric by which the best checkpoint is kept; None: ``val/accuracy``.
         mode: ``max`` or ``min``.
         gallery: test shapes in ``predictions.png``.
-
-    Raises:
-        CheckpointError: the checkpoint to start from is broken or another model's.
-        ConfigError: ``monitor`` is logged by nobody, a split is too small for the ranks, or
-            they do not see the same checkpoint.
-        Stopped: a signal ended the run; a checkpoint is written.
     """
-    train_with(run, test=test, monitor=monitor, mode=mode, gallery=gallery)
 
+    on_batches: ClassVar[bool] = True
 
-def train_with(
-    run: Run,
-    *,
-    test: bool,
-    monitor: str | None,
-    mode: Literal["max", "min"],
-    gallery: int,
-    forwards: Mapping[str, Any] = _FORWARDS,
-    told: Mapping[str, Any] | None = None,
-) -> None:
-    """As :func:`train`, for tasks that do something before.
+    test: bool = True
+    monitor: str | None = None
+    mode: Literal["max", "min"] = "max"
+    gallery: int = 24
 
-    Args:
-        run: see :func:`train`.
-        test: see :func:`train`.
-        monitor: see :func:`train`.
-        mode: see :func:`train`.
-        gallery: see :func:`train`.
-        forwards: which tell how fast the network infers, as ``inference_rate`` takes them.
-        told: what ``result.json`` is to hold as well.
-    """
-    data, seed = _ready_data(run, test=test), int(run.spec.seed)
-    module = build_module(run.spec, data, plan=run.directory.plan)
-    facts: dict[str, Any] = first_weights(run.spec)
-    facts["parameters"] = sum(p.numel() for p in module.parameters())  # while it is whole
-    resume = _place(run, module)
-    fitted = _agreed(run, resume)
-    adapt_loaders(data, seed=seed, resume=resume)
-    checkpoint = RunCheckpoint(run.directory, monitor=monitor, mode=mode, resume=resume)
-    clock, start = Clock(), StartLine(run)
-    trainer = run.trainer([clock, start, *_callbacks(run, checkpoint)])
-    start.test_shapes = _check_splits(trainer, data, test=test)
-    _begin_logging(run, trainer, resume)
-    seed_epoch(seed, 0)
-    if fitted:  # by an earlier process
-        done: dict[str, Any] = read_json(run.directory.fitted)
-    else:
-        done = _fit(run, trainer, module, data, checkpoint=checkpoint, resume=resume)
-    values = {**facts, **training_values(run), **done}
-    values.update(profiling_share(values))
-    if test:
-        values.update(_test(trainer, module, data, clock), test_shapes=start.test_shapes)
-    values.update(_peaks(values))  # before batches are kept in memory to be timed
-    if test:
-        values.update(_inference(trainer, module, data, forwards, planned="plan_config" in values))
-        _keep_tested(run, values)
-    write_result(run, {**values, **(told or {}), **class_accuracies(module)})
-    if process_group.rank() == 0:  # last, when no other rank waits for this one any more
-        _show(run, module, data, values, test=test, gallery=gallery)
+    def run(self, run: Run) -> None:
+        """Trains, validates, and tests once at the end.
+
+        Raises:
+            CheckpointError: the checkpoint to start from is broken or another model's.
+            ConfigError: ``monitor`` is logged by nobody, a split is too small for the ranks, or
+                they do not see the same checkpoint.
+            Stopped: a signal ended the run; a checkpoint is written.
+        """
+        self.train(run)
+
+    def train(
+        self,
+        run: Run,
+        *,
+        forwards: Mapping[str, Any] = _FORWARDS,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
+        """As :meth:`run`, for tasks that do something before.
+
+        Args:
+            run: what is trained.
+            forwards: that measure how fast the network infers, as ``inference_rate`` takes them.
+            more: values for ``result.json`` beside those of a training.
+        """
+        test = self.test
+        data, seed = _ready_data(run, test=test), int(run.spec.seed)
+        module = build_module(run.spec, data, plan=run.directory.plan)
+        facts: dict[str, Any] = first_weights(run.spec)
+        facts["parameters"] = sum(p.numel() for p in module.parameters())  # while it is whole
+        resume = _place(run, module)
+        fitted = _agreed(run, resume)
+        adapt_loaders(data, seed=seed, resume=resume)
+        checkpoint = RunCheckpoint(
+            run.directory, monitor=self.monitor, mode=self.mode, resume=resume
+        )
+        clock, start = Clock(), StartLine(run)
+        trainer = run.trainer([clock, start, *_callbacks(run, checkpoint)])
+        start.test_shapes = _check_splits(trainer, data, test=test)
+        _begin_logging(run, trainer, resume)
+        seed_epoch(seed, 0)
+        if fitted:  # by an earlier process
+            done: dict[str, Any] = read_json(run.directory.fitted)
+        else:
+            done = _fit(run, trainer, module, data, checkpoint=checkpoint, resume=resume)
+        values = {**facts, **training_values(run), **done}
+        values.update(_profiling_share(values))
+        if test:
+            values.update(_test(trainer, module, data, clock), test_shapes=start.test_shapes)
+        values.update(_peaks(values))  # before batches are kept in memory to be timed
+        if test:
+            planned = "plan_config" in values
+            values.update(_inference(trainer, module, data, forwards, planned=planned))
+            _keep_tested(run, values)
+        write_result(run, {**values, **(more or {}), **class_accuracies(module)})
+        if process_group.rank() == 0:  # last, when no other rank waits for this one any more
+            _show(run, module, data, values, test=test, gallery=self.gallery)
 
 
 def _ready_data(run: Run, *, test: bool) -> pl.LightningDataModule:
@@ -296,3 +298,31 @@ def _keep_tested(run: Run, values: Mapping[str, Any]) -> None:
 def _peaks(values: Mapping[str, Any]) -> dict[str, int]:
     """Of the whole run, also where an earlier process has trained."""
     return {name: max(size, values.get(f"train_{name}", 0)) for name, size in peak_values().items()}
+
+
+def training_values(run: Run) -> dict[str, Any]:
+    """Epochs, times and rates of all epochs, and the metrics of the last one."""
+    rows = read_rows(run.directory.metrics)
+    values: dict[str, Any] = {"epochs": len(rows)}
+    if rows:
+        values.update({key: _number(value) for key, value in rows[-1].items() if "/" in key})
+        times_s = [float(row["time/epoch_s"]) for row in rows if row.get("time/epoch_s")]
+        if times_s:
+            values["epoch_time_s"] = statistics.median(times_s)
+            values["train_time_s"] = sum(times_s)
+        rates = [float(r["train/shapes_per_s"]) for r in rows if r.get("train/shapes_per_s")]
+        if rates:
+            values["train_shapes_per_s"] = statistics.median(rates)
+    return values
+
+
+def _profiling_share(values: Mapping[str, Any]) -> dict[str, float]:
+    """What the profiles of a plan cost beside the training that they serve."""
+    profiling_s, training_s = values.get("profiling_s"), values.get("train_time_s")
+    if not profiling_s or not training_s:
+        return {}
+    return {"profiling_share_of_training": profiling_s / training_s}
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text not in ("", None) else None

@@ -19,7 +19,7 @@ def train_in(rank: int, directories: list[Path]) -> None:
     from sparsepipe.config.build import build_inventory
     from sparsepipe.runs.rundir import RunDir
     from sparsepipe.runs.signals import SignalWatch
-    from sparsepipe.tasks.run import Run
+    from sparsepipe.tasks.task import Run
     from sparsepipe.tasks.train import train
 
     config = composed("experiment=tiny", "trainer.max_epochs=2", *DP)

@@ -16,9 +16,9 @@ def test_few_shapes_of_few_classes_are_tested_at_scale_smoke() -> None:
     (told,) = re.findall(r"^\| tested on \| ([^|]*) \|", text, re.MULTILINE)
     batches, shapes, of_all, classes = map(int, re.findall(r"\d+", told))
     config = composed("experiment=table2", "scale=smoke", "trial=one_device")
-    assert batches == config["trainer"]["limit_test_batches"]
-    assert shapes == batches * config["data"]["batch_size"]
-    per_class = config["data"]["source"]["test_per_class"]
+    assert batches == config.trainer.limit_test_batches
+    assert shapes == batches * config.data.get("batch_size")
+    per_class = config.data.get("source")["test_per_class"]
     assert classes == shapes // per_class
     with (ROOT / "experiments/table2_smoke/ledger.csv").open(encoding="utf-8") as stream:
         trainings = [row for row in csv.DictReader(stream) if row["task_name"] == "train"]

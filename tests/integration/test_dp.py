@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.launch.stopping import failing_as_rank
+from sparsepipe.launch.execute import failing_as_rank
 from sparsepipe.results.files import read_json
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch

@@ -19,9 +19,7 @@ from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.tasks import train
 from sparsepipe.tasks.evaluate import inference_rate
 from sparsepipe.tasks.fitting import prober
-from sparsepipe.tasks.fitting.fit_batch import fit_batch
-from sparsepipe.tasks.fitting.train_if_fits import train_if_fits
-from sparsepipe.tasks.run import Run
+from sparsepipe.tasks.task import Run, task_of
 from tests.support.command_line import Shell, composed, rows, wait_for
 
 pytestmark = pytest.mark.usefixtures("networks_for_ranks")
@@ -162,18 +160,18 @@ def test_what_is_refused_before_anything_is_measured(task: str, job) -> None:
         job(*asked, "task.budget_bytes=0")
 
 
-@pytest.mark.parametrize("task", [fit_batch, train_if_fits])
-def test_several_processes_are_refused(task: Callable[[Run], None], job, tmp_path: Path) -> None:
+@BOTH
+def test_several_processes_are_refused(task: str, job, tmp_path: Path) -> None:
     several = ("parallel=dp", "parallel.devices=2", "hardware.cpu_devices=2")
-    config = composed("experiment=tiny", f"task={task.__name__}", *several)
+    config = composed("experiment=tiny", f"task={task}", *several)
     run = Run(
         spec=config,
         directory=RunDir(tmp_path),
         inventory=build_inventory(config),
         watch=SignalWatch(),
     )
-    with pytest.raises(ConfigError, match=f"{task.__name__} runs as one process, the config"):
-        task(run)
+    with pytest.raises(ConfigError, match=f"{task} runs as one process, the config"):
+        task_of(config).run(run)
 
 
 @pytest.mark.full

@@ -15,7 +15,7 @@ from sparsepipe.cluster import Device, Host, Inventory
 from sparsepipe.errors import ConfigError, OutputError, SparsePipeError
 from sparsepipe.results.files import read_json
 from sparsepipe.runtime.failures.rank_reports import Stopped
-from sparsepipe.tasks.run import num_ranks
+from sparsepipe.tasks.task import num_ranks
 from tests.support.command_line import Shell, checkpoint, composed, fault, files_limited_to, rows
 
 Job = Callable[..., Path]

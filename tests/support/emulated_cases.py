@@ -7,8 +7,8 @@ from pathlib import Path
 from sparsepipe.config.build import build_inventory
 from sparsepipe.launch.prepare import prepare
 from sparsepipe.profiling import LayerProfile, Profile
-from sparsepipe.tasks.emulated import with_all_devices
-from sparsepipe.tasks.emulation_request import as_emulated
+from sparsepipe.tasks.emulate import as_emulated
+from sparsepipe.tasks.task import task_of
 from tests.support.command_line import composed
 
 FORWARD_S, BACKWARD_S = 0.004, 0.008
@@ -62,7 +62,7 @@ def hosts(tmp_path: Path, *, fast: int = 1, slow: int = 2, bytes_per_s: float = 
 
 def path_of(*overrides: str) -> Path:
     """The directory of the run that the overrides ask for."""
-    config = dict(as_emulated(composed(*overrides)))
+    config = as_emulated(composed(*overrides))
     inventory = build_inventory(config)
-    config["parallel"] = with_all_devices(config, inventory)
+    config = task_of(config).configured(config, inventory)
     return prepare(config, inventory).path

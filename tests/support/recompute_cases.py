@@ -68,4 +68,4 @@ def settled(
     refuse_recompute(config, inventory(memory_bytes))
     resolve_plan(config, inventory(memory_bytes), directory, run_job=None)
     plan = Plan.from_json(directory.plan.read_text())
-    return plan, settled_recompute(config["parallel"], plan.details)
+    return plan, settled_recompute(config.parallel, plan.details)

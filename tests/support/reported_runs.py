@@ -46,12 +46,12 @@ def made_by(*overrides: str, **figures: Any) -> dict[str, Any]:
     config = composed(*overrides)
     dropped = ("checkpoint", "force", "logger", "paths")
     settings = flatten({key: item for key, item in config.items() if key not in dropped})
-    strategy = config["parallel"]["strategy"]
+    strategy = config.parallel.strategy
     return {
         "run_id": "made",
         "kind": "measured",
-        "task_name": config["task"]["_target_"].rpartition(".")[2],
-        "ranks": 1 if strategy is None else config["parallel"]["devices"],
+        "task_name": config.task.path.rpartition(".")[2],
+        "ranks": 1 if strategy is None else config.parallel.devices,
         "hardware_devices": "4 x RTX 2080 Ti",
         "hardware_accelerator": "cuda",
         "test/accuracy": 0.8,

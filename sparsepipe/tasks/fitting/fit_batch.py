@@ -3,81 +3,95 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 from sparsepipe.config.build import build_data
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Limits
 from sparsepipe.errors import ConfigError
 from sparsepipe.tasks.fitting.prober import Prober
-from sparsepipe.tasks.fitting.search import Found, largest_that_fits
-from sparsepipe.tasks.log_lines import num_shapes
+from sparsepipe.tasks.presentation import num_shapes
 from sparsepipe.tasks.result import write_result
-from sparsepipe.tasks.run import Run
+from sparsepipe.tasks.task import Run, Task
 
 log = logging.getLogger(__name__)
 
 Size = Annotated[int, Limits(1, 2**31)]
 
 
-def fit_batch(
-    run: Run,
-    *,
-    budget_bytes: Annotated[float, Limits(1, 1e15)] | None = None,
-    start: Size = 8,
-    most: Size = 4096,
-    precision: Annotated[float, Limits(0, 1)] = 0.0,
-    steps: Annotated[int, Limits(1, 1000)] = 2,
-    timeout_s: Annotated[float, Limits(1, 1e6)] = 600.0,
-    isolated: bool = True,
-) -> None:
-    """Searches by doubling, then by bisection; every size is tried by training steps of its own.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitBatch(Task):
+    """Searches by doubling, then by bisection, for the largest batch whose training step fits.
 
-    Each trial, a fresh process unless ``isolated`` is false, trains on real batches of the training
-    split, forward, backward and update. Its answers are kept in ``probes.json``, so that a search
-    that was ended goes on. Of data that do not tell how many shapes there are it ends where they
-    have no batch of the size; of others no batch is larger than they are.
+    Each size is tried by training steps of its own on real batches of the training split: forward,
+    backward and update, in a fresh process unless ``isolated`` is false. The answers are kept in
+    ``probes.json``, so that a search that was ended goes on. Of data that do not tell how many
+    shapes there are it ends where they have no batch of the size; of others no batch is larger than
+    they are.
 
-    What the settings say, :class:`~sparsepipe.tasks.fitting.prober.Prober` tells of trials and
-    :func:`~sparsepipe.tasks.fitting.search.largest_that_fits` of the search.
-
-    Raises:
-        ConfigError: the run has several processes, or data without a batch size.
-        HardwareError: nobody knows what memory there is.
-        SparsePipeError: a trial takes too long, is killed, or ends for another reason than memory.
-        Stopped: a signal ended it.
+    Attributes:
+        budget_bytes: see :class:`~sparsepipe.tasks.fitting.prober.Prober`.
+        start: the first batch size, see :func:`largest_that_fits`.
+        most: larger sizes are not tried.
+        precision: the search ends where a size that does not fit is larger by this share at most.
+        steps: of training for each size.
+        timeout_s: limit of the steps of one size.
+        isolated: each size is tried in a process of its own.
     """
-    run.assert_one_rank()
-    _check(run.spec)
-    prober = Prober(
-        run,
-        budget_bytes=budget_bytes,
-        steps=steps,
-        timeout_s=timeout_s,
-        isolated=isolated,
-        whole=True,
-    )
-    shapes = _shapes(run)
-    top = min(most, shapes or most)
-    found = largest_that_fits(
-        lambda size: prober.probe(size).fits, most=top, start=start, precision=precision
-    )
-    limit = _limit(found, prober, limited_by_data=top == shapes)
-    log.info("largest batch that fits: %d (next: %s)", found.largest, limit.replace("_", " "))
-    write_result(run, {**_values(found, prober, limit), **prober.values})
 
+    alone: ClassVar[bool] = True
+    # How large batches are trained on in the end, for how long and by how many threads does not
+    # matter to it; a limit ends a search or leaves it as it is.
+    not_identity: ClassVar[tuple[str, ...]] = (
+        "data.batch_size",
+        "task.isolated",
+        "task.timeout_s",
+        "threads",
+        *(f"trainer.{name}" for name in ("max_epochs", "max_steps", "limit_train_batches")),
+        *(f"trainer.{name}" for name in ("limit_val_batches", "limit_test_batches")),
+    )
 
-# How large batches are trained on in the end, for how long and by how many threads does not matter
-# to it; a limit ends a search or leaves it as it is.
-fit_batch.alone = True  # type: ignore[attr-defined]
-fit_batch.not_identity = (  # type: ignore[attr-defined]
-    "data.batch_size",
-    "task.isolated",
-    "task.timeout_s",
-    "threads",
-    *(f"trainer.{name}" for name in ("max_epochs", "max_steps", "limit_train_batches")),
-    *(f"trainer.{name}" for name in ("limit_val_batches", "limit_test_batches")),
-)
+    budget_bytes: Annotated[float, Limits(1, 1e15)] | None = None
+    start: Size = 8
+    most: Size = 4096
+    precision: Annotated[float, Limits(0, 1)] = 0.0
+    steps: Annotated[int, Limits(1, 1000)] = 2
+    timeout_s: Annotated[float, Limits(1, 1e6)] = 600.0
+    isolated: bool = True
+
+    def run(self, run: Run) -> None:
+        """Searches, and writes the largest batch.
+
+        Raises:
+            ConfigError: the run has several processes, or data without a batch size.
+            HardwareError: nobody knows what memory there is.
+            SparsePipeError: a trial takes too long, is killed, or ends for another reason than
+                memory.
+            Stopped: a signal ended it.
+        """
+        run.assert_one_rank()
+        _check(run.spec)
+        prober = Prober(
+            run,
+            budget_bytes=self.budget_bytes,
+            steps=self.steps,
+            timeout_s=self.timeout_s,
+            isolated=self.isolated,
+            whole=True,
+        )
+        shapes = _shapes(run)
+        top = min(self.most, shapes or self.most)
+        found = largest_that_fits(
+            lambda size: prober.probe(size).fits,
+            most=top,
+            start=self.start,
+            precision=self.precision,
+        )
+        limit = _limit(found, prober, limited_by_data=top == shapes)
+        log.info("largest batch that fits: %d (next: %s)", found.largest, limit.replace("_", " "))
+        write_result(run, {**_values(found, prober, limit), **prober.values})
 
 
 def _check(spec: RunSpec) -> None:
@@ -111,3 +125,50 @@ def _limit(found: Found, prober: Prober, *, limited_by_data: bool) -> str:
         return "data" if limited_by_data else "most"
     outcome = prober.probe(found.refused).outcome
     return "data" if outcome == "too_few_shapes" else outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Where a search has ended.
+
+    Attributes:
+        largest: the largest size that was seen to fit; 0 where none did.
+        refused: the smallest size that was seen not to; None where all did that were allowed.
+    """
+
+    largest: int
+    refused: int | None
+
+
+def largest_that_fits(
+    fits: Callable[[int], bool], *, most: int, start: int = 1, precision: float = 0.0
+) -> Found:
+    """Doubles from ``start`` until a size does not fit, then bisects.
+
+    What is asked depends on the answers alone, so that a search whose answers were kept goes on
+    where it was. Each size is asked for once at most. Where fitting is not monotonic, the largest
+    size is still one that fits, and the refused one does not.
+
+    Args:
+        fits: whether a size does.
+        most: sizes above are not asked for; 1 or more.
+        start: the first size, 1 or more.
+        precision: how much larger than what fits the refused size may be, as a share of it; at 0
+            it is larger by one.
+    """
+    assert most >= 1
+    assert start >= 1
+    low, high = 0, None
+    size = min(start, most)
+    while high is None and low < most:
+        if fits(size):
+            low, size = size, min(2 * size, most)
+        else:
+            high = size
+    while high is not None and high - low > max(1, int(precision * low)):
+        middle = (low + high) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
+    return Found(largest=low, refused=high)

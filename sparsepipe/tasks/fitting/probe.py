@@ -9,12 +9,69 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.runtime.launch import follow_parent
 from sparsepipe.tasks.fitting.memory import prefer_as_victim
-from sparsepipe.tasks.fitting.request import OUT_OF_MEMORY, TOO_FEW_SHAPES, Request
+
+OUT_OF_MEMORY, TOO_FEW_SHAPES = 92, 93
+"""Exit statuses; the last one where the data have no batch of the size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a probe is asked.
+
+    Args:
+        spec: the configuration.
+        batch_size: in place of the configuration's.
+        budget_bytes: that may be taken; None: all that a GPU has.
+        steps: of training.
+        isolated: the steps are taken in a process of their own.
+        whole: batches have to be of that size; else those of data with too few shapes do, as in a
+            training.
+        answer: the file to answer by.
+        parent: the process that asks, without which there is nobody to answer.
+    """
+
+    spec: RunSpec
+    batch_size: int
+    budget_bytes: int | None
+    steps: int
+    isolated: bool
+    whole: bool
+    answer: Path
+    parent: int
+
+    @property
+    def seen(self) -> Path:
+        """The file with the most memory it was seen to have, whatever ends it.
+
+        Two numbers of bytes: then, and when its steps began.
+        """
+        return self.answer.with_name("seen")
+
+    def take_steps(self) -> int:
+        """Takes the steps in this process; the most memory that they took, in bytes.
+
+        Raises:
+            SparsePipeError: something a user can mend.
+            TooFewShapes: there is no batch of that size, and batches have to be whole.
+        """
+        from sparsepipe.tasks.fitting.steps import memory_of_steps
+
+        return memory_of_steps(
+            self.spec,
+            batch_size=self.batch_size,
+            budget_bytes=self.budget_bytes,
+            steps=self.steps,
+            isolated=self.isolated,
+            whole=self.whole,
+            place=self.answer.parent,
+        )
 
 
 def main() -> None:
@@ -29,11 +86,11 @@ def main() -> None:
 def _answer(request: Request) -> int | SparsePipeError:
     from sparsepipe.runs.logs import quiet
     from sparsepipe.runs.out_of_memory import filled_share, ran_out
-    from sparsepipe.tasks.fitting.steps import TooFewShapes, memory_of_steps
+    from sparsepipe.tasks.fitting.steps import TooFewShapes
 
     quiet()
     try:
-        return memory_of_steps(request)
+        return request.take_steps()
     except SparsePipeError as error:
         return error
     except TooFewShapes:

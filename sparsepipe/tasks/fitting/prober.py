@@ -23,19 +23,14 @@ from sparsepipe.results.files import read_json, write_json
 from sparsepipe.runs.oom import kills_since, oom_kills
 from sparsepipe.runs.out_of_memory import empty_device, filled_share, ran_out
 from sparsepipe.runs.scratch import scratch
-from sparsepipe.tasks.fitting.request import (
-    OUT_OF_MEMORY,
-    OVER_BUDGET,
-    TOO_FEW_SHAPES,
-    Request,
-)
-from sparsepipe.tasks.fitting.unanswered import broken, endless, killed, too_slow
-from sparsepipe.tasks.fitting.victim import Seen, most_bytes, took_much
-from sparsepipe.tasks.run import Run
+from sparsepipe.tasks.fitting.memory import OVER_BUDGET, Seen, most_bytes, took_much
+from sparsepipe.tasks.fitting.probe import OUT_OF_MEMORY, TOO_FEW_SHAPES, Request
+from sparsepipe.tasks.task import Run
 
 log = logging.getLogger(__name__)
 
 Outcome = Literal["fits", "over_budget", "out_of_memory", "killed_for_memory", "too_few_shapes"]
+_OUTPUT_LINES = 20
 _TRIES = 2
 """Of a batch size whose steps somebody kills."""
 _END_S = 60.0
@@ -168,16 +163,16 @@ class Prober:
                 if for_memory and self._took_much(Seen.read(request.seen)):
                     return "killed_for_memory", None
             log.warning("batch size %d: a process that tried it out was killed", batch_size)
-        raise killed(batch_size, times=_TRIES, for_memory=for_memory)
+        raise _killed(batch_size, times=_TRIES, for_memory=for_memory)
 
     def _answer_here(self, batch_size: int) -> tuple[Outcome, int | None]:
         """Takes the steps in this process; random state and threads are then what they were."""
-        from sparsepipe.tasks.fitting.steps import TooFewShapes, memory_of_steps
+        from sparsepipe.tasks.fitting.steps import TooFewShapes
 
         threads = torch.get_num_threads()
         try:
             with scratch() as place, isolate_rng():
-                return self._within(memory_of_steps(self._request(place, batch_size)))
+                return self._within(self._request(place, batch_size).take_steps())
         except TooFewShapes:
             return "too_few_shapes", None
         except (MemoryError, RuntimeError) as error:
@@ -194,7 +189,7 @@ class Prober:
         (place / "request").write_bytes(pickle.dumps(request))
         code = _run(place / "request", said=place / "said", timeout_s=self._timeout_s)
         if code is None:
-            raise too_slow(batch_size, self._timeout_s)
+            raise _too_slow(batch_size, self._timeout_s)
         return code, request
 
     def _request(self, place: Path, batch_size: int) -> Request:
@@ -215,7 +210,7 @@ class Prober:
             return _OUTCOMES[code], None
         if code != 0:
             said = request.answer.with_name("said").read_text(errors="replace")
-            raise broken(request.batch_size, code, said)
+            raise _broken(request.batch_size, code, said)
         answer: int | SparsePipeError = pickle.loads(request.answer.read_bytes())
         if isinstance(answer, SparsePipeError):
             raise answer
@@ -292,11 +287,11 @@ def _run(request: Path, *, said: Path, timeout_s: float) -> int | None:
             return process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             if not _ended(process):
-                raise endless(process.pid, limit_s=_END_S) from None
+                raise _endless(process.pid, limit_s=_END_S) from None
             return None
         except BaseException:
             if not _ended(process):  # nor is that why nobody waits for it any more
-                log.warning("%s", endless(process.pid, limit_s=_END_S))
+                log.warning("%s", _endless(process.pid, limit_s=_END_S))
             raise
 
 
@@ -315,3 +310,56 @@ def _told(found: Probe) -> str:
     if found.memory_bytes is None:
         return f"batch size {found.batch_size}: {found.outcome.replace('_', ' ')} ({took})"
     return f"batch size {found.batch_size}: {found.memory_bytes / 1e6:,.0f} MB ({took})"
+
+
+def _endless(process: int, *, limit_s: float) -> SparsePipeError:
+    """Of a process that is there so long after it was killed."""
+    return HardwareError(
+        f"process {process}, which tried out a batch size, was killed and is there all the same "
+        f"{limit_s:g} s later",
+        remedy="the kernel holds it, most often for a GPU's driver or a network file system that "
+        "hangs: see dmesg, and restart the machine where nothing else helps; the same command goes "
+        "on with the search",
+    )
+
+
+def _too_slow(batch_size: int, timeout_s: float) -> SparsePipeError:
+    """Of steps that were ended at their limit."""
+    return SparsePipeError(
+        f"training steps of batch size {batch_size} took longer than task.timeout_s={timeout_s:g}: "
+        "whether they fit is not known",
+        remedy="raise task.timeout_s: the same run goes on, with the answers that it has",
+    )
+
+
+def _killed(batch_size: int, *, times: int, for_memory: bool) -> SparsePipeError:
+    """Of steps that somebody killed, each time.
+
+    Args:
+        batch_size: of the steps.
+        times: they were tried.
+        for_memory: by the OOM killer, as far as anybody knows.
+    """
+    why = "most often for memory that others had taken" if for_memory else "not for memory"
+    return SparsePipeError(
+        f"training steps of batch size {batch_size} were killed (signal 9) {times} times, {why}: "
+        "whether they fit is not known",
+        remedy="end what else takes memory, or find out who kills them; the same command goes on "
+        "with the search, with the answers that it has",
+    )
+
+
+def _broken(batch_size: int, code: int, said: str) -> SparsePipeError:
+    """Of steps that failed in another way.
+
+    Args:
+        batch_size: of the steps.
+        code: exit status; negative for a signal.
+        said: by the process.
+    """
+    lines = "\n".join(said.strip().splitlines()[-_OUTPUT_LINES:])
+    end = f"signal {-code}" if code < 0 else f"exit status {code}"
+    return SparsePipeError(
+        f"training steps of batch size {batch_size} ended with {end}, not for memory:\n{lines}",
+        remedy="mend what it says; the same command goes on with the search",
+    )

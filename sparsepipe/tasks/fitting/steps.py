@@ -13,6 +13,7 @@ import torch
 
 from sparsepipe.callbacks.throughput import batch_size_of
 from sparsepipe.config.build import build_data, build_inventory, build_module
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.target import Target
 from sparsepipe.planning.measured_device import prepare_device
 from sparsepipe.profiling.activations import fresh
@@ -20,14 +21,14 @@ from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.seeding import seed_epoch, seed_model
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.tasks.fitting.memory import (
+    OVER_BUDGET,
     ResidentPeak,
     limit_allocations,
     status_bytes,
     watch_resident,
 )
-from sparsepipe.tasks.fitting.request import OVER_BUDGET, Request
 from sparsepipe.tasks.loaders import adapt_loaders
-from sparsepipe.tasks.run import Run
+from sparsepipe.tasks.task import Run
 
 
 class TooFewShapes(Exception):
@@ -70,20 +71,37 @@ class _Batches:
         return map(fresh, self._batches)
 
 
-def memory_of_steps(request: Request) -> int:
-    """The most memory that the steps took: network, gradients, optimizer, activations, batch.
+def memory_of_steps(
+    spec: RunSpec,
+    *,
+    batch_size: int,
+    budget_bytes: int | None,
+    steps: int,
+    isolated: bool,
+    whole: bool,
+    place: Path,
+) -> int:
+    """The most memory that training steps took: network, gradients, optimizer, activations, batch.
+
+    Args:
+        spec: the configuration, of a run with one device.
+        batch_size: in place of the configuration's.
+        budget_bytes: that may be taken; None: all that a GPU has.
+        steps: of training.
+        isolated: this process takes these steps only.
+        whole: batches have to be of that size; else those of data with too few shapes do, as in a
+            training.
+        place: directory; what memory is taken is noted there as ``seen``.
 
     Raises:
         SparsePipeError: something a user can mend.
-        TooFewShapes: there is no batch of that size, and the request is for whole ones.
+        TooFewShapes: there is no batch of that size, and batches have to be whole.
     """
-    spec = request.spec.replace(
-        data=_with_batch_size(request.spec.data, request.batch_size), callbacks={}, logger={}
-    )
+    spec = spec.replace(data=_with_batch_size(spec.data, batch_size), callbacks={}, logger={})
     inventory = build_inventory(spec)
     run = Run(
         spec=spec,
-        directory=RunDir(request.answer.parent),
+        directory=RunDir(place),
         inventory=inventory,
         watch=SignalWatch(),
     )
@@ -93,15 +111,16 @@ def memory_of_steps(request: Request) -> int:
     data.setup("fit")
     adapt_loaders(data, seed=seed)
     seed_epoch(seed, 0)
-    count = request.steps * int(spec.trainer.accumulate_grad_batches)
-    size = request.batch_size
-    batches = first_batches(data.train_dataloader(), size=size, count=count, whole=request.whole)
+    count = steps * int(spec.trainer.accumulate_grad_batches)
+    batches = first_batches(data.train_dataloader(), size=batch_size, count=count, whole=whole)
     device = torch.device("cpu")
     if inventory.accelerator == "cuda":
         device = prepare_device(run.places[0], inventory)
-    peak = _limited(device, request)
+    # Without isolation the host's memory is that of the whole run, which nobody watches.
+    seen = place / "seen" if isolated or device.type == "cpu" else None
+    peak = _limited(device, budget_bytes, seen)
     module = build_module(run.spec, data)
-    trainer = run.trainer([], silent=True, max_steps=request.steps, **_INSTEAD)
+    trainer = run.trainer([], silent=True, max_steps=steps, **_INSTEAD)
     trainer.fit(module, train_dataloaders=_Batches(batches))
     return int(torch.cuda.max_memory_allocated(device)) if peak is None else peak.bytes()
 
@@ -125,24 +144,26 @@ def first_batches(loader: Any, *, size: int, count: int, whole: bool) -> list[An
     return list(islice(cycle(full or first), count))
 
 
-def _limited(device: torch.device, request: Request) -> ResidentPeak | None:
+def _limited(
+    device: torch.device, budget_bytes: int | None, seen: Path | None
+) -> ResidentPeak | None:
     """Sets the budget from now on; what measures it, unless a GPU does."""
-    budget_bytes = request.budget_bytes
     if device.type == "cuda":
-        if request.isolated:  # its host's memory may run out, which nothing limits
-            watch_resident(math.inf, lambda: None, grown=_noting(request.seen))
+        if seen is not None:  # its host's memory may run out, which nothing limits
+            watch_resident(math.inf, lambda: None, grown=_noting(seen))
         if budget_bytes is not None:
             whole = torch.cuda.get_device_properties(device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, budget_bytes / whole), device)
         torch.cuda.reset_peak_memory_stats(device)
         return None
     peak = ResidentPeak()
+    assert seen is not None
     assert budget_bytes is not None, "a processor's memory has no end of its own"
     limit_allocations(budget_bytes + budget_bytes // 2 + _SLACK_BYTES)
     watch_resident(
         peak.before_bytes + budget_bytes,
         lambda: os._exit(OVER_BUDGET),
-        grown=_noting(request.seen),
+        grown=_noting(seen),
     )
     return peak
 

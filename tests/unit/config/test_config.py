@@ -64,7 +64,7 @@ def test_whatever_an_experiment_sweeps_composes(
         values = override.sweep_string_iterator() if override.is_sweep_override() else ()
         for value in values:
             one = f"{override.get_key_element()}={value}"
-            assert composed(f"experiment={experiment}", one)["name"] == experiment
+            assert composed(f"experiment={experiment}", one).name == experiment
 
 
 def test_help_lists_the_options_that_compose(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_arguments_of_every_model_are_checked(group: str, option: str) -> None:
 
 def test_data_follow_the_model() -> None:
     def representation(*overrides: str) -> str:
-        return composed(*overrides)["data"]["representation"]
+        return composed(*overrides).data.get("representation")
 
     for name, expected in (("dense", "dense"), ("sparse", "sparse")):
         for depth in (11, 13, 16, 19):
@@ -156,7 +156,7 @@ def test_data_follow_the_model() -> None:
 
 def test_arguments_left_out_of_the_yaml_can_be_set() -> None:
     config = composed("data=vectors", "model=mlp", "optim.optimizer.foreach=true")
-    assert config["optim"]["optimizer"]["foreach"] is True
+    assert config.optim.optimizer.get("foreach") is True
 
 
 def test_several_mistakes_are_told_at_once() -> None:

@@ -13,7 +13,7 @@ from sparsepipe.config.division import division_of
 from sparsepipe.errors import ConfigError, HardwareError, PlanError
 from sparsepipe.runs.rundir import run_dir
 from sparsepipe.schedule import Plan
-from sparsepipe.tasks.run import num_ranks
+from sparsepipe.tasks.task import num_ranks
 from tests.support.command_line import composed
 
 pytestmark = pytest.mark.usefixtures("workplace")

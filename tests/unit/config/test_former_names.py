@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from sparsepipe.config.signature import identity_name, locate
-from sparsepipe.tasks.fitting.fit_batch import fit_batch
-from sparsepipe.tasks.train import train
+from sparsepipe.tasks.fitting.fit_batch import FitBatch
+from sparsepipe.tasks.train import Train
 from tests.support.command_line import composed
 
 
 @pytest.mark.parametrize(
     ("former", "task"),
     [
-        ("sparsepipe.experiment.train.train", train),
-        ("sparsepipe.experiment.fitting.fit_batch.fit_batch", fit_batch),
+        ("sparsepipe.experiment.train.train", Train),
+        ("sparsepipe.experiment.fitting.fit_batch.fit_batch", FitBatch),
     ],
 )
 def test_a_former_name_means_the_present_task(former: str, task: object) -> None:
@@ -27,7 +27,7 @@ def test_identities_have_the_former_name(task: str) -> None:
     config = composed("experiment=tiny", f"task={task}", "parallel=single")
     target = config.identity()["task._target_"]
     assert target.startswith("sparsepipe.experiment.")
-    assert locate(target) is locate(config["task"]["_target_"])
+    assert locate(target) is config.task.locate()
 
 
 @pytest.mark.parametrize("task", ["train", "emulate", "simulate"])

@@ -17,7 +17,7 @@ from sparsepipe.config.compose import config_dir, config_loader
 from sparsepipe.config.listing import first_comment, groups_in, list_options
 from sparsepipe.config.suggestions import told_by
 from sparsepipe.errors import ConfigError
-from sparsepipe.launch.checked_config import understood
+from sparsepipe.launch.prepare import understood
 from tests.support.command_line import Shell, composed
 
 OURS = groups_in([config_dir()])
@@ -150,5 +150,5 @@ def test_no_run_is_made_of_it() -> None:
 
 
 def test_other_tasks_tell_nothing() -> None:
-    for target in ("sparsepipe.tasks.partition.partition", "no.where", "???"):
+    for target in ("sparsepipe.tasks.partition.Partition", "no.where", "???"):
         assert told_by(OmegaConf.create({"task": {"_target_": target}}), []) is None

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from sparsepipe.launch.checked_config import understood
 from sparsepipe.launch.job import run_job
-from sparsepipe.launch.prepare import prepare
+from sparsepipe.launch.prepare import prepare, understood
 from sparsepipe.results.files import read_json
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.sweep import callbacks

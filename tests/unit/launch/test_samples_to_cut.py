@@ -9,8 +9,7 @@ import pytest
 
 from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import ConfigError
-from sparsepipe.launch.prepare import prepare
-from sparsepipe.launch.samples_to_cut import refuse_empty_microbatches
+from sparsepipe.launch.prepare import prepare, refuse_empty_microbatches
 from sparsepipe.planning.plan_resolution import resolve_plan
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.launch.checked_config import understood
-from sparsepipe.launch.samples_to_cut import refuse_few_microbatches
+from sparsepipe.launch.prepare import refuse_few_microbatches, understood
 from tests.support.command_line import composed
 from tests.support.plans import plan_on
 from tests.support.simulated_cases import BY_HAND, run

@@ -21,7 +21,7 @@ from sparsepipe.launch.job import run_job
 from sparsepipe.paper.report_sweep import SweepReport
 from sparsepipe.results.fig9_settings import EXPECTED, GPUS, STRATEGIES
 from sparsepipe.results.files import read_json
-from sparsepipe.tasks.emulation_request import as_emulated
+from sparsepipe.tasks.emulate import as_emulated
 from tests.support.command_line import Shell, composed
 from tests.support.sweep_cases import leave_record
 
@@ -58,7 +58,7 @@ def test_the_sweep_is_the_figure() -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_plans_are_those_of_table_iii_but_exact_is_for_its_link(strategy: str) -> None:
     config = composed(FIG9, "hardware=paper_7gpu", f"parallel={strategy}", f"task={TASKS[0]}")
-    assert config["task"]["parallel"] == config["parallel"]
+    assert config.task.get("parallel") == config.parallel
     search = config.plan_search
     if strategy in ("dp", "paper_mp"):
         assert search is None
@@ -67,21 +67,21 @@ def test_plans_are_those_of_table_iii_but_exact_is_for_its_link(strategy: str) -
         asked = None if strategy == "exact" else 60e6
         assert (search.search, search.bandwidth_bytes_per_s) == (strategy, asked)
         other = composed(FIG9, f"parallel={strategy}", "parallel.search.bandwidth_bytes_per_s=1e9")
-        assert other["parallel"]["search"]["bandwidth_bytes_per_s"] == 1e9
+        assert other.parallel.search.bandwidth_bytes_per_s == 1e9
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_each_task_has_the_link_of_its_panel(task: str) -> None:
     config = composed(FIG9, "hardware=paper_8gpu", f"task={task}")
-    name = str(config["task"]["_target_"]).rpartition(".")[2]
+    name = str(config.task.path).rpartition(".")[2]
     kind = "simulated" if name == "simulate" else "emulated"
-    link = config["task"]["link_bytes_per_s"]
+    link = config.task.get("link_bytes_per_s")
     (expected,) = [e for e in EXPECTED if (e.kind, e.link_bytes_per_s) == (kind, link)]
     assert task == f"fig9/{kind}" + (f"_{link / 1e6:g}" if kind == "simulated" else "")
     if kind == "emulated":
         assert expected.network == "namespaces"
         assert as_emulated(config)["hardware"]["link_bytes_per_s"] == 125e6
-        assert config["hardware"]["value"]["link"]["bytes_per_s"] == 125e6, "1 Gb/s"
+        assert config.hardware.get("value")["link"]["bytes_per_s"] == 125e6, "1 Gb/s"
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_emulated_sums_inside_hosts_have_time(parallel: str, time_scale: float) 
 
 def test_without_a_sweep_it_is_one_bar() -> None:
     config = composed(FIG9)
-    assert config["task"]["link_bytes_per_s"] == 125e6
-    assert config["parallel"]["search"]["search"] == "hete_mp"
-    assert sum(d["count"] for h in config["hardware"]["value"]["hosts"] for d in h["devices"]) == 5
+    assert config.task.get("link_bytes_per_s") == 125e6
+    assert config.parallel.search.search == "hete_mp"
+    assert sum(d["count"] for h in config.hardware.get("value")["hosts"] for d in h["devices"]) == 5
 
 
 @pytest.mark.full

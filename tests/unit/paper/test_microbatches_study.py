@@ -14,7 +14,7 @@ import pytest
 
 from sparsepipe.config.build import build_inventory
 from sparsepipe.results.files import write_json
-from sparsepipe.tasks.run import num_ranks
+from sparsepipe.tasks.task import num_ranks
 from tests.support.command_line import composed
 from tests.unit.paper.test_report_commands import jobs_of
 
@@ -41,7 +41,7 @@ def test_ways_in_parts_differ_in_devices_and_schedule_alone(
 ) -> None:
     config = composed(NAME, f"trial=microbatches/{way}", *TWO)
     whole = composed(NAME, "trial=microbatches/whole", *TWO)
-    strategy = config["parallel"]["strategy"]
+    strategy = config.parallel.strategy
     assert num_ranks(config, build_inventory(config)) == ranks
     assert (strategy["schedule"], strategy["microbatches"]) == (schedule, 4)
     assert strategy["keyed_randomness"] is True

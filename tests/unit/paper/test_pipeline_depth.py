@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.config.build import build_inventory
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Synchronous
-from sparsepipe.launch.checked_config import understood
 from sparsepipe.launch.job import run_job
-from sparsepipe.launch.prepare import prepare
+from sparsepipe.launch.prepare import prepare, understood
 from sparsepipe.paper.usual_config import is_taken, usual
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.profiling import Profile
@@ -23,9 +23,9 @@ from sparsepipe.results.report.commands import Commands
 from sparsepipe.results.report.pipeline_depth import PIPELINE_DEPTH
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import balanced
-from sparsepipe.tasks.emulated import emulated_profiles, with_all_devices
-from sparsepipe.tasks.emulation_request import as_emulated
+from sparsepipe.tasks.emulate import as_emulated, emulated_profiles
 from sparsepipe.tasks.kept_memory import kept_bytes
+from sparsepipe.tasks.task import task_of
 from tests.support.command_line import composed
 from tests.support.emulated_cases import profile
 from tests.support.reported_cells import cells
@@ -36,7 +36,7 @@ NAME = "experiment=pipeline_depth"
 ALIKE = "parallel.search.profiles={core: profiles/pipeline_depth/alike.json}"
 
 
-def trial(name: str, *more: str) -> dict:
+def trial(name: str, *more: str) -> RunSpec:
     return composed(NAME, f"trial=pipeline_depth/{name}", *more)
 
 
@@ -79,7 +79,7 @@ def test_every_command_is_one_of_a_run_that_its_cell_is_for(profiles: str | None
         (name,) = [word for word in words_of(command) if word.startswith("trial=")]
         assert name.endswith(f"_{ranks}") or (ranks == 1 and "/serial" in name), command
         trials.add(name.removeprefix("trial="))
-        if config["hardware"].get("emulate"):
+        if config.hardware.get("emulate"):
             emulated.add(prepare(config, inventory).path)
     assert (len(told), len(emulated)) == ((26, 17) if profiles is None else (17, 17))
     swept = [word for word in words_of(block.sweep) if word.startswith("trial=")]
@@ -151,8 +151,7 @@ def test_how_a_rate_was_taken_is_told_by_a_note() -> None:
 def test_serial_runs_do_not_depend_on_the_partition(name: str) -> None:
     one, other = (trial(name, f"partition={each}") for each in ("variance", "straight"))
     assert one.identity() == other.identity()
-    assert "partition" not in one
-    assert "depth" not in one
+    assert not {"partition", "depth"} & one.to_dict().keys()
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "sync_1f1b", "eager_1f1b", "asynchronous"])
@@ -160,32 +159,36 @@ def test_serial_runs_do_not_depend_on_the_partition(name: str) -> None:
 def test_depths_and_partitions_are_those_that_are_asked_for(schedule: str, partition: str) -> None:
     asked = f"partition={partition}"
     two = trial(f"{schedule}_2", asked)
-    assert two["parallel"]["search"]["search"] == partition
-    assert not two["hardware"].get("emulate")
+    assert two.parallel.search.search == partition
+    assert not two.hardware.get("emulate")
     assert build_inventory(two).num_devices == 2
     for depth in (4, 8):
-        config = dict(as_emulated(trial(f"{schedule}_{depth}", asked)))
+        config = as_emulated(trial(f"{schedule}_{depth}", asked))
         inventory = build_inventory(config)
-        assert with_all_devices(config, inventory)["devices"] == inventory.num_devices == depth
-        assert config["parallel"]["search"]["search"] == partition
-        parts = config["parallel"]["strategy"].get("microbatches")
+        assert (
+            task_of(config).configured(config, inventory).parallel.devices
+            == inventory.num_devices
+            == depth
+        )
+        assert config.parallel.search.search == partition
+        parts = config.parallel.strategy.get("microbatches")
         assert parts == (None if schedule == "asynchronous" else 32)
-    assert two["data"]["batch_size"] == 1024
+    assert two.data.get("batch_size") == 1024
 
 
 def test_the_profile_is_of_the_network_and_the_batch() -> None:
-    config = dict(as_emulated(trial("gpipe_8")))
+    config = as_emulated(trial("gpipe_8"))
     (found,) = emulated_profiles(config, build_inventory(config)).values()
-    convolutions = config["model"]["convolutions"]
+    convolutions = config.model.get("convolutions")
     assert found.meta["model_settings"]["convolutions"] == convolutions
     assert found.num_layers == 2 * convolutions + 5
-    assert found.meta["batch_size"] == config["data"]["batch_size"]
+    assert found.meta["batch_size"] == config.data.get("batch_size")
     assert found.meta["threads"] == 1
 
 
 @pytest.mark.parametrize("stages", [2, 4, 8])
 def test_stages_can_have_nearly_equal_shares_of_the_profile(stages: int) -> None:
-    config = dict(as_emulated(trial("gpipe_8")))
+    config = as_emulated(trial("gpipe_8"))
     (found,) = emulated_profiles(config, build_inventory(config)).values()
     costs = [layer.forward_s + layer.backward_s for layer in found.layers]
     bounds = [0, *balanced(costs, [1] * stages), len(costs)]
@@ -194,7 +197,7 @@ def test_stages_can_have_nearly_equal_shares_of_the_profile(stages: int) -> None
 
 
 def test_a_profile_of_layers_that_are_alike_goes_with_the_same_trials() -> None:
-    config = dict(as_emulated(trial("gpipe_8", ALIKE)))
+    config = as_emulated(trial("gpipe_8", ALIKE))
     (found,) = emulated_profiles(config, build_inventory(config)).values()
     assert len({(layer.forward_s, layer.backward_s) for layer in found.layers}) == 1
     assert found.num_layers % 8 == 0

@@ -29,7 +29,7 @@ def test_commands_that_fill_cells_compose(name: str) -> None:
         words = shlex.split(command)
         program, *overrides = dropwhile(lambda word: "=" in word, words)  # of the environment
         assert program == "sparsepipe"
-        assert composed(*overrides)["name"] == name
+        assert composed(*overrides).name == name
 
 
 @pytest.mark.parametrize("network", ["dense", "sparse"])
@@ -39,8 +39,8 @@ def test_a_command_of_fig8_is_that_of_its_cell(network: str, resolution: int) ->
     cells = block.rows[f"{resolution}³", network].values()
     (command,) = {cell.command for cell in cells}
     config = composed(*shlex.split(command)[1:])
-    assert config["representation"] == network
-    assert config["data"]["resolution"] == resolution
+    assert config.representation == network
+    assert config.data.get("resolution") == resolution
 
 
 @pytest.mark.parametrize("scales", [(), ("desk",)])
@@ -62,7 +62,7 @@ def test_a_cell_of_a_single_run_without_runs_has_a_scale_in_its_command(
     (block,) = EXHIBITS[name].blocks([], Commands(experiment=name, usual=usual))
     (command,) = {cell.command for cell in block.cells if cell.command}
     assert command == f"sparsepipe experiment={name} scale={scale}"
-    assert composed(*shlex.split(command)[1:])["scale"] == scale
+    assert composed(*shlex.split(command)[1:]).scale == scale
 
 
 def jobs_of(words: list[str]) -> set[frozenset[str]]:
@@ -81,11 +81,11 @@ def test_commands_of_table2_are_those_of_their_cells() -> None:
     cells = block.rows["50³", "4", "sparse", "0.25"]
     commands = {column.key: cell.command for column, cell in cells.items()}
     config = composed(*shlex.split(commands["test_accuracy"])[1:])
-    assert config["task"]["_target_"].endswith(".train")
-    assert config["parallel"]["devices"] == 4
-    assert config["parallel"]["strategy"]["_target_"].endswith(".DataParallelStrategy")
-    assert (config["representation"], config["data"]["resolution"]) == ("sparse", 50)
-    assert config["data"]["point_ratio"] == 0.25
+    assert config.task.path.endswith(".train")
+    assert config.parallel.devices == 4
+    assert config.parallel.strategy.path.endswith(".DataParallelStrategy")
+    assert (config.representation, config.data.get("resolution")) == ("sparse", 50)
+    assert config.data.get("point_ratio") == 0.25
     fitting = composed(*shlex.split(commands["batch"])[1:])
-    assert fitting["task"]["_target_"].endswith(".fit_batch")
-    assert fitting["data"]["point_ratio"] == 0.25
+    assert fitting.task.path.endswith(".fit_batch")
+    assert fitting.data.get("point_ratio") == 0.25

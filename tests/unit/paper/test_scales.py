@@ -44,10 +44,10 @@ def config_of(overrides: list[str]) -> dict[str, Any]:
 
 
 def cell(config: dict[str, Any]) -> tuple[int, int, str, float, int]:
-    data = config["data"]
+    data = config.data
     return (
         data["resolution"],
-        config["parallel"]["devices"],
+        config.parallel.devices,
         data["representation"],
         data["point_ratio"],
         data["batch_size"],
@@ -58,8 +58,8 @@ def cell(config: dict[str, Any]) -> tuple[int, int, str, float, int]:
 def test_table_2_trains_what_the_paper_prints_and_nothing_else(monkeypatch) -> None:
     monkeypatch.setenv("MODELNET40", "somewhere")
     configs = [config_of(job) for job in jobs("table2", "scale=paper")]
-    trained = [c for c in configs if c["task"]["_target_"].endswith(".train")]
-    searched = [c for c in configs if c["task"]["_target_"].endswith(".fit_batch")]
+    trained = [c for c in configs if c.task.path.endswith(".train")]
+    searched = [c for c in configs if c.task.path.endswith(".fit_batch")]
     assert len(configs) == len(trained) + len(searched) == 24
     assert sorted(map(cell, trained)) == sorted(TABLE_2)
     alone = {row[:4] for row in TABLE_2 if row[1] == 1}
@@ -67,29 +67,32 @@ def test_table_2_trains_what_the_paper_prints_and_nothing_else(monkeypatch) -> N
     assert len(searched) == len(alone)
     for config in configs:
         kind = "dense" if cell(config)[2] == "dense" else "sparse"
-        assert config["model"]["_target_"] == f"sparsepipe.models.{kind}_vgg16_bn"
-        assert config["data"]["root"] == "somewhere"
-        assert (config["model"]["width"], config["trainer"]["max_epochs"]) == (1.0, 90)
-        assert config["optim"]["optimizer"]["_target_"] == "torch.optim.SGD"
-        optimizer = {k: config["optim"]["optimizer"][k] for k in ("lr", "momentum", "nesterov")}
+        assert config.model.path == f"sparsepipe.models.{kind}_vgg16_bn"
+        assert config.data.get("root") == "somewhere"
+        assert (config.model.get("width"), config.trainer.max_epochs) == (1.0, 90)
+        assert config.optim.optimizer.path == "torch.optim.SGD"
+        optimizer = {k: config.optim.optimizer[k] for k in ("lr", "momentum", "nesterov")}
         assert optimizer == {"lr": 0.01, "momentum": 0.9, "nesterov": False}
-        assert config["optim"]["schedule"] is None
-        assert (config["data"]["num_points"], config["data"]["cached_points"]) == (4096, 16384)
-        assert config["data"]["augment"]["enabled"] is False
-        assert config["scale"] == "paper"
+        assert config.optim.schedule is None
+        assert (config.data.get("num_points"), config.data.get("cached_points")) == (
+            4096,
+            16384,
+        )
+        assert config.data.get("augment")["enabled"] is False
+        assert config.scale == "paper"
 
 
 @pytest.mark.full
 def test_fig_8_goes_over_four_resolutions_of_both_networks() -> None:
     configs = [config_of(job) for job in jobs("fig8", "scale=desk")]
-    assert sorted((c["data"]["resolution"], c["representation"]) for c in configs) == [
+    assert sorted((c.data.get("resolution"), c.representation) for c in configs) == [
         (resolution, network)
         for resolution in (32, 50, 100, 200)
         for network in ("dense", "sparse")
     ]
-    assert {c["task"]["_target_"].rpartition(".")[2] for c in configs} == {"train_if_fits"}
-    assert {c["task"]["budget_bytes"] for c in configs} == {2.75e9}
-    assert {c["data"]["batch_size"] for c in configs} == {16}
+    assert {c.task.path.rpartition(".")[2] for c in configs} == {"train_if_fits"}
+    assert {c.task.get("budget_bytes") for c in configs} == {2.75e9}
+    assert {c.data.get("batch_size") for c in configs} == {16}
 
 
 @pytest.mark.parametrize(
@@ -126,10 +129,10 @@ def test_four_devices_share_the_batch_of_one(scale: str) -> None:
         config_of(["experiment=table2", f"scale={scale}", f"trial={trial}"])
         for trial in ("one_device", "four_devices")
     )
-    assert (one["parallel"]["devices"], four["parallel"]["devices"]) == (1, 4)
-    assert four["hardware"]["cpu_devices"] == 4
-    assert one["data"]["batch_size"] == 4 * four["data"]["batch_size"]
-    assert one["scale"] == four["scale"] == scale
+    assert (one.parallel.devices, four.parallel.devices) == (1, 4)
+    assert four.hardware.get("cpu_devices") == 4
+    assert one.data.get("batch_size") == 4 * four.data.get("batch_size")
+    assert one.scale == four.scale == scale
     assert "batch_shared_by" not in four
 
 
@@ -143,29 +146,29 @@ def test_elsewhere_each_device_takes_the_batch_of_one_however_many_are_asked_for
     for devices in ("1", "2", "4", "auto"):
         asked = [f"parallel={parallel}", f"parallel.devices={devices}"]
         config = config_of([*asked, f"scale={scale}"])
-        assert config["data"]["batch_size"] == batch
+        assert config.data.get("batch_size") == batch
 
 
 def test_every_mode_of_the_staleness_experiment_has_the_same_minibatches_at_a_scale() -> None:
     pipeline = config_of(["experiment=staleness", "scale=desk"])
     asked = ["experiment=staleness", "scale=desk", "parallel=single", "parallel.devices=1"]
-    assert pipeline["data"]["batch_size"] == config_of(asked)["data"]["batch_size"] == 16
+    assert pipeline.data.get("batch_size") == config_of(asked).data.get("batch_size") == 16
 
 
 def test_a_scale_goes_with_any_data_and_its_values_give_way() -> None:
     asked = ["experiment=table2", "scale=desk", "data=modelnet40_points", "data.root=there"]
     config = config_of([*asked, "trainer.max_epochs=7"])
-    assert config["data"]["source"] == {
+    assert config.data.get("source") == {
         "_target_": "sparsepipe.data.sources.NpzBundle",
         "_partial_": True,
     }
-    assert (config["trainer"]["max_epochs"], config["model"]["width"]) == (7, 0.25)
+    assert (config.trainer.max_epochs, config.model.get("width")) == (7, 0.25)
 
 
 def test_without_a_scale_all_is_as_it_was() -> None:
     config = composed("data=shapes")
     assert "scale" not in config
-    source = config["data"]["source"]
+    source = config.data.get("source")
     assert (source["train_per_class"], source["test_per_class"]) == (200, 52)
     assert "scale" not in config.identity()
     assert composed("data=shapes", "scale=smoke").identity()["scale"] == "smoke"
@@ -175,7 +178,7 @@ def test_a_batch_of_the_paper_is_found_by_a_whole_share_too(monkeypatch) -> None
     monkeypatch.setenv("MODELNET40", "somewhere")
     for ratio, batch in (("1", 128), ("1.0", 128), ("0.5", 64)):
         asked = ["experiment=table2", "scale=paper", "network=dense", f"data.point_ratio={ratio}"]
-        assert config_of(asked)["data"]["batch_size"] == batch
+        assert config_of(asked).data.get("batch_size") == batch
 
 
 def test_figure_7_takes_the_authors_batch_where_a_scale_is_not_smaller(monkeypatch) -> None:

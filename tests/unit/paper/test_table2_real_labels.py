@@ -36,7 +36,7 @@ def test_its_half_at_32_trains_on_all_1024_points_of_each_shape_or_a_share_of_th
     found = set()
     for job in jobs_of_the_sweep():
         config = composed(*job)
-        data, devices = config["data"], config["parallel"]["devices"]
+        data, devices = config.data, config.parallel.devices
         assert data["source"] == {
             "_target_": "sparsepipe.data.sources.NpzBundle",
             "_partial_": True,
@@ -45,9 +45,9 @@ def test_its_half_at_32_trains_on_all_1024_points_of_each_shape_or_a_share_of_th
         assert data["num_points"] is None
         assert data["augment"]["enabled"] is False
         assert data["batch_size"] * (devices if devices == 4 else 1) == 16
-        assert (config["model"]["width"], config["trainer"]["max_epochs"]) == (0.25, 4)
-        task = config["task"]["_target_"].rpartition(".")[2]
-        found.add((task, devices, config["representation"], data["point_ratio"]))
+        assert (config.model.get("width"), config.trainer.max_epochs) == (0.25, 4)
+        task = config.task.path.rpartition(".")[2]
+        found.add((task, devices, config.representation, data["point_ratio"]))
     networks = [("dense", 1.0), ("sparse", 1.0), ("sparse", 0.5), ("sparse", 0.25)]
     assert found == {
         (*kind, *network)
@@ -109,7 +109,7 @@ def test_commands_of_each_table_fill_it(recorded: Path) -> None:
     for told, source in ((of_shapes, "GeneratedShapes"), (of_points, "NpzBundle")):
         program, *words = shlex.split(sorted(told)[-1])
         assert program == "sparsepipe"
-        data: dict[str, Any] = composed(*words)["data"]
+        data: dict[str, Any] = composed(*words).data
         assert data["source"]["_target_"].endswith(f".{source}")
     root = ' data=modelnet40_points "data.root=$MODELNET40_POINTS" '
     assert all(root in command for command in of_points)

@@ -12,14 +12,13 @@ import torch
 from sparsepipe import __version__
 from sparsepipe.cluster import Link
 from sparsepipe.config.build import build_inventory
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Measuring
 from sparsepipe.launch.prepare import prepare
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.planning.measuring import link_spec, profile_spec
 from sparsepipe.planning.search import memory_model
-from sparsepipe.tasks.bandwidth import fingerprint as fingerprint_of_links
-from sparsepipe.tasks.bandwidth import with_all_devices
-from sparsepipe.tasks.profile import fingerprint as fingerprint_of_profile
+from sparsepipe.tasks.task import task_of
 from sparsepipe.utils.host import cpu_name, usable_cores
 from tests.support.command_line import composed
 from tests.support.planned_cases import MODEL, SLOW, TWO, given, profile
@@ -27,7 +26,7 @@ from tests.support.planned_cases import MODEL, SLOW, TWO, given, profile
 pytestmark = pytest.mark.usefixtures("workplace", "networks_for_ranks")
 
 
-def measuring(*settings: str, how: Measuring | None = None) -> dict[str, Any]:
+def measuring(*settings: str, how: Measuring | None = None) -> RunSpec:
     """A configuration that measures the first device that there is."""
     config = composed(*MODEL, *settings)
     device = build_inventory(config).hosts[0].devices[0].name
@@ -56,7 +55,7 @@ def test_a_seed_is_none_of_a_profile() -> None:
         config = composed("data=shapes", "parallel=hete_mp", *settings)
         return profile_spec(config, "core", Measuring()).identity()
 
-    assert composed("data=shapes", "seed=3")["data"]["seed"] == 3
+    assert composed("data=shapes", "seed=3").data.get("seed") == 3
     assert identity("seed=3") == identity()
     assert identity("data.seed=3") == identity()
     assert identity("data.source.seed=3") != identity()
@@ -66,7 +65,7 @@ def test_a_profile_belongs_to_the_machine(monkeypatch: pytest.MonkeyPatch) -> No
     """Also where the inventory calls its devices by other names than the vendor."""
     wanted = measuring("hardware=two_speeds")
     inventory = build_inventory(wanted)
-    told = fingerprint_of_profile(wanted, inventory)
+    told = task_of(wanted).prepare(wanted, inventory)
     versions = f"torch {torch.__version__}", f"sparsepipe {__version__}"
     assert all(word in told for word in (cpu_name(), *versions))
     cores = max(1, usable_cores() // 2)
@@ -94,7 +93,7 @@ def test_a_link_belongs_to_the_machine_and_not_to_what_is_trained() -> None:
     def identity(*settings: str) -> str:
         config = link_spec(composed(*MODEL, *TWO, "parallel=hete_mp", *settings))
         inventory = build_inventory(config)
-        config["parallel"] = with_all_devices(config, inventory)
+        config = task_of(config).configured(config, inventory)
         return prepare(config, inventory).run_id
 
     base = identity()
@@ -104,7 +103,7 @@ def test_a_link_belongs_to_the_machine_and_not_to_what_is_trained() -> None:
     assert identity("parallel.strategy.direct=true") != base
     config = link_spec(composed(*MODEL, *TWO, "parallel=hete_mp"))
     inventory = build_inventory(config)
-    told = fingerprint_of_links(config, inventory)
+    told = task_of(config).prepare(config, inventory)
     words = (inventory.hosts[0].name, cpu_name(), f"torch {torch.__version__}")
     assert all(word in told for word in words)
 

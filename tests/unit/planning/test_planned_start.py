@@ -12,7 +12,7 @@ from sparsepipe.errors import PlanError
 from sparsepipe.launch.job import _decide
 from sparsepipe.launch.prepare import prepare
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.tasks.evaluate import keep_plan_of_training
+from sparsepipe.tasks.task import task_of
 from tests.support.command_line import composed
 from tests.support.planned_cases import MODEL, SLOW, TWO, given, profile
 from tests.support.plans import plan_on
@@ -45,7 +45,7 @@ def test_an_evaluation_splits_as_the_training_did(tmp_path: Path) -> None:
         config = composed(*MODEL, *TWO, "parallel=hete_mp", run, *settings)
         directory = RunDir(tmp_path / f"{len(list(tmp_path.iterdir()))}")
         directory.path.mkdir()
-        keep_plan_of_training(config, build_inventory(config), directory)
+        task_of(config).adopt_plan(config, build_inventory(config), directory)
         told = directory.plan.exists() and directory.plan.read_text()
         assert told in (False, RunDir(Path(run.partition("=")[2])).plan.read_text())
         return bool(told)

@@ -31,10 +31,10 @@ def test_a_plan_file_has_its_layers_recomputed(tmp_path: Path, setting: str) -> 
     refuse_recompute(config, inventory(1.4e6))
     division = division_of(config)
     assert division is not None
-    argument = settled_recompute(config["parallel"], division.details)
+    argument = settled_recompute(config.parallel, division.details)
     own = {"recompute": {"layers": [[0, 0], [3, 3]]}}
     assert argument == ({} if "layers" in setting else own), "else it is what the setting says"
-    named = config["parallel"]["search"]["profiles"]
+    named = config.parallel.search.profiles
     profiles = load_profiles(inventory(1.4e6), "mlp", given=named)
     plan = plan_to_simulate(config, inventory(1.4e6), profiles)
     assert plan.details["recomputed"] == [[0, 0], [3, 3]]
@@ -64,8 +64,8 @@ def test_nothing_is_recomputed_where_that_is_said(tmp_path: Path) -> None:
     refuse_recompute(config, inventory(1e9))
     division = division_of(config)
     assert division is not None
-    assert settled_recompute(config["parallel"], division.details) == {}
-    named = config["parallel"]["search"]["profiles"]
+    assert settled_recompute(config.parallel, division.details) == {}
+    named = config.parallel.search.profiles
     profiles = load_profiles(inventory(1e9), "mlp", given=named)
     plan = plan_to_simulate(config, inventory(1e9), profiles)
     assert not {"recomputed", "bottleneck_s"} & plan.details.keys()

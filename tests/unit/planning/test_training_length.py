@@ -10,7 +10,7 @@ from pytorch_lightning.demos.boring_classes import BoringModel, RandomDataset
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
-from sparsepipe.planning.training_length import batches_of_training
+from sparsepipe.tasks.profile import batches_of_training
 from tests.support.command_line import composed
 
 LOADED = 7

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from sparsepipe.errors import HardwareError
-from sparsepipe.launch.checked_config import understood
-from sparsepipe.launch.error_messages import told
+from sparsepipe.launch.execute import told
+from sparsepipe.launch.prepare import understood
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.launch import is_transient, launch
 from sparsepipe.sweep.record import records_of
-from sparsepipe.tasks.run import Run
+from sparsepipe.tasks.task import Run
 from tests.support.command_line import Shell, composed
 
 CPU = ("hardware.accelerator=cpu", "hardware.cpu_devices=2")

@@ -17,8 +17,7 @@ from sparsepipe.simulate.memory import long_run_peaks_bytes
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.simulate.workload import Workload
-from sparsepipe.tasks.simulated_run import Outcome
-from sparsepipe.tasks.simulated_ways import Contest
+from sparsepipe.tasks.simulation import Contest, Outcome
 from tests.support.plans import plan_of
 
 BATCH_SIZE = 8

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sparsepipe.config.build import build_inventory
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError
 from sparsepipe.launch.job import run_job
 from sparsepipe.planning.plan_resolution import resolve_plan
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
-from sparsepipe.tasks.emulated import minibatches_each, with_all_devices
-from sparsepipe.tasks.emulation_request import as_emulated
-from sparsepipe.tasks.run import Run
+from sparsepipe.tasks.emulate import as_emulated, minibatches_each
+from sparsepipe.tasks.task import Run, task_of
 from tests.support.command_line import composed
 from tests.support.emulated_cases import hosts, path_of
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.usefixtures("workplace")
 EMULATE = "task=emulate"
 
 
-def asked(*overrides: str) -> dict[str, Any]:
-    return dict(as_emulated(composed(*overrides)))
+def asked(*overrides: str) -> RunSpec:
+    return as_emulated(composed(*overrides))
 
 
 @pytest.mark.full
@@ -75,13 +75,13 @@ def test_what_the_task_leaves_out_is_as_the_hardware_says(tmp_path: Path) -> Non
     *here, _ = hosts(tmp_path)
     said = ("hardware.time_scale=10", "hardware.network=loopback", "hardware.link_bytes_per_s=3e6")
     config = asked(*here, EMULATE, *said)
-    assert config["task"]["time_scale"] == config["hardware"]["time_scale"] == 10
-    assert config["task"]["network"] == config["hardware"]["network"] == "loopback"
+    assert config.task.get("time_scale") == config.hardware.get("time_scale") == 10
+    assert config.task.get("network") == config.hardware.get("network") == "loopback"
     inventory = build_inventory(config)
     assert inventory.link is not None
     assert inventory.link.bytes_per_s == 3e6
     nobody = asked(*here, EMULATE)
-    assert (nobody["task"]["time_scale"], nobody["task"]["network"]) == (1, "auto")
+    assert (nobody.task.get("time_scale"), nobody.task.get("network")) == (1, "auto")
     assert as_emulated(nobody) == nobody
 
 
@@ -149,9 +149,9 @@ def test_minibatches_are_of_all_ranks_that_read(
 ) -> None:
     config = asked(*hosts(tmp_path), EMULATE, *overrides)
     inventory = build_inventory(config)
-    config["parallel"] = with_all_devices(config, inventory)
+    config = task_of(config).configured(config, inventory)
     run = Run(spec=config, directory=RunDir(tmp_path), inventory=inventory, watch=SignalWatch())
     assert minibatches_each(run, 20) == each
     assert minibatches_each(run, None) == 24
-    config["trainer"]["limit_train_batches"] = 9
-    assert minibatches_each(run, None) == 9
+    limited = replace(run, spec=config.replace({"trainer.limit_train_batches": 9}))
+    assert minibatches_each(limited, None) == 9

@@ -10,13 +10,13 @@ import pytest
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.build import build_inventory
 from sparsepipe.config.division import division_of
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.emulate import NotPermitted, emulated_layout, machine
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
-from sparsepipe.launch.emulated_hosts import hosts_emulated
-from sparsepipe.launch.job import run_job
+from sparsepipe.launch.job import hosts_emulated, run_job
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.tasks.emulated import emulated_profiles, with_all_devices
-from sparsepipe.tasks.emulation_request import as_emulated
+from sparsepipe.tasks.emulate import as_emulated, emulated_profiles
+from sparsepipe.tasks.task import task_of
 from tests.support.command_line import composed
 from tests.support.emulated_cases import hosts, path_of, profile
 from tests.support.namespace_cases import left, needs_namespaces
@@ -27,8 +27,8 @@ EMULATE = "hardware.emulate=true"
 LOOPBACK = "hardware.network=loopback"
 
 
-def asked(*overrides: str) -> tuple[dict, Inventory]:
-    config = dict(as_emulated(composed(*overrides)))
+def asked(*overrides: str) -> tuple[RunSpec, Inventory]:
+    config = as_emulated(composed(*overrides))
     return config, build_inventory(config)
 
 
@@ -82,14 +82,14 @@ def test_devices_become_processors_and_keep_what_else_they_are() -> None:
 @pytest.mark.parametrize("strategy", ["dp", "mp", "hete_mp", "exact"])
 def test_all_devices_of_all_hosts_take_part(strategy: str) -> None:
     config, inventory = asked("hardware=paper_8gpu", f"parallel={strategy}", EMULATE)
-    found = with_all_devices(config, inventory)
-    assert (found["devices"], found["num_nodes"]) == (8, 2)
+    found = task_of(config).configured(config, inventory).parallel
+    assert (found.devices, found.num_nodes) == (8, 2)
 
 
 def test_one_device_is_the_first() -> None:
     config, inventory = asked("hardware=paper_8gpu", "parallel=single", EMULATE)
-    found = with_all_devices(config, inventory)
-    assert (found["devices"], found["num_nodes"]) == (1, 1)
+    found = task_of(config).configured(config, inventory).parallel
+    assert (found.devices, found.num_nodes) == (1, 1)
 
 
 def test_a_plan_may_name_fewer_devices(tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ def test_a_plan_may_name_fewer_devices(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(plan_on(*names, cuts=[10], num_layers=52).to_json())
     plan = f"parallel.plan.file={tmp_path / 'plan.json'}"
     config, inventory = asked("hardware=paper_8gpu", "parallel=pipeline", plan, EMULATE)
-    found = with_all_devices(config, inventory)
-    assert (found["devices"], found["num_nodes"]) == (2, 1)
-    assert division_of({**config, "parallel": found}) is not None
+    found = task_of(config).configured(config, inventory).parallel
+    assert (found.devices, found.num_nodes) == (2, 1)
+    assert division_of(task_of(config).configured(config, inventory)) is not None
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_a_plan_may_name_fewer_devices(tmp_path: Path) -> None:
 def test_other_numbers_of_devices_are_refused(overrides: list[str], said: str, remedy: str) -> None:
     config, inventory = asked("hardware=paper_5gpu", EMULATE, *overrides)
     with pytest.raises(ConfigError, match=said) as caught:
-        with_all_devices(config, inventory)
+        task_of(config).configured(config, inventory)
     assert remedy in caught.value.remedy
 
 
@@ -207,7 +207,7 @@ def test_what_a_killed_run_left_goes_before_any_emulation(
     namespace = f"sparsepipe-{ended.pid}-1-511-0"
     machine.do(("ip", "netns", "add", namespace))
     config, inventory = asked(*hosts(tmp_path), *overrides)
-    config["parallel"] = with_all_devices(config, inventory)
+    config = task_of(config).configured(config, inventory)
     assert left(ended.pid) == [namespace]
     with hosts_emulated(config, inventory, RunDir(tmp_path)):
         assert emulated_layout() is None
@@ -219,12 +219,12 @@ def test_without_permission_it_says_that_links_are_not_limited(
 ) -> None:
     monkeypatch.setattr(machine, "may_administer", lambda: False)
     config, inventory = asked(*hosts(tmp_path), "parallel=dp")
-    config["parallel"] = with_all_devices(config, inventory)
+    config = task_of(config).configured(config, inventory)
     with caplog.at_level("WARNING"), hosts_emulated(config, inventory, RunDir(tmp_path)):
         assert emulated_layout() is None
     assert "the network between hosts is not emulated" in caplog.text
     assert "run as root" in caplog.text
-    config["hardware"]["network"] = "namespaces"
+    config = config.replace({"hardware.network": "namespaces"})
     with (
         pytest.raises(NotPermitted, match="may not make network namespaces") as caught,
         hosts_emulated(config, inventory, RunDir(tmp_path)),

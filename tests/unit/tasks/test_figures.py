@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.tasks import evaluate, figures, train
+from sparsepipe.tasks import evaluate, presentation, train
 
 SHAPES = 30
 
@@ -68,7 +68,7 @@ def test_the_gallery_is_predicted_in_batches_of_the_test(
     monkeypatch.setattr("sparsepipe.results.gallery.prediction_gallery", gallery)
     module = Reader()
     run: Any = SimpleNamespace(directory=RunDir(tmp_path))
-    figures.draw_test(run, module, Grids(), gallery=12)
+    presentation.draw_test(run, module, Grids(), gallery=12)
     assert max(count for _, count in module.events) <= 5
     numbers = drawn["numbers"]
     assert len(numbers) == 12

@@ -18,9 +18,7 @@ from sparsepipe.errors import SparsePipeError
 from sparsepipe.results.files import read_json
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
-from sparsepipe.tasks.fitting.prober import Prober
-from sparsepipe.tasks.fitting.steps import _noting
-from sparsepipe.tasks.fitting.victim import (
+from sparsepipe.tasks.fitting.memory import (
     Seen,
     limit_files,
     limit_in,
@@ -28,7 +26,9 @@ from sparsepipe.tasks.fitting.victim import (
     took_much,
     total_in,
 )
-from sparsepipe.tasks.run import Run
+from sparsepipe.tasks.fitting.prober import Prober
+from sparsepipe.tasks.fitting.steps import _noting
+from sparsepipe.tasks.task import Run
 from tests.support.command_line import Shell, composed, wait_for
 from tests.support.memory_group import memory_group
 
@@ -96,7 +96,7 @@ def test_what_a_machine_has() -> None:
     assert 0 < found <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-MOST = "from sparsepipe.tasks.fitting.victim import most_bytes; print(most_bytes())"
+MOST = "from sparsepipe.tasks.fitting.memory import most_bytes; print(most_bytes())"
 
 
 def test_a_real_limit_above_counts() -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from sparsepipe.errors import HardwareError
 from sparsepipe.tasks.fitting.memory import ResidentPeak, status_bytes
+from sparsepipe.tasks.fitting.probe import Request
 from sparsepipe.tasks.fitting.prober import budget_of
-from sparsepipe.tasks.fitting.request import Request
 
 MB = 10**6
 

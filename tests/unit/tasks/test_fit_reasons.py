@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import get_args
 
 from sparsepipe.results.report.batches import OF_MEMORY, OTHERS
-from sparsepipe.tasks.fitting.fit_batch import _limit
+from sparsepipe.tasks.fitting.fit_batch import Found, _limit
 from sparsepipe.tasks.fitting.prober import Outcome
-from sparsepipe.tasks.fitting.search import Found
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsepipe.tasks.fitting.search import largest_that_fits
+from sparsepipe.tasks.fitting.fit_batch import largest_that_fits
 
 MOST = 40
 

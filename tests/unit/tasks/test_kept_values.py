@@ -16,7 +16,7 @@ from sparsepipe.results.files import read_json
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.tasks.kept_memory import kept_values
-from sparsepipe.tasks.run import Run
+from sparsepipe.tasks.task import Run
 from tests.support.command_line import composed
 from tests.support.planned_cases import profile
 

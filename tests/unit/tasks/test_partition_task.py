@@ -12,7 +12,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
 from sparsepipe.launch.job import run_job
 from sparsepipe.paper.paper_problem import paper_inventory
-from sparsepipe.paper.table3 import table3
+from sparsepipe.paper.table3 import Table3
 from sparsepipe.paper.table3_paper import PAPER as PRINTED
 from sparsepipe.paper.table3_paper import PaperRow, hete_mp_s
 from sparsepipe.partition.costs.model import cost_model
@@ -25,8 +25,8 @@ from sparsepipe.results.shares import Costs, accumulated_shares
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.schedule import Plan
-from sparsepipe.tasks.partition import partition
-from sparsepipe.tasks.run import Run
+from sparsepipe.tasks.partition import Partition
+from sparsepipe.tasks.task import Run
 from tests.support.command_line import composed
 from tests.support.planned_cases import MODEL
 from tests.support.recompute_cases import saved
@@ -227,9 +227,9 @@ def test_several_processes_are_refused(tmp_path: Path) -> None:
         inventory=paper_inventory(8),
         watch=SignalWatch(),
     )
-    for task in (partition, table3):
+    for task in (Partition(), Table3()):
         with pytest.raises(ConfigError, match="asks for 2") as caught:
-            task(run)
+            task.run(run)
         assert "parallel=single" in caught.value.remedy
 
 

@@ -25,8 +25,7 @@ from sparsepipe.results.shares import Costs, accumulated_shares
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.schedule import Plan
-from sparsepipe.tasks.profile import profile
-from sparsepipe.tasks.run import Run
+from sparsepipe.tasks.task import Run, task_of
 from sparsepipe.utils.host import usable_cores
 from sparsepipe.utils.memory import give_freed_memory_back
 from tests.support.command_line import composed
@@ -250,7 +249,7 @@ def test_several_processes_are_refused(tmp_path: Path) -> None:
         watch=SignalWatch(),
     )
     with pytest.raises(ConfigError, match="profile runs as one process") as caught:
-        profile(alone)
+        task_of(config).run(alone)
     assert "parallel=single" in caught.value.remedy
 
 

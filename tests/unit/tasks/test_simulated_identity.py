@@ -20,7 +20,7 @@ PAPER = ("task=simulate", "hardware=paper_7gpu", "task.timeline_minibatches=1")
 def identity(outputs: Path, *overrides: str) -> str:
     config = composed(f"paths.outputs={outputs}", *PAPER, *overrides)
     inventory = build_inventory(config)
-    return prepare({**config, "parallel": in_one_process(config, inventory)}, inventory).run_id
+    return prepare(in_one_process(config), inventory).run_id
 
 
 def plan_and_pace(outputs: Path, *overrides: str) -> tuple[list[object], float]:

@@ -1,11 +1,14 @@
-"""What a task is given: its configuration, its directory, and how to make a Trainer."""
+"""What a task is: the base class of all tasks, and the run that it works on."""
 
 from __future__ import annotations
 
+import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytorch_lightning as pl
 from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -20,13 +23,14 @@ from sparsepipe.callbacks import (
     Throughput,
 )
 from sparsepipe.cluster import Inventory, Place
+from sparsepipe.config.build import ready_data
 from sparsepipe.config.division import Division, division_of
-from sparsepipe.config.plan_search import searched_devices
 from sparsepipe.config.recomputation import settled_recompute
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, HardwareError, PlanError
 from sparsepipe.planning.placing import are_there, beside, cuda_devices, places_of_ranks
 from sparsepipe.runs.checkpoint_io import DirectCheckpointIO
+from sparsepipe.runs.checkpoints import find_checkpoint
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.collectives import process_group
@@ -55,8 +59,8 @@ class Run:
 
     @property
     def task_name(self) -> str:
-        """The task's function, by its bare name."""
-        return self.spec.task.name
+        """What results and trackers call the task."""
+        return task_class(self.spec).name
 
     @property
     def ranks(self) -> int:
@@ -176,19 +180,126 @@ class Run:
         return False, [EpochLines()]
 
 
-def num_ranks(spec: RunSpec, inventory: Inventory) -> int:
-    """Processes that a configuration asks for, over all nodes.
+class Task(ABC):
+    """What a run does; ``task._target_`` names a subclass that takes the other keys of ``task``.
+
+    A subclass needs :meth:`run` only. The other methods are called before ranks exist, by the
+    process that the user started.
+
+    Attributes:
+        name: what results call the task: the name of the class with underscores.
+        alone: it runs as one process, so that ``parallel`` has no plan to search for.
+        cores: that a sweep gives it; None: what its ranks need.
+        whole_machine: it measures the machine, so that a sweep lets it see all devices.
+        chooses_devices: :meth:`configured` sets ``parallel.devices`` to the number of ranks.
+        on_batches: it computes on batches of the data, so that smaller ones need less memory.
+        not_identity: keys of the configuration that do not change what it does; ``threads`` among
+            them: nor does the number of threads.
+    """
+
+    __slots__ = ()
+    name: ClassVar[str] = "task"
+    alone: ClassVar[bool] = False
+    cores: ClassVar[int | None] = None
+    whole_machine: ClassVar[bool] = False
+    chooses_devices: ClassVar[bool] = False
+    on_batches: ClassVar[bool] = False
+    not_identity: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in cls.__dict__:
+            cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+    @abstractmethod
+    def run(self, run: Run) -> None:
+        """Does the work, on every rank, and leaves ``result.json``.
+
+        Raises:
+            SparsePipeError: something a user can mend.
+            Stopped: a signal ended it.
+        """
+
+    def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
+        """The configuration as the task runs it on this hardware."""
+        del inventory
+        return spec
+
+    def num_ranks(self, spec: RunSpec, inventory: Inventory) -> int:
+        """Processes that it runs as, over all nodes.
+
+        Raises:
+            ConfigError: no whole number of them for each node, or not as many as the plan is for.
+            HardwareError: more than the inventory has.
+        """
+        if self.chooses_devices:
+            return int(spec.parallel.devices)
+        return _ranks_by_parallel(spec, inventory)
+
+    def processes(self, spec: RunSpec, inventory: Inventory) -> int:
+        """Processes among which the cores of a host are divided."""
+        return self.num_ranks(spec, inventory)
+
+    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+        """Makes ready what the task reads; a fingerprint of that, for the run's identity.
+
+        Raises:
+            SparsePipeError: a setting or the data cannot be used.
+        """
+        del inventory
+        return ready_data(spec)
+
+    def hardware(self, inventory: Inventory) -> Inventory:
+        """That part of the hardware on which the results depend, for the run's identity."""
+        return inventory
+
+    def checkpoint(self, spec: RunSpec) -> Path | None:
+        """The checkpoint that it starts from; None: it starts from none.
+
+        Raises:
+            CheckpointError: there is no such file.
+        """
+        return None if spec.checkpoint is None else find_checkpoint(spec.checkpoint)
+
+    def adopt_plan(self, spec: RunSpec, inventory: Inventory, directory: RunDir) -> None:
+        """Writes the run's plan where the task takes it from elsewhere than from a search."""
+        del spec, inventory, directory
+
+
+def task_class(spec: RunSpec) -> type[Task]:
+    """The class that ``task._target_`` names.
 
     Raises:
-        ConfigError: no whole number of them for each node, or not as many as the plan is for.
-        HardwareError: more than the inventory has.
+        ConfigError: it is no task.
     """
+    found = spec.task.locate()
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise ConfigError(
+            f"task._target_={spec.task.path} is no task",
+            remedy="name a subclass of sparsepipe.tasks.task.Task, as docs/extending.md shows",
+        )
+    return found
+
+
+def task_of(spec: RunSpec) -> Task:
+    """The task of a configuration, with its settings.
+
+    Raises:
+        ConfigError: see :func:`task_class`.
+    """
+    return task_class(spec)(**spec.task.arguments)
+
+
+def num_ranks(spec: RunSpec, inventory: Inventory) -> int:
+    """Processes of a run, see :meth:`Task.num_ranks`."""
+    return task_of(spec).num_ranks(spec, inventory)
+
+
+def _ranks_by_parallel(spec: RunSpec, inventory: Inventory) -> int:
+    """Processes that ``parallel`` asks for, over all nodes."""
     parallel = spec.parallel
-    if hasattr(spec.task.locate(), "parallel"):
-        return int(parallel.devices)  # the task has counted, hosts of unequal size as well
     division = division_of(spec)
     if spec.search is not None:
-        return searched_devices(spec, inventory)
+        return _searched_devices(spec, inventory)
     planned = None if division is None else division.num_ranks
     nodes, devices = parallel.num_nodes, parallel.devices
     if nodes > 1 and planned and devices in ("auto", planned) and are_there(division, inventory):
@@ -223,3 +334,37 @@ def num_ranks(spec: RunSpec, inventory: Inventory) -> int:
             remedy="choose parallel=dp, or parallel.devices=1",
         )
     return devices
+
+
+def _searched_devices(spec: RunSpec, inventory: Inventory) -> int:
+    """Processes of a run whose plan is searched for: one for each device that there is.
+
+    Raises:
+        ConfigError: other numbers of devices or nodes are asked for, or no model is split.
+    """
+    if spec.parallel.plan is None:
+        raise ConfigError(
+            "parallel.search is set where no model is split",
+            remedy="choose parallel=hete_mp, mp or exact, or leave parallel.search out",
+        )
+    devices, nodes = spec.parallel.devices, spec.parallel.num_nodes
+    hosts = inventory.hosts
+    if len(hosts) != nodes:
+        remedy = (
+            f"start the command on each host by torchrun, with parallel.num_nodes={len(hosts)}"
+            if len(hosts) > 1
+            else "list all hosts in a hardware inventory, or set parallel.num_nodes=1"
+        )
+        raise ConfigError(
+            f"the plan is searched for the {len(hosts)} hosts of the inventory "
+            f"({', '.join(host.name for host in hosts)}), and parallel.num_nodes={nodes}",
+            remedy=f"{remedy}; or choose another hardware",
+        )
+    if devices not in ("auto", inventory.num_devices):
+        raise ConfigError(
+            f"parallel.devices={devices}, and the plan is searched for all "
+            f"{inventory.num_devices} devices of the inventory",
+            remedy="set parallel.devices=auto and choose a hardware with the devices to use "
+            "(hardware.cpu_devices for a CPU), or give a plan as parallel.plan",
+        )
+    return inventory.num_devices

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import logging
 import math
+import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
 
 import pytorch_lightning as pl
 
 from sparsepipe.callbacks import KeepPlan, Pulse, StopAtOnce
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import named_places
+from sparsepipe.config.check import describe, fits
 from sparsepipe.config.division import check_division, division_of
 from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.schema import Emulation
+from sparsepipe.config.target import Target
 from sparsepipe.emulate import emulated_layout, lift_limits
 from sparsepipe.emulate.pace import Pace
 from sparsepipe.emulate.rates import Rates
@@ -33,7 +38,8 @@ from sparsepipe.profiling import Profile
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.tasks.kept_memory import kept_values
 from sparsepipe.tasks.result import plan_values, write_result
-from sparsepipe.tasks.run import Run
+from sparsepipe.tasks.task import Run, Task, task_class
+from sparsepipe.tasks.train import Train
 
 log = logging.getLogger(__name__)
 
@@ -57,48 +63,77 @@ _INSTEAD: Mapping[str, Any] = {
 """Of the Trainer's arguments: an epoch of training, and nothing else."""
 
 
-def train_emulated(
-    run: Run,
-    *,
-    time_scale: float | None = None,
-    network: Literal["auto", "namespaces", "loopback"] | None = None,
-    minibatches: int | None = None,
-    link_bytes_per_s: float | None = None,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainEmulated(Task):
     """Trains one epoch on an emulated cluster, and writes how fast it went.
 
-    Args:
-        run: configuration, whose ``hardware`` has what is asked for here, and directory.
+    Its settings are those of ``hardware``, which :func:`as_emulated` has put there, but for
+    ``minibatches``.
+
+    Attributes:
         time_scale: how many times slower than the cluster all goes; results are in its time.
         network: how hosts are joined; see ``emulated_hosts``.
         minibatches: of the epoch, over all ranks that read, each of which takes as many; None:
             24 for each of them, or ``trainer.limit_train_batches``.
         link_bytes_per_s: between hosts, which the run's inventory has already.
-
-    Raises:
-        ProfileError: a device has no profile, or profiles are of unlike models or batches.
-        PlanError: the plan does not fit the profiled layers.
-        ConfigError: there are too few minibatches.
-        Stopped: a signal ended the run.
     """
-    del time_scale, network, link_bytes_per_s  # :mod:`emulation_request` has them in the hardware
-    emulation = run.spec.emulation
-    assert emulation is not None
-    of_devices = emulated_profiles(run.spec, run.inventory)
-    profiles = [of_devices[place.name] for place in run.places]
-    pulse, size = Pulse(emulation.time_scale), profiles[process_group.rank()].meta.get("batch_size")
-    trainer = _trained(run, profiles, pulse, minibatches=minibatches_each(run, minibatches))
-    values = {
-        "kind": "emulated",
-        "network": "loopback" if emulated_layout() is None else "namespaces",
-        "time_scale": emulation.time_scale,
-        "link_bytes_per_s": None if run.inventory.link is None else run.inventory.link.bytes_per_s,
-        **_pace(pulse.rates(), plan_values(run, trainer), size=size),
-        **kept_values(run),
-    }
-    write_result(run, values)
-    if process_group.rank() == 0:
-        log.info("%s", _in_words(values))
+
+    chooses_devices: ClassVar[bool] = True
+
+    time_scale: float | None = None
+    network: Literal["auto", "namespaces", "loopback"] | None = None
+    minibatches: int | None = None
+    link_bytes_per_s: float | None = None
+
+    def run(self, run: Run) -> None:
+        """Trains.
+
+        Raises:
+            ProfileError: a device has no profile, or profiles are of unlike models or batches.
+            PlanError: the plan does not fit the profiled layers.
+            ConfigError: there are too few minibatches.
+            Stopped: a signal ended the run.
+        """
+        emulation = run.spec.emulation
+        assert emulation is not None
+        of_devices = emulated_profiles(run.spec, run.inventory)
+        profiles = [of_devices[place.name] for place in run.places]
+        pulse = Pulse(emulation.time_scale)
+        size = profiles[process_group.rank()].meta.get("batch_size")
+        minibatches = minibatches_each(run, self.minibatches)
+        trainer = _trained(run, profiles, pulse, minibatches=minibatches)
+        link = run.inventory.link
+        values = {
+            "kind": "emulated",
+            "network": "loopback" if emulated_layout() is None else "namespaces",
+            "time_scale": emulation.time_scale,
+            "link_bytes_per_s": None if link is None else link.bytes_per_s,
+            **_pace(pulse.rates(), plan_values(run, trainer), size=size),
+            **kept_values(run),
+        }
+        write_result(run, values)
+        if process_group.rank() == 0:
+            log.info("%s", _in_words(values))
+
+    def prepare(self, spec: RunSpec, inventory: Inventory) -> str:
+        """A fingerprint of the profiles: they are the data and the model.
+
+        Raises:
+            ProfileError: one is missing, or they are of unlike models or batches.
+            PlanError: the plan does not fit their layers.
+        """
+        profiles = emulated_profiles(spec, inventory)
+        if (division := division_of(spec)) is not None:
+            division.check(num_layers=next(iter(profiles.values())).num_layers)
+        return fingerprint_of_profiles(profiles)
+
+    def configured(self, spec: RunSpec, inventory: Inventory) -> RunSpec:
+        """All devices of the inventory, or those that a plan names; their hosts are this machine.
+
+        Raises:
+            ConfigError: others are asked for, or shares that no profile tells.
+        """
+        return _with_all_devices(spec, inventory)
 
 
 def _trained(
@@ -204,20 +239,7 @@ def emulated_profiles(spec: RunSpec, inventory: Inventory) -> dict[str, Profile]
     return profiles
 
 
-def fingerprint(spec: RunSpec, inventory: Inventory) -> str:
-    """What the profiles hold: they are the data and the model.
-
-    Raises:
-        ProfileError: one is missing, or they are of unlike models or batches.
-        PlanError: the plan does not fit their layers.
-    """
-    profiles = emulated_profiles(spec, inventory)
-    if (division := division_of(spec)) is not None:
-        division.check(num_layers=next(iter(profiles.values())).num_layers)
-    return fingerprint_of_profiles(profiles)
-
-
-def with_all_devices(spec: RunSpec, inventory: Inventory) -> RunSpec:
+def _with_all_devices(spec: RunSpec, inventory: Inventory) -> RunSpec:
     """All devices of the inventory, or those that a plan names; their hosts are this machine.
 
     Raises:
@@ -270,10 +292,6 @@ def _check_shares(spec: RunSpec, ranks: int) -> None:
         )
 
 
-train_emulated.prepare = fingerprint  # type: ignore[attr-defined]
-train_emulated.parallel = with_all_devices  # type: ignore[attr-defined]
-
-
 def _keeping_plan(run: Run) -> list[KeepPlan]:
     division, devices = run.division, [place.text for place in run.places]
     details = {} if division is None else division.details
@@ -302,3 +320,91 @@ def _in_words(values: Mapping[str, Any]) -> str:
         f"{values['epoch_minibatches_per_s']:.4g} with filling and draining (time_scale "
         f"{values['time_scale']:g}, network: {values['network']})"
     )
+
+
+_KEYS = tuple(entry.name for entry in fields(Emulation) if entry.name != "emulate")
+_TARGET = f"{TrainEmulated.__module__}.{TrainEmulated.__name__}"
+
+
+def as_emulated(spec: RunSpec) -> RunSpec:
+    """The configuration as ``TrainEmulated`` runs it, where the hardware is emulated.
+
+    Args:
+        spec: the configuration.
+
+    Raises:
+        ConfigError: another task is to run, a launcher has started this process, or settings
+            contradict one another.
+    """
+    task = task_class(spec)
+    if task is TrainEmulated:
+        spec = _with_emulated_hardware(spec)
+    emulation = spec.emulation
+    if emulation is None:
+        return spec
+    if task not in (TrainEmulated, Train):
+        raise ConfigError(
+            f"hardware.emulate=true with task={task.name}",
+            remedy="choose task=emulate or task=train, which is what can be emulated",
+        )
+    if process_group.started_externally():
+        raise ConfigError(
+            "an emulated cluster under torchrun",
+            remedy="start the command without it: one process starts the ranks of all hosts",
+        )
+    found = {"time_scale": emulation.time_scale, "network": emulation.network}
+    target = Target(_TARGET, found)
+    if (minibatches := _minibatches(spec)) is not None:
+        target = target.replace(minibatches=minibatches)
+    return spec.replace(task=target, hardware=spec.hardware.replace(**found))
+
+
+def _with_emulated_hardware(spec: RunSpec) -> RunSpec:
+    """The configuration of ``task=emulate`` with ``hardware`` saying what the task says.
+
+    What the task leaves out is as ``hardware`` says.
+
+    Raises:
+        ConfigError: a value cannot be, or ``hardware`` says another one.
+    """
+    task, hardware = spec.task, spec.hardware
+    if hardware.get("emulate") is False:
+        raise ConfigError(
+            "hardware.emulate=false with task=emulate",
+            remedy="leave hardware.emulate out, or choose task=train",
+        )
+    kinds = typing.get_type_hints(Emulation, include_extras=True)
+    said = {key: task.get(key) for key in _KEYS if task.get(key) is not None}
+    for key, value in said.items():
+        if not fits(value, kinds[key]):
+            raise ConfigError(
+                f"'task.{key}' must be {describe(kinds[key])}, not {value!r}",
+                remedy=f"correct task.{key}, or leave it out",
+            )
+        if hardware.get(key, value) != value:
+            raise ConfigError(
+                f"hardware.{key}={hardware.get(key)}, and task.{key}={value}",
+                remedy=f"set task.{key}={hardware.get(key)} and leave hardware.{key} out, or "
+                "choose task=train hardware.emulate=true",
+            )
+    return spec.replace(hardware=hardware.replace(**said, emulate=True))
+
+
+def _minibatches(spec: RunSpec) -> int | None:
+    """What ``task.minibatches`` says.
+
+    Raises:
+        ConfigError: there are none, or the trainer has a number of its own.
+    """
+    asked: int | None = spec.task.get("minibatches")
+    if asked is None:
+        return None
+    if asked < 1:
+        raise ConfigError(f"task.minibatches={asked} is too little", remedy="set it to 1 or more")
+    if (limit := spec.trainer.batches_limit) is not None:
+        raise ConfigError(
+            f"task.minibatches={asked}, and trainer.limit_train_batches={limit}",
+            remedy="set one of them: task.minibatches counts those of all ranks that read, "
+            "trainer.limit_train_batches those of each",
+        )
+    return asked
