@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from sparsepipe.errors import PlanError
-from sparsepipe.paper.paper_problem import paper_inventory
+from sparsepipe.paper.plans import paper_inventory
 from sparsepipe.partition.costs.layers import Spans
 from sparsepipe.partition.costs.model import cost_model
 from sparsepipe.partition.devices import Fleet, Kind
@@ -35,7 +35,7 @@ from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.partition.problem import Problem, Solution
 from sparsepipe.partition.search.algorithms import check_subsets, exact, hete_mp
 from sparsepipe.planning.device_profiles import load_profiles
-from sparsepipe.results import style
+from sparsepipe.plots import style
 from sparsepipe.utils.host import usable_cores
 
 TYPES = 4

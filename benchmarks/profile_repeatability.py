@@ -24,8 +24,8 @@ from sparsepipe.partition.costs.model import bottleneck_s, cost_model
 from sparsepipe.partition.problem import Problem, Solution
 from sparsepipe.partition.search.algorithms import hete_mp
 from sparsepipe.profiling import Profile
-from sparsepipe.results.sweep_table import plan_text
-from sparsepipe.results.tables import markdown_table
+from sparsepipe.runs.ledger_table import plan_text
+from sparsepipe.utils.tables import markdown_table
 
 TOTAL_GOAL, PLAN_GOAL, STEP_GOAL = 0.10, 0.03, 0.10
 

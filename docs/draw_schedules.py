@@ -8,8 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from sparsepipe.results.timeline import Row, timeline_text
-from sparsepipe.results.timeline_picture import timeline_picture
+from sparsepipe.plots.timeline import Row, timeline_picture, timeline_text
 from sparsepipe.schedule import (
     Plan,
     Schedule,

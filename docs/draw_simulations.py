@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparsepipe.cluster import Link
-from sparsepipe.results.timeline_picture import timeline_picture
+from sparsepipe.plots.timeline import timeline_picture
 from sparsepipe.schedule import Plan
 from sparsepipe.simulate.engine import Setting
 from sparsepipe.simulate.lanes import lanes

@@ -11,8 +11,8 @@ from hydra import initialize_config_dir
 from sparsepipe.config import compose
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.launch.job import run_job
-from sparsepipe.results.files import read_json
 from sparsepipe.runs import logs
+from sparsepipe.utils.files import read_json
 
 _LEFT_OUT = (
     "peak_memory",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparsepipe.errors import DataError
-from sparsepipe.results.files import read_json, write_json
+from sparsepipe.utils.files import read_json, write_json
 
 Row = Mapping[str, Any]
 State = Literal["under way", "finished", "failed", "over its limit", "skipped"]

@@ -10,9 +10,9 @@ from typing import Any
 
 from records import Record, Row
 
-from sparsepipe.results.files import write_json, write_text_atomic
-from sparsepipe.results.ledger import CSV, gather
-from sparsepipe.results.tables import markdown_table
+from sparsepipe.runs.ledger import CSV, gather
+from sparsepipe.utils.files import write_json, write_text_atomic
+from sparsepipe.utils.tables import markdown_table
 
 
 def write_summary(out: Path, parts: Sequence[tuple[str, str]]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from sparsepipe.results.comparison import compare
+from sparsepipe.plots.curves import compare
 
 HERE = Path(__file__).parent
 OUTPUTS = Path(os.environ.get("SPARSEPIPE_OUTPUTS", HERE.parents[1] / "outputs"))

@@ -19,8 +19,8 @@ from sparsepipe.partition.explanation import explain
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.search.algorithms import exact
 from sparsepipe.profiling import Profile
-from sparsepipe.results.sweep_table import plan_text
-from sparsepipe.results.tables import markdown_table, write_csv
+from sparsepipe.runs.ledger_table import plan_text
+from sparsepipe.utils.tables import markdown_table, write_csv
 
 HERE = Path(__file__).parent
 DEVICES = 4

@@ -18,7 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from sparsepipe.results.metrics import epoch_series, read_metrics
+from sparsepipe.runs.metrics import epoch_series, read_metrics
 
 HERE = Path(__file__).parent
 RATES = HERE / "rates.csv"
@@ -104,7 +104,7 @@ def keep_rates() -> None:
 
 def study() -> None:
     """Table, figure and a file with a row for each run."""
-    from sparsepipe.results.comparison import compare  # run.sh asks for rates often
+    from sparsepipe.plots.curves import compare  # run.sh asks for rates often
 
     runs = finished("staleness")
     say(f"{'':18}{'rate':>7}{'runs':>6}{'test accuracy, mean [least .. largest]':>42}")

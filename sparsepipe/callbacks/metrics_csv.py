@@ -12,9 +12,9 @@ import pytorch_lightning as pl
 from torch import Tensor
 from typing_extensions import override
 
-from sparsepipe.results.files import write_text_atomic
-from sparsepipe.results.metrics import read_metrics
+from sparsepipe.runs.metrics import read_metrics
 from sparsepipe.runtime.collectives import process_group
+from sparsepipe.utils.files import write_text_atomic
 
 _KEYS = ("epoch", "step")
 

@@ -13,10 +13,10 @@ from typing_extensions import override
 from sparsepipe.config.outputs import writing
 from sparsepipe.config.recomputation import with_spans
 from sparsepipe.partition.activation_checkpointing.setting import bounds_of
-from sparsepipe.results.files import write_text_atomic
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies import StagedStrategy
+from sparsepipe.utils.files import write_text_atomic
 
 _TOLD = ("strategy", "bottleneck_s", "bottleneck", "dp_s", "stage_times_s", "transfer_times_s")
 

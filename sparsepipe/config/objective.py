@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sparsepipe.config.check import suggest
 from sparsepipe.errors import ConfigError
-from sparsepipe.results.files import read_json
+from sparsepipe.utils.files import read_json
 
 
 class ScoredRun(str):

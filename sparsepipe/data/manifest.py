@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sparsepipe.data.files import digest_file, digest_values, explaining_storage, unreadable
 from sparsepipe.data.progress import progress
-from sparsepipe.utils.files import write_json
+from sparsepipe.utils.files import write_plain_json
 from sparsepipe.utils.host import usable_cores
 
 _SAVE_EVERY_S = 5.0
@@ -68,10 +68,10 @@ def scan_files(root: Path, names: Sequence[str], *, cache_directory: Path) -> li
                 for name, digest in _digests(root, stale):
                     known[name] = [*stats[name], digest]
                     if time.monotonic() - saved_s > _SAVE_EVERY_S:
-                        write_json(path, known)
+                        write_plain_json(path, known)
                         saved_s = time.monotonic()
             finally:
-                write_json(path, known)
+                write_plain_json(path, known)
     found = {name: [*_MISSING, "missing"] if name in missing else known[name] for name in names}
     return [
         ShapeFile(name, root / name, int(size_bytes), str(digest))

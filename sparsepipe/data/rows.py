@@ -33,7 +33,7 @@ from sparsepipe.data.points import MappedArray
 from sparsepipe.data.progress import progress
 from sparsepipe.data.row_workers import RowResult, read_rows
 from sparsepipe.errors import DataError
-from sparsepipe.utils.files import replacing, write_json
+from sparsepipe.utils.files import replacing, write_plain_json
 
 TODO, DONE, CORRUPT = 0, 1, 2
 
@@ -152,7 +152,7 @@ class RowCache:
             temporary.open("wb") as file,
         ):
             np.save(file, np.zeros((count, reader.meta_size), np.float32))
-        write_json(
+        write_plain_json(
             self.directory / "about.json",
             {"settings": self.reader.settings(), "files": [file.name for file in self.files]},
         )
@@ -232,7 +232,7 @@ class _RowWriter:
         for name in ("rows", "meta"):
             os.fsync(self._files[name].fileno())
         if any(state == CORRUPT for _, state in self._pending):
-            write_json(self._cache.directory / "corrupt.json", self._faults)
+            write_plain_json(self._cache.directory / "corrupt.json", self._faults)
         for index, state in self._pending:
             self._put("state", index, np.uint8(state))
         self._pending.clear()

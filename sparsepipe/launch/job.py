@@ -33,7 +33,6 @@ from sparsepipe.launch.prepare import (
 from sparsepipe.launch.renumber import renumber
 from sparsepipe.planning.placing import places_of_ranks
 from sparsepipe.planning.plan_resolution import resolve_plan
-from sparsepipe.results.files import read_json
 from sparsepipe.runs.lock import locked
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.scratch import scratch
@@ -44,6 +43,7 @@ from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.runtime.launch import launch, run_with_restarts
 from sparsepipe.tasks.task import Run, num_ranks, task_of
 from sparsepipe.tracking.loggers import end_tracking
+from sparsepipe.utils.files import read_json
 from sparsepipe.utils.host import git_commit, usable_cores
 
 log = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.config.target import Target
-from sparsepipe.results.files import read_json
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
 from sparsepipe.tasks.task import Run
 from sparsepipe.tracking.loggers import RunLogger, end_tracking, wandb_logger
+from sparsepipe.utils.files import read_json
 
 _MOST_ROWS = 10_000  # of a table there
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hydra.experimental.callback import Callback
@@ -11,15 +14,107 @@ from omegaconf import DictConfig, OmegaConf
 from sparsepipe.config.scales import scales_of
 from sparsepipe.config.sweep_directory import sweep_directory
 from sparsepipe.errors import SparsePipeError
+from sparsepipe.report.commands import Wanted
 from sparsepipe.sweep.launch import hydra_config
-from sparsepipe.sweep.record import records_of
-from sparsepipe.sweep.swept import exhibit_of
+from sparsepipe.sweep.record import JobRecord, records_of
 
 if TYPE_CHECKING:
-    from sparsepipe.results.report.failures import Failure
-    from sparsepipe.results.report.wanted import Wanted
+    from sparsepipe.report.documents import Failure
+
 
 log = logging.getLogger(__name__)
+_REPORT = "report"
+"""The directory, in that of the sweep."""
+_MOST = 8
+"""Beyond so many, as searches of the best have, a report would be nothing but gaps."""
+_OF_NO_FIGURE = (
+    *("checkpoint", "experiment", "force", "hydra", "logger", "name", "objective", "paths"),
+    "tags",
+)
+"""Keys and groups that commands have otherwise, or that change nothing in a table."""
+_OF_CELLS = {
+    "": ("parallel", "parallel.devices", "parallel.num_nodes", "parallel.strategy", "task"),
+    "network": ("data.point_ratio", "data.representation", "model", "representation"),
+}
+"""Keys and groups that say of which cell a run is; some do where an experiment sweeps a group."""
+
+
+def wanted_of(records: Sequence[JobRecord], swept: Iterable[str]) -> list[Wanted]:
+    """What to tell the gaps of, by the scale and the overrides of jobs.
+
+    Args:
+        records: of all jobs of the sweep.
+        swept: keys and groups that the experiment sweeps by itself: its cells tell them.
+
+    Returns:
+        None of them where any of their jobs has finished, since its run has a table. Nothing where
+        there are too many.
+    """
+    own = {name.lstrip("+") for name in swept}
+    jobs: dict[Wanted, list[JobRecord]] = {}
+    for record in records:
+        jobs.setdefault(_wanted_of_job(record.overrides, own), []).append(record)
+    found = [
+        replace(wanted, seeds=_seeds(theirs))
+        for wanted, theirs in jobs.items()
+        if all(each.run is None for each in theirs)
+    ]
+    return found if len(found) <= _MOST else []
+
+
+def taken(found: Iterable[Wanted], is_taken: Callable[[Sequence[str]], bool]) -> list[Wanted]:
+    """The same without overrides that a check refuses, each once.
+
+    Args:
+        found: what is wanted.
+        is_taken: whether the check takes overrides together.
+    """
+    return list(dict.fromkeys(_taken(wanted, is_taken) for wanted in found))
+
+
+def _taken(wanted: Wanted, is_taken: Callable[[Sequence[str]], bool]) -> Wanted:
+    if not wanted.overrides or is_taken(wanted.setting):
+        return wanted
+    kept: list[str] = []
+    # Options of groups first: keys may be theirs.
+    for word in sorted(wanted.overrides, key=lambda word: "." in word.partition("=")[0]):
+        if is_taken(replace(wanted, overrides=(*kept, word)).setting):
+            kept.append(word)
+    ordered = tuple(word for word in wanted.overrides if word in kept)
+    return replace(wanted, overrides=ordered or None)
+
+
+def _wanted_of_job(overrides: Iterable[str], swept: Collection[str]) -> Wanted:
+    scale, kept, of_task, is_of_cells = None, [], [], True
+    for word in (each.lstrip("+") for each in overrides):
+        name, _, value = word.lstrip("~").partition("=")
+        first = re.split(r"[./@]", name)[0]
+        if name == "scale":
+            scale = value
+        elif name in (*swept, "seed") or first in _OF_NO_FIGURE:
+            continue
+        elif _is_of_cell(name, swept):
+            is_of_cells = False
+        elif first == "task" and "trial" in swept:
+            of_task.append(word)
+        elif first != "parallel" or "trial" not in swept:  # else only some cells could take it
+            kept.append(word)
+    told = tuple(kept) if kept or is_of_cells else None
+    return Wanted(scale=scale, overrides=told, of_task=tuple(of_task))
+
+
+def _is_of_cell(name: str, swept: Collection[str]) -> bool:
+    told = [key for group, keys in _OF_CELLS.items() if not group or group in swept for key in keys]
+    is_of_swept_task = name.startswith("task.") and "task" in swept
+    of_strategy = name.startswith("parallel.strategy.") and "trial" not in swept
+    return name in told or is_of_swept_task or of_strategy
+
+
+def _seeds(records: Sequence[JobRecord]) -> str:
+    """As one override; empty where no job has one."""
+    words = (each.lstrip("+").partition("=") for record in records for each in record.overrides)
+    found = dict.fromkeys(value for name, _, value in words if name == "seed")
+    return f"seed={','.join(found)}" if found else ""
 
 
 class SweepReport(Callback):
@@ -35,10 +130,9 @@ class SweepReport(Callback):
         """Makes the report; where that fails, the runs are there all the same."""
         # Every command makes its callbacks: what they need should be read by sweeps alone.
         from sparsepipe.launch.outcome import log_report
-        from sparsepipe.paper.report_task import write_chapters
-        from sparsepipe.paper.reported import Reported
+        from sparsepipe.paper.report_task import Reported, write_chapters
 
-        experiment = exhibit_of(config)
+        experiment = _chapter_of(config)
         if experiment is None:
             return
         sweep = sweep_directory(config)
@@ -50,10 +144,10 @@ class SweepReport(Callback):
                 swept=_scales(config),
                 wanted=_wanted(experiment, config),
             )
-            write_chapters(sweep / "report", reported, reported.rows(), failures=_failures(config))
+            write_chapters(sweep / _REPORT, reported, reported.rows(), failures=_failures(config))
             log_report(
                 _loggers(config),
-                sweep / "report",
+                sweep / _REPORT,
                 run_id=f"{config.name}-report-{sweep.name}",
                 settings={"sweep": list(map(str, config.hydra.overrides.task))},
             )
@@ -74,8 +168,7 @@ def _wanted(experiment: str, config: DictConfig) -> list[Wanted]:
 
     Without overrides that the jobs were refused for: no command could have them.
     """
-    from sparsepipe.paper.usual_config import is_taken
-    from sparsepipe.sweep.sweep_wanted import taken, wanted_of
+    from sparsepipe.report.overrides import is_taken
 
     params = config.hydra.sweeper.get("params") or {}
     found = wanted_of(records_of(sweep_directory(config)), map(str, params))
@@ -84,7 +177,7 @@ def _wanted(experiment: str, config: DictConfig) -> list[Wanted]:
 
 def _failures(config: DictConfig) -> list[Failure]:
     """Jobs of the sweep that did not finish, as they are told at its end."""
-    from sparsepipe.results.report.failures import Failure
+    from sparsepipe.report.documents import Failure
 
     return [
         Failure(job=f"job {record.number + 1} ({record.text})", error=record.error or record.status)
@@ -99,3 +192,11 @@ def _loggers(config: DictConfig) -> dict[str, Any]:
         nodes = OmegaConf.to_container(config.logger, resolve=True)
     assert isinstance(nodes, dict)
     return {str(name): node for name, node in nodes.items()}
+
+
+def _chapter_of(config: DictConfig) -> str | None:
+    """The sweep's experiment, if a chapter of reports has its name."""
+    from sparsepipe.paper.chapters import CHAPTERS
+
+    experiment = OmegaConf.select(config, "hydra.runtime.choices.experiment")
+    return str(experiment) if experiment is not None and experiment in CHAPTERS else None

@@ -17,7 +17,7 @@ import torch
 from sparsepipe.cluster import Device, Inventory, Place
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Limits
-from sparsepipe.paper.paper_problem import paper_inventory
+from sparsepipe.paper.plans import paper_inventory
 from sparsepipe.planning.measured_device import (
     find_device,
     memory_of,
@@ -25,10 +25,10 @@ from sparsepipe.planning.measured_device import (
     words_of_machine,
 )
 from sparsepipe.profiling.timing import Speed, copy_speed, multiply_speed
-from sparsepipe.results.files import write_text_atomic
-from sparsepipe.results.tables import markdown_table, write_csv
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import Run, Task
+from sparsepipe.utils.files import write_text_atomic
+from sparsepipe.utils.tables import markdown_table, write_csv
 
 log = logging.getLogger(__name__)
 

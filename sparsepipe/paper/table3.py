@@ -17,18 +17,26 @@ from typing import Any, ClassVar
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.paper.paper_mp import best_paper_cuts, paper_mp_plan
-from sparsepipe.paper.paper_problem import MODEL, MP_DEVICE, paper_inventory, paper_problem
-from sparsepipe.paper.table3_paper import CUT, PAPER, hete_mp_s
+from sparsepipe.paper.plans import (
+    CUT,
+    MODEL,
+    MP_DEVICE,
+    PAPER,
+    best_paper_cuts,
+    hete_mp_s,
+    paper_inventory,
+    paper_mp_plan,
+    paper_problem,
+)
 from sparsepipe.partition.costs.model import EQUAL, bottleneck_s
 from sparsepipe.partition.devices import devices_text
 from sparsepipe.partition.problem import Problem, Solution, alike_as
 from sparsepipe.partition.search.algorithms import exact, hete_mp, mp
 from sparsepipe.planning.device_profiles import fingerprint_of
-from sparsepipe.results.files import write_text_atomic
-from sparsepipe.results.tables import markdown_table, write_csv
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import Run, Task
+from sparsepipe.utils.files import write_text_atomic
+from sparsepipe.utils.tables import markdown_table, write_csv
 
 log = logging.getLogger(__name__)
 

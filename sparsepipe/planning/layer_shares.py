@@ -16,9 +16,9 @@ from sparsepipe.planning.device_profiles import (
     load_profile,
     load_profiles,
 )
+from sparsepipe.plots.shares import Costs, accumulated_shares, share_rows
 from sparsepipe.profiling import Profile, check_agreement
-from sparsepipe.results.shares import Costs, accumulated_shares, share_rows
-from sparsepipe.results.tables import write_csv
+from sparsepipe.utils.tables import write_csv
 
 
 def draw_shares(profiles: Mapping[str, Profile], path: Path, *, cuts: Sequence[int] = ()) -> None:

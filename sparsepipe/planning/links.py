@@ -13,8 +13,8 @@ import yaml
 from sparsepipe.cluster import Inventory, Link
 from sparsepipe.partition.costs.model import cost_model
 from sparsepipe.partition.devices import Fleet, Kind
-from sparsepipe.results.tables import markdown_table
 from sparsepipe.runtime.bandwidth import Reduction, Sending
+from sparsepipe.utils.tables import markdown_table
 
 _UNLIKE = 2.0
 """Times as fast: pairs that differ by more are warned of."""

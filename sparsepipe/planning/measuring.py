@@ -22,8 +22,8 @@ from sparsepipe.config.schema import Measuring
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.planning.device_profiles import dtype_of
 from sparsepipe.profiling import Profile
-from sparsepipe.results.files import read_json
 from sparsepipe.runs.rundir import RunDir
+from sparsepipe.utils.files import read_json
 
 log = logging.getLogger(__name__)
 

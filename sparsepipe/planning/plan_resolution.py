@@ -22,8 +22,8 @@ from sparsepipe.planning.recomputed_search import find_recomputing_plan
 from sparsepipe.planning.search import plan_table
 from sparsepipe.planning.simulated_plan import plan_to_simulate
 from sparsepipe.profiling import Profile
-from sparsepipe.results.files import write_text_atomic
 from sparsepipe.runs.rundir import RunDir
+from sparsepipe.utils.files import write_text_atomic
 
 log = logging.getLogger(__name__)
 

@@ -26,10 +26,10 @@ from sparsepipe.partition.search.checkpointed_stages import chosen_of
 from sparsepipe.planning.device_profiles import origin_of
 from sparsepipe.planning.layer_shares import draw_shares
 from sparsepipe.profiling import Profile
-from sparsepipe.results.files import write_text_atomic
-from sparsepipe.results.tables import markdown_table, write_csv
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
+from sparsepipe.utils.files import write_text_atomic
+from sparsepipe.utils.tables import markdown_table, write_csv
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ def draw_schedule(directory: RunDir, synchronous: Synchronous | None = None) -> 
         directory: of a run with a plan.
         synchronous: its schedule, if it is such a one.
     """
-    from sparsepipe.results.timeline_picture import timeline_picture
+    from sparsepipe.plots.timeline import timeline_picture
 
     if not directory.plan.exists():
         return

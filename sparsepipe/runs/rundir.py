@@ -25,7 +25,7 @@ from sparsepipe.config.recomputation import (
 )
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import DataError
-from sparsepipe.results.files import read_json, write_json, write_text_atomic
+from sparsepipe.utils.files import read_json, write_json, write_text_atomic
 
 _ATTEMPT, _STARTS = ".attempt", ".starts"
 

@@ -88,7 +88,7 @@ def timeline(schedule: Schedule, durations: Durations | None = None) -> tuple[Sp
 
 
 def lanes(schedule: Schedule, spans: Sequence[Span]) -> list[tuple[str, list[Row]]]:
-    """The rows of each rank under its name: what :mod:`sparsepipe.results` draws."""
+    """The rows of each rank under its name: what :mod:`sparsepipe.plots.timeline` draws."""
     plan = schedule.plan
     found: list[tuple[str, list[Row]]] = [(_name(plan, rank), []) for rank in range(plan.num_ranks)]
     for span in spans:

@@ -1,4 +1,4 @@
-"""A simulated run as lanes of rows: what :mod:`sparsepipe.results` draws."""
+"""A simulated run as lanes of rows: what :mod:`sparsepipe.plots.timeline` draws."""
 
 from __future__ import annotations
 

@@ -21,14 +21,12 @@ from omegaconf import DictConfig
 from sparsepipe.config.outputs import expanded, writing
 from sparsepipe.config.sweep_directory import announce, sweep_directory
 from sparsepipe.errors import ConfigError, DataError, NoRunsError, SparsePipeError
-from sparsepipe.results import gather
-from sparsepipe.results.files import read_json, write_text_atomic
-from sparsepipe.results.ledger import CSV
-from sparsepipe.results.sweep_table import SweepJob, sweep_markdown, sweep_rows
-from sparsepipe.results.tables import write_csv
+from sparsepipe.runs.ledger import CSV, gather
 from sparsepipe.sweep.progress import tail
 from sparsepipe.sweep.record import JobRecord, records_of
-from sparsepipe.utils.files import LockHeldError, file_lock
+from sparsepipe.sweep.table import SweepJob, sweep_markdown, sweep_rows
+from sparsepipe.utils.files import LockHeldError, file_lock, read_json, write_text_atomic
+from sparsepipe.utils.tables import write_csv
 
 log = logging.getLogger(__name__)
 _TAIL_LINES = 12

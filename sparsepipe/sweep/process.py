@@ -20,8 +20,8 @@ from typing import Any
 import yaml
 
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.results.files import write_text_atomic
 from sparsepipe.sweep.record import SweptJob
+from sparsepipe.utils.files import write_text_atomic
 
 MARK_VARIABLE = "SPARSEPIPE_SWEEP_JOB"
 """Environment variable: the mark of a job's processes."""

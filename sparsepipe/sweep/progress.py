@@ -8,8 +8,8 @@ from pathlib import Path
 
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import DataError
-from sparsepipe.results.files import read_json, write_json
 from sparsepipe.sweep.record import SweptJob
+from sparsepipe.utils.files import read_json, write_json
 
 log = logging.getLogger(__name__)
 _TAIL_BYTES = 16_384

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from sparsepipe.config.objective import value_of
 from sparsepipe.errors import DataError, SparsePipeError
-from sparsepipe.results.files import read_json, write_json
+from sparsepipe.utils.files import read_json, write_json
 
 log = logging.getLogger(__name__)
 

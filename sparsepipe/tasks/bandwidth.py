@@ -18,8 +18,6 @@ from sparsepipe.errors import ConfigError, HardwareError
 from sparsepipe.planning.links import Links, as_json, as_rows, as_text, doubts
 from sparsepipe.planning.measured_device import words_of_machine
 from sparsepipe.planning.placing import cuda_devices
-from sparsepipe.results.files import write_json, write_text_atomic
-from sparsepipe.results.tables import write_csv
 from sparsepipe.runtime.bandwidth import (
     Bench,
     Effort,
@@ -31,7 +29,9 @@ from sparsepipe.runtime.bandwidth import (
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import Run, Task
+from sparsepipe.utils.files import write_json, write_text_atomic
 from sparsepipe.utils.host import usable_cores
+from sparsepipe.utils.tables import write_csv
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,6 @@ from sparsepipe.config.outputs import writing
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError
 from sparsepipe.planning.placing import are_there
-from sparsepipe.results.files import write_text_atomic
 from sparsepipe.runs.checkpoints import find_checkpoint, load_weights, read_checkpoint
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.seeding import seed_epoch
@@ -35,6 +34,7 @@ from sparsepipe.tasks.loaders import adapt_loaders
 from sparsepipe.tasks.presentation import class_accuracies, draw_test, log_test
 from sparsepipe.tasks.result import peak_values, plan_values, write_result
 from sparsepipe.tasks.task import Run, Task
+from sparsepipe.utils.files import write_text_atomic
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,6 @@ from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.planning.device_profiles import load_profiles
 from sparsepipe.planning.search import memory_model
 from sparsepipe.profiling import Profile
-from sparsepipe.results.files import read_json
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import Stage
 from sparsepipe.simulate.engine import Setting
@@ -32,6 +31,7 @@ from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.simulation import Simulation
 from sparsepipe.simulate.workload import StageCosts, Workload
 from sparsepipe.tasks.task import Run
+from sparsepipe.utils.files import read_json
 
 log = logging.getLogger(__name__)
 

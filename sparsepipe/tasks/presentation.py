@@ -18,9 +18,9 @@ from typing_extensions import override
 
 from sparsepipe.errors import DataError
 from sparsepipe.partition.activation_checkpointing.setting import in_words
-from sparsepipe.results.tables import write_csv
 from sparsepipe.strategies import StagedStrategy
 from sparsepipe.tasks.task import Run
+from sparsepipe.utils.tables import write_csv
 
 log = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ def log_test(run: Run, module: pl.LightningModule, values: Mapping[str, Any]) ->
 
 def draw_curves(run: Run) -> None:
     """``learning_curves.png`` from ``metrics.csv``; nothing where nothing was logged."""
-    from sparsepipe.results.curves import learning_curves
+    from sparsepipe.plots.curves import learning_curves
 
     if not run.directory.metrics.exists():
         return
@@ -158,12 +158,12 @@ def draw_test(
 
     The counts of the confusion as ``confusion.csv`` as well.
     """
-    from sparsepipe.results.confusion import (
+    from sparsepipe.plots.confusion import (
         confusion_matrix,
         confusion_rows,
         per_class_accuracy,
     )
-    from sparsepipe.results.gallery import prediction_gallery
+    from sparsepipe.plots.gallery import prediction_gallery
 
     counts_KK = getattr(module, "test_confusion", None)
     classes = tuple(getattr(module, "class_names", ()))

@@ -37,8 +37,6 @@ from sparsepipe.planning.measured_device import (
 )
 from sparsepipe.profiling import Profile
 from sparsepipe.profiling.measure import measure
-from sparsepipe.results.files import write_text_atomic
-from sparsepipe.results.tables import markdown_table
 from sparsepipe.runs.seeding import seed_epoch
 from sparsepipe.runtime.microbatches import split
 from sparsepipe.runtime.slowdown import Slowdown
@@ -47,6 +45,8 @@ from sparsepipe.strategies.pipeline.step_split import run_until_layers
 from sparsepipe.tasks.loaders import adapt_loaders
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import Run, Task
+from sparsepipe.utils.files import write_text_atomic
+from sparsepipe.utils.tables import markdown_table
 
 log = logging.getLogger(__name__)
 

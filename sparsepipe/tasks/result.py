@@ -21,12 +21,12 @@ from sparsepipe import __version__
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.partition.activation_checkpointing.setting import bounds_of
-from sparsepipe.results.files import read_json, write_json
-from sparsepipe.results.run_tree import moment
+from sparsepipe.runs.run_tree import moment
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.strategies import StagedStrategy
 from sparsepipe.tasks.task import Run
+from sparsepipe.utils.files import read_json, write_json
 from sparsepipe.utils.host import git_commit, usable_cores
 
 _PACKAGES = ("torch", "pytorch-lightning", "hydra-core", "numpy")

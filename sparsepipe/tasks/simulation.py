@@ -14,10 +14,8 @@ from sparsepipe.errors import HardwareError, ProfileError
 from sparsepipe.partition.activation_checkpointing.setting import spans_told_by
 from sparsepipe.partition.memory.model import MemoryModel, room_bytes
 from sparsepipe.planning.simulated_plan import data_parallel
+from sparsepipe.plots.timeline import timeline_picture
 from sparsepipe.profiling import Profile
-from sparsepipe.results.files import write_text_atomic
-from sparsepipe.results.tables import markdown_table, write_csv
-from sparsepipe.results.timeline_picture import timeline_picture
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 from sparsepipe.simulate.engine import Setting
@@ -28,6 +26,8 @@ from sparsepipe.simulate.record import Record
 from sparsepipe.simulate.simulation import SCHEDULES, Pace, Simulation
 from sparsepipe.simulate.trace import trace_text
 from sparsepipe.simulate.workload import Workload
+from sparsepipe.utils.files import write_text_atomic
+from sparsepipe.utils.tables import markdown_table, write_csv
 
 log = logging.getLogger(__name__)
 

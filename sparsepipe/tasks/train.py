@@ -31,7 +31,6 @@ from sparsepipe.config.build import build_data, build_module
 from sparsepipe.errors import ConfigError
 from sparsepipe.models import Classifier
 from sparsepipe.plots.schedule_picture import draw_schedule
-from sparsepipe.results.files import read_json, write_json
 from sparsepipe.runs.checkpoints import (
     find_checkpoint,
     first_weights,
@@ -55,6 +54,7 @@ from sparsepipe.tasks.presentation import (
 from sparsepipe.tasks.result import peak_values, plan_values, write_result
 from sparsepipe.tasks.task import Run, Task
 from sparsepipe.tracking.loggers import RunLogger
+from sparsepipe.utils.files import read_json, write_json
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.callbacks.checkpoint import Resume
-from sparsepipe.results.files import write_text_atomic
+from sparsepipe.utils.files import write_text_atomic
 
 STEP = "trainer/global_step"
 """Lightning's name for the training step that a row belongs to."""

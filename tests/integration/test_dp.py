@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.launch.execute import failing_as_rank
-from sparsepipe.results.files import read_json
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.collectives import process_group
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, fault, rows, wait_for, weights
 
 Job = Callable[..., Path]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.results.files import read_json
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, fault
 from tests.support.emulated_cases import ACTIVATION_BYTES, BACKWARD_S, FORWARD_S, hosts
 from tests.support.namespace_cases import PERMITTED, left

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from sparsepipe.errors import TransportError
-from sparsepipe.results.files import read_json
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, fault, orphans, wait_for
 from tests.support.emulated_cases import (
     ACTIVATION_BYTES,

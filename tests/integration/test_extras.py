@@ -15,8 +15,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from sparsepipe.config import compose
-from sparsepipe.results.files import read_json
 from sparsepipe.sweep.callbacks import SweepSearch
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, composed
 
 PLANS = ("task=partition", "model=sparse_vgg16_bn", "hardware=paper_5gpu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparsepipe.results.files import read_json
+from sparsepipe.utils.files import read_json
 
 pytestmark = [
     pytest.mark.cuda,

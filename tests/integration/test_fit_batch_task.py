@@ -13,13 +13,13 @@ import pytest
 from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import ConfigError, DataError, SparsePipeError
 from sparsepipe.launch.prepare import prepare
-from sparsepipe.results.files import read_json, write_json
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.tasks import train
 from sparsepipe.tasks.evaluate import inference_rate
 from sparsepipe.tasks.fitting import prober
 from sparsepipe.tasks.task import Run, task_of
+from sparsepipe.utils.files import read_json, write_json
 from tests.support.command_line import Shell, composed, rows, wait_for
 
 pytestmark = pytest.mark.usefixtures("networks_for_ranks")

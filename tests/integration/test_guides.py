@@ -21,9 +21,9 @@ from hydra import initialize_config_dir
 
 from sparsepipe.config import compose
 from sparsepipe.config.build import build_data, build_inventory
-from sparsepipe.results.files import read_json
 from sparsepipe.schedule import asynchronous
 from sparsepipe.sparse import SparseTensor
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell
 from tests.support.guide_cases import (
     DOCS,

@@ -14,8 +14,8 @@ import pytest
 from sparsepipe.errors import PlanError
 from sparsepipe.launch.renumber import Process, new_ranks
 from sparsepipe.profiling import LayerProfile, Profile
-from sparsepipe.results.files import read_json
 from sparsepipe.schedule import Plan
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Finished, Shell
 
 # Two hosts with one and with two devices, of three kinds.

@@ -15,11 +15,11 @@ from omegaconf import OmegaConf
 
 from hydra_plugins.sparsepipe_launcher import SparsePipeLauncher, SparsePipeLauncherConf
 from sparsepipe.errors import ConfigError
-from sparsepipe.results.files import read_json
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.sweep.launch import launch
 from sparsepipe.sweep.record import JobRecord, records_of
 from sparsepipe.sweep.settings import Settings
+from sparsepipe.utils.files import read_json
 from sparsepipe.utils.host import usable_cores
 from tests.support.command_line import Finished, Shell, composed, fault, orphans, wait_for
 

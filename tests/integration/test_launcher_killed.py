@@ -15,9 +15,9 @@ import pytest
 from pandas.testing import assert_frame_equal
 
 from sparsepipe.errors import DataError
-from sparsepipe.results import load_results
-from sparsepipe.results.files import read_json
+from sparsepipe.runs.ledger import load_results
 from sparsepipe.sweep.record import records_of
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, orphans, rows, weights
 from tests.support.same_ledgers import is_of_the_moment
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.results import load_results
+from sparsepipe.runs.ledger import load_results
 from sparsepipe.sweep.record import records_of
 from tests.support.command_line import Shell, fault
 from tests.support.memory_group import memory_group

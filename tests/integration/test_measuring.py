@@ -17,9 +17,9 @@ from sparsepipe.launch.job import run_job
 from sparsepipe.launch.prepare import prepare
 from sparsepipe.planning.measuring import measure_devices, profile_spec
 from sparsepipe.profiling import Profile
-from sparsepipe.results.files import read_json
 from sparsepipe.runs.lock import locked
 from sparsepipe.runs.rundir import RunDir
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, composed, wait_for
 from tests.support.paths import ROOT, python_path
 from tests.support.planned_cases import MODEL, SLOW, TWO, profile

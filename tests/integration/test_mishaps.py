@@ -13,9 +13,9 @@ import pytest
 
 from sparsepipe.cluster import Device, Host, Inventory
 from sparsepipe.errors import ConfigError, OutputError, SparsePipeError
-from sparsepipe.results.files import read_json
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.tasks.task import num_ranks
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, checkpoint, composed, fault, files_limited_to, rows
 
 Job = Callable[..., Path]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.results.files import read_json
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, rows
 from tests.support.reported_cells import cells, there
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsepipe.results.files import read_json
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
+from sparsepipe.utils.files import read_json
 from tests.integration.test_shapes_run import TINY
 from tests.support.command_line import Shell, checkpoint, fault, rows
 

@@ -16,9 +16,9 @@ from sparsepipe.config.build import build_inventory, build_module
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError, SparsePipeError
 from sparsepipe.launch.job import run_job
 from sparsepipe.planning.plan_resolution import resolve_plan
-from sparsepipe.results.files import read_json
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import composed, fault
 from tests.support.planned_cases import MODEL, SLOW, TWO, given, profile
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsepipe.results.files import read_json
 from sparsepipe.schedule import Plan
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, checkpoint
 from tests.support.emulated_cases import BACKWARD_S, FORWARD_S, hosts
 from tests.support.planned_cases import SLOW

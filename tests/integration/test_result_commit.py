@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import sparsepipe
-from sparsepipe.results.files import read_json
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell
 
 ROOT = Path(sparsepipe.__file__).parents[1]

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from sparsepipe.results import load_results
-from sparsepipe.results.columns import ALWAYS
-from sparsepipe.results.files import read_json, write_json
+from sparsepipe.runs.ledger import load_results
+from sparsepipe.runs.ledger_table import ALWAYS
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.tasks import train as training
 from sparsepipe.tasks.result import strategy_name
+from sparsepipe.utils.files import read_json, write_json
 from sparsepipe.utils.host import usable_cores
 from tests.support.command_line import Shell, composed, fault
 

@@ -11,10 +11,10 @@ from sparsepipe.config.build import build_inventory
 from sparsepipe.config.compose import config_dir
 from sparsepipe.config.run_spec import flatten
 from sparsepipe.launch.prepare import prepare
-from sparsepipe.results import load_results
-from sparsepipe.results.columns import ALWAYS, OF_TASKS
-from sparsepipe.results.files import read_json, write_json
+from sparsepipe.runs.ledger import load_results
+from sparsepipe.runs.ledger_table import ALWAYS, OF_TASKS
 from sparsepipe.runs.rundir import RunDir
+from sparsepipe.utils.files import read_json, write_json
 from tests.support.command_line import composed
 
 Job = Callable[..., Path]

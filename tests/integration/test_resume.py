@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsepipe.results.files import read_json
 from sparsepipe.runtime.failures.rank_reports import Stopped
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, checkpoint, fault, rows, wait_for, weights
 
 SINGLE = ("trainer.max_epochs=3", "model.dropout=0.5", "data.train_size=40")

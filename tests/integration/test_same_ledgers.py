@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from sparsepipe.results import load_results
+from sparsepipe.runs.ledger import load_results
 from tests.support.same_ledgers import assert_as_recorded
 
 RECORDED = Path(__file__).parents[2] / "experiments" / "table2_smoke" / "ledger.csv"

@@ -13,8 +13,8 @@ import torch
 
 from sparsepipe.config.compose import config_dir
 from sparsepipe.errors import ConfigError
-from sparsepipe.results.files import read_json
 from sparsepipe.runtime.failures.rank_reports import Stopped
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import fault, rows, weights
 
 TINY = (

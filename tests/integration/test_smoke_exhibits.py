@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.results import load_results
+from sparsepipe.runs.ledger import load_results
 from tests.support.command_line import orphans
 from tests.support.reported_cells import cells, there
 

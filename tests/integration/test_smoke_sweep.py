@@ -18,8 +18,8 @@ import pytest
 from nbclient import NotebookClient
 from pandas.testing import assert_frame_equal
 
-from sparsepipe.results import load_results
-from sparsepipe.results.report.exhibits import EXHIBITS
+from sparsepipe.paper.chapters import CHAPTERS
+from sparsepipe.runs.ledger import load_results
 from sparsepipe.sweep.record import records_of
 from tests.support.killed_sweep import Sweep, assert_none_twice, finish, kill_at, moments
 from tests.support.reported_cells import cells, there
@@ -66,7 +66,7 @@ def _ended(sweep: Sweep) -> Path:
 
 def _check_report(file: Path) -> None:
     """Each cell has a figure of ours, or words in its place."""
-    (empty,) = EXHIBITS["table2"].blocks([])
+    (empty,) = CHAPTERS["table2"].blocks([])
     assert there(file, *HEADS) == {(*cell.row, cell.column.key) for cell in empty.cells}
     found = cells(file, *HEADS).items()
     accuracies = [float(cell["ours"]) for place, cell in found if "accuracy" in place[-1]]

@@ -11,9 +11,9 @@ from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
 from sparsepipe.config import compose
-from sparsepipe.results.files import read_json, write_json
 from sparsepipe.sweep.callbacks import SweepTable
 from sparsepipe.sweep.record import records_of
+from sparsepipe.utils.files import read_json, write_json
 from tests.support.command_line import Shell
 from tests.support.emulated_cases import hosts
 from tests.support.sweep_cases import leave_record

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsepipe.results.files import read_json
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, checkpoint, fault, rows
 from tests.support.fault_cases import TRAINING, Point, assert_same, fails_in_time
 from tests.support.recompute_cases import given

@@ -11,7 +11,7 @@ import torch
 
 from sparsepipe.errors import HardwareError
 from sparsepipe.profiling import Profile
-from sparsepipe.results.files import read_json
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import weights
 
 pytestmark = [

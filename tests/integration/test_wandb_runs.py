@@ -13,9 +13,9 @@ import wandb
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.launch.job import run_job
-from sparsepipe.results.files import read_json
 from sparsepipe.tracking.history import STEP
 from sparsepipe.tracking.loggers import wandb_logger
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, composed, fault, rows
 from tests.support.emulated_cases import hosts
 from tests.support.wandb_records import recorded

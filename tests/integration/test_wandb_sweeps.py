@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sparsepipe.results.files import read_json
 from sparsepipe.tracking.history import STEP
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, orphans, rows, wait_for
 from tests.support.wandb_records import recorded
 

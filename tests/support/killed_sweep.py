@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparsepipe.errors import NoRunsError
-from sparsepipe.results import load_results
-from sparsepipe.results.files import read_json
+from sparsepipe.runs.ledger import load_results
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.sweep.record import records_of
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import orphans
 
 log = logging.getLogger(__name__)

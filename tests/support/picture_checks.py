@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image
 
-from sparsepipe.results import style
+from sparsepipe.plots import style
 
 
 def pixels(figure: Figure) -> np.ndarray:

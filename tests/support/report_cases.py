@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-from sparsepipe.results.report.cell import Cell
-from sparsepipe.results.report.exhibit import Block
+from sparsepipe.report.chapter import Block, Cell
 
 _NUMBERS = count()
 

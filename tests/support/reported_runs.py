@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.config.run_spec import flatten
-from sparsepipe.results.files import write_json, write_text_atomic
+from sparsepipe.utils.files import write_json, write_text_atomic
 from tests.support.command_line import composed
 
 SHAPES = "sparsepipe.data.sources.GeneratedShapes"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.utils.files import replacing, write_json
+from sparsepipe.utils.files import replacing, write_plain_json
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -40,5 +40,5 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
 def test_json_of_names_that_are_no_text(tmp_path: Path) -> None:
     """Names of files may hold any bytes; Python keeps those as lone surrogates."""
     values = {"größer": [1, 2.5, None], os.fsdecode(b"\xff.off"): "x"}
-    write_json(tmp_path / "values.json", values)
+    write_plain_json(tmp_path / "values.json", values)
     assert json.loads((tmp_path / "values.json").read_text()) == values

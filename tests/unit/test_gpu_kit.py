@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.results import load_results
+from sparsepipe.runs.ledger import load_results
 
 KIT = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu"
 no_device = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}

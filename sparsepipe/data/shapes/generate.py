@@ -26,7 +26,7 @@ from sparsepipe.data.processes import MAIN_GUARD, worker_pool
 from sparsepipe.data.progress import progress
 from sparsepipe.data.shapes.registry import SHAPE_CLASSES, make_shape
 from sparsepipe.errors import ConfigError, DataError
-from sparsepipe.utils.files import write_json
+from sparsepipe.utils.files import write_plain_json
 
 MODELLER_VERSION = 2
 """Raised with any change that gives a shape other triangles; names the set's folder."""
@@ -149,7 +149,7 @@ def _claim(root: Path, settings: ShapesSettings) -> None:
             root.mkdir(parents=True, exist_ok=True)
         foreign = [name for name in os.listdir(root) if not name.startswith(".")]
         if not foreign:
-            write_json(path, asked)
+            write_plain_json(path, asked)
         found = json.loads(path.read_text()) if path.exists() else None
     except (OSError, ValueError) as error:
         raise DataError(

@@ -11,9 +11,9 @@ import pytest
 
 from sparsepipe.config.objective import scored, value_of
 from sparsepipe.errors import ConfigError
-from sparsepipe.results.files import write_json
 from sparsepipe.sweep.job import run_swept
 from sparsepipe.sweep.record import JobRecord, SweptJob, read_record, records_of
+from sparsepipe.utils.files import write_json
 from tests.support.command_line import Shell, composed
 
 PLANS = ("task=partition", "model=sparse_vgg16_bn", "hardware=paper_5gpu")

@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 
 from sparsepipe.launch.job import run_job
 from sparsepipe.launch.prepare import prepare, understood
-from sparsepipe.results.files import read_json
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.sweep import callbacks
+from sparsepipe.utils.files import read_json
 from sparsepipe.utils.host import usable_cores
 from tests.support.command_line import Shell, composed
 from tests.support.quota_group import quota_group

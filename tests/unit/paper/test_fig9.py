@@ -18,10 +18,10 @@ from PIL import Image
 
 from sparsepipe.config import compose
 from sparsepipe.launch.job import run_job
+from sparsepipe.paper.chapters.fig9_runs import EXPECTED, GPUS, STRATEGIES
 from sparsepipe.paper.report_sweep import SweepReport
-from sparsepipe.results.fig9_settings import EXPECTED, GPUS, STRATEGIES
-from sparsepipe.results.files import read_json
 from sparsepipe.tasks.emulate import as_emulated
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, composed
 from tests.support.sweep_cases import leave_record
 

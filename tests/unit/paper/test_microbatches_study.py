@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from sparsepipe.config.build import build_inventory
-from sparsepipe.results.files import write_json
 from sparsepipe.tasks.task import num_ranks
+from sparsepipe.utils.files import write_json
 from tests.support.command_line import composed
 from tests.unit.paper.test_report_commands import jobs_of
 

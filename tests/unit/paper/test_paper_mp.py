@@ -11,8 +11,7 @@ from sparsepipe.config.build import build_inventory
 from sparsepipe.config.compose import config_dir
 from sparsepipe.config.division import division_of
 from sparsepipe.errors import PlanError
-from sparsepipe.paper.paper_mp import paper_mp_plan
-from sparsepipe.paper.paper_problem import MODEL, MP_DEVICE, paper_problem
+from sparsepipe.paper.plans import MODEL, MP_DEVICE, paper_mp_plan, paper_problem
 from sparsepipe.partition.explanation import as_plan, explain
 from sparsepipe.partition.search.algorithms import mp
 from sparsepipe.planning.device_profiles import load_profiles

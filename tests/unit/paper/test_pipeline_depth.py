@@ -16,11 +16,11 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Synchronous
 from sparsepipe.launch.job import run_job
 from sparsepipe.launch.prepare import prepare, understood
-from sparsepipe.paper.usual_config import is_taken, usual
+from sparsepipe.paper.chapters.pipeline_depth import PIPELINE_DEPTH
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.profiling import Profile
-from sparsepipe.results.report.commands import Commands
-from sparsepipe.results.report.pipeline_depth import PIPELINE_DEPTH
+from sparsepipe.report.commands import Commands
+from sparsepipe.report.overrides import is_taken, usual
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import balanced
 from sparsepipe.tasks.emulate import as_emulated, emulated_profiles

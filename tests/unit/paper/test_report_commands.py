@@ -12,18 +12,18 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from sparsepipe.config import compose
-from sparsepipe.paper.usual_config import usual
-from sparsepipe.results.report.commands import Commands
-from sparsepipe.results.report.exhibits import EXHIBITS
+from sparsepipe.paper.chapters import CHAPTERS
+from sparsepipe.report.commands import Commands
+from sparsepipe.report.overrides import usual
 from tests.support.command_line import composed
 
 _TRIED = 4
 """Of each table or figure: its commands differ in a few overrides."""
 
 
-@pytest.mark.parametrize("name", EXHIBITS)
+@pytest.mark.parametrize("name", CHAPTERS)
 def test_commands_that_fill_cells_compose(name: str) -> None:
-    cells = [cell for block in EXHIBITS[name].blocks([]) for cell in block.cells]
+    cells = [cell for block in CHAPTERS[name].blocks([]) for cell in block.cells]
     commands = list(dict.fromkeys(cell.command for cell in cells if cell.command))
     for command in commands[:: max(1, len(commands) // _TRIED)]:
         words = shlex.split(command)
@@ -35,7 +35,7 @@ def test_commands_that_fill_cells_compose(name: str) -> None:
 @pytest.mark.parametrize("network", ["dense", "sparse"])
 @pytest.mark.parametrize("resolution", [32, 200])
 def test_a_command_of_fig8_is_that_of_its_cell(network: str, resolution: int) -> None:
-    (block,) = EXHIBITS["fig8"].blocks([])
+    (block,) = CHAPTERS["fig8"].blocks([])
     cells = block.rows[f"{resolution}³", network].values()
     (command,) = {cell.command for cell in cells}
     config = composed(*shlex.split(command)[1:])
@@ -48,7 +48,7 @@ def test_a_command_of_fig8_is_that_of_its_cell(network: str, resolution: int) ->
 def test_commands_of_cells_without_runs_are_jobs_of_their_sweep(
     name: str, count: int, scales: tuple[str, ...]
 ) -> None:
-    (block,) = EXHIBITS[name].blocks([], Commands(experiment=name, scales=scales, usual=usual))
+    (block,) = CHAPTERS[name].blocks([], Commands(experiment=name, scales=scales, usual=usual))
     swept = jobs_of(shlex.split(block.sweep)[1:])
     alone = {frozenset(shlex.split(cell.command)[1:]) for cell in block.cells}
     assert alone == swept
@@ -59,7 +59,7 @@ def test_commands_of_cells_without_runs_are_jobs_of_their_sweep(
 def test_a_cell_of_a_single_run_without_runs_has_a_scale_in_its_command(
     name: str, scale: str
 ) -> None:
-    (block,) = EXHIBITS[name].blocks([], Commands(experiment=name, usual=usual))
+    (block,) = CHAPTERS[name].blocks([], Commands(experiment=name, usual=usual))
     (command,) = {cell.command for cell in block.cells if cell.command}
     assert command == f"sparsepipe experiment={name} scale={scale}"
     assert composed(*shlex.split(command)[1:]).scale == scale
@@ -77,7 +77,7 @@ def jobs_of(words: list[str]) -> set[frozenset[str]]:
 
 
 def test_commands_of_table2_are_those_of_their_cells() -> None:
-    (block,) = EXHIBITS["table2"].blocks([])
+    (block,) = CHAPTERS["table2"].blocks([])
     cells = block.rows["50³", "4", "sparse", "0.25"]
     commands = {column.key: cell.command for column, cell in cells.items()}
     config = composed(*shlex.split(commands["test_accuracy"])[1:])

@@ -15,7 +15,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from sparsepipe.config import compose
-from sparsepipe.results.files import read_json
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import composed
 from tests.support.reported_runs import leave, leave_training
 from tests.support.sweep_cases import leave_record

@@ -14,11 +14,11 @@ import pytest
 
 from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.launch.job import run_job
-from sparsepipe.paper import report_task, reported
-from sparsepipe.results import gather, load_results
-from sparsepipe.results.files import read_json
-from sparsepipe.results.report.exhibits import EXHIBITS
+from sparsepipe.paper import report_task
+from sparsepipe.paper.chapters import CHAPTERS
+from sparsepipe.runs.ledger import gather, load_results
 from sparsepipe.runs.rundir import RunDir
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, composed
 from tests.support.reported_runs import leave_training
 from tests.support.wandb_records import recorded
@@ -92,14 +92,14 @@ def test_runs_are_read_once_and_reports_are_not_among_them(
     report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_training(tmp_path / "outputs", "a")
-    read, load = [], reported.load_results
+    read, load = [], report_task.load_results
 
     def counted(*arguments: Any, **more: Any) -> Any:
         frame = load(*arguments, **more)
         read.append(list(frame["run_id"]))
         return frame
 
-    monkeypatch.setattr(reported, "load_results", counted)
+    monkeypatch.setattr(report_task, "load_results", counted)
     first = report("name=table2")
     assert read == [["a"]]
     assert report("name=table2").path == first.path
@@ -231,13 +231,13 @@ def test_all_of_the_paper_on_one_page(report: Report, tmp_path: Path) -> None:
     leave_training(tmp_path / "outputs", "b", name="fig9")  # of no use there
     done = report("experiment=all")
     text = (done.path / "report.html").read_text()
-    places = [text.index(f'<h2 id="{name}">') for name in EXHIBITS]
+    places = [text.index(f'<h2 id="{name}">') for name in CHAPTERS]
     assert places == sorted(places)
     assert "80.00" in text
-    assert {path.stem for path in done.path.glob("*.csv")} == set(EXHIBITS)
+    assert {path.stem for path in done.path.glob("*.csv")} == set(CHAPTERS)
 
 
-@pytest.mark.parametrize("name", EXHIBITS)
+@pytest.mark.parametrize("name", CHAPTERS)
 def test_every_experiment_can_be_reported_on(name: str) -> None:
     """Whatever it sets for its own task."""
     config = composed("task=report", f"experiment={name}")

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.paper.usual_config import usual
-from sparsepipe.results.report.commands import Commands
-from sparsepipe.results.report.exhibit import Block
-from sparsepipe.results.report.exhibits import EXHIBITS
+from sparsepipe.paper.chapters import CHAPTERS
+from sparsepipe.report.chapter import Block
+from sparsepipe.report.commands import Commands
+from sparsepipe.report.overrides import usual
 from tests.support.command_line import composed
 from tests.support.reported_runs import made_by
 
@@ -37,10 +37,10 @@ def words(command: str) -> list[str]:
 )  # fmt: skip
 @pytest.mark.parametrize("name", ["table2", "fig8"])
 def test_what_commands_of_cells_give_is_in_one_table(name: str, scale: str, every: int) -> None:
-    (empty,) = EXHIBITS[name].blocks([], commands(name, scale))
+    (empty,) = CHAPTERS[name].blocks([], commands(name, scale))
     told = list(dict.fromkeys(cell.command for cell in empty.cells))[::every]
     rows = [made_by(*words(each), run_id=str(number)) for number, each in enumerate(told)]
-    (found,) = EXHIBITS[name].blocks(rows, commands(name, scale))
+    (found,) = CHAPTERS[name].blocks(rows, commands(name, scale))
     assert len(found.runs) == len(told) > 0
     assert "=" not in found.title
 
@@ -58,7 +58,7 @@ def simulated(task: str, strategy: str, gpus: int, *overrides: str) -> dict[str,
     [pytest.param("simulated_50", 8, marks=pytest.mark.full), ("simulated_125", 5)],
 )
 def test_bars_of_fig9_have_no_overrides(task: str, gpus: int, strategy: str) -> None:
-    found = EXHIBITS["fig9"].blocks([simulated(task, strategy, gpus)], commands("fig9"))
+    found = CHAPTERS["fig9"].blocks([simulated(task, strategy, gpus)], commands("fig9"))
     assert len(found) == 4
     assert [len(block.runs) for block in found].count(1) == 1
 
@@ -66,7 +66,7 @@ def test_bars_of_fig9_have_no_overrides(task: str, gpus: int, strategy: str) -> 
 def test_emulated_bars_of_fig9_have_no_overrides() -> None:
     told = {"network": "namespaces", "link_bytes_per_s": 125e6}
     row = {**simulated("emulated", "hete_mp", 5), **told}
-    found = EXHIBITS["fig9"].blocks([row], commands("fig9"))
+    found = CHAPTERS["fig9"].blocks([row], commands("fig9"))
     assert [len(block.runs) for block in found] == [0, 0, 0, 1]
 
 
@@ -80,7 +80,7 @@ def test_overrides_of_fig9_make_blocks_of_their_own() -> None:
         {**simulated("simulated_125", "hete_mp", 5, *searched), "run_id": "c"},
     ]
     usually, apart = [
-        block for block in EXHIBITS["fig9"].blocks(rows, commands("fig9")) if block.runs
+        block for block in CHAPTERS["fig9"].blocks(rows, commands("fig9")) if block.runs
     ]
     assert {str(run["run_id"]) for run in usually.runs} == {"a", "b"}
     assert {str(run["run_id"]) for run in apart.runs} == {"a", "c"}
@@ -106,7 +106,7 @@ def test_other_hosts_are_no_bars_of_fig9(key: str) -> None:
             xp["count"] = 2
             hosts[1]["devices"].append({**xp, "count": 1})
     other = {**usually, "hardware.value.hosts": hosts, "minibatches_per_s": 9.0, "run_id": "other"}
-    found = EXHIBITS["fig9"].blocks([usually, other], commands("fig9"))
+    found = CHAPTERS["fig9"].blocks([usually, other], commands("fig9"))
     assert [run["run_id"] for block in found for run in block.runs] == ["made"]
     (note,) = found[0].notes
     assert note.startswith("Left out: other")
@@ -114,7 +114,7 @@ def test_other_hosts_are_no_bars_of_fig9(key: str) -> None:
     for host in again["hardware.value.hosts"]:
         for device in host["devices"]:  # wherever the package is
             device["profile"] = {name: f"/a/{file}" for name, file in device["profile"].items()}
-    assert not EXHIBITS["fig9"].blocks([again], commands("fig9"))[0].notes
+    assert not CHAPTERS["fig9"].blocks([again], commands("fig9"))[0].notes
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_runs_with_overrides_have_a_table_whose_commands_repeat_them(
         made_by(*SMALL, run_id="usual"),
         made_by(*SMALL, *overrides, run_id="other", **{"test/accuracy": 0.1}),
     ]
-    usually, other = EXHIBITS["table2"].blocks(rows, commands("table2"))
+    usually, other = CHAPTERS["table2"].blocks(rows, commands("table2"))
     assert [run["run_id"] for run in usually.runs] == ["usual"]
     assert [run["run_id"] for run in other.runs] == ["other"]
     assert "=" not in usually.title
@@ -173,7 +173,7 @@ def test_seeds_and_loaders_are_no_overrides() -> None:
     rows = [
         made_by(*SMALL, f"seed={seed}", "data.num_workers=0", run_id=str(seed)) for seed in (0, 1)
     ]
-    (found,) = EXHIBITS["table2"].blocks(rows, commands("table2"))
+    (found,) = CHAPTERS["table2"].blocks(rows, commands("table2"))
     assert len(found.runs) == 2
     assert not [note for note in found.notes if "differ" in note]
     assert composed(*SMALL).flat()["data.seed"] == 0

@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from sparsepipe.config import compose
 from sparsepipe.errors import ConfigError
-from sparsepipe.results.paper import printed
+from sparsepipe.paper.printed import printed
 from tests.support.command_line import composed
 
 TABLE_2 = {

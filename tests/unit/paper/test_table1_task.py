@@ -12,7 +12,7 @@ from sparsepipe.cluster.places import places
 from sparsepipe.errors import ConfigError
 from sparsepipe.paper.table1 import table
 from sparsepipe.profiling.timing import Speed
-from sparsepipe.results.files import read_json
+from sparsepipe.utils.files import read_json
 
 TABLE = ("task=table1", "task.matrix_size=64", "task.copy_bytes=1048576", "task.repeats=5")
 # The paper's Table I: of each kind how many, single-precision TFLOP/s, GB, GB/s.

@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from sparsepipe.config import compose
 from sparsepipe.launch.job import run_job
-from sparsepipe.results import gather
+from sparsepipe.runs.ledger import gather
 from tests.support.command_line import composed
 from tests.support.reported_runs import leave, made_by
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from sparsepipe.paper.usual_config import usual
+from sparsepipe.report.overrides import usual
 
 KEYS = ("data.num_points", "data.source.train_per_class", "model.width", "trainer.max_epochs")
 

@@ -9,7 +9,7 @@ import pytest
 
 from sparsepipe.config.schema import Synchronous
 from sparsepipe.plots import schedule_picture
-from sparsepipe.results import timeline_picture as pictures
+from sparsepipe.plots import timeline as pictures
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 from tests.support.plans import plan_of

@@ -4,8 +4,8 @@ import pytest
 from PIL import Image
 
 from sparsepipe.errors import DataError
-from sparsepipe.results import style
-from sparsepipe.results.comparison import compare, comparison_figure, curve
+from sparsepipe.plots import style
+from sparsepipe.plots.curves import compare, comparison_figure, curve
 from tests.support.picture_checks import has_colour, pixels, texts_outside
 
 

@@ -3,7 +3,7 @@ import pytest
 from matplotlib.colors import to_hex
 from PIL import Image
 
-from sparsepipe.results.confusion import (
+from sparsepipe.plots.confusion import (
     confusion_figure,
     confusion_matrix,
     confusion_rows,

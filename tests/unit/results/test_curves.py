@@ -4,8 +4,8 @@ import pytest
 from PIL import Image
 
 from sparsepipe.errors import DataError
-from sparsepipe.results import style
-from sparsepipe.results.curves import learning_curves, learning_curves_figure
+from sparsepipe.plots import style
+from sparsepipe.plots.curves import learning_curves, learning_curves_figure
 from tests.support.picture_checks import has_colour, pixels, texts_outside
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sparsepipe.errors import DataError
-from sparsepipe.results.files import (
+from sparsepipe.utils.files import (
     atomic_writer,
     read_json,
     write_bytes_atomic,

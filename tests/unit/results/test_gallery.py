@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sparsepipe.results import style
-from sparsepipe.results.gallery import gallery_figure, prediction_gallery, view
+from sparsepipe.plots import style
+from sparsepipe.plots.gallery import gallery_figure, prediction_gallery, view
 from tests.support.picture_checks import has_colour, pixels, texts_outside
 
 CLASSES = ("chair", "bed")

@@ -16,9 +16,8 @@ import pytest
 from pandas.testing import assert_frame_equal
 
 from sparsepipe.errors import DataError
-from sparsepipe.results import gather, load_results
-from sparsepipe.results.ledger_lock import LOCK
-from sparsepipe.results.tables import write_csv
+from sparsepipe.runs.ledger import LOCK, gather, load_results
+from sparsepipe.utils.tables import write_csv
 
 ROOT = Path(__file__).parents[3]
 RECORDED = ROOT / "experiments" / "modelnet40_points" / "result.json"
@@ -281,7 +280,7 @@ def test_a_ledger_of_an_older_version_gets_the_columns_of_this_one(tmp_path: Pat
 
 
 def test_nobody_waits_for_pandas_who_reads_no_ledger() -> None:
-    heavy = "import sys, sparsepipe, sparsepipe.results, sparsepipe.results.files, sparsepipe.cli\n"
+    heavy = "import sys, sparsepipe, sparsepipe.runs.ledger, sparsepipe.cli\n"
     told = "print([name for name in ('pandas', 'pyarrow') if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", heavy + told],

@@ -14,9 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
 
-from sparsepipe.results import gather, load_results
-from sparsepipe.results.cells import cell_text, cell_value, frame_of, rows_of
-from sparsepipe.results.columns import ALWAYS, OF_TASKS
+from sparsepipe.runs.ledger import gather, load_results
+from sparsepipe.runs.ledger_table import ALWAYS, OF_TASKS, cell_text, cell_value, frame_of, rows_of
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(
     ["", " ", "null", "true", "NaN", "Infinity", "-1", "1e5", "12e456789012", "1e999", "[1]", '"x"',

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.results import load_results
-from sparsepipe.results.columns import ALWAYS, OF_TASKS, Column
-from sparsepipe.results.files import write_json
+from sparsepipe.runs.ledger import load_results
+from sparsepipe.runs.ledger_table import ALWAYS, OF_TASKS, Column
+from sparsepipe.utils.files import write_json
 
 TEXT = (Path(__file__).parents[3] / "docs" / "results.md").read_text()
 

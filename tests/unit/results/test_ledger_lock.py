@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.errors import DataError
-from sparsepipe.results import gather, ledger_lock, load_results
-from sparsepipe.results.ledger_lock import LOCK, ledger_locked
+from sparsepipe.runs import ledger as ledger_lock
+from sparsepipe.runs.ledger import LOCK, gather, ledger_locked, load_results
 
 GATHERING = """
 import logging, sys
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
-from sparsepipe.results import gather
+from sparsepipe.runs.ledger import gather
 print(len(gather("swept")))
 """
 
@@ -27,8 +27,8 @@ BY_TWO_USERS = """
 import logging, os, sys
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 from sparsepipe.errors import DataError
-from sparsepipe.results import gather
-from sparsepipe.results.ledger_lock import LOCK
+from sparsepipe.runs.ledger import gather
+from sparsepipe.runs.ledger import LOCK
 gather("swept")  # makes the file, and imports what another user may not be able to read
 os.chmod("swept/" + LOCK, int(sys.argv[1], 8))
 if os.geteuid() == 0:

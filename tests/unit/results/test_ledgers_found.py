@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.errors import DataError, NoRunsError
-from sparsepipe.results import gather, load_results
-from sparsepipe.results.tables import write_csv
+from sparsepipe.runs.ledger import gather, load_results
+from sparsepipe.utils.tables import write_csv
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 ROW = {"run_id": "7", "name": "theirs", "kind": "measured"}

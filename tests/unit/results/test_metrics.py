@@ -1,7 +1,7 @@
 import pytest
 
 from sparsepipe.errors import DataError
-from sparsepipe.results.metrics import epoch_series, last_value, read_metrics
+from sparsepipe.runs.metrics import epoch_series, last_value, read_metrics
 
 
 def test_reads_one_row_an_epoch(tmp_path):

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.paper.paper_problem import paper_inventory
-from sparsepipe.paper.table3_paper import PAPER, PaperRow
-from sparsepipe.results.fig9_paper import FIG9, SMALLEST_HETE_MP
-from sparsepipe.results.paper import printed
+from sparsepipe.paper.chapters.fig9 import PRINTED, SMALLEST_HETE_MP
+from sparsepipe.paper.plans import PAPER, PaperRow, paper_inventory
+from sparsepipe.paper.printed import printed
 
 ROOT = Path(__file__).parents[3]
 
@@ -67,8 +66,8 @@ def test_table3_in_the_names_of_the_inventories() -> None:
 
 
 def test_fig9_tells_what_is_derived() -> None:
-    assert FIG9[8, "hete_mp"].derived
-    assert not FIG9[5, "hete_mp"].derived
+    assert PRINTED[8, "hete_mp"].derived
+    assert not PRINTED[5, "hete_mp"].derived
     assert SMALLEST_HETE_MP == 2.41
 
 

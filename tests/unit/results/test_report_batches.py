@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.results.report.cell import Cell, Ours, Row
-from sparsepipe.results.report.exhibits import EXHIBITS
-from sparsepipe.results.report.table2 import TABLE2
-from sparsepipe.results.report.writing import write_report
+from sparsepipe.paper.chapters import CHAPTERS
+from sparsepipe.paper.chapters.table2 import TABLE2
+from sparsepipe.report.chapter import Cell, Ours, Row
+from sparsepipe.report.writing import write_report
 from tests.support.report_cases import fitting, value
 
 D1 = ("32³", "1", "dense", "1")
@@ -166,7 +166,7 @@ def test_no_batch_at_all_has_no_ratio() -> None:
 
 def test_files_say_it_too(tmp_path: Path) -> None:
     rows = [fitting("dense", 32, batch=60), fitting("sparse", 32, batch=16, **UNLIMITED)]
-    write_report(tmp_path, "Table II", [(EXHIBITS["table2"], rows)])
+    write_report(tmp_path, "Table II", [(CHAPTERS["table2"], rows)])
     with (tmp_path / "table2.csv").open(encoding="utf-8") as stream:
         table = list(csv.DictReader(stream))
     (found,) = [

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.results.paper import printed
-from sparsepipe.results.report.cell import Row
-from sparsepipe.results.report.chapters import chapter
-from sparsepipe.results.report.depth_settings import DepthSetting
-from sparsepipe.results.report.exhibit import Block
-from sparsepipe.results.report.pipeline_depth import PIPELINE_DEPTH
-from sparsepipe.results.report.spreadsheet import csv_rows
+from sparsepipe.paper.chapters.depth_runs import DepthSetting
+from sparsepipe.paper.chapters.pipeline_depth import PIPELINE_DEPTH
+from sparsepipe.paper.printed import printed
+from sparsepipe.report.chapter import Block, Row
+from sparsepipe.report.layout import fill
+from sparsepipe.report.writing import csv_rows
 from tests.support.report_cases import cell, run, value
 
 STRATEGIES = "sparsepipe.strategies"
@@ -163,7 +162,7 @@ def test_a_measured_run_is_beside_the_others_whatever_its_plan_was_made_by() -> 
 
 
 def test_the_csv_tells_what_a_row_is_for_from_how_its_runs_were_taken() -> None:
-    found = csv_rows(chapter(PIPELINE_DEPTH, [emulated(1, 200.0)], None))
+    found = csv_rows(fill(PIPELINE_DEPTH, [emulated(1, 200.0)], None))
     serial = [row for row in found if (row["stages"], row["quantity"]) == ("1", "time")]
     assert [(row["obtained"], row["kind"]) for row in serial] == [
         ("measured", ""), ("emulated", "emulated"),

@@ -7,22 +7,21 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.results.paper import printed
-from sparsepipe.results.report.cell import Row
-from sparsepipe.results.report.exhibit import Block, Exhibit
-from sparsepipe.results.report.exhibits import EXHIBITS
-from sparsepipe.results.report.fig7 import FIG7
-from sparsepipe.results.report.fig8 import FIG8
-from sparsepipe.results.report.fig9 import FIG9
-from sparsepipe.results.report.table1 import TABLE1
-from sparsepipe.results.report.table3 import TABLE3
+from sparsepipe.paper.chapters import CHAPTERS
+from sparsepipe.paper.chapters.fig7 import FIG7
+from sparsepipe.paper.chapters.fig8 import FIG8
+from sparsepipe.paper.chapters.fig9 import FIG9
+from sparsepipe.paper.chapters.table1 import TABLE1
+from sparsepipe.paper.chapters.table3 import TABLE3
+from sparsepipe.paper.printed import printed
+from sparsepipe.report.chapter import Block, Chapter, Row
 from tests.support.report_cases import cell, run, training, value
 
 GPUS = {5: "1 x TITAN V, 4 x RTX 2080 Ti", 8: "1 x TITAN V, 3 x TITAN Xp, 4 x RTX 2080 Ti"}
 
 
-@pytest.mark.parametrize("exhibit", EXHIBITS.values(), ids=lambda each: each.name)
-def test_without_runs_all_is_missing_and_nothing_is_drawn(exhibit: Exhibit) -> None:
+@pytest.mark.parametrize("exhibit", CHAPTERS.values(), ids=lambda each: each.name)
+def test_without_runs_all_is_missing_and_nothing_is_drawn(exhibit: Chapter) -> None:
     found = exhibit.blocks([])
     assert found
     for block in found:
@@ -283,9 +282,9 @@ def test_other_networks_are_not_fig7() -> None:
 
 def test_names_say_what_they_are() -> None:
     of_the_paper = ["table1", "table2", "table3", "fig7", "fig8", "fig9"]
-    assert list(EXHIBITS) == [*of_the_paper, "pipeline_depth"]
+    assert list(CHAPTERS) == [*of_the_paper, "pipeline_depth"]
     for name in of_the_paper:
-        exhibit = EXHIBITS[name]
+        exhibit = CHAPTERS[name]
         number = re.sub(r"[a-z]", "", name)
         roman = {"1": "I", "2": "II", "3": "III"}.get(number, number)
         assert re.match(rf"(Table|Fig\.) {roman}: ", exhibit.title)

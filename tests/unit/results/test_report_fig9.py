@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.results.fig9_paper import FIG9 as PAPER
-from sparsepipe.results.report.cell import Row
-from sparsepipe.results.report.fig9 import FIG9
+from sparsepipe.paper.chapters.fig9 import FIG9
+from sparsepipe.paper.chapters.fig9 import PRINTED as PAPER
+from sparsepipe.report.chapter import Row
 from tests.support.report_cases import MODULE, cell, run, value
 from tests.unit.results.test_report_exhibits import AT_125, GPUS, fig9, simulated
 

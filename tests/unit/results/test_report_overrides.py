@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.results.report.cell import Row
-from sparsepipe.results.report.commands import Commands
-from sparsepipe.results.report.exhibit import Block, Exhibit
-from sparsepipe.results.report.exhibits import EXHIBITS
+from sparsepipe.paper.chapters import CHAPTERS
+from sparsepipe.report.chapter import Block, Chapter, Row
+from sparsepipe.report.commands import Commands
 from tests.support.desk_cases import MADE, as_desk
 from tests.support.report_cases import run, training
 
 
 def block(*rows: Row, **more: Any) -> Block:
-    (found,) = EXHIBITS["table2"].blocks(rows, Commands(experiment="table2", **more))
+    (found,) = CHAPTERS["table2"].blocks(rows, Commands(experiment="table2", **more))
     return found
 
 
@@ -26,8 +25,8 @@ def commands(found: Block) -> set[str]:
     return {each.command for each in found.cells if each.command} | {found.sweep}
 
 
-@pytest.mark.parametrize("exhibit", EXHIBITS.values(), ids=lambda each: each.name)
-def test_all_have_the_name_that_runs_were_given(exhibit: Exhibit) -> None:
+@pytest.mark.parametrize("exhibit", CHAPTERS.values(), ids=lambda each: each.name)
+def test_all_have_the_name_that_runs_were_given(exhibit: Chapter) -> None:
     blocks = exhibit.blocks([], Commands(experiment=exhibit.name, name="mine"))
     found = {each.command for each in (cell for block in blocks for cell in block.cells)}
     found |= {block.sweep for block in blocks}
@@ -98,7 +97,7 @@ def test_fewer_threads_than_cores_are_in_the_command() -> None:
 
 @pytest.mark.parametrize("name", ["table2", "fig8", "fig7"])
 def test_without_runs_commands_have_the_scale_that_is_asked_for(name: str) -> None:
-    (found,) = EXHIBITS[name].blocks([], Commands(experiment=name, scales=("desk",)))
+    (found,) = CHAPTERS[name].blocks([], Commands(experiment=name, scales=("desk",)))
     assert all(f"experiment={name} scale=desk" in each.command for each in found.cells)
 
 
@@ -108,7 +107,7 @@ def test_without_runs_commands_have_the_scale_at_which_all_is_swept(name: str) -
         assert overrides == (f"experiment={name}",)
         return dict.fromkeys(keys, "smoke")
 
-    (found,) = EXHIBITS[name].blocks([], Commands(experiment=name, usual=usual))
+    (found,) = CHAPTERS[name].blocks([], Commands(experiment=name, usual=usual))
     told = {each.command for each in found.cells if each.command} | {found.sweep} - {""}
     assert all(f"experiment={name} scale=smoke" in command for command in told)
 
@@ -116,13 +115,13 @@ def test_without_runs_commands_have_the_scale_at_which_all_is_swept(name: str) -
 @pytest.mark.parametrize("name", ["table2", "fig8", "fig7", "table1"])
 def test_cells_of_a_scale_that_no_run_has_are_missing_beside_those_of_others(name: str) -> None:
     asked = Commands(experiment=name, scales=("smoke", "desk"))
-    smoke, desk = EXHIBITS[name].blocks([small(name)], asked)
+    smoke, desk = CHAPTERS[name].blocks([small(name)], asked)
     assert smoke.runs
     assert (desk.title, desk.runs) == ("scale desk", [])
     missing = [each for each in desk.cells if each.missing]
     assert missing
     assert all(f"experiment={name} scale=desk" in each.command for each in missing)
-    (alone,) = EXHIBITS[name].blocks([small(name)], Commands(experiment=name))
+    (alone,) = CHAPTERS[name].blocks([small(name)], Commands(experiment=name))
     assert alone.title == smoke.title, "where no scale is asked for those of the runs are told of"
 
 

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.results.report.cell import Row
-from sparsepipe.results.report.commands import Commands, word
-from sparsepipe.results.report.exhibit import Block
-from sparsepipe.results.report.fig8 import FIG8
-from sparsepipe.results.report.overridden import is_made_by, of_training, overrides_of
-from sparsepipe.results.report.table1 import TABLE1
-from sparsepipe.results.report.table2 import TABLE2
+from sparsepipe.paper.chapters.fig8 import FIG8
+from sparsepipe.paper.chapters.table1 import TABLE1
+from sparsepipe.paper.chapters.table2 import TABLE2
+from sparsepipe.report.chapter import Block, Row
+from sparsepipe.report.commands import Commands
+from sparsepipe.report.overrides import is_made_by, of_training, overrides_of, word
 from tests.support.desk_cases import ADAMW, DESK, MADE, as_desk
 from tests.support.report_cases import cell, fitting, training, value
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.results.report.cell import Row, our_number
-from sparsepipe.results.report.exhibit import Block
-from sparsepipe.results.report.table2 import TABLE2
+from sparsepipe.paper.chapters.table2 import TABLE2
+from sparsepipe.report.chapter import Block, Row, our_number
 from tests.support.report_cases import cell, fitting, run, training, value
 
 

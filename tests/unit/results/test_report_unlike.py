@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.results.report.cell import Row
-from sparsepipe.results.report.fig7 import FIG7
-from sparsepipe.results.report.pipeline_depth import PIPELINE_DEPTH
-from sparsepipe.results.report.table1 import TABLE1
+from sparsepipe.paper.chapters.fig7 import FIG7
+from sparsepipe.paper.chapters.pipeline_depth import PIPELINE_DEPTH
+from sparsepipe.paper.chapters.table1 import TABLE1
+from sparsepipe.report.chapter import Row
 from tests.support.report_cases import cell, run, value
 from tests.unit.results.test_report_depth import emulated
 

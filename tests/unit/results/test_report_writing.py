@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from sparsepipe.results import style
-from sparsepipe.results.paper import CITATION, CITATION_OF_DEPTH
-from sparsepipe.results.report.cell import HOW_COMPARED, Compare
-from sparsepipe.results.report.chapters import Chapter, chapter
-from sparsepipe.results.report.exhibit import Exhibit
-from sparsepipe.results.report.exhibits import EXHIBITS
-from sparsepipe.results.report.rows import plain_rows
-from sparsepipe.results.report.writing import write_report
+from sparsepipe.paper.chapters import CHAPTERS
+from sparsepipe.paper.printed import CITATION, CITATION_OF_DEPTH
+from sparsepipe.plots import style
+from sparsepipe.report.chapter import HOW_COMPARED, Chapter, Compare
+from sparsepipe.report.layout import FilledChapter, fill
+from sparsepipe.report.measurements import plain_rows
+from sparsepipe.report.writing import write_report
 from tests.support.picture_checks import has_colour, pixels, texts_outside
 from tests.support.report_cases import fitting, run, training
 from tests.unit.results.test_report_exhibits import fitting8, refused, simulated
@@ -44,11 +43,11 @@ FIG9 = [simulated("dp", 5, 0.8), simulated("hete_mp", 5, 0.4), simulated("paper_
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Chapter]]:
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[FilledChapter]]:
     directory = tmp_path_factory.mktemp("report")
     given = {"table2": TABLE2, "fig8": FIG8, "fig9": FIG9}
     chapters = write_report(
-        directory, "Ours & theirs", [(EXHIBITS[name], rows) for name, rows in given.items()]
+        directory, "Ours & theirs", [(CHAPTERS[name], rows) for name, rows in given.items()]
     )
     return directory, chapters
 
@@ -85,7 +84,7 @@ class Page(HTMLParser):
             self.tables[-1][-1][-1] += data.replace("\n", "")
 
 
-def test_the_page_needs_nothing_beside_it(written: tuple[Path, list[Chapter]]) -> None:
+def test_the_page_needs_nothing_beside_it(written: tuple[Path, list[FilledChapter]]) -> None:
     text = (written[0] / "report.html").read_text()
     page = Page(text)
     assert not page.opened
@@ -103,7 +102,7 @@ def test_the_page_needs_nothing_beside_it(written: tuple[Path, list[Chapter]]) -
     assert "@media print" in text
 
 
-def test_the_page_has_ours_beside_the_papers(written: tuple[Path, list[Chapter]]) -> None:
+def test_the_page_has_ours_beside_the_papers(written: tuple[Path, list[FilledChapter]]) -> None:
     page = Page((written[0] / "report.html").read_text())
     table = page.tables[0]
     heads = table[1]
@@ -115,7 +114,7 @@ def test_the_page_has_ours_beside_the_papers(written: tuple[Path, list[Chapter]]
     assert all(len(row) == len(heads) for row in table[2:])
 
 
-def test_the_page_tells_where_figures_were_taken(written: tuple[Path, list[Chapter]]) -> None:
+def test_the_page_tells_where_figures_were_taken(written: tuple[Path, list[FilledChapter]]) -> None:
     page = Page((written[0] / "report.html").read_text())
     places = next(table for table in page.tables if table[0][1:3] == ["kind", "hardware"])
     assert places[1] == [
@@ -125,7 +124,7 @@ def test_the_page_tells_where_figures_were_taken(written: tuple[Path, list[Chapt
     assert places[2][4:] == ["def456789012-dirty", "1"]
 
 
-def test_markdown_has_the_same(written: tuple[Path, list[Chapter]]) -> None:
+def test_markdown_has_the_same(written: tuple[Path, list[FilledChapter]]) -> None:
     text = (written[0] / "report.md").read_text()
     (row,) = re.findall(r"^\| 32³ +\| +1 \| sparse +\| +1 \|(.*)\|$", text, re.MULTILINE)
     cells = [part.strip() for part in row.split("|")]
@@ -140,7 +139,7 @@ def test_markdown_has_the_same(written: tuple[Path, list[Chapter]]) -> None:
 def test_words_and_bounds_are_told_apart_from_figures(tmp_path: Path) -> None:
     dense = fitting("dense", 32, batch=4, refused_batch=None, limited_by="most")
     rows = [training("sparse", 32), training("sparse", 32, ranks=4), dense]
-    write_report(tmp_path, "Some", [(EXHIBITS["table2"], rows)])
+    write_report(tmp_path, "Some", [(CHAPTERS["table2"], rows)])
     told = "figures are there, 3 of them in words or as a bound."  # no speedup; both rows of dense
     with (tmp_path / "table2.csv").open(encoding="utf-8") as stream:
         ours = [row["ours"] for row in csv.DictReader(stream) if row["status"] == "there"]
@@ -149,19 +148,21 @@ def test_words_and_bounds_are_told_apart_from_figures(tmp_path: Path) -> None:
     ]  # fmt: skip
     for name in ("report.md", "report.html"):
         assert f"{len(ours)} of 96 {told}" in (tmp_path / name).read_text(encoding="utf-8")
-    write_report(tmp_path, "Some", [(EXHIBITS["table2"], rows[:1])])
+    write_report(tmp_path, "Some", [(CHAPTERS["table2"], rows[:1])])
     assert "figures are there." in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("exhibit", EXHIBITS.values(), ids=lambda each: each.name)
-def test_what_is_compared_by_ratio_is_what_the_introduction_says(exhibit: Exhibit) -> None:
+@pytest.mark.parametrize("exhibit", CHAPTERS.values(), ids=lambda each: each.name)
+def test_what_is_compared_by_ratio_is_what_the_introduction_says(exhibit: Chapter) -> None:
     (block, *_) = exhibit.blocks([])
     ratios = {column.unit for column in block.columns if column.compare is Compare.RATIO}
     assert ratios <= {"x"} or exhibit.title.startswith("Table I:")
     assert "over its data sheet (Table I)" in HOW_COMPARED
 
 
-def test_both_documents_say_how_figures_are_compared(written: tuple[Path, list[Chapter]]) -> None:
+def test_both_documents_say_how_figures_are_compared(
+    written: tuple[Path, list[FilledChapter]],
+) -> None:
     page = html.unescape((written[0] / "report.html").read_text(encoding="utf-8"))
     assert HOW_COMPARED in page
     assert HOW_COMPARED in (written[0] / "report.md").read_text(encoding="utf-8")
@@ -179,7 +180,7 @@ def test_both_documents_say_how_figures_are_compared(written: tuple[Path, list[C
 def test_each_chapter_says_whose_figures_it_has(
     tmp_path: Path, file: str, names: list[str], general: str, of_depth: bool
 ) -> None:
-    write_report(tmp_path, "Some", [(EXHIBITS[name], []) for name in names])
+    write_report(tmp_path, "Some", [(CHAPTERS[name], []) for name in names])
     text = " ".join(html.unescape((tmp_path / file).read_text(encoding="utf-8")).split())
     begin = 'olumns "paper" have what is printed in: '
     start, *others = text.split(begin)[1:]
@@ -189,7 +190,7 @@ def test_each_chapter_says_whose_figures_it_has(
 
 @pytest.mark.parametrize("name", ["report.md", "report.html"])
 def test_missing_cells_are_named_with_their_commands(
-    written: tuple[Path, list[Chapter]], name: str
+    written: tuple[Path, list[FilledChapter]], name: str
 ) -> None:
     text = (written[0] / name).read_text()
     command = (
@@ -204,7 +205,7 @@ def test_missing_cells_are_named_with_their_commands(
     assert "sparsepipe -m experiment=fig9 task=fig9/emulated" in text
 
 
-def test_csv_has_a_row_for_each_cell(written: tuple[Path, list[Chapter]]) -> None:
+def test_csv_has_a_row_for_each_cell(written: tuple[Path, list[FilledChapter]]) -> None:
     with (written[0] / "table2.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert len(rows) == 16 * 6
@@ -239,7 +240,7 @@ def test_csv_has_a_row_for_each_cell(written: tuple[Path, list[Chapter]]) -> Non
     ],
 )
 def test_pictures_show_all_of_it(name: str, rows: list[dict[str, Any]], colours: list[str]) -> None:
-    for figure in chapter(EXHIBITS[name], rows).figures.values():
+    for figure in fill(CHAPTERS[name], rows).figures.values():
         assert texts_outside(figure) == []
         assert min(axes.get_window_extent().width for axes in figure.axes) > 2 * style.DPI
         image = pixels(figure)
@@ -247,7 +248,7 @@ def test_pictures_show_all_of_it(name: str, rows: list[dict[str, Any]], colours:
 
 
 def test_words_in_place_of_figures_cover_no_curve() -> None:
-    (figure,) = chapter(EXHIBITS["fig8"], [*FIG8, refused("dense", 200)]).figures.values()
+    (figure,) = fill(CHAPTERS["fig8"], [*FIG8, refused("dense", 200)]).figures.values()
     figure.draw_without_rendering()
     assert len(figure.axes) == 4
     for axes in figure.axes:
@@ -259,7 +260,7 @@ def test_words_in_place_of_figures_cover_no_curve() -> None:
 
 
 def test_ours_and_the_papers_differ_in_shape_and_filling() -> None:
-    (figure,) = chapter(EXHIBITS["table2"], TABLE2).figures.values()
+    (figure,) = fill(CHAPTERS["table2"], TABLE2).figures.values()
     looks = {
         handle.get_label(): (handle.get_marker(), handle.get_markerfacecolor())
         for handle in figure.legends[0].legend_handles
@@ -277,7 +278,7 @@ def test_ours_and_the_papers_differ_in_shape_and_filling() -> None:
 
 def test_a_report_of_the_same_runs_is_the_same(tmp_path: Path) -> None:
     for name in ("first", "again"):
-        write_report(tmp_path / name, "Fig. 9", [(EXHIBITS["fig9"], FIG9)])
+        write_report(tmp_path / name, "Fig. 9", [(CHAPTERS["fig9"], FIG9)])
     first = {path.name: path.read_bytes() for path in (tmp_path / "first").iterdir()}
     assert first == {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
     assert sorted(first) == ["fig9.csv", "fig9_3.png", "report.html", "report.md"]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sparsepipe.results import run_tree
-from sparsepipe.results.run_tree import read_tree, run_directories
+from sparsepipe.runs import run_tree
+from sparsepipe.runs.run_tree import read_tree, run_directories
 
 
 def leave(root: Path, name: str) -> Path:

@@ -1,8 +1,8 @@
 import numpy as np
 from PIL import Image
 
-from sparsepipe.results import style
-from sparsepipe.results.shares import (
+from sparsepipe.plots import style
+from sparsepipe.plots.shares import (
     Costs,
     accumulated_shares,
     accumulated_shares_figure,

@@ -1,8 +1,8 @@
 from matplotlib.colors import to_hex
 from PIL import Image
 
-from sparsepipe.results import style
-from sparsepipe.results.speedups import Bar, Chart, Mark, Panel, speedups_figure
+from sparsepipe.plots import style
+from sparsepipe.plots.speedups import Bar, Chart, Mark, Panel, speedups_figure
 from tests.support.picture_checks import has_colour, pixels, texts_outside
 
 CHART = Chart(

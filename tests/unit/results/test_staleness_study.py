@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from sparsepipe.results.files import write_json
+from sparsepipe.utils.files import write_json
 
 STUDY = Path(__file__).parents[3] / "experiments" / "staleness"
 

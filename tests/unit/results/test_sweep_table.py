@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparsepipe.results.sweep_table import SweepJob, sweep_markdown, sweep_rows
+from sparsepipe.sweep.table import SweepJob, sweep_markdown, sweep_rows
 
 
 def job(run: str | None, result: dict[str, Any], **overrides: str) -> SweepJob:

@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from sparsepipe.results.tables import markdown_table, write_csv
+from sparsepipe.utils.tables import markdown_table, write_csv
 
 
 def test_numbers_are_aligned_to_the_right_and_words_to_the_left():

@@ -1,9 +1,8 @@
 import pytest
 from PIL import Image
 
-from sparsepipe.results import style, timeline_picture
-from sparsepipe.results.timeline import timeline_text
-from sparsepipe.results.timeline_picture import timeline_figure
+from sparsepipe.plots import style, timeline
+from sparsepipe.plots.timeline import timeline_figure, timeline_text
 from tests.support.picture_checks import has_colour, pixels, texts_outside
 
 LANES = [
@@ -78,8 +77,8 @@ def test_updates_are_marked_where_they_are():
 
 def test_colours_of_the_kinds_are_there_and_an_update_that_takes_time_has_a_bar():
     image = pixels(timeline_figure(LANES, title="two stages"))
-    assert has_colour(image, timeline_picture._FORWARD) > 1000
-    assert has_colour(image, timeline_picture._BACKWARD) > 1000
+    assert has_colour(image, timeline._FORWARD) > 1000
+    assert has_colour(image, timeline._BACKWARD) > 1000
     points = has_colour(image, style.VERMILION)
     assert has_colour(pixels(timeline_figure(PARTS, title="parts")), style.VERMILION) > 4 * points
 
@@ -110,7 +109,7 @@ def test_a_picture_may_end_early():
 
 def test_the_file_is_written(tmp_path):
     path = tmp_path / "deep" / "timeline.png"
-    timeline_picture.timeline_picture(LANES, path, title="two stages")
+    timeline.timeline_picture(LANES, path, title="two stages")
     with Image.open(path) as image:
         assert image.width > 600
 

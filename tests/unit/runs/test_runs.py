@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from sparsepipe.errors import CheckpointError, ConfigError
-from sparsepipe.results.files import read_json
 from sparsepipe.runs.rundir import RunDir, file_fingerprint
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, checkpoint, rows
 
 Job = Callable[..., Path]

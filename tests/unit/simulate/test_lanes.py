@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from sparsepipe.cluster import Link
-from sparsepipe.results.timeline import is_of_messages
+from sparsepipe.plots.timeline import is_of_messages
 from sparsepipe.schedule import asynchronous, naive
 from sparsepipe.schedule import lanes as drawn_lanes
 from sparsepipe.schedule import timeline as drawn_timeline

@@ -11,7 +11,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from sparsepipe.config.sweep_directory import command_of
-from sparsepipe.results import load_results
+from sparsepipe.runs.ledger import load_results
 from sparsepipe.sweep import callbacks
 from sparsepipe.sweep.callbacks import SweepEnd, SweepTable
 from sparsepipe.sweep.record import JobRecord, records_of

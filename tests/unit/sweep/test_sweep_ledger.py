@@ -10,9 +10,9 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from pandas.testing import assert_frame_equal
 
-from sparsepipe.results import load_results
-from sparsepipe.results.files import read_json, write_json
+from sparsepipe.runs.ledger import load_results
 from sparsepipe.sweep.callbacks import SweepLedger
+from sparsepipe.utils.files import read_json, write_json
 from tests.support.command_line import Shell
 from tests.support.sweep_cases import leave_record
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.results.files import read_json, write_json
 from sparsepipe.sweep import process, record, running_job
 from sparsepipe.sweep.callbacks import exit_code, failures
 from sparsepipe.sweep.display import Lines
@@ -23,6 +22,7 @@ from sparsepipe.sweep.runner import Runner
 from sparsepipe.sweep.running_job import ReadyJob
 from sparsepipe.sweep.settings import Settings
 from sparsepipe.sweep.slots import Demand, Machine, Slots
+from sparsepipe.utils.files import read_json, write_json
 from tests.support.command_line import composed
 from tests.support.sweep_cases import tiny_spec
 

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.paper.usual_config import is_taken, usual
-from sparsepipe.results.report.commands import Commands
-from sparsepipe.results.report.exhibit import Block
-from sparsepipe.results.report.exhibits import EXHIBITS
-from sparsepipe.results.report.wanted import Wanted
+from sparsepipe.paper.chapters import CHAPTERS
+from sparsepipe.paper.report_sweep import wanted_of
+from sparsepipe.report.chapter import Block
+from sparsepipe.report.commands import Commands, Wanted
+from sparsepipe.report.overrides import is_taken, usual
 from sparsepipe.sweep.record import JobRecord
-from sparsepipe.sweep.sweep_wanted import wanted_of
 from tests.support.command_line import composed
 from tests.support.reported_runs import made_by
 from tests.support.sweep_cases import leave_record
@@ -87,7 +86,7 @@ def test_a_search_with_many_settings_wants_none(tmp_path: Path) -> None:
 def blocks(name: str, *wanted: Wanted, rows: Sequence[dict[str, object]] = ()) -> list[Block]:
     scales = tuple(each.scale for each in wanted if each.scale)
     commands = Commands(experiment=name, scales=scales, wanted=wanted, usual=usual)
-    return list(EXHIBITS[name].blocks(rows, commands))
+    return list(CHAPTERS[name].blocks(rows, commands))
 
 
 SMALL = Wanted(

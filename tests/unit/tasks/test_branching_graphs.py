@@ -8,7 +8,7 @@ import pytest
 
 from sparsepipe.errors import PlanError, ProfileError
 from sparsepipe.launch.job import run_job
-from sparsepipe.results.shares import Costs, accumulated_shares
+from sparsepipe.plots.shares import Costs, accumulated_shares
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
 from tests.support.command_line import composed

@@ -65,7 +65,7 @@ def test_the_gallery_is_predicted_in_batches_of_the_test(
         drawn.update(shapes=shapes, labels=labels, predictions=predictions, rest=rest)
         drawn["numbers"] = [round(100 * p) for p in probabilities]
 
-    monkeypatch.setattr("sparsepipe.results.gallery.prediction_gallery", gallery)
+    monkeypatch.setattr("sparsepipe.plots.gallery.prediction_gallery", gallery)
     module = Reader()
     run: Any = SimpleNamespace(directory=RunDir(tmp_path))
     presentation.draw_test(run, module, Grids(), gallery=12)

@@ -15,7 +15,6 @@ import pytest
 
 from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import SparsePipeError
-from sparsepipe.results.files import read_json
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.tasks.fitting.memory import (
@@ -29,6 +28,7 @@ from sparsepipe.tasks.fitting.memory import (
 from sparsepipe.tasks.fitting.prober import Prober
 from sparsepipe.tasks.fitting.steps import _noting
 from sparsepipe.tasks.task import Run
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, composed, wait_for
 from tests.support.memory_group import memory_group
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from sparsepipe.results.report.batches import OF_MEMORY, OTHERS
+from sparsepipe.paper.chapters.trainings import OF_MEMORY, OTHERS
 from sparsepipe.tasks.fitting.fit_batch import Found, _limit
 from sparsepipe.tasks.fitting.prober import Outcome
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from sparsepipe.results.files import read_json
 from sparsepipe.runs.out_of_memory import filled_share, ran_out
 from sparsepipe.tasks.fitting.steps import TooFewShapes, first_batches
+from sparsepipe.utils.files import read_json
 
 
 @pytest.mark.full

@@ -12,11 +12,11 @@ import pytest
 
 from sparsepipe.config.build import build_inventory
 from sparsepipe.profiling import Profile
-from sparsepipe.results.files import read_json
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.tasks.kept_memory import kept_values
 from sparsepipe.tasks.task import Run
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import composed
 from tests.support.planned_cases import profile
 

@@ -11,22 +11,21 @@ import pytest
 from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
 from sparsepipe.launch.job import run_job
-from sparsepipe.paper.paper_problem import paper_inventory
+from sparsepipe.paper.plans import PAPER as PRINTED
+from sparsepipe.paper.plans import PaperRow, hete_mp_s, paper_inventory
 from sparsepipe.paper.table3 import Table3
-from sparsepipe.paper.table3_paper import PAPER as PRINTED
-from sparsepipe.paper.table3_paper import PaperRow, hete_mp_s
 from sparsepipe.partition.costs.model import cost_model
 from sparsepipe.partition.explanation import explain
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.search.algorithms import best_cuts
 from sparsepipe.planning.device_profiles import load_profiles
-from sparsepipe.results.files import read_json
-from sparsepipe.results.shares import Costs, accumulated_shares
+from sparsepipe.plots.shares import Costs, accumulated_shares
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.schedule import Plan
 from sparsepipe.tasks.partition import Partition
 from sparsepipe.tasks.task import Run
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import composed
 from tests.support.planned_cases import MODEL
 from tests.support.recompute_cases import saved

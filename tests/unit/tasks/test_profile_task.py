@@ -20,8 +20,8 @@ from sparsepipe.errors import (
     SparsePipeError,
 )
 from sparsepipe.launch.job import run_job
+from sparsepipe.plots.shares import Costs, accumulated_shares
 from sparsepipe.profiling import Profile
-from sparsepipe.results.shares import Costs, accumulated_shares
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.schedule import Plan

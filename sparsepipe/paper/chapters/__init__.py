@@ -1,0 +1,74 @@
+"""The chapters that a report can have: tables and figures of papers, and those of other packages.
+
+A package adds a chapter as an entry point of the group ``sparsepipe.report_chapters``. It has the
+name of the experiment whose runs fill the chapter, and leads to a
+:class:`~sparsepipe.report.chapter.Chapter` of that name::
+
+    [project.entry-points."sparsepipe.report_chapters"]
+    my_study = "my_package.my_study:CHAPTER"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+
+from sparsepipe.errors import ConfigError
+from sparsepipe.report.chapter import Chapter
+
+GROUP = "sparsepipe.report_chapters"
+_HERE = {
+    "table1": "table1:TABLE1",
+    "table2": "table2:TABLE2",
+    "table3": "table3:TABLE3",
+    "fig7": "fig7:FIG7",
+    "fig8": "fig8:FIG8",
+    "fig9": "fig9:FIG9",
+    "pipeline_depth": "pipeline_depth:PIPELINE_DEPTH",
+}
+"""In the order of a report of all."""
+
+
+@cache
+def _points() -> Mapping[str, EntryPoint]:
+    here = {
+        name: EntryPoint(name=name, group=GROUP, value=f"{__name__}.{value}")
+        for name, value in _HERE.items()
+    }
+    return here | {each.name: each for each in entry_points(group=GROUP) if each.name not in here}
+
+
+class _Chapters(Mapping[str, Chapter]):
+    """Imports a chapter, and with it matplotlib, only when it is looked up."""
+
+    def __getitem__(self, name: str) -> Chapter:
+        point = _points()[name]
+        try:
+            found = point.load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"the report chapter '{name}' cannot be loaded from {point.value}: {error}",
+                remedy="correct or uninstall the package whose entry point that is",
+            ) from error
+        if not isinstance(found, Chapter) or found.name != name:
+            raise ConfigError(
+                f"the entry point '{name}' of {GROUP} leads to {point.value}, which is not a "
+                "Chapter of that name",
+                remedy="let it lead to a sparsepipe.report.chapter.Chapter with "
+                f"name='{name}', the experiment whose runs fill it",
+            )
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in _points()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_points())
+
+    def __len__(self) -> int:
+        return len(_points())
+
+
+CHAPTERS: Mapping[str, Chapter] = _Chapters()
+"""By the experiment that fills them."""

@@ -1,0 +1,337 @@
+"""Runs of the study of pipeline depth: rows, settings and overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from sparsepipe.report.chapter import Row
+from sparsepipe.report.commands import Commands
+from sparsepipe.report.measurements import unlike_notes
+from sparsepipe.report.overrides import (
+    Usual,
+    is_made_by,
+    of_training,
+    overrides_of,
+    unlike_words,
+    word,
+)
+
+_SCHEDULES = {
+    "gpipe": "GPipe",
+    "sync_1f1b": "1F1B",
+    "eager_1f1b": "eager 1F1B",
+    "asynchronous": "asynchronous",
+}
+_PARTITIONS = {"variance": "variance", "straight": "ours"}
+_TASKS = ("train", "train_emulated")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A row.
+
+    Attributes:
+        depth: K.
+        schedule: by the option of the trial; empty of one device.
+        partition: the search; empty of one device.
+        emulated: it is; else measured.
+    """
+
+    depth: int
+    schedule: str = ""
+    partition: str = ""
+    emulated: bool
+
+    @property
+    def label(self) -> tuple[str, ...]:
+        kind = "emulated" if self.emulated else "measured"
+        name = _SCHEDULES.get(self.schedule, "serial")
+        return (str(self.depth), kind, name, _PARTITIONS.get(self.partition, "-"))
+
+    @property
+    def trial(self) -> str:
+        """Its option of that group."""
+        if self.depth == 1:
+            return f"pipeline_depth/serial{'_emulated' * self.emulated}"
+        return f"pipeline_depth/{self.schedule}_{self.depth}"
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """Of the command that makes a run of it."""
+        cuts = () if self.depth == 1 else (f"partition={self.partition}",)
+        return (f"trial={self.trial}", *cuts)
+
+    @property
+    def serial(self) -> Asked:
+        """What its speedup is over."""
+        return Asked(depth=1, emulated=self.emulated)
+
+    def runs(self, rows: Sequence[Row]) -> list[Row]:
+        """Those that are of it, whatever their seed."""
+        return [row for row in rows if asked_of(row) == self]
+
+
+ROWS = tuple(
+    asked
+    for emulated, depths in ((False, (2,)), (True, (4, 8)))
+    for asked in (
+        Asked(depth=1, emulated=emulated),
+        *(
+            Asked(depth=depth, schedule=schedule, partition=partition, emulated=emulated)
+            for depth in depths
+            for schedule in _SCHEDULES
+            for partition in _PARTITIONS
+        ),
+    )
+)
+"""Of the whole table."""
+
+
+def asked_of(row: Row) -> Asked | None:
+    """The row of the table that a run is of; None where it is of none.
+
+    Runs that recompute layers are of none: they are slower and keep less.
+    """
+    ranks, kind = row.get("ranks"), row.get("kind")
+    emulated = kind == "emulated"
+    if kind not in ("measured", "emulated") or row.get("task_name") not in _TASKS:
+        return None
+    if row.get("recomputed_layers"):
+        return None
+    if row.get("strategy") == "single":
+        found = Asked(depth=1, emulated=emulated)
+    else:
+        way = str(row.get("parallel.strategy._target_", "")).rpartition(".")[2]
+        schedule = {None: "asynchronous", "1f1b": "sync_1f1b"}.get(
+            row.get("schedule"), row.get("schedule")
+        )
+        if way not in ("PipelineStrategy", "SynchronousPipelineStrategy") or ranks is None:
+            return None
+        found = Asked(
+            depth=int(ranks),
+            schedule=str(schedule),
+            partition=str(row.get("parallel.search.search")),
+            emulated=emulated,
+        )
+    return found if found in ROWS else None
+
+
+_OF_SETTING = (
+    *("data.batch_size", "data.source._target_", "model.convolutions", "model.width"),
+    "parallel.strategy.microbatches",
+)
+"""Keys that a setting tells by itself."""
+_EFFORT = (
+    *("data.source.test_images", "data.source.train_images", "hardware.network"),
+    *("hardware.time_scale", "trainer.limit_test_batches", "trainer.limit_train_batches"),
+    *("trainer.limit_val_batches", "trainer.max_epochs"),
+)
+"""Keys of how long a rate is taken, and how: depths have unlike ones in one table anyway."""
+_STRATEGY = "parallel.strategy."
+_OF_ROWS = ("parallel.strategy._target_", "parallel.strategy.process_group_backend",
+            "parallel.strategy.timeout_s")  # fmt: skip
+"""Of a strategy: what the row tells, and what changes no figure."""
+_HOSTS = "hardware.value.hosts"
+
+
+def sets_apart(key: str) -> bool:
+    """Whether runs with another value of a key have a table of their own."""
+    return of_training(key) and key not in (*_OF_SETTING, *_EFFORT)
+
+
+def is_noted(key: str) -> bool:
+    """Whether another value of a key is told by a note: not every row could have it, or effort."""
+    of_strategy = key.startswith(_STRATEGY) and key not in (*_OF_ROWS, *_OF_SETTING)
+    return key in _EFFORT or of_strategy
+
+
+def override_notes(made: Sequence[tuple[Row, Sequence[str]]], commands: Commands) -> list[str]:
+    """Which runs of a table are not quite what the commands of their cells give.
+
+    Args:
+        made: runs, and overrides of the commands of their cells.
+        commands: tell what is usual, if anybody knows.
+    """
+    if commands.usual is None:
+        return []
+    found: dict[tuple[str, ...], list[str]] = {}
+    for row, command in made:
+        words = unlike_words(row, command, commands.usual, is_noted)
+        if _is_on_others(row, command, commands.usual):
+            words = (*words, f"other {_HOSTS}")
+        if words:
+            found.setdefault(words, []).append(str(row.get("run_id")))
+    return [
+        f"made with {', '.join(words)} beside the commands of their cells: {', '.join(names)}"
+        for words, names in found.items()
+    ]
+
+
+def mean_notes(label: Sequence[str], runs: Sequence[Row]) -> list[str]:
+    """What is to be said of a row's runs that are averaged and not alike.
+
+    Args:
+        label: of the row.
+        runs: of it.
+    """
+    notes = unlike_notes(runs, lambda key: sets_apart(key) or is_noted(key))
+    return [f"{', '.join(label)}: {note}" for note in notes]
+
+
+def _is_on_others(row: Row, command: Sequence[str], usual: Usual) -> bool:
+    """Whether a run was emulated on other hosts than its command has."""
+    own = row.get(_HOSTS)
+    if not isinstance(own, list):  # it does not tell
+        return False
+    theirs = usual(command, (_HOSTS,)).get(_HOSTS)
+    return isinstance(theirs, list) and list(map(_host, own)) != list(map(_host, theirs))
+
+
+def _host(host: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What of a host an emulation takes account of."""
+    devices = [(each.get("count"), each.get("profile")) for each in host.get("devices", ())]
+    return (host.get("link") or {}).get("bytes_per_s"), devices
+
+
+MICROBATCHES = 32
+"""T, unless something else is said."""
+_KEYS = {
+    "data.batch_size": "batch_size",
+    "model.convolutions": "convolutions",
+    "model.width": "width",
+}
+_SYNCHRONOUS = ("gpipe", "sync_1f1b", "eager_1f1b")
+_PARTS = "parallel.strategy.microbatches"
+_PROFILE = "parallel.search.profiles.core"
+OF_PARALLEL = (_PARTS, _PROFILE.rpartition(".")[0])
+"""Keys of a setting beside those of a training."""
+_SOURCES = {"Mnist": ("MNIST", ("data=mnist", "data.root=$MNIST"))}
+"""Of the images: in words, and what the command line says; others are drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepthSetting:
+    """What it is.
+
+    Attributes:
+        source: class of the images.
+        batch_size: images of a minibatch.
+        convolutions: of the network.
+        width: of the network.
+        microbatches: T.
+        profile: file in place of the emulated devices' own; None: that.
+        others: overrides that neither a row nor anything above tells.
+    """
+
+    source: str = "DrawnDigits"
+    batch_size: int = 1024
+    convolutions: int = 24
+    width: float = 1.0
+    microbatches: int = MICROBATCHES
+    profile: str | None = None
+    others: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, row: Row, *, microbatches: int) -> Self:
+        """Of a run, in whose table T is a number; without its overrides."""
+        source = str(row.get("data.source._target_", "")).rpartition(".")[2]
+        told: dict[str, Any] = {name: row[key] for key, name in _KEYS.items() if key in row}
+        if row.get("kind") == "emulated":
+            told["profile"] = row.get(_PROFILE)
+        return cls(source=source or cls().source, microbatches=microbatches, **told)
+
+    @property
+    def title(self) -> str:
+        """In words."""
+        images = _SOURCES.get(self.source, ("drawn digits", ()))[0]
+        width = "" if self.width == 1 else f" of width {self.width:g}"
+        parts = (
+            images,
+            f"{self.convolutions} convolutions{width}",
+            f"minibatches of {self.batch_size} images, T = {self.microbatches}",
+            *(() if self.profile is None else (self.profile,)),
+            *self.others,
+        )
+        return "; ".join(parts)
+
+    def ideal_bubble(self, stages: int) -> float:
+        """(K - 1)/(T + K - 1): the share in which stages that take equally long wait (GPipe, 2.3).
+
+        Args:
+            stages: K.
+        """
+        return (stages - 1) / (self.microbatches + stages - 1)
+
+    def parts_of(self, schedule: str) -> tuple[str, ...]:
+        """T, where it is not as usual: of the commands of synchronous schedules, others refuse it.
+
+        Args:
+            schedule: by the option of the trial; empty of one device.
+        """
+        is_usual = self.microbatches == MICROBATCHES or schedule not in _SYNCHRONOUS
+        return () if is_usual else (f"{_PARTS}={self.microbatches}",)
+
+    def overrides(self, commands: Commands) -> tuple[str, ...]:
+        """Of every command, where it is not as usual; see also :meth:`parts_of`."""
+        words = _SOURCES.get(self.source, ("", ()))[1]
+        wanted = {key: getattr(self, name) for key, name in _KEYS.items()}
+        found = (*commands.given, *words, *commands.unlike(words, wanted))
+        if self.profile is not None:
+            found = (*found, word(_PROFILE.rpartition(".")[0], {"core": self.profile}))
+        return (*found, *self.others)
+
+    def command(self, row: Row, commands: Commands) -> tuple[str, ...]:
+        """Overrides of the command of a run's cell.
+
+        Args:
+            row: of the study.
+            commands: as they are for any setting.
+        """
+        asked = asked_of(row)
+        assert asked is not None, "a run of the study"
+        parts = self.parts_of(asked.schedule)
+        words = (*self.overrides(commands), *asked.overrides, *parts)
+        return (f"experiment={commands.experiment}", *words)
+
+
+def settings_of(rows: Sequence[Row], commands: Commands) -> dict[DepthSetting, list[Row]]:
+    """Runs by what they have in common.
+
+    Those without microbatches (serial ones, and the asynchronous pipeline) belong to every T. A run
+    belongs to each setting whose command for its row gives its configuration.
+
+    Args:
+        rows: of the study.
+        commands: tell overrides from what is usual, if anybody knows.
+    """
+    parts = sorted({int(row[_PARTS]) for row in rows if row.get(_PARTS)}) or [MICROBATCHES]
+    found: dict[DepthSetting, list[Row]] = {}
+    for count in parts:
+        there = [row for row in rows if row.get(_PARTS) in (None, count)]
+        bare = [DepthSetting.of(row, microbatches=count) for row in there]
+        own = [replace(one, others=_others(row, one, commands))
+               for row, one in zip(there, bare, strict=True)]  # fmt: skip
+        for setting in dict.fromkeys(own):
+            found[setting] = [
+                row
+                for row, mine in zip(there, own, strict=True)
+                if mine == setting or _is_of(row, mine, setting, commands)
+            ]
+    return found
+
+
+def _others(row: Row, bare: DepthSetting, commands: Commands) -> tuple[str, ...]:
+    if commands.usual is None:
+        return ()
+    return overrides_of(row, bare.command(row, commands), commands.usual, sets_apart)
+
+
+def _is_of(row: Row, own: DepthSetting, setting: DepthSetting, commands: Commands) -> bool:
+    """Whether the command of another setting gives a run's configuration all the same."""
+    bare = replace(own, others=())
+    if commands.usual is None or bare != replace(setting, others=()):
+        return False
+    command = bare.command(row, commands)
+    return is_made_by(row, command, setting.others, commands.usual, sets_apart)

@@ -1,0 +1,218 @@
+"""Table I of Zhang and Sun: time, speedup and memory of pipelines of depth 1, 2, 4 and 8."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from sparsepipe.paper.chapters.depth_runs import (
+    MICROBATCHES,
+    OF_PARALLEL,
+    ROWS,
+    Asked,
+    DepthSetting,
+    asked_of,
+    mean_notes,
+    override_notes,
+    settings_of,
+)
+from sparsepipe.paper.printed import CITATION_OF_DEPTH, printed
+from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed, Row
+from sparsepipe.report.commands import Commands, of_missing
+from sparsepipe.report.measurements import mean_of, no_speedup
+from sparsepipe.runs.ledger_table import plan_text
+
+IMAGES = 42_000
+"""Of the study."""
+TIME = Column(key="time", heading="time of 42,000 images", unit="min")
+SPEEDUP = Column(key="speedup", heading="speedup over serial", unit="x", compare=Compare.RATIO)
+BUBBLE = Column(key="bubble", heading="bubble", unit="%", form="{:.1f}", printed=False)
+BUSIEST = Column(
+    key="busiest", heading="bubble of the busiest stage", unit="%", form="{:.1f}", printed=False
+)
+IDEAL = Column(
+    key="ideal", heading="(K-1)/(T+K-1)", unit="%", form="{:.1f}", printed=False
+)  # of stages that are alike
+MEMORY = Column(key="memory", heading="memory", unit="MB", form="{:,.0f}")
+FACTOR = Column(key="factor", heading="memory over serial", unit="x", compare=Compare.RATIO)
+DEVICE = Column(
+    key="device_memory", heading="most of a device", unit="MB", form="{:,.0f}", printed=False
+)
+PLAN = Column(key="plan", heading="cuts", printed=False)
+
+_PAPER: Mapping[int, Mapping[str, str]] = {
+    int(row["pipelines"]): row for row in printed("pipeline_depth")
+}
+
+
+def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
+    groups = settings_of([row for row in rows if asked_of(row) is not None], commands)
+    made_by = {each: commands.giving(*each.overrides(commands)) for each in groups}
+    notes = {
+        each: override_notes([(row, each.command(row, commands)) for row in runs], commands)
+        for each, runs in groups.items()
+    }
+    asked = replace(commands, scales=())  # it is the same at any scale
+    told = [each.giving(*each.given, *group.parts_of("gpipe")) for group, each in made_by.items()]
+    missing = of_missing(asked, told, also=OF_PARALLEL)
+    usual = DepthSetting()
+    return [
+        *(
+            _block(setting, groups[setting], theirs, notes=notes[setting])
+            for setting, theirs in made_by.items()
+        ),
+        *(
+            replace(_block(usual, [], theirs), title=title or usual.title)
+            for title, theirs in missing.items()
+        ),
+    ]
+
+
+def _block(
+    setting: DepthSetting, rows: Sequence[Row], commands: Commands, *, notes: Sequence[str] = ()
+) -> Block:
+    """A table: all of it, or emulated rows alone where these have a profile of their own."""
+    asked = ROWS if setting.profile is None else tuple(each for each in ROWS if each.emulated)
+    cells = [cell for each in asked for cell in _cells(each, setting, rows, commands)]
+    means = (note for each in asked for note in mean_notes(each.label, each.runs(rows)))
+    return Block(
+        title=setting.title,
+        cells=tuple(cells),
+        notes=(*notes, *means),
+        sweep=_sweep(asked, setting, commands),
+    )
+
+
+def _sweep(asked: Sequence[Asked], setting: DepthSetting, commands: Commands) -> str:
+    """Of all rows, in two where not all of them take what the setting says of microbatches."""
+    trials: dict[tuple[str, ...], dict[str, None]] = {}
+    for each in asked:
+        trials.setdefault(setting.parts_of(each.schedule), {})[each.trial] = None
+    if asked == ROWS and len(trials) == 1:
+        return commands.sweep()
+    found = (commands.sweep(f"trial={','.join(names)}", *parts) for parts, names in trials.items())
+    return " && ".join(found)
+
+
+def _cells(
+    asked: Asked, setting: DepthSetting, rows: Sequence[Row], commands: Commands
+) -> list[Cell]:
+    runs, paper = asked.runs(rows), _PAPER[asked.depth]
+    threads = () if asked.emulated else ("OMP_NUM_THREADS=1",)
+    one_thread = commands.giving(*commands.given, environment=threads)
+    command = one_thread.one(*asked.overrides, *setting.parts_of(asked.schedule))
+    # What is kept on one device does not depend on who counts it, and an emulation has a profile.
+    counted = runs if asked.depth > 1 else Asked(depth=1, emulated=True).runs(rows)
+    memory_command = command if asked.depth > 1 else commands.one(*_SERIAL_COUNTED.overrides)
+    found: list[tuple[Column, str | None, Ours | None, str]] = [
+        (TIME, paper["total_time_minutes"], mean_of(runs, _minutes), command),
+        (
+            SPEEDUP,
+            paper["speedup"],
+            _speedup(runs, asked.serial.runs(rows)),
+            one_thread.one(*asked.serial.overrides) if runs else command,
+        ),
+        (MEMORY, paper["total_memory_mb"], _scaled(counted, "kept_bytes"), memory_command),
+        (
+            FACTOR,
+            paper["extra_memory_factor"],
+            _factor(counted, _SERIAL_COUNTED.runs(rows)),
+            commands.one(*_SERIAL_COUNTED.overrides) if counted else memory_command,
+        ),
+        (DEVICE, None, _scaled(counted, "kept_bytes_of_device"), memory_command),
+    ]
+    if asked.depth > 1:
+        found += [
+            (BUBBLE, None, mean_of(runs, "bubble_share", scale=100), command),
+            (BUSIEST, None, mean_of(runs, "bubble_share_of_busiest", scale=100), command),
+            (IDEAL, None, _ideal(asked, setting, runs), command),
+            (PLAN, None, _plan(runs), command),
+        ]
+    return [
+        Cell(
+            row=asked.label,
+            column=column,
+            paper=None if text is None else Printed(text=text),
+            ours=ours,
+            command="" if column is IDEAL and asked.schedule == "asynchronous" else made_by,
+        )
+        for column, text, ours, made_by in found
+    ]
+
+
+_SERIAL_COUNTED = Asked(depth=1, emulated=True)
+
+
+def _rate(row: Row) -> float | None:
+    """Images a second; of emulations in the steady part."""
+    key = "samples_per_s" if row.get("kind") == "emulated" else "train_shapes_per_s"
+    return row.get(key)
+
+
+def _minutes(row: Row) -> float | None:
+    rate = _rate(row)
+    return None if not rate else IMAGES / rate / 60
+
+
+def _scaled(rows: Sequence[Row], key: str) -> Ours | None:
+    return mean_of(rows, key, scale=1e-6)
+
+
+def _speedup(runs: Sequence[Row], serial: Sequence[Row]) -> Ours | None:
+    own, base = mean_of(runs, _rate), mean_of(serial, _rate)
+    if own is None or base is None:
+        return None
+    first = serial[0]
+    if reason := next((why for run in runs if (why := no_speedup(run, first, of="serial"))), ""):
+        return Ours(value="no speedup", runs=own.runs, note=reason, counts=False)
+    return _over(own, base)
+
+
+def _factor(runs: Sequence[Row], serial: Sequence[Row]) -> Ours | None:
+    own, base = mean_of(runs, "kept_bytes"), mean_of(serial, "kept_bytes")
+    return None if own is None or base is None else _over(own, base)
+
+
+def _over(own: Ours, base: Ours) -> Ours:
+    one = float(base.value)
+    spread = None if own.spread is None else (own.spread[0] / one, own.spread[1] / one)
+    runs = (*own.runs, *(run for run in base.runs if run not in own.runs))
+    return Ours(value=float(own.value) / one, spread=spread, count=own.count, runs=runs)
+
+
+def _ideal(asked: Asked, setting: DepthSetting, runs: Sequence[Row]) -> Ours | None:
+    """Nothing of the asynchronous pipeline, which neither fills nor drains between updates."""
+    if asked.schedule == "asynchronous" or not runs:
+        return None
+    return Ours(value=100 * setting.ideal_bubble(asked.depth), runs=tuple(runs))
+
+
+def _plan(runs: Sequence[Row]) -> Ours | None:
+    if not runs:
+        return None
+    texts = dict.fromkeys(
+        plan_text(str(run.get("plan_config")), run.get("plan_cuts") or ()) for run in runs
+    )
+    return Ours(value=" or ".join(texts), runs=tuple(runs))
+
+
+PIPELINE_DEPTH = Chapter(
+    name="pipeline_depth",
+    title="Depth of pipelines (Zhang and Sun, Table I)",
+    about=(
+        "Zhang and Sun train a CNN with 5x5 kernels on 42,000 images of 28x28, in TensorFlow on 8 "
+        "cores. The same study: a CNN of 5x5 convolutions, all but the first one alike, "
+        f"T = {MICROBATCHES}. One and two stages are measured with one thread a process, four and "
+        "eight emulated on equal devices that take as long as one core was measured to; each kind "
+        "has a serial run of its own. Theirs is the time of their training, of which they print "
+        "no epochs, ours that of 42,000 images: only ratios are set against each other. Memory is "
+        "parameters, optimizer state and stored activations of all devices by torch's own count; "
+        "theirs is the process's. The bubble is the share of the time in which stages wait while "
+        "a minibatch is in the pipeline, of the asynchronous one while that is full; where stages "
+        "are not alike it is larger than (K-1)/(T+K-1), as the lesser ones wait for the busiest."
+    ),
+    heads=("stages", "obtained", "schedule", "partition"),
+    find=_blocks,
+    pictured=(SPEEDUP.key, FACTOR.key),
+    citation=CITATION_OF_DEPTH,
+)

@@ -1,0 +1,219 @@
+"""The paper's Table II: dense and sparse networks on one and on four GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from sparsepipe.paper.chapters.training_settings import (
+    FITTING,
+    OF_TRIALS,
+    Setting,
+    blocks_of,
+    data_notes,
+)
+from sparsepipe.paper.chapters.trainings import (
+    TEST,
+    TRAIN,
+    Asked,
+    accuracy,
+    budget_notes,
+    ratio,
+    run_notes,
+    search_notes,
+    searched,
+)
+from sparsepipe.paper.printed import CITATION, printed
+from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed, Row
+from sparsepipe.report.commands import Commands
+from sparsepipe.report.measurements import mean_of, no_speedup
+
+TIME = Column(key="epoch_time", heading="epoch time", unit="s")
+SPEEDUP = Column(key="speedup", heading="speedup over D-1", unit="x", compare=Compare.RATIO)
+BATCH = Column(key="batch", heading="largest batch", unit="shapes a device", form="{:.0f}")
+BATCHES = Column(key="batch_ratio", heading="batch over D-1", unit="x", compare=Compare.RATIO)
+
+_OF_SEARCHES = (*OF_TRIALS, *(f"task.{key}" for key in ("most", "precision", "start", "timeout_s")))
+"""Keys of what a search for the largest batch may be asked for."""
+_PAPER: Mapping[Asked, Mapping[str, str]] = {
+    Asked(
+        resolution=int(row["resolution"]),
+        devices=int(row["num_gpus"]),
+        network=row["network"],
+        point_ratio=float(row["point_ratio_p"]),
+    ): row
+    for row in printed("table2")
+}
+
+
+def _first(asked: Asked) -> Asked:
+    """D-1: the dense network on one device at the same resolution."""
+    return Asked(resolution=asked.resolution, network="dense")
+
+
+def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
+    return blocks_of(rows, commands, cell_of=_cell_of, make=_block)
+
+
+def _cell_of(row: Row) -> tuple[str, ...] | None:
+    asked = next((each for each in _PAPER if each.has(row)), None)
+    if asked is None:
+        return None
+    return _fit(asked) if row.get("task_name") == FITTING else _train(asked)
+
+
+def _train(asked: Asked) -> tuple[str, ...]:
+    trial = "one_device" if asked.devices == 1 else "four_devices"
+    return (f"trial={trial}", *asked.overrides)
+
+
+def _fit(asked: Asked) -> tuple[str, ...]:
+    return ("trial=largest_batch", *asked.overrides)
+
+
+def _block(rows: Sequence[Row], commands: Commands, setting: Setting | None) -> Block:
+    trial = _asked_trial(commands) if setting is None else _trial(setting, rows, commands)
+    return Block(
+        title="" if setting is None else setting.title,
+        cells=tuple(cell for asked in _PAPER for cell in _cells(asked, rows, commands, trial)),
+        notes=(
+            *budget_notes(rows),
+            *data_notes(commands),
+            *(note for asked in _PAPER for note in run_notes(asked, asked.runs(rows))),
+            *(note for asked in _PAPER for note in search_notes(asked, _searches(asked, rows))),
+        ),
+        sweep=_sweep(commands, trial),
+    )
+
+
+def _asked_trial(commands: Commands) -> tuple[str, ...]:
+    """Overrides of searches that a sweep was asked for; a training refuses them."""
+    return tuple(word for word in commands.of_task if word.partition("=")[0] in _OF_SEARCHES)
+
+
+def _trial(setting: Setting, rows: Sequence[Row], commands: Commands) -> tuple[str, ...]:
+    """Overrides of searches whose trials were not the usual ones, which no training knows."""
+    searches = [row for row in rows if row.get("task_name") == FITTING]
+    told = {key: row[key] for row in searches for key in OF_TRIALS if key in row}
+    where = (*setting.overrides, "trial=largest_batch")
+    return commands.unlike(where, told) if told else ()
+
+
+def _sweep(commands: Commands, trial: Sequence[str]) -> str:
+    if not trial:
+        return commands.sweep()
+    trainings = commands.sweep("trial=one_device,four_devices")
+    return f"{trainings} && {commands.sweep('trial=largest_batch', *trial)}"
+
+
+def _cells(
+    asked: Asked, rows: Sequence[Row], commands: Commands, trial: Sequence[str]
+) -> list[Cell]:
+    runs, paper = asked.runs(rows), _PAPER[asked]
+    first, base = _first(asked), _PAPER[_first(asked)]
+    of_first = first.runs(rows)
+    training, fitting = commands.one(*_train(asked)), commands.one(*_fit(asked), *trial)
+    theirs = int(paper["batch_size"]) / int(base["batch_size"])
+    batch, batches = _batches(asked, rows)
+    found: list[tuple[Column, Printed, Ours | None, str]] = [
+        (TRAIN, Printed(text=paper["train_accuracy_percent"]), accuracy(runs, "train"), training),
+        (TEST, Printed(text=paper["test_accuracy_percent"]), accuracy(runs, "test"), training),
+        (TIME, Printed(text=paper["epoch_time_s"]), _time(runs, of_first), training),
+        (
+            SPEEDUP,
+            Printed(text=paper["speedup_over_D1_1gpu"]),
+            _speedup(runs, of_first),
+            commands.one(*_train(first)) if runs else training,  # what it lacks, if it does
+        ),
+        (BATCH, Printed(text=paper["batch_size"]), batch, fitting),
+        (
+            BATCHES,
+            Printed(
+                text=f"{theirs:g}", derived="not printed: the ratio of two batch sizes that are"
+            ),
+            batches,
+            commands.one(*_fit(first), *trial) if batch else fitting,
+        ),
+    ]
+    row = (
+        f"{asked.resolution}³",
+        str(asked.devices),
+        asked.network,
+        f"{asked.point_ratio:g}",
+    )
+    return [
+        Cell(row=row, column=column, paper=printed_, ours=ours, command=made_by)
+        for column, printed_, ours, made_by in found
+    ]
+
+
+def _time(runs: Sequence[Row], first: Sequence[Row]) -> Ours | None:
+    found = mean_of(runs, "epoch_time_s")
+    reason = _reason(runs, first)
+    return replace(found, note=reason) if found and reason else found
+
+
+def _speedup(runs: Sequence[Row], first: Sequence[Row]) -> Ours | None:
+    """Shapes a second over those of D-1: epochs may be of unlike length."""
+    rate, base = mean_of(runs, "train_shapes_per_s"), mean_of(first, "train_shapes_per_s")
+    if rate is not None and (reason := _reason(runs, first)):
+        return Ours(value="no speedup", runs=rate.runs, note=reason, counts=False)
+    if rate is None or base is None:
+        return None
+    one = float(base.value)
+    spread = None if rate.spread is None else (rate.spread[0] / one, rate.spread[1] / one)
+    return Ours(
+        value=float(rate.value) / one,
+        spread=spread,
+        count=rate.count,
+        runs=(*rate.runs, *base.runs),
+    )
+
+
+def _reason(runs: Sequence[Row], first: Sequence[Row]) -> str:
+    """Why there is no speedup of runs over D-1, whose runs all have as many threads."""
+    base = first[0] if first else None
+    reasons = (no_speedup(run, base, of="D-1") for run in runs)
+    return next((reason for reason in reasons if reason), "")
+
+
+def _searches(asked: Asked, rows: Sequence[Row]) -> list[Row]:
+    """For the largest batch of a row; there are none on several devices."""
+    return asked.runs(rows, task=FITTING)
+
+
+def _batches(asked: Asked, rows: Sequence[Row]) -> tuple[Ours | None, Ours | None]:
+    """The largest batch, and over that of D-1, on one device whatever the row's number."""
+    found = searched(_searches(replace(asked, devices=1), rows))
+    base = searched(_searches(_first(asked), rows))
+    ours = None if found is None else found.ours
+    over_base = None if found is None or base is None else ratio(found, base, of="D-1")
+    if asked.devices == 1:
+        return ours, over_base
+    return _of_one_device(ours), _of_one_device(over_base)
+
+
+def _of_one_device(ours: Ours | None) -> Ours | None:
+    """With a note, in a row on several devices, of where it was searched for."""
+    if ours is None:
+        return None
+    where = "searched for on one device: each of several holds the whole network and its own batch"
+    return replace(ours, note=f"{ours.note}; {where}" if ours.note else where)
+
+
+TABLE2 = Chapter(
+    name="table2",
+    title="Table II: dense and sparse, on one device and on four",
+    about=(
+        "VGG16 with batch normalization, dense and sparse, on one device and on four with data "
+        "parallelism. p is the share of the points that is kept, in training and in testing. "
+        "D-1 is the dense network on one device at the same resolution; the speedup is of shapes "
+        "trained in a second. Seconds and batch sizes depend on device and size of the network: "
+        "only their ratios are set against the paper's. The paper trained on ModelNet40 for 90 "
+        "epochs, on GPUs of its Table I."
+    ),
+    heads=("grid", "devices", "network", "p"),
+    find=_blocks,
+    citation=CITATION,
+    pictured=(TRAIN.key, TEST.key, SPEEDUP.key, BATCHES.key),
+)

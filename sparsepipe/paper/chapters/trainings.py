@@ -1,0 +1,223 @@
+"""Trainings of the paper's network on shapes: rows of Table II and Fig. 8, and largest batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from sparsepipe.report.chapter import Column, Compare, Ours, Row
+from sparsepipe.report.measurements import mean_of, unlike_notes
+from sparsepipe.report.overrides import of_memory, of_training
+
+TRAIN = Column(key="train_accuracy", heading="train accuracy", unit="%", compare=Compare.DIFFERENCE)
+TEST = Column(key="test_accuracy", heading="test accuracy", unit="%", compare=Compare.DIFFERENCE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A row: which training.
+
+    Attributes:
+        resolution: voxels along each side of the grid.
+        devices: how many; of several each takes a share of the data.
+        network: sparse or dense.
+        point_ratio: share of the points that are kept.
+    """
+
+    resolution: int
+    devices: int = 1
+    network: str
+    point_ratio: float = 1.0
+
+    def runs(self, rows: Sequence[Row], *, task: str = "train") -> list[Row]:
+        """Those that are of this row, whatever their seed."""
+        return [row for row in rows if row.get("task_name") == task and self.has(row)]
+
+    def has(self, row: Row) -> bool:
+        """Whether a run is of this row, whatever was done."""
+        ways = str(row.get("parallel.strategy._target_", "")).rpartition(".")[2]
+        return (
+            row.get("kind", "measured") == "measured"
+            and row.get("data.resolution") == self.resolution
+            and row.get("representation") == self.network
+            and row.get("data.point_ratio", 1.0) == self.point_ratio
+            and row.get("ranks") == self.devices
+            and (self.devices == 1 or ways == "DataParallelStrategy")
+        )
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """Of the command line."""
+        ratio = "" if self.point_ratio == 1 else f"_p{100 * self.point_ratio:03.0f}"
+        return (f"network={self.network}{ratio}", f"data.resolution={self.resolution}")
+
+
+def accuracy(runs: Sequence[Row], split: str) -> Ours | None:
+    """Mean accuracy over seeds, in percent.
+
+    Args:
+        runs: trainings of one row.
+        split: train or test.
+    """
+    return mean_of(runs, f"{split}/accuracy", scale=100)
+
+
+def run_notes(asked: Asked, runs: Sequence[Row]) -> list[str]:
+    """What is to be said of a row's runs that are averaged and not alike."""
+    name = " ".join(asked.overrides)
+    return [f"{name}: {note}" for note in unlike_notes(runs, of_training)]
+
+
+def search_notes(asked: Asked, searches: Sequence[Row]) -> list[str]:
+    """Likewise, of searches for a row's largest batch."""
+    name = " ".join(asked.overrides)
+    told = "sizes that any has tried count"
+    notes = unlike_notes(searches, of_memory, of_one_seed=told)
+    return [f"largest batch, {name}: {note}" for note in notes]
+
+
+def budget_notes(rows: Sequence[Row]) -> list[str]:
+    """Under which budgets of memory batches were tried."""
+    budgets = dict.fromkeys(row["budget_bytes"] for row in rows if "budget_bytes" in row)
+    return [
+        f"A batch fits where a training step takes at most {budget / 1e6:,.0f} MB."
+        for budget in sorted(budgets)
+    ]
+
+
+OF_MEMORY = frozenset({"over_budget", "out_of_memory", "killed_for_memory"})
+"""Values of ``limited_by`` that say that memory ended the search."""
+OTHERS = {
+    "most": "larger ones were not to be tried (task.most)",
+    "data": "there are no more shapes to train on",
+}
+"""Its other values, in words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """What searches for the same batch have found, those with one seed together.
+
+    Attributes:
+        runs: the searches.
+        sizes: the largest size that was seen to fit, for each seed.
+        most: the largest size that may fit, the mean over the seeds; None where memory has not
+            ended a search for each.
+        ended: why searches for other seeds have ended.
+    """
+
+    runs: tuple[Row, ...]
+    sizes: tuple[float, ...]
+    most: float | None
+    ended: tuple[str, ...]
+
+    @property
+    def least(self) -> float:
+        """The largest size that was seen to fit, the mean over the seeds."""
+        return fmean(self.sizes)
+
+    @property
+    def ours(self) -> Ours:
+        """As a figure of its own."""
+        if self.most is None:
+            return Ours(
+                value=f"≥ {self.least:.0f}",
+                count=len(self.sizes),
+                runs=self.runs,
+                note=f"at least: {_because(self)}",
+                counts=False,
+            )
+        found = Ours(
+            value=self.least,
+            spread=(min(self.sizes), max(self.sizes)) if len(self.sizes) > 1 else None,
+            count=len(self.sizes),
+            runs=self.runs,
+        )
+        if self.most <= self.least:
+            return found
+        between = f"the largest batch lies between {self.least:.0f} and {self.most:.0f}"
+        return replace(found, note=f"{between}: sizes between were not tried")
+
+
+def searched(rows: Sequence[Row]) -> Searched | None:
+    """What searches have found; None where there is none.
+
+    Args:
+        rows: of ``task=fit_batch``, alike but for their seed, and for where they began and ended.
+    """
+    by_seed: dict[Any, list[Row]] = {}
+    for row in rows:
+        if row.get("largest_batch") is not None:
+            by_seed.setdefault(row.get("seed"), []).append(row)
+    if not by_seed:
+        return None
+    limits = [_may_fit(runs) for runs in by_seed.values()]
+    known = [limit for limit in limits if limit is not None]
+    others = [
+        str(run.get("limited_by"))
+        for runs, limit in zip(by_seed.values(), limits, strict=True)
+        for run in runs
+        if limit is None
+    ]
+    return Searched(
+        runs=tuple(run for runs in by_seed.values() for run in runs),
+        sizes=tuple(map(_seen_to_fit, by_seed.values())),
+        most=None if others else fmean(known),
+        ended=tuple(dict.fromkeys(OTHERS.get(reason, reason) for reason in others)),
+    )
+
+
+def ratio(ours: Searched, base: Searched, *, of: str) -> Ours:
+    """One largest batch over another; a bound or in words where no more can be told.
+
+    Args:
+        ours: the one.
+        base: the other.
+        of: what the other is of, in print.
+    """
+    runs = (*ours.runs, *base.runs)
+    if not base.least:
+        return _words("no ratio", runs, f"no ratio: not one shape of {of} was seen to fit")
+    if ours == base:
+        return Ours(value=1.0, runs=ours.runs)
+    if base.most is None:
+        if ours.most is None:
+            why = f"{_because(ours)}; of {of}: {_because(base)}"
+            return _words("no ratio", runs, f"no ratio: {why}")
+        highest = ours.most / base.least
+        return _words(f"≤ {highest:.2f}", runs, f"at most: of {of}, {_because(base)}")
+    lowest = ours.least / base.most
+    if ours.most is None:
+        return _words(f"≥ {lowest:.2f}", runs, f"at least: {_because(ours)}")
+    note = ""
+    if (ours.least, base.least) != (ours.most, base.most):
+        highest = ours.most / base.least
+        note = f"the ratio lies between {lowest:.2f} and {highest:.2f}, as the batches do"
+    return Ours(value=ours.least / base.least, runs=runs, note=note)
+
+
+def _words(value: str, runs: tuple[Row, ...], note: str) -> Ours:
+    return Ours(value=value, runs=runs, note=note, counts=False)
+
+
+def _because(found: Searched) -> str:
+    return f"not memory ended the search, {' and '.join(found.ended)}"
+
+
+def _by_memory(run: Row) -> bool:
+    return run.get("limited_by") in OF_MEMORY
+
+
+def _seen_to_fit(runs: Sequence[Row]) -> float:
+    """The largest size that any search with one seed has seen to fit."""
+    return max(float(run["largest_batch"]) for run in runs)
+
+
+def _may_fit(runs: Sequence[Row]) -> float | None:
+    """The largest size that all have left open; None where memory has ended none of them."""
+    refused = [
+        float(run.get("refused_batch", run["largest_batch"] + 1)) for run in runs if _by_memory(run)
+    ]
+    return max(_seen_to_fit(runs), min(refused) - 1) if refused else None

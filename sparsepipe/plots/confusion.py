@@ -1,0 +1,181 @@
+"""Confusion matrix and per-class accuracy.
+
+Shape suffixes: K classes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike, NDArray
+
+from sparsepipe.plots import style
+
+_DARK_CELL = 0.55
+"""Share from which a cell of the colour map needs white digits."""
+
+
+def confusion_matrix(
+    counts_KK: ArrayLike, classes: Sequence[str], path: str | os.PathLike[str]
+) -> None:
+    """Writes the confusion matrix as a PNG, each row in percent of its class.
+
+    Args:
+        counts_KK: counts, ``counts_KK[true][predicted]``.
+        classes: the K class names in order; made for 2 to 40 of them.
+        path: the picture to write; its directories are made.
+
+    Raises:
+        ValueError: the counts are not a square of non-negative integers with one
+            row per class.
+        DataError: the picture cannot be written.
+    """
+    style.save_png(confusion_figure(counts_KK, classes), path)
+
+
+def per_class_accuracy(
+    counts_KK: ArrayLike, classes: Sequence[str], path: str | os.PathLike[str]
+) -> None:
+    """Writes the accuracy of each class as bars, best first, as a PNG.
+
+    Arguments and errors are those of :func:`confusion_matrix`.
+    """
+    style.save_png(per_class_figure(counts_KK, classes), path)
+
+
+def confusion_rows(counts_KK: ArrayLike, classes: Sequence[str]) -> list[dict[str, str | int]]:
+    """The counts as a table: class, what was predicted, and of how many shapes.
+
+    Arguments and errors are those of :func:`confusion_matrix`.
+    """
+    counts = _checked(counts_KK, classes)
+    return [
+        {"actual": actual, "predicted": predicted, "shapes": int(counts[i, j])}
+        for i, actual in enumerate(classes)
+        for j, predicted in enumerate(classes)
+    ]
+
+
+def confusion_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
+    """The figure that :func:`confusion_matrix` writes."""
+    counts = _checked(counts_KK, classes)
+    num_classes = len(classes)
+    share_KK = _row_shares(counts)
+    # Small matrices get roomy cells; at 40 classes two digits must still fit one.
+    cell_in = float(np.clip(7.0 / num_classes, 0.27, 0.62))
+    side_in = max(num_classes * cell_in, 2.0)
+    names_in = 0.085 * max(len(name) for name in classes)  # of 9 pt text
+    figure = style.new_figure(
+        width_in=side_in + names_in + 0.085 * len(f"  ({counts.sum():,})") + 1.3,
+        height_in=side_in + names_in + 1.1,
+    )
+    axes = figure.subplots()
+    # Constrained layout needs many passes to fit a fixed aspect and would cut off labels;
+    # the size above makes cells square up to a few per cent.
+    image = axes.imshow(
+        np.nan_to_num(share_KK) * 100, cmap="Blues", vmin=0, vmax=100, aspect="auto"
+    )
+    _write_cells(axes, share_KK, font_pt=float(np.clip(cell_in * 20, 6.0, 10.0)))
+    _name_classes(axes, classes, counts.sum(1), font_pt=style.TICK_PT)
+    axes.set_title(_summary(counts), fontsize=style.TITLE_PT, color=style.INK, loc="left")
+    bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02, aspect=30)
+    bar.set_label("share of the true class (%)", fontsize=style.LABEL_PT, color=style.INK)
+    bar.ax.tick_params(labelsize=style.TICK_PT, color=style.GREY, labelcolor=style.INK)
+    bar.outline.set_visible(False)
+    return figure
+
+
+def per_class_figure(counts_KK: ArrayLike, classes: Sequence[str]) -> Figure:
+    """The figure that :func:`per_class_accuracy` writes."""
+    counts = _checked(counts_KK, classes)
+    shown = [k for k in range(len(classes)) if counts[k].sum()]
+    accuracy = {k: 100 * counts[k, k] / counts[k].sum() for k in shown}
+    order = sorted(shown, key=lambda k: (accuracy[k], -k))  # bars are stacked from below
+    figure = style.new_figure(width_in=6.4, height_in=1.3 + 0.24 * max(len(order), 2))
+    axes = figure.subplots()
+    bars = axes.barh(
+        [f"{classes[k]}  ({counts[k].sum():,})" for k in order],
+        [accuracy[k] for k in order],
+        color=style.BLUE,
+        height=0.72,
+    )
+    axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=style.TICK_PT, color=style.INK)
+    style.tidy(axes)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlim(0, 109)
+    axes.set_xticks(range(0, 101, 20))
+    axes.set_ylim(-0.6, len(order) - 0.4)
+    axes.set_xlabel("accuracy (%)", fontsize=style.LABEL_PT, color=style.INK)
+    axes.set_title(_summary(counts), fontsize=style.TITLE_PT, color=style.INK, loc="left")
+    return figure
+
+
+def _checked(counts_KK: ArrayLike, classes: Sequence[str]) -> NDArray[np.int64]:
+    counts = np.asarray(counts_KK)
+    shape = (len(classes), len(classes))
+    if not classes or counts.shape != shape:
+        raise ValueError(f"counts of shape {counts.shape} for {len(classes)} classes")
+    whole = counts.astype(np.int64)
+    if (whole != counts).any() or (whole < 0).any():
+        raise ValueError("a confusion matrix holds non-negative integers")
+    return whole
+
+
+def _row_shares(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Rows divided by their sums; the row of a class without samples is NaN."""
+    shares = np.full(counts.shape, np.nan)
+    totals = counts.sum(axis=1, keepdims=True)
+    np.divide(counts, totals, out=shares, where=totals > 0)
+    return shares
+
+
+def _summary(counts: NDArray[np.int64]) -> str:
+    total, right = int(counts.sum()), int(np.trace(counts))
+    if not total:
+        return "no samples"
+    mean = float(np.nanmean(np.diag(_row_shares(counts))))
+    return (
+        f"overall accuracy {100 * right / total:.1f} % ({right:,} of {total:,})\n"
+        f"mean over classes {100 * mean:.1f} %"
+    )
+
+
+def _write_cells(axes: Axes, share_KK: NDArray[np.float64], *, font_pt: float) -> None:
+    for row, shares in enumerate(share_KK):
+        if np.isnan(shares).all():
+            axes.axhspan(row - 0.5, row + 0.5, color=style.FAINT, zorder=2)
+            continue
+        for column, share in enumerate(shares):
+            if share < 0.005 and row != column:
+                continue  # what would read "0" is left out, the diagonal never is
+            axes.text(
+                column,
+                row,
+                f"{100 * share:.0f}",
+                ha="center",
+                va="center",
+                fontsize=font_pt,
+                color="white" if share > _DARK_CELL else style.INK,
+            )
+
+
+def _name_classes(
+    axes: Axes, classes: Sequence[str], totals_K: NDArray[np.int64], *, font_pt: float
+) -> None:
+    places = np.arange(len(classes))
+    axes.set_xticks(places, classes, rotation=90, fontsize=font_pt)
+    rows = [f"{name}  ({total:,})" for name, total in zip(classes, totals_K, strict=True)]
+    axes.set_yticks(places, rows, fontsize=font_pt)
+    axes.set_xlabel("predicted class", fontsize=style.LABEL_PT, color=style.INK)
+    axes.set_ylabel("true class  (shapes)", fontsize=style.LABEL_PT, color=style.INK)
+    axes.tick_params(length=0, labelcolor=style.INK)
+    axes.set_xticks(places[1:] - 0.5, minor=True)
+    axes.set_yticks(places[1:] - 0.5, minor=True)
+    axes.grid(visible=True, which="minor", color=style.FAINT, linewidth=0.5)
+    axes.tick_params(which="minor", length=0)
+    for spine in axes.spines.values():
+        spine.set_color(style.GREY)

@@ -1,0 +1,291 @@
+"""Learning curves of one run, and of several ways to train side by side."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from sparsepipe.errors import DataError
+from sparsepipe.plots import style
+from sparsepipe.runs.metrics import Row, Series, epoch_series, last_value, read_metrics
+
+_SPLITS = (
+    # split, label, colour, marker: colour never carries the meaning alone
+    ("train", "training", style.BLUE, "o"),
+    ("val", "validation", style.ORANGE, "s"),
+)
+_MAX_MARKED_EPOCHS = 30
+
+
+def learning_curves(
+    metrics: str | os.PathLike[str] | Sequence[Row], path: str | os.PathLike[str]
+) -> None:
+    """Writes loss and accuracy over epochs, training and validation, as a PNG.
+
+    Args:
+        metrics: a metrics CSV or its rows as mappings, with any of the columns
+            ``{train,val,test}/{loss,accuracy}``; accuracies are shares of 1.
+            See :mod:`sparsepipe.runs.metrics`.
+        path: the picture to write; its directories are made.
+
+    Raises:
+        DataError: no such file, nothing to draw, or the picture cannot be written.
+    """
+    rows = read_metrics(metrics) if isinstance(metrics, str | os.PathLike) else list(metrics)
+    style.save_png(learning_curves_figure(rows), path)
+
+
+def learning_curves_figure(rows: Sequence[Row]) -> Figure:
+    """The figure that :func:`learning_curves` writes: left loss, right accuracy."""
+    panels = (("loss", "cross-entropy loss (nats)", 1.0), ("accuracy", "accuracy (%)", 100.0))
+    drawn = 0
+    figure = style.new_figure(width_in=9.6, height_in=3.9)
+    for axes, (name, label, scale) in zip(figure.subplots(1, 2), panels, strict=True):
+        end = 1
+        for split, split_label, colour, marker in _SPLITS:
+            series = epoch_series(rows, f"{split}/{name}")
+            end = max((end, *(epoch + 1 for epoch in series.epochs)))
+            drawn += _draw_series(axes, series, scale, label=split_label, color=colour, mark=marker)
+        test = last_value(rows, f"test/{name}")
+        if test is not None:
+            drawn += _draw_test(axes, test * scale, end, in_percent=scale != 1.0)
+        _finish(axes, label, in_percent=scale != 1.0)
+    if not drawn:
+        raise DataError(
+            "there is nothing to draw: no loss or accuracy was logged",
+            remedy="Train for at least one whole epoch with a module that logs them.",
+        )
+    return figure
+
+
+def _draw_series(
+    axes: Axes, series: Series, scale: float, *, label: str, color: str, mark: str
+) -> int:
+    if not series:
+        return 0
+    axes.plot(
+        [epoch + 1 for epoch in series.epochs],  # an epoch's mean is known at its end
+        [value * scale for value in series.values],
+        label=label,
+        color=color,
+        linewidth=1.8,
+        marker=mark if len(series) <= _MAX_MARKED_EPOCHS else None,
+        markersize=4.5,
+    )
+    return 1
+
+
+def _draw_test(axes: Axes, level: float, end: int, *, in_percent: bool) -> int:
+    """The test set is looked at once, after the last epoch: a level with its value."""
+    text = f"{level:.1f} %" if in_percent else f"{level:.3f}"
+    axes.axhline(level, color=style.VERMILION, linewidth=1.2, linestyle=(0, (5, 3)))
+    axes.plot(
+        [end],
+        [level],
+        color=style.VERMILION,
+        marker="D",
+        markersize=7,
+        linestyle="none",
+        label=f"test, final: {text}",
+        clip_on=False,
+        zorder=5,
+    )
+    return 1
+
+
+def _finish(axes: Axes, label: str, *, in_percent: bool) -> None:
+    style.tidy(axes)
+    axes.set_xlabel("epoch", fontsize=style.LABEL_PT, color=style.INK)
+    axes.set_ylabel(label, fontsize=style.LABEL_PT, color=style.INK)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if not axes.get_lines():
+        axes.set_yticks([])
+        axes.text(
+            0.5,
+            0.5,
+            "not logged",
+            transform=axes.transAxes,
+            ha="center",
+            fontsize=style.LABEL_PT,
+            color=style.GREY,
+        )
+        return
+    axes.margins(y=0.08)
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(max(bottom, 0.0), min(top, 100.5) if in_percent else top)
+    axes.legend(
+        fontsize=style.TICK_PT,
+        frameon=True,
+        framealpha=0.9,
+        edgecolor="none",
+        loc="lower right" if in_percent else "upper right",
+    )
+
+
+_LOOKS = (
+    # colour, line, marker: colour never carries the meaning alone
+    (style.INK, "-", "o"),
+    (style.BLUE, "-", "s"),
+    (style.GREEN, "--", "^"),
+    (style.ORANGE, "-.", "D"),
+    (style.VERMILION, ":", "X"),
+    (style.PURPLE, (0, (3, 1, 1, 1)), "v"),
+    (style.GREY, (0, (1, 2)), "P"),
+)
+_PANELS = (
+    ("train/loss", "training loss (nats)", 1.0),
+    ("val/accuracy", "validation accuracy (%)", 100.0),
+)
+_TIME = "time/epoch_s"
+_MARKS = 10
+"""Markers on a curve, at most."""
+
+Runs = Sequence[str | os.PathLike[str] | Sequence[Row]]
+"""Metrics CSVs, or their rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One metric of the runs of one way, at the epochs that all of them have.
+
+    Attributes:
+        epochs: numbers from 1: a value is known at its epoch's end.
+        minutes: of training until then, mean over the runs.
+        mean: over the runs.
+        least: smallest of the runs.
+        largest: largest of the runs.
+    """
+
+    epochs: tuple[int, ...]
+    minutes: tuple[float, ...]
+    mean: tuple[float, ...]
+    least: tuple[float, ...]
+    largest: tuple[float, ...]
+
+
+def curve(runs: Sequence[Sequence[Row]], name: str) -> Curve:
+    """The metric ``name`` over the runs of one way.
+
+    Args:
+        runs: rows of each run's metrics, see :mod:`sparsepipe.runs.metrics`; with a column
+            ``time/epoch_s``, the seconds that an epoch's training took.
+        name: the column.
+    """
+    values = [_by_epoch(rows, name) for rows in runs]
+    times = [_minutes(rows) for rows in runs]
+    common = sorted(
+        set.intersection(*(set(v) & set(t) for v, t in zip(values, times, strict=True)))
+    )
+    each = [[run[epoch] for run in values] for epoch in common]
+    return Curve(
+        epochs=tuple(epoch + 1 for epoch in common),
+        minutes=tuple(fmean(run[epoch] for run in times) for epoch in common),
+        mean=tuple(map(fmean, each)),
+        least=tuple(map(min, each)),
+        largest=tuple(map(max, each)),
+    )
+
+
+def compare(ways: Mapping[str, Runs], path: str | os.PathLike[str]) -> None:
+    """Writes training loss and validation accuracy of several ways to train as a PNG.
+
+    Lines are means over a way's runs, bands reach from the least to the largest. On the left
+    over epochs, on the right over the time that training took (without validation), each
+    epoch at the mean of the runs' times.
+
+    Args:
+        ways: label of each way and its runs, at most seven ways.
+        path: the picture to write; its directories are made.
+
+    Raises:
+        DataError: a file cannot be read or written, or there is nothing to draw.
+    """
+    style.save_png(comparison_figure(ways), path)
+
+
+def comparison_figure(ways: Mapping[str, Runs]) -> Figure:
+    """The figure that :func:`compare` writes."""
+    assert len(ways) <= len(_LOOKS), f"{len(ways)} ways, {len(_LOOKS)} looks"
+    read = {label: [_rows(run) for run in runs] for label, runs in ways.items() if runs}
+    figure = style.new_figure(width_in=10.4, height_in=7.2)
+    panels = figure.subplots(2, 2, sharey="row")
+    drawn = 0
+    for (over_epochs, over_time), (name, label, scale) in zip(panels, _PANELS, strict=True):
+        for (way, runs), look in zip(read.items(), _LOOKS, strict=False):
+            found = curve(runs, name)
+            if not found.epochs:
+                continue
+            drawn += 1
+            _draw(over_epochs, found, found.epochs, scale, label=_label(way, runs), look=look)
+            _draw(over_time, found, found.minutes, scale, label=_label(way, runs), look=look)
+        _finish_comparison(over_epochs, "epoch", label)
+        _finish_comparison(over_time, "training time (minutes)", "")
+        over_epochs.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if not drawn:
+        raise DataError(
+            f"there is nothing to draw: no run has {' or '.join(n for n, _, _ in _PANELS)} with "
+            f"{_TIME}",
+            remedy="Give metrics of runs of task=train, with data.val_share above 0.",
+        )
+    panels[0][0].legend(fontsize=style.TICK_PT, frameon=True, framealpha=0.9, edgecolor="none")
+    return figure
+
+
+def _draw(
+    axes: Axes,
+    found: Curve,
+    places: Sequence[float],
+    scale: float,
+    *,
+    label: str,
+    look: tuple[object, ...],
+) -> None:
+    colour, line, marker = look
+    low, high = ([value * scale for value in edge] for edge in (found.least, found.largest))
+    axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.plot(
+        places,
+        [value * scale for value in found.mean],
+        label=label,
+        color=colour,
+        linestyle=line,
+        marker=marker,
+        markersize=4.5,
+        markevery=max(1, len(places) // _MARKS),
+        linewidth=1.6,
+    )
+
+
+def _finish_comparison(axes: Axes, x_label: str, y_label: str) -> None:
+    style.tidy(axes)
+    axes.set_xlabel(x_label, fontsize=style.LABEL_PT, color=style.INK)
+    axes.set_ylabel(y_label, fontsize=style.LABEL_PT, color=style.INK)
+    axes.margins(y=0.05)
+
+
+def _label(way: str, runs: Sequence[object]) -> str:
+    return f"{way} ({len(runs)} run{'s' if len(runs) != 1 else ''})"
+
+
+def _rows(run: str | os.PathLike[str] | Sequence[Row]) -> list[Row]:
+    return list(read_metrics(run)) if isinstance(run, str | os.PathLike) else list(run)
+
+
+def _by_epoch(rows: Sequence[Row], name: str) -> dict[int, float]:
+    series = epoch_series(rows, name)
+    return dict(zip(series.epochs, series.values, strict=True))
+
+
+def _minutes(rows: Sequence[Row]) -> dict[int, float]:
+    """Training time until the end of each epoch; none after an epoch whose time is unknown."""
+    seconds = _by_epoch(rows, _TIME)
+    known = [epoch for epoch in sorted(seconds) if all(e in seconds for e in range(epoch))]
+    ends = accumulate(seconds[epoch] for epoch in known)
+    return {epoch: end / 60 for epoch, end in zip(known, ends, strict=True)}

@@ -1,0 +1,128 @@
+"""Where the work of a network lies: accumulated shares over its layers (the paper's Fig. 7)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from sparsepipe.plots import style
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What each layer of a network costs on one device; at least one layer.
+
+    Attributes:
+        compute_s: forward and backward seconds.
+        activation_bytes: of each layer's output.
+        parameter_bytes: of each layer.
+    """
+
+    compute_s: Sequence[float]
+    activation_bytes: Sequence[float]
+    parameter_bytes: Sequence[float]
+
+
+_LINES = (
+    # attribute, label, colour, dashes: colour never carries the meaning alone
+    ("compute_s", "compute time", style.BLUE, "-"),
+    ("activation_bytes", "activation size", style.ORANGE, "--"),
+    ("parameter_bytes", "parameter size", style.GREEN, ":"),
+)
+_ROW_PT = 11.0
+_LABEL_SHARE = 0.06
+"""Of a panel's width, for the number of a cut."""
+
+
+def accumulated_shares(
+    devices: Mapping[str, Costs], path: str | os.PathLike[str], *, cuts: Sequence[int] = ()
+) -> None:
+    """Writes the shares of compute, activations and parameters that lie in the first layers.
+
+    Args:
+        devices: costs by device, one panel each.
+        path: the picture to write; its directories are made.
+        cuts: first layers of the stages behind the first, marked in every panel.
+
+    Raises:
+        DataError: the picture cannot be written.
+    """
+    style.save_png(accumulated_shares_figure(devices, cuts=cuts), path)
+
+
+def share_rows(devices: Mapping[str, Costs]) -> list[dict[str, float]]:
+    """What the figure shows, as rows by layer: accumulated shares in [0, 1], by device.
+
+    Args:
+        devices: costs by device, of equally many layers.
+    """
+    columns = {
+        f"{device}: {label}": _accumulated(getattr(costs, name))
+        for device, costs in devices.items()
+        for name, label, _, _ in _LINES
+    }
+    layers = max(map(len, columns.values()), default=0)
+    return [
+        {"layer": index, **{name: shares[index] for name, shares in columns.items()}}
+        for index in range(layers)
+    ]
+
+
+def accumulated_shares_figure(devices: Mapping[str, Costs], *, cuts: Sequence[int] = ()) -> Figure:
+    """The figure that :func:`accumulated_shares` writes."""
+    figure = style.new_figure(width_in=max(5.6, 4.4 * len(devices)), height_in=3.9)
+    panels = figure.subplots(1, len(devices), squeeze=False, sharey=True)[0]
+    for axes, (device, costs) in zip(panels, devices.items(), strict=True):
+        _draw(axes, costs, cuts)
+        above = 1 + max((row for _, row in _rows(cuts, len(costs.compute_s))), default=-1)
+        axes.set_title(device, fontsize=style.TITLE_PT, color=style.INK, pad=6 + above * _ROW_PT)
+    panels[0].set_ylabel("accumulated share (%)", fontsize=style.LABEL_PT, color=style.INK)
+    lines = {str(line.get_label()): line for line in panels[0].get_lines()}
+    shown = [label for label in lines if not label.startswith("_")]
+    figure.legend(
+        [lines[label] for label in shown], shown,
+        fontsize=style.TICK_PT, frameon=False, loc="outside lower center",
+        ncols=min(len(shown), 2 * len(devices) + 1),
+    )  # fmt: skip
+    return figure
+
+
+def _draw(axes: Axes, costs: Costs, cuts: Sequence[int]) -> None:
+    for name, label, colour, dashes in _LINES:
+        shares = [100 * share for share in _accumulated(getattr(costs, name))]
+        axes.plot(range(len(shares)), shares, color=colour, linestyle=dashes, label=label)
+    for number, (cut, row) in enumerate(_rows(cuts, len(costs.compute_s))):
+        axes.axvline(
+            cut - 0.5, color=style.VERMILION, linewidth=1.2, zorder=1.5,
+            label=None if number else "cut before layer",
+        )  # fmt: skip
+        axes.annotate(
+            str(cut), (cut - 0.5, 1), xycoords=("data", "axes fraction"),
+            xytext=(0, 2 + row * _ROW_PT), textcoords="offset points", ha="center",
+            fontsize=style.TICK_PT, color=style.VERMILION,
+        )  # fmt: skip
+    style.tidy(axes)
+    axes.set_ylim(0, 103)
+    axes.set_xlim(-0.5, len(costs.compute_s) - 0.5)
+    axes.set_xlabel("layer", fontsize=style.LABEL_PT, color=style.INK)
+
+
+def _accumulated(values: Sequence[float]) -> list[float]:
+    whole = sum(values) or 1.0
+    return [total / whole for total in accumulate(values)]
+
+
+def _rows(cuts: Sequence[int], layers: int) -> list[tuple[int, int]]:
+    """Each cut with the row above the axes in which its number has room beside the others."""
+    ends: list[float] = []  # of what stands in each row
+    placed = []
+    for cut in sorted(cuts):
+        row = next((r for r, end in enumerate(ends) if end <= cut), len(ends))
+        ends[row : row + 1] = [cut + _LABEL_SHARE * layers]
+        placed.append((cut, row))
+    return placed

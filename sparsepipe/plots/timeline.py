@@ -1,0 +1,303 @@
+"""What several workers do over time: a lane for each, a bar for each action, as text or picture.
+
+Messages on their way, if lanes of them are given, lie in thinner lanes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Sequence, Set
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
+
+from sparsepipe.plots import style
+
+Row = tuple[str, int, int | None, float, float]
+"""(kind, number, microbatch, start, end): kind is F forward, B backward or U update; or, in a lane
+of messages, a activation, g gradient or S sum of gradients."""
+
+Lane = tuple[str, Sequence[Row]]
+"""A worker's name and its rows."""
+
+_FILL = {"F": " ", "B": "-", "U": "=", "a": ">", "g": "<", "S": "+"}
+
+
+def is_of_messages(rows: Sequence[Row]) -> bool:
+    """Whether a lane shows what is on its way; what is computed is in lanes of its own."""
+    return bool(rows) and all(row[0] in "agS" for row in rows)
+
+
+def label(row: Row) -> str:
+    """A bar's name, such as F3 or B3.1."""
+    kind, number, microbatch, _, _ = row
+    return f"{kind}{number}" if microbatch is None else f"{kind}{number}.{microbatch}"
+
+
+def rows_until(lanes: Iterable[Lane], until: float | None) -> list[tuple[str, list[Row]]]:
+    """The lanes without the rows that begin at ``until`` or later.
+
+    A row without duration, such as an update that takes no time, may also lie at ``until``.
+    """
+    limit = math.inf if until is None else until
+    return [
+        (name, [row for row in rows if row[3] < limit or row[3] == row[4] == limit])
+        for name, rows in lanes
+    ]
+
+
+def timeline_text(lanes: Sequence[Lane], *, unit: float = 1.0, until: float | None = None) -> str:
+    """Draws lanes with characters.
+
+    Two stages, two minibatches, for example::
+
+        time    0  1  2  3  4  5  6  7  8  9
+        stage 0 |F0|F1|.....|B0---U..|B1---U
+        stage 1 ...|F0|B0---UF1|B1---U
+
+    Bars of backwards are filled with ``-``, waiting with ``.``; where an update that takes
+    no time follows a bar, U stands in place of its border.
+
+    Args:
+        lanes: who does what when.
+        unit: time from one tick to the next.
+        until: where the drawing ends, if earlier than the last row.
+    """
+    drawn = rows_until(lanes, until)
+    rows = [row for _, found in drawn for row in found]
+    bars = [row for row in rows if row[4] > row[3]]
+    # Every name fits its bar, and one more character is its border.
+    width = max((math.ceil((len(label(r)) + 1) * unit / (r[4] - r[3])) for r in bars), default=1)
+    end = min(max((row[4] for row in rows), default=0.0), math.inf if until is None else until)
+    ticks = math.ceil(end / unit - 1e-9) + 1
+    width = max(width, len(str(ticks - 1)) + 1)
+    names = max((len(name) for name, _ in drawn), default=0)
+    names = max(names, len("time")) + 1
+    head = "time".ljust(names) + "".join(str(t).ljust(width) for t in range(ticks))
+    shown = None if until is None else round(until * width / unit) + 1
+    body = [
+        name.ljust(names) + _lane(found, columns_per_time=width / unit)[:shown]
+        for name, found in drawn
+    ]
+    return "\n".join(line.rstrip() for line in [head, *body]) + "\n"
+
+
+def _lane(rows: Sequence[Row], *, columns_per_time: float) -> str:
+    def place(time: float) -> int:
+        return round(time * columns_per_time)
+
+    line = ["."] * (max((place(row[4]) for row in rows), default=0) + 1)
+    for row in rows:
+        start, end = place(row[3]), place(row[4])
+        if end > start:
+            inside = end - start - 1
+            line[start] = line[end] = "|"
+            line[start + 1 : end] = label(row).ljust(inside, _FILL[row[0]])[:inside]
+    for row in rows:
+        if place(row[4]) == place(row[3]):
+            line[place(row[3])] = row[0]
+    if line[-1] == ".":
+        line.pop()
+    return "".join(line)
+
+
+_FORWARD = "#9CCBE8"  # tints of the house's blue and orange: dark text stays legible on both
+_BACKWARD = "#F3C266"
+_IDLE = "#EFEFEF"
+_MESSAGES = {
+    "a": ("#8FD0BB", "activation on its way"),  # tints of its green and purple, and a grey
+    "g": ("#E5BFD4", "gradient on its way"),
+    "S": ("#C4C4C4", "sum over replicas"),
+}
+_FACES = {
+    "F": _FORWARD,
+    "B": _BACKWARD,
+    "U": style.VERMILION,
+    **{kind: colour for kind, (colour, _) in _MESSAGES.items()},
+}
+
+_BAR: dict[str, Any] = {"edgecolor": "white", "linewidth": 1.0, "zorder": 2}
+_NAME: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": 8.5, "zorder": 3}
+_POINT: dict[str, Any] = {"marker": "v", "color": style.VERMILION, "linestyle": "none"}
+_MARK: dict[str, Any] = {
+    **_POINT,
+    "markersize": 6.5,
+    "markeredgecolor": "white",
+    "markeredgewidth": 0.6,
+    "clip_on": False,
+    "zorder": 4,
+}
+
+_CHARACTER_IN = 0.078  # of a bar's text
+_LANE_IN = 0.44
+_THIN = 0.5  # of a lane: one of messages
+_BAR_HEIGHT = 0.78  # of a lane
+_MAX_WIDTH_IN = 40.0
+
+
+def timeline_picture(
+    lanes: Sequence[Lane],
+    path: str | os.PathLike[str],
+    *,
+    title: str,
+    unit_name: str = "time",
+    until: float | None = None,
+    max_width_in: float = _MAX_WIDTH_IN,
+) -> None:
+    """Writes lanes of bars over time as a PNG.
+
+    Args:
+        lanes: name of each worker, and its rows (kind, number, microbatch, start, end); see
+            :mod:`sparsepipe.plots.timeline`.
+        path: the picture to write; its directories are made.
+        title: what is shown.
+        unit_name: what the time axis counts.
+        until: where the picture ends, if earlier than the last row.
+        max_width_in: of the bars in inches, also where some have no room for their names then.
+
+    Raises:
+        DataError: the picture cannot be written.
+    """
+    figure = timeline_figure(
+        lanes, title=title, unit_name=unit_name, until=until, max_width_in=max_width_in
+    )
+    style.save_png(figure, path)
+
+
+def timeline_figure(
+    lanes: Sequence[Lane],
+    *,
+    title: str,
+    unit_name: str = "time",
+    until: float | None = None,
+    max_width_in: float = _MAX_WIDTH_IN,
+) -> Figure:
+    """The figure that :func:`timeline_picture` writes."""
+    thin = [is_of_messages(rows) for _, rows in lanes]
+    drawn = rows_until(lanes, until)
+    rows = [row for _, found in drawn for row in found]
+    end = until if until is not None else max((row[4] for row in rows), default=1.0)
+    computed = [row for row in rows if row[0] not in _MESSAGES]
+    inches_per_time = min(_scale(computed), max_width_in / (end or 1.0))
+    places = _places(thin)
+    figure = style.new_figure(
+        width_in=max(end * inches_per_time, 8.5 if any(thin) else 4.5)  # the legend needs as much
+        + 0.085 * max((len(name) for name, _ in drawn), default=0)
+        + 0.5,
+        height_in=_LANE_IN * sum(_height(each) for each in thin) + 1.35,
+    )
+    axes = figure.subplots()
+    for place, each, (_, found) in zip(places, thin, drawn, strict=True):
+        _draw_lane(axes, place, found, end=end, inches_per_time=inches_per_time, thin=each)
+    _finish(axes, [name for name, _ in drawn], places, thin, end=end, unit_name=unit_name)
+    axes.set_title(title, loc="left", fontsize=style.TITLE_PT, color=style.INK, pad=26)
+    _legend(axes, {row[0] for row in rows})
+    return figure
+
+
+def _height(thin: bool) -> float:
+    return _THIN if thin else 1.0
+
+
+def _places(thin: Sequence[bool]) -> list[float]:
+    """The middle of each lane, from the top, where the first one's is 0 if it is not thin."""
+    found, above = [], -0.5
+    for each in thin:
+        found.append(above + _height(each) / 2)
+        above += _height(each)
+    return found
+
+
+def _scale(rows: Sequence[Row]) -> float:
+    """Inches for a unit of time, so that every bar has room for its name."""
+    return max((_text_in(row) / (row[4] - row[3]) for row in rows if row[4] > row[3]), default=1.0)
+
+
+def _text_in(row: Row) -> float:
+    return _CHARACTER_IN * len(label(row)) + 0.12
+
+
+def _draw_lane(
+    axes: Axes,
+    place: float,
+    rows: Sequence[Row],
+    *,
+    end: float,
+    inches_per_time: float,
+    thin: bool,
+) -> None:
+    height = _BAR_HEIGHT * _height(thin)
+    low = place - height / 2
+    if not thin:
+        axes.add_patch(Rectangle((0, low), end, height, facecolor=_IDLE, edgecolor="none"))
+    for row in rows:
+        kind, start, stop = row[0], row[3], row[4]
+        if stop == start:
+            axes.plot([start], [low], **_MARK)  # on the bar's upper edge: it hides no name
+            continue
+        corner, width = (start, low), stop - start
+        axes.add_patch(Rectangle(corner, width, height, facecolor=_FACES[kind], **_BAR))
+        seen = min(stop, end) - start
+        if seen * inches_per_time >= _text_in(row) - 0.1:
+            name = {**_NAME, "fontsize": 7.0} if thin else _NAME
+            colour = "white" if kind == "U" else style.INK
+            axes.text(start + seen / 2, place, label(row), color=colour, **name)
+
+
+def _finish(
+    axes: Axes,
+    names: Sequence[str],
+    places: Sequence[float],
+    thin: Sequence[bool],
+    *,
+    end: float,
+    unit_name: str,
+) -> None:
+    axes.set_facecolor("white")
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(style.GREY)
+    axes.set_xlim(0, end)
+    axes.set_ylim(sum(map(_height, thin)) - 0.45, -0.55)  # the first lane on top
+    axes.set_yticks(places, names, fontsize=style.LABEL_PT, color=style.INK)
+    for tick, each in zip(axes.get_yticklabels(), thin, strict=True):
+        if each:
+            tick.set(fontsize=7.0, color=style.GREY)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=style.TICK_PT, color=style.GREY, labelcolor=style.INK)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=16, steps=[1, 2, 5, 10], integer=end >= 4))
+    axes.set_xlabel(unit_name, fontsize=style.LABEL_PT, color=style.INK)
+
+
+def _legend(axes: Axes, kinds: Set[str]) -> None:
+    """Names the colours; those of messages where there are any."""
+    handles = [
+        Patch(facecolor=_FORWARD, label="forward"),
+        Patch(facecolor=_BACKWARD, label="backward"),
+        Line2D([], [], **_POINT, label="update"),
+        Patch(facecolor=_IDLE, label="waiting"),
+        *(
+            Patch(facecolor=colour, label=name)
+            for kind, (colour, name) in _MESSAGES.items()
+            if kind in kinds
+        ),
+    ]
+    axes.legend(
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        ncols=len(handles),
+        frameon=False,
+        fontsize=style.TICK_PT,
+        labelcolor=style.INK,
+        borderaxespad=0.2,
+        borderpad=0.1,
+        handlelength=1.2,
+        handletextpad=0.5,
+        columnspacing=1.4,
+    )

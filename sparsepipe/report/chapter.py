@@ -1,0 +1,239 @@
+"""A chapter of a report: a table of printed figures beside ours, and how ours are found.
+
+A :class:`Chapter` is data and one function that finds our figures among the finished runs; all
+else (Markdown, CSV, pictures, the HTML page) is made of its :class:`Block` s alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from sparsepipe.report.commands import Commands
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MISSING = "missing"
+"""In place of a figure that could be filled and is not."""
+
+Row = Mapping[str, Any]
+"""A finished run: keys and values of its ``result.json``; without those that it lacks."""
+
+
+class Compare(Enum):
+    """How ours is set against the paper's."""
+
+    NOT = ""
+    """Not at all: seconds and bytes belong to a machine and a size of the training."""
+    RATIO = "ratio"
+    """Ours over the paper's, of what is a ratio itself, such as a speedup, or of one device."""
+    DIFFERENCE = "difference"
+    """Ours less the paper's, in the unit of the column."""
+    WORDS = "verdict"
+    """By the note of what is in words."""
+
+
+HOW_COMPARED = (
+    'Columns "ratio" have ours over the paper\'s, where that is a ratio itself, such as a speedup, '
+    "or what a kind of GPU reaches, over its data sheet (Table I); never of seconds. Columns "
+    '"difference" have ours less the paper\'s.'
+)
+"""For readers of a report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A quantity.
+
+    Attributes:
+        key: its name in the CSV.
+        heading: its name in print.
+        unit: in print; empty where there is none.
+        form: how a number of ours is printed.
+        compare: whether and how it is set against the paper's.
+        printed: the paper prints it; else there is no column for the paper's.
+    """
+
+    key: str
+    heading: str
+    unit: str = ""
+    form: str = "{:.2f}"
+    compare: Compare = Compare.NOT
+    printed: bool = True
+
+    @property
+    def title(self) -> str:
+        """With the unit."""
+        return f"{self.heading} ({self.unit})" if self.unit else self.heading
+
+    def text(self, value: float | str) -> str:
+        """A value of ours in print."""
+        return value if isinstance(value, str) else self.form.format(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Printed:
+    """What the paper says of a cell.
+
+    Attributes:
+        text: digit by digit.
+        derived: that it is not printed, and where it is from; empty where it is printed.
+    """
+
+    text: str
+    derived: str = ""
+
+    @property
+    def value(self) -> float | None:
+        """As a number; None where it is none."""
+        try:
+            return float(self.text)
+        except ValueError:
+            return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ours:
+    """What we found for a cell.
+
+    Attributes:
+        value: the mean over its runs; or words.
+        spread: least and most of several runs.
+        count: of how many runs it is the mean.
+        runs: the finished runs it comes from, those of a baseline too.
+        note: what is to be known of it: printed below the table.
+        counts: it may be compared with the paper's.
+    """
+
+    value: float | str
+    spread: tuple[float, float] | None = None
+    count: int = 1
+    runs: tuple[Row, ...]
+    note: str = ""
+    counts: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A place in a table.
+
+    Attributes:
+        row: labels of its row, one for each of the exhibit's heads.
+        column: the quantity.
+        paper: the paper's figure; None where it has none.
+        ours: ours; None where no run has it.
+        command: what fills it; empty where there is nothing to fill.
+    """
+
+    row: tuple[str, ...]
+    column: Column
+    paper: Printed | None = None
+    ours: Ours | None = None
+    command: str = ""
+
+    @property
+    def missing(self) -> bool:
+        """It could be filled, and is not."""
+        return self.ours is None and bool(self.command)
+
+    @property
+    def compared(self) -> float | None:
+        """Ours against the paper's, as the column says; None where that cannot be."""
+        paper = None if self.paper is None else self.paper.value
+        if paper is None or self.ours is None or not self.ours.counts:
+            return None
+        ours = our_number(self)
+        if ours is None:
+            return None
+        if self.column.compare is Compare.RATIO:
+            return ours / paper
+        return ours - paper if self.column.compare is Compare.DIFFERENCE else None
+
+
+def our_number(cell: Cell | None) -> float | None:
+    """Ours as it is drawn and compared; None where there is no cell, nothing in it, or words."""
+    if cell is None or cell.ours is None or isinstance(cell.ours.value, str):
+        return None
+    return cell.ours.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Figures that came about alike, and so may be compared with each other.
+
+    Attributes:
+        title: what they have in common; empty where nothing is to be told.
+        cells: row by row.
+        notes: what is to be known of the whole block.
+        sweep: the command that fills all of it; empty where there is none.
+    """
+
+    title: str = ""
+    cells: tuple[Cell, ...]
+    notes: tuple[str, ...] = ()
+    sweep: str = ""
+
+    @property
+    def columns(self) -> list[Column]:
+        """Those of its cells."""
+        return list(dict.fromkeys(cell.column for cell in self.cells))
+
+    @property
+    def rows(self) -> dict[tuple[str, ...], dict[Column, Cell]]:
+        """Cells by the labels of their row, then by column."""
+        found: dict[tuple[str, ...], dict[Column, Cell]] = {}
+        for cell in self.cells:
+            found.setdefault(cell.row, {})[cell.column] = cell
+        return found
+
+    @property
+    def runs(self) -> list[Row]:
+        """All that its figures come from, each once."""
+        found = {
+            str(run.get("run_id")): run
+            for cell in self.cells
+            if cell.ours
+            for run in cell.ours.runs
+        }
+        return list(found.values())
+
+
+Find = Callable[[Sequence[Row], Commands], Sequence[Block]]
+Draw: TypeAlias = "Callable[[Block], Figure | None]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chapter:
+    """A table or figure of the paper.
+
+    Attributes:
+        name: of the experiment that makes it.
+        title: in print.
+        about: what it shows, what the paper says of it, and how ours is taken.
+        heads: what the labels of a row are.
+        find: finds our figures; at least one block, of cells to fill where there are none.
+        citation: what is printed in, that columns "paper" have the figures of.
+        pictured: keys of the columns that are drawn.
+        draw: a picture of a block in place of the common one.
+    """
+
+    name: str
+    title: str
+    about: str
+    heads: tuple[str, ...]
+    find: Find
+    citation: str
+    pictured: tuple[str, ...] = ()
+    draw: Draw | None = None
+
+    def blocks(self, rows: Sequence[Row], commands: Commands | None = None) -> list[Block]:
+        """Our figures beside the paper's.
+
+        Args:
+            rows: finished runs of its experiment.
+            commands: make the commands that fill its cells; None: as nothing is known but its name.
+        """
+        return list(self.find(rows, commands or Commands(experiment=self.name)))

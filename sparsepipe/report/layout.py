@@ -1,0 +1,302 @@
+"""Blocks of figures as texts to be set: what Markdown and HTML have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from matplotlib.figure import Figure
+
+from sparsepipe.report.chapter import MISSING, Block, Cell, Chapter, Column, Compare, Ours, Row
+from sparsepipe.report.commands import Commands
+from sparsepipe.report.dot_plot import beside_each_other
+from sparsepipe.report.measurements import Place, letters
+
+NOTHING = "-"
+
+
+class Role(Enum):
+    """Whose a text is."""
+
+    LABEL = "label"
+    PAPER = "paper"
+    OURS = "ours"
+    COMPARED = "compared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """A cell of what is set.
+
+    Attributes:
+        role: whose it is.
+        text: the figure, or a word in place of it.
+        small: what stands below it or behind it: spread and number of runs.
+        marks: places and footnotes that it refers to.
+    """
+
+    role: Role
+    text: str
+    small: str = ""
+    marks: tuple[str, ...] = ()
+
+    @property
+    def plain(self) -> str:
+        """In one line."""
+        small = f" ({self.small})" if self.small else ""
+        marks = f" [{', '.join(self.marks)}]" if self.marks else ""
+        return self.text + small + marks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Columns of one quantity.
+
+    Attributes:
+        title: of the quantity; empty over the labels of rows.
+        heads: of the columns.
+    """
+
+    title: str
+    heads: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Cells that one command fills.
+
+    Attributes:
+        command: which.
+        cells: by row, in words, the quantities that the command fills; none where the row lacks
+            all and the command fills them.
+    """
+
+    command: str
+    cells: Mapping[str, tuple[str, ...]]
+
+    @property
+    def text(self) -> str:
+        """What is missing, in words."""
+        return "; ".join(
+            f"{row}: {', '.join(names)}" if names else row for row, names in self.cells.items()
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownBlock:
+    """A block as it is set.
+
+    Attributes:
+        title: of the block.
+        groups: of columns.
+        rows: as many texts each as the groups have columns.
+        footnotes: by their marks.
+        notes: on all of it.
+        gaps: what is missing.
+        sweep: the command that fills all gaps; empty where there is none.
+        places: where its figures were taken, by their letters.
+        runs: number of runs from each place.
+        uncounted: cells of ours in words or with a bound, which cannot be compared.
+    """
+
+    title: str
+    groups: tuple[Group, ...]
+    rows: tuple[tuple[Text, ...], ...]
+    footnotes: Mapping[str, str]
+    notes: tuple[str, ...]
+    gaps: tuple[Gap, ...]
+    sweep: str
+    places: Mapping[str, Place]
+    runs: Mapping[str, int]
+    uncounted: int
+
+    @property
+    def filled(self) -> tuple[int, int]:
+        """Cells with a figure of ours, and all that may have one."""
+        ours = [text for row in self.rows for text in row if text.role is Role.OURS]
+        wanted = [text for text in ours if text.text != NOTHING]
+        return sum(text.text != MISSING for text in wanted), len(wanted)
+
+    @property
+    def counted(self) -> str:
+        """The same in a sentence."""
+        filled, wanted = self.filled
+        words = f", {self.uncounted} of them in words or as a bound" if self.uncounted else ""
+        return f"{filled} of {wanted} figures are there{words}."
+
+
+def shown(exhibit: Chapter, block: Block) -> ShownBlock:
+    """A block of an exhibit as texts."""
+    places = letters(block.runs)
+    numbers: dict[str, str] = {}
+    rows = tuple(
+        tuple(_row(labels, cells, block.columns, places, numbers))
+        for labels, cells in block.rows.items()
+    )
+    counts = {
+        letter: sum(Place.of(run) == place for run in block.runs)
+        for place, letter in places.items()
+    }
+    return ShownBlock(
+        title=block.title,
+        groups=(
+            Group(title="", heads=exhibit.heads),
+            *(Group(title=column.title, heads=tuple(_heads(column))) for column in block.columns),
+        ),
+        rows=rows,
+        footnotes={number: note for note, number in numbers.items()},
+        notes=block.notes,
+        gaps=tuple(gaps(exhibit, block)),
+        sweep=block.sweep,
+        places={letter: place for place, letter in places.items()},
+        runs=counts,
+        uncounted=sum(cell.ours is not None and not cell.ours.counts for cell in block.cells),
+    )
+
+
+def _heads(column: Column) -> Iterator[str]:
+    if column.printed:
+        yield "paper"
+    yield "ours"
+    if column.compare is not Compare.NOT:
+        yield column.compare.value
+
+
+def _row(
+    labels: Sequence[str],
+    cells: Mapping[Column, Cell],
+    columns: Sequence[Column],
+    places: Mapping[Place, str],
+    numbers: dict[str, str],
+) -> Iterator[Text]:
+    yield from (Text(role=Role.LABEL, text=label) for label in labels)
+    for column in columns:
+        cell = cells.get(column) or Cell(row=tuple(labels), column=column)
+        if column.printed:
+            yield _paper(cell, numbers)
+        yield _ours(cell, places, numbers)
+        if column.compare is not Compare.NOT:
+            yield Text(role=Role.COMPARED, text=compared_text(cell))
+
+
+def _paper(cell: Cell, numbers: dict[str, str]) -> Text:
+    paper = cell.paper
+    if paper is None:
+        return Text(role=Role.PAPER, text=NOTHING)
+    marks = (_number(paper.derived, numbers),) if paper.derived else ()
+    return Text(role=Role.PAPER, text=paper.text, marks=marks)
+
+
+def _ours(cell: Cell, places: Mapping[Place, str], numbers: dict[str, str]) -> Text:
+    ours = cell.ours
+    if ours is None:
+        return Text(role=Role.OURS, text=MISSING if cell.missing else NOTHING)
+    where = sorted({places[Place.of(run)] for run in ours.runs})
+    is_note = ours.note and cell.column.compare is not Compare.WORDS
+    return Text(
+        role=Role.OURS,
+        text=cell.column.text(ours.value),
+        small=spread_text(cell.column, ours),
+        marks=(*where, *((_number(ours.note, numbers),) if is_note else ())),
+    )
+
+
+def _number(note: str, numbers: dict[str, str]) -> str:
+    return numbers.setdefault(note, str(len(numbers) + 1))
+
+
+def spread_text(column: Column, ours: Ours) -> str:
+    """Least and most of several runs and their number; empty where there is one."""
+    if ours.spread is None:
+        return ""
+    least, most = (column.text(value) for value in ours.spread)
+    return f"{least} to {most}, {ours.count} runs"
+
+
+def compared_text(cell: Cell) -> str:
+    """Ours against the paper's, in print."""
+    if cell.column.compare is Compare.WORDS:
+        return (cell.ours.note if cell.ours else "") or NOTHING
+    value = cell.compared
+    if value is None:
+        return NOTHING
+    return f"{value:.2f}" if cell.column.compare is Compare.RATIO else f"{value:+.2f}"
+
+
+def gaps(exhibit: Chapter, block: Block) -> Iterator[Gap]:
+    """What is missing, by the command that fills it."""
+    by_command: dict[str, dict[str, list[str]]] = {}
+    for labels, cells in block.rows.items():
+        missing = [cell for cell in cells.values() if cell.missing]
+        heads = zip(exhibit.heads, labels, strict=True)
+        row = ", ".join(f"{head} {label}" for head, label in heads)
+        is_all = len(missing) == len(cells) and len({cell.command for cell in missing}) == 1
+        for cell in missing:
+            names = by_command.setdefault(cell.command, {}).setdefault(row, [])
+            if not is_all:  # else it goes without saying
+                names.append(cell.column.heading)
+    for command, rows in by_command.items():
+        yield Gap(command=command, cells={row: tuple(names) for row, names in rows.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilledChapter:
+    """A table or figure of the paper, filled.
+
+    Attributes:
+        exhibit: which.
+        found: figures by block.
+        blocks: the same as texts.
+        pictures: file names of each block's pictures.
+        figures: what is drawn, by file name.
+    """
+
+    exhibit: Chapter
+    found: tuple[Block, ...]
+    blocks: tuple[ShownBlock, ...]
+    pictures: tuple[tuple[str, ...], ...]
+    figures: Mapping[str, Figure]
+
+
+def fill(exhibit: Chapter, rows: Sequence[Row], commands: Commands | None = None) -> FilledChapter:
+    """Fills an exhibit from finished runs.
+
+    Args:
+        exhibit: which.
+        rows: of its experiment.
+        commands: make the commands that fill its cells; None: see :meth:`Chapter.blocks`.
+    """
+    found = tuple(exhibit.blocks(rows, commands))
+    draw = exhibit.draw or (lambda block: beside_each_other(exhibit, block))
+    drawn = [draw(block) for block in found]
+    names = [_name(exhibit.name, number) for number in range(len(found))]
+    figures = {name: figure for name, figure in zip(names, drawn, strict=True) if figure}
+    return FilledChapter(
+        exhibit=exhibit,
+        found=found,
+        blocks=tuple(shown(exhibit, block) for block in found),
+        pictures=tuple((name,) if name in figures else () for name in names),
+        figures=figures,
+    )
+
+
+def citation_of(chapters: Sequence[FilledChapter]) -> str:
+    """What columns "paper" have the figures of, where a chapter says nothing else."""
+    found = dict.fromkeys(each.exhibit.citation for each in chapters)
+    return next(iter(found))
+
+
+def citation_text(each: FilledChapter, common: str) -> str:
+    """What a chapter says of that; empty where it is what all have.
+
+    Args:
+        each: the chapter.
+        common: see :func:`citation_of`.
+    """
+    own = each.exhibit.citation
+    return "" if own == common else f'Here columns "paper" have what is printed in: {own}.'
+
+
+def _name(exhibit: str, number: int) -> str:
+    return f"{exhibit}_{number + 1}.png" if number else f"{exhibit}.png"

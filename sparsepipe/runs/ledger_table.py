@@ -1,0 +1,242 @@
+"""Values of many runs as one table: its columns, their types, and cells as text.
+
+Columns have one of four types whatever runs lack: truth, whole numbers, numbers, text. What fits
+none of the first three is text: lists and mappings as JSON, and all values of a column in which
+runs have values of unlike types, such as ``parallel.devices`` (``auto`` and 2). A ledger has the
+columns of :data:`ALWAYS` whatever ran, then those of :data:`OF_TASKS` that some run has, then what
+else runs have written, by name; the configuration comes last.
+
+In text an empty cell is a missing value, what reads as JSON is that value, and all else is text as
+it stands. Text that would be taken for something else is quoted as JSON is, so that ``"12"`` is
+text, and 12 a number.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+Dtype = Literal["boolean", "Int64", "float64", "string"]
+"""Of a column, as pandas calls them: truth, whole numbers, numbers and text."""
+
+_CONFIG = (
+    *("backend", "callbacks", "data", "hardware", "model", "optim", "parallel", "task", "trainer"),
+)
+"""Groups of the configuration, whose keys have a dot behind these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the ledger.
+
+    Args:
+        name: the key in ``result.json``.
+        dtype: the type, if all values are of it.
+        unit: of its numbers; empty where they have none.
+    """
+
+    name: str
+    dtype: Dtype
+    unit: str = ""
+
+
+def _columns(dtype: Dtype, unit: str, *names: str) -> tuple[Column, ...]:
+    return tuple(Column(name, dtype, unit) for name in names)
+
+
+ALWAYS = (
+    *_columns("string", "", "name", "run_id", "task_name", "kind", "model", "strategy"),
+    *_columns("Int64", "", "ranks", "seed"),
+    *_columns("string", "ISO 8601", "started_at", "finished_at"),
+    Column("wall_s", "float64", "s"),
+    *_columns("Int64", "", "starts", "epochs", "steps"),
+    *_columns("float64", "0 to 1", "train/accuracy", "val/accuracy"),
+    *_columns("float64", "0 to 1", "test/accuracy", "test/class_accuracy"),
+    *_columns("float64", "nats", "train/loss", "val/loss", "test/loss"),
+    Column("best_monitored", "float64"),
+    *_columns("float64", "s", "epoch_time_s", "train_time_s", "test_time_s"),
+    *_columns("float64", "1/s", "train_shapes_per_s", "test_shapes_per_s"),
+    Column("inference_shapes_per_s", "float64", "1/s"),
+    *_columns("Int64", "bytes", "peak_memory_bytes", "peak_device_memory_bytes"),
+    *_columns("Int64", "bytes", "train_peak_memory_bytes", "train_peak_device_memory_bytes"),
+    *_columns("Int64", "", "parameters", "train_shapes", "val_shapes", "test_shapes"),
+    *_columns("string", "", "hardware_devices", "hardware_accelerator"),
+    Column("hardware_hosts", "Int64"),
+    Column("hardware_memory_bytes", "Int64", "bytes"),
+    *_columns("Int64", "", "machine_cores", "threads_per_rank"),
+    *_columns("string", "", "platform", "python", "sparsepipe", "torch", "cuda"),
+    *_columns("string", "", "pytorch-lightning", "hydra-core", "numpy", "git_commit"),
+)
+
+OF_TASKS = (
+    *_columns("string", "", "scale", "representation", "tags", "objective"),
+    *_columns("string", "", "plan_config", "plan_cuts", "plan_devices", "plan_strategy"),
+    Column("plan_bottleneck_s", "float64", "s"),
+    *_columns("float64", "1/s", "plan_shapes_per_s", "plan_samples_per_s"),
+    Column("profiling_s", "float64", "s"),
+    Column("profiling_share_of_training", "float64"),
+    *_columns("string", "", "evaluated_checkpoint", "first_weights"),
+    Column("schedule", "string"),
+    Column("microbatches", "Int64"),
+    Column("recomputed_layers", "string"),
+    *_columns("float64", "1/s", "simulated_shapes_per_s", "samples_per_s", "minibatches_per_s"),
+    Column("minibatch_s", "float64", "s"),
+    *_columns("Int64", "", "minibatches", "steady_steps"),
+    Column("epoch_s", "float64", "s"),
+    *_columns("Int64", "", "epoch_minibatches", "shapes_per_minibatch"),
+    *_columns("float64", "1/s", "epoch_minibatches_per_s", "epoch_samples_per_s"),
+    *_columns("float64", "", "speedup_over_dp", "epoch_speedup_over_dp"),
+    Column("speedup_over_dp_without_overlap", "float64"),
+    *_columns("float64", "s", "dp_minibatch_s", "dp_epoch_s", "dp_without_overlap_minibatch_s"),
+    *_columns("float64", "0 to 1", "busy_share", "bubble_share", "bubble_share_of_busiest"),
+    *_columns("float64", "bytes", "device_peak_bytes", "kept_bytes", "kept_bytes_of_device"),
+    Column("network", "string"),
+    Column("time_scale", "float64"),
+    Column("link_bytes_per_s", "float64", "bytes/s"),
+    *_columns("float64", "s", "bottleneck_s", "dp_s"),
+    Column("bottleneck", "string"),
+    *_columns("float64", "s", "layers_s", "step_s", "kernel_maps_s", "update_s", "copy_s"),
+    Column("layers_share_of_step", "float64"),
+    Column("profile_s", "float64", "s"),
+    Column("profile_share_of_training", "float64"),
+    Column("all_reduce_s", "float64", "s"),
+    Column("all_reduce_over_eq4", "float64"),
+    *_columns("Int64", "", "rows", "rows_equal", "rows_co_optimal"),
+    Column("fits", "boolean"),
+    *_columns("Int64", "", "largest_batch", "refused_batch"),
+    Column("limited_by", "string"),
+    *_columns("Int64", "bytes", "step_memory_bytes", "budget_bytes"),
+    *_columns("string", "", "probed_batches", "probed_outcomes"),
+    Column("probed_memory_bytes", "string", "bytes"),
+    Column("probing_s", "float64", "s"),
+    Column("layers_compute_s", "string", "s"),
+    *_columns("string", "bytes", "layers_activation_bytes", "layers_parameter_bytes"),
+    Column("measured_device", "string"),
+    *_columns("float64", "1/s", "flops_per_s", "flops_spread_per_s"),
+    *_columns("float64", "bytes/s", "copied_bytes_per_s", "copied_spread_bytes_per_s"),
+    Column("memory_bytes", "Int64", "bytes"),
+)
+
+_KNOWN = {column.name: column for column in (*ALWAYS, *OF_TASKS)}
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """The columns of a ledger whose runs have these keys, in their order."""
+    found = set(names)
+    known = [c.name for c in ALWAYS] + [c.name for c in OF_TASKS if c.name in found]
+    others = sorted(found - set(known), key=lambda name: (_is_config(name), name))
+    return known + others
+
+
+def known_dtype(name: str) -> Dtype | None:
+    """The type of a column whose values are all of it; None where they tell it."""
+    if name in _KNOWN:
+        return _KNOWN[name].dtype
+    return "float64" if "/" in name else None  # most are metrics: test/accuracy/chair
+
+
+def _is_config(name: str) -> bool:
+    return "." in name and name.partition(".")[0] in _CONFIG
+
+
+Row = Mapping[str, Any]
+_LARGEST = 2**63 - 1
+_FITTING: Mapping[Dtype, frozenset[Dtype]] = {
+    "boolean": frozenset({"boolean"}),
+    "Int64": frozenset({"Int64"}),
+    "float64": frozenset({"Int64", "float64"}),
+}
+"""Types of values that a column of a type takes as they are; text takes all."""
+
+
+def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
+    """The table of some rows, which may have unlike keys.
+
+    What is None or missing, or a number that is not finite, is missing in the table.
+    """
+    import pandas as pd
+
+    names = ordered(name for row in rows for name in row)
+    columns = {name: _column(name, [_finite(row.get(name)) for row in rows]) for name in names}
+    return pd.DataFrame(
+        {name: pd.Series(cells, dtype=dtype) for name, (dtype, cells) in columns.items()}
+    )
+
+
+def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table, in plain values; None where one is missing."""
+    import pandas as pd
+
+    columns = {
+        str(name): [None if pd.isna(value) else value for value in frame[name].tolist()]
+        for name in frame.columns
+    }
+    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+
+
+def cell_text(value: Any) -> str:
+    """A value of a table as text that :func:`cell_value` reads back equal."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        return json.dumps(value)
+    as_it_stands = value.isprintable() and cell_value(value) == value
+    return value if as_it_stands else json.dumps(value)
+
+
+def cell_value(text: str) -> Any:
+    """What a cell's text says."""
+    if not text:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if _finite(value) == value else text  # Infinity by itself is a word
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _column(name: str, values: Sequence[Any]) -> tuple[Dtype, list[Any]]:
+    """The type of a column, and its values in that type."""
+    kinds = {_kind(value) for value in values if value is not None}
+    dtype = _dtype(known_dtype(name), kinds)
+    if dtype == "string":
+        return dtype, [None if value is None else _text(value) for value in values]
+    if dtype == "float64":
+        return dtype, [None if value is None else float(value) for value in values]
+    return dtype, list(values)
+
+
+def _dtype(known: Dtype | None, kinds: Iterable[Dtype]) -> Dtype:
+    found = set(kinds)
+    if known is not None and found <= _FITTING.get(known, found):
+        return known
+    return next((dtype for dtype, taken in _FITTING.items() if found and found <= taken), "string")
+
+
+def _kind(value: Any) -> Dtype:
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int) and -_LARGEST <= value <= _LARGEST:
+        return "Int64"
+    return "float64" if isinstance(value, float) else "string"
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text.encode("utf-8", "replace").decode("utf-8")  # files take no half characters
+
+
+def plan_text(config: str, cuts: Sequence[int]) -> str:
+    """Such as ``2-1 at 24``: devices of each stage, and the first layers of all but the first."""
+    return f"{config} at {', '.join(map(str, cuts))}" if cuts else config

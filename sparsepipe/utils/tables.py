@@ -1,0 +1,60 @@
+"""Tables as CSV and as Markdown that reads well in a terminal too."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparsepipe.utils.files import PathLike, write_text_atomic
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose columns are aligned; columns of numbers to the right.
+
+    Args:
+        head: names of the columns.
+        rows: cells, as many as there are columns.
+    """
+    columns = list(zip(head, *rows, strict=True))
+    widths = [max(3, *map(len, column)) for column in columns]
+    right = [all(_is_number(cell) for cell in column[1:]) for column in columns]
+    rule = [
+        "-" * (width - 1) + ":" if to_right else "-" * width
+        for width, to_right in zip(widths, right, strict=True)
+    ]
+    lines = []
+    for cells in (head, rule, *rows):
+        padded = [
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(cells, widths, right, strict=True)
+        ]
+        lines.append(f"| {' | '.join(padded)} |")
+    return "\n".join(lines)
+
+
+def write_csv(path: PathLike, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Writes rows with the same keys as CSV, atomically, and returns the path.
+
+    Raises:
+        ValueError: there are no rows.
+        DataError: the file cannot be written.
+    """
+    if not rows:
+        raise ValueError("a table without rows has no columns")
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return write_text_atomic(path, stream.getvalue())
+
+
+_NUMBER = re.compile(r"[+-]?(\d[\d,]*\.?\d*|\.\d+)(e[+-]?\d+)?\s?[%x]?", re.IGNORECASE)
+
+
+def _is_number(cell: str) -> bool:
+    text = cell.strip()
+    return text in ("", "-") or _NUMBER.fullmatch(text) is not None
