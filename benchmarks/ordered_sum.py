@@ -36,7 +36,7 @@ import torch.distributed as dist
 from pipeline_ranks import RankFailed, on_ranks
 
 from sparsepipe.cluster import Device, Host, Inventory, Link
-from sparsepipe.emulate import emulated_hosts, enter_host, told_to_ranks
+from sparsepipe.emulate import announce_hosts, emulated_hosts, enter_host
 from sparsepipe.emulate.layout import Layout
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.runtime.collectives import process_group
@@ -146,7 +146,7 @@ def measure(rank: int, options: argparse.Namespace, place: Place) -> None:
         HardwareError: its host is gone.
     """
     there = place.layout
-    with nullcontext() if there is None else told_to_ranks(there, place.hosts):
+    with nullcontext() if there is None else announce_hosts(there, place.hosts):
         enter_host()
         process_group.join("gloo", timeout_s=TIMEOUT_S)
         made = new_group(list(range(len(place.hosts))), backend="gloo", timeout_s=TIMEOUT_S)

@@ -10,7 +10,7 @@ import pytorch_lightning as pl
 from typing_extensions import override
 
 from sparsepipe.emulate import lift_limits, set_limits
-from sparsepipe.emulate.rates import Rates, rates, steady_part
+from sparsepipe.emulate.training import Rates, rates, steady_part
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.strategies import PipelineStrategy, StagedStrategy
 

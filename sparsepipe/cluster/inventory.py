@@ -296,3 +296,11 @@ def _checked(key: str, value: Any) -> Any:
             remedy=f"give {key} a {'whole ' if key == 'count' else ''}number that is not negative",
         )
     return number
+
+
+def joined_by(inventory: Inventory, bytes_per_s: float | None) -> Inventory:
+    """The inventory with another bandwidth between its hosts; None: with its own."""
+    if bytes_per_s is None:
+        return inventory
+    link = inventory.link or Link(bytes_per_s=0)
+    return replace(inventory, link=replace(link, bytes_per_s=bytes_per_s))

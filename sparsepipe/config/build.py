@@ -11,7 +11,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.config.division import check_division
 from sparsepipe.config.job_hardware import inventory_seen_by_sweep
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.emulate.cluster import on_processors
+from sparsepipe.emulate.layout import on_processors
 from sparsepipe.errors import ConfigError
 from sparsepipe.models import Classifier
 

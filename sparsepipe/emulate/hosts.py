@@ -1,31 +1,41 @@
 """Makes the hosts of an emulated cluster, and removes them on every way out.
 
-What a process that was killed has left is removed by the next one that emulates, with hosts of
-its own or without: the names of namespaces say whose they are.
+What a killed process has left is removed by the next one that emulates, with hosts of its own or
+without: the names of namespaces tell their owners.
 """
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
-import time
+import signal
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.emulate import machine
-from sparsepipe.emulate.holding import signals_held
-from sparsepipe.emulate.layout import Layout, lay_out, making, unmaking
-from sparsepipe.emulate.leftovers import Leftovers, free_block, leftovers, owners
+from sparsepipe.emulate.layout import (
+    Layout,
+    Leftovers,
+    free_block,
+    lay_out,
+    leftovers,
+    making,
+    owners,
+    unmaking,
+)
 from sparsepipe.errors import HardwareError
+from sparsepipe.utils.files import LockHeldError, file_lock
 
 log = logging.getLogger(__name__)
 
-_LOCK = "/run/sparsepipe-emulate.lock"
+_LOCK = Path("/run/sparsepipe-emulate.lock")
 _LOCK_LIMIT_S = 60.0
-_POLL_S = 0.05
 _FASTEST_BYTES_PER_S = 1e9
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
@@ -48,12 +58,12 @@ def emulated_hosts(inventory: Inventory, *, time_scale: float = 1.0) -> Iterator
     layout: Layout | None = None
     try:
         with _locked(), signals_held():
-            sweep()
+            remove_leftovers()
             block = free_block(machine.namespaces())
             layout = lay_out(inventory, owner=owner, block=block, time_scale=time_scale)
             for command in making(layout):
                 machine.do(command)
-        _tell(layout)
+        _log_layout(layout)
         yield layout
     finally:
         if layout is not None:
@@ -62,19 +72,19 @@ def emulated_hosts(inventory: Inventory, *, time_scale: float = 1.0) -> Iterator
 
 
 def clear() -> None:
-    """Does :func:`sweep` where this process may; what keeps it from that is told, no error."""
+    """Removes leftovers of killed processes where this process may; else logs a warning."""
     found = _left_over()
     if not (found.namespaces or found.cables):
         return
     try:
         _check_permission()
         with _locked(), signals_held():
-            sweep()
+            remove_leftovers()
     except HardwareError as error:
-        _tell_left((*found.namespaces, *found.cables), error.message)
+        _warn_of((*found.namespaces, *found.cables), error.message)
 
 
-def sweep() -> None:
+def remove_leftovers() -> None:
     """Removes what is left of clusters whose process has ended without removing it."""
     found = _left_over()
     if found.namespaces or found.cables:
@@ -91,7 +101,7 @@ def _left_over() -> Leftovers:
 
 
 def remove(namespaces: Sequence[str], cables: Sequence[str]) -> None:
-    """Ends the processes of namespaces and removes these; what cannot be removed is told."""
+    """Ends the processes of namespaces and removes these; warns of what cannot be removed."""
     there = [name for name in namespaces if name in machine.namespaces()]
     for pid in machine.end_processes(there):
         log.warning("process %d of an emulated cluster does not end", pid)
@@ -103,10 +113,10 @@ def remove(namespaces: Sequence[str], cables: Sequence[str]) -> None:
             failed[command[-1]] = error.message
     still = {*machine.namespaces(), *machine.interfaces()}
     if left := [name for name in failed if name in still]:
-        _tell_left(left, failed[left[0]])
+        _warn_of(left, failed[left[0]])
 
 
-def _tell_left(names: Sequence[str], why: str) -> None:
+def _warn_of(names: Sequence[str], why: str) -> None:
     log.warning(
         "still there of an emulated cluster that has ended: %s, since %s; the next emulation that "
         "root starts removes it, or one with CAP_NET_ADMIN and CAP_SYS_ADMIN; else root may do so, "
@@ -125,7 +135,7 @@ def _check_permission() -> None:
         )
 
 
-def _tell(layout: Layout) -> None:
+def _log_layout(layout: Layout) -> None:
     log.info(
         "%d hosts as network namespaces, joined at %.4g MB/s",
         len(layout.stations),
@@ -141,35 +151,59 @@ def _tell(layout: Layout) -> None:
 
 @contextmanager
 def _locked() -> Iterator[None]:
-    """One process at a time makes a cluster; the file stays, empty.
+    """One process at a time makes a cluster.
 
     Raises:
-        NotPermitted: it cannot be made.
+        NotPermitted: the lock file cannot be made.
         HardwareError: another process has taken too long.
     """
+    with ExitStack() as held:
+        try:
+            held.enter_context(file_lock(_LOCK, wait_s=_LOCK_LIMIT_S))
+        except LockHeldError:
+            raise HardwareError(
+                f"another process has been making an emulated cluster for {_LOCK_LIMIT_S:g} s",
+                remedy=f"see who holds {_LOCK} (`fuser {_LOCK}`) and whether it hangs; end "
+                "it, then run the command again",
+            ) from None
+        except OSError as error:
+            raise machine.refusal(("open", str(_LOCK)), error.strerror or "") from error
+        yield
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Delays signals that would end this process until the block ends; then raises the first.
+
+    Only the first one: its handler would take a second one as a request to end at once, before
+    anything that was made is removed. Ignored signals stay ignored.
+    """
+    came: list[int] = []
+    # Blocked as well, for the commands that are started within, which get a terminal's Ctrl-C
+    # too. Blocking alone is not enough: libraries have threads that would take the signals.
+    handlers = _taken_over(came)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
-        handle = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise machine.refusal(("open", _LOCK), error.strerror or "") from error
-    try:
-        _acquire(handle)
         yield
     finally:
-        os.close(handle)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
-def _acquire(handle: int) -> None:
-    deadline_s = time.monotonic() + _LOCK_LIMIT_S
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if time.monotonic() > deadline_s:
-                raise HardwareError(
-                    f"another process has been making an emulated cluster for {_LOCK_LIMIT_S:g} s",
-                    remedy=f"see who holds {_LOCK} (`fuser {_LOCK}`) and whether it hangs; end "
-                    "it, then run the command again",
-                ) from error
-            time.sleep(_POLL_S)
-        else:
-            return
+def _taken_over(came: list[int]) -> dict[signal.Signals, Any]:
+    """The former handlers of the signals that are noted now; none in a thread, which sets none."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        del frame
+        came.append(signum)
+
+    handlers = {signum: signal.getsignal(signum) for signum in _SIGNALS}
+    heeded = {s: h for s, h in handlers.items() if h not in (signal.SIG_IGN, None)}
+    for signum in heeded:
+        signal.signal(signum, note)
+    return heeded

@@ -1,4 +1,4 @@
-"""The hosts of an emulated cluster as namespaces of one machine: names, addresses, commands.
+"""An emulated cluster as namespaces of one machine: names, addresses, commands, leftovers.
 
 Pure: an inventory in, commands of ``ip`` and ``tc`` (package iproute2) out.
 
@@ -13,11 +13,13 @@ each other in its store is no traffic of the cluster.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address
 
 from sparsepipe.cluster import Inventory
+from sparsepipe.cluster.inventory import joined_by
 from sparsepipe.errors import HardwareError
 
 Command = tuple[str, ...]
@@ -42,6 +44,8 @@ BLOCKS = 512
 _CONTROL_NET = IPv4Address("198.18.0.0")
 """Set aside for measuring networks (RFC 2544), so that no machine is there."""
 _DATA_NET = IPv4Address("10.77.0.0")  # seen by the hosts only
+_NAMESPACE = re.compile(r"sparsepipe-(\d+)-(\d+)-(\d+)-(?:\d+|switch)")
+_CABLE = re.compile(r"spe(\d+)c\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,3 +272,83 @@ def unmaking(namespaces: Sequence[str], cables: Sequence[str]) -> list[Command]:
         *(("ip", "link", "del", cable) for cable in cables),
         *(("ip", "netns", "del", namespace) for namespace in namespaces),
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftovers:
+    """Namespaces and cables of killed processes; :func:`unmaking` removes them."""
+
+    namespaces: tuple[str, ...]
+    cables: tuple[str, ...]
+
+
+def owner_of(namespace: str) -> Owner | None:
+    """The process that made a namespace; None where that is not of an emulated cluster."""
+    found = _NAMESPACE.fullmatch(namespace)
+    return None if found is None else Owner(pid=int(found[1]), started=int(found[2]))
+
+
+def owners(namespaces: Iterable[str]) -> set[Owner]:
+    """All processes that made namespaces."""
+    return {owner for name in namespaces if (owner := owner_of(name)) is not None}
+
+
+def leftovers(
+    namespaces: Iterable[str], interfaces: Iterable[str], *, living: Collection[Owner]
+) -> Leftovers:
+    """What belongs to no living process.
+
+    Args:
+        namespaces: all names there are.
+        interfaces: all names there are.
+        living: those of :func:`owners` that still run. Cables without namespaces of their
+            owner, which are made first, are leftovers too.
+    """
+    pids = {owner.pid for owner in living}
+    dead = [name for name in namespaces if (owner := owner_of(name)) and owner not in living]
+    loose = [
+        name
+        for name in interfaces
+        if (found := _CABLE.fullmatch(name)) and int(found[1]) not in pids
+    ]
+    return Leftovers(namespaces=tuple(sorted(dead)), cables=tuple(sorted(loose)))
+
+
+def free_block(namespaces: Iterable[str]) -> int:
+    """The least number that no cluster uses.
+
+    Raises:
+        HardwareError: there is none.
+    """
+    found = (_NAMESPACE.fullmatch(name) for name in namespaces)
+    taken = {int(match[3]) for match in found if match}
+    for block in range(BLOCKS):
+        if block not in taken:
+            return block
+    raise HardwareError(
+        f"{len(taken)} emulated clusters run on this machine",
+        remedy="wait until one of them has ended",
+    )
+
+
+def on_processors(inventory: Inventory, *, link_bytes_per_s: float | None = None) -> Inventory:
+    """The inventory with processors for devices, at their own speed.
+
+    Names, memory and profiles stay: the profiles say how fast a device is, made slower or not.
+
+    Args:
+        inventory: the hardware.
+        link_bytes_per_s: between hosts; None: the inventory's.
+    """
+    return replace(
+        joined_by(inventory, link_bytes_per_s),
+        hosts=tuple(
+            replace(
+                host,
+                devices=tuple(
+                    replace(device, accelerator="cpu", slowdown=1.0) for device in host.devices
+                ),
+            )
+            for host in inventory.hosts
+        ),
+    )

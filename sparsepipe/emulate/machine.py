@@ -1,4 +1,4 @@
-"""What this machine's kernel is asked: commands, who runs, who lives in a namespace."""
+"""This machine's kernel: commands of ``ip`` and ``tc``, processes, and namespaces."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def may_administer() -> bool:
 
 
 def has_capabilities(status: str) -> bool:
-    """The same, of the text of ``/proc/<pid>/status``."""
+    """Whether the text of ``/proc/<pid>/status`` has both capabilities."""
     for line in status.splitlines():
         name, _, value = line.partition(":")
         if name == "CapEff":
@@ -75,10 +75,10 @@ def do(command: Command) -> None:
         raise refusal(command, done.stderr or done.stdout)
 
 
-def refusal(command: Command, said: str) -> HardwareError:
-    """Why a command failed, by what it said."""
-    text = f"`{' '.join(command)}` failed: {' '.join(said.split()) or 'without a word'}"
-    low = said.lower()
+def refusal(command: Command, output: str) -> HardwareError:
+    """The error of a command that failed, by its output."""
+    text = f"`{' '.join(command)}` failed: {' '.join(output.split()) or 'no message'}"
+    low = output.lower()
     if any(words in low for words in _REFUSALS):
         return NotPermitted(
             text, remedy=f"run as root, or with CAP_NET_ADMIN and CAP_SYS_ADMIN, {_LOOPBACK}"

@@ -20,7 +20,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.config.division import division_of
 from sparsepipe.config.outputs import writing
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.emulate import NotPermitted, clear, emulated_hosts, told_to_ranks
+from sparsepipe.emulate import NotPermitted, announce_hosts, clear, emulated_hosts
 from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.launch.execute import execute, failing_as_rank, meet, tell_stop
 from sparsepipe.launch.outcome import log_outcome
@@ -281,7 +281,7 @@ def hosts_emulated(spec: RunSpec, inventory: Inventory, directory: RunDir) -> It
                             replace(inventory, hosts=used), time_scale=emulation.time_scale
                         )
                     )
-                    stack.enter_context(told_to_ranks(layout, names))
+                    stack.enter_context(announce_hosts(layout, names))
                 except NotPermitted as error:
                     if emulation.network == "namespaces":
                         raise

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sparsepipe.cluster import Inventory, Place, places_for
-from sparsepipe.cluster.gpus import gpu_indices
-from sparsepipe.cluster.places import named_places, places, ranks_of_nodes
+from sparsepipe.cluster.places import gpu_indices, named_places, places, ranks_of_nodes
 from sparsepipe.config.division import Division, division_of
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.target import Target

@@ -7,7 +7,7 @@ from typing import Any
 
 from sparsepipe import cluster
 from sparsepipe.cluster import Inventory
-from sparsepipe.cluster.gpus import any_alike_serve
+from sparsepipe.cluster.places import any_alike_serve
 from sparsepipe.config.job_hardware import hardware_message
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.launch.prepare import understood

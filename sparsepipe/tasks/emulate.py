@@ -25,9 +25,8 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Emulation
 from sparsepipe.config.target import Target
 from sparsepipe.emulate import emulated_layout, lift_limits
-from sparsepipe.emulate.pace import Pace
-from sparsepipe.emulate.rates import Rates
-from sparsepipe.emulate.training import ReplayData, ReplayModule
+from sparsepipe.emulate.replay import Pace
+from sparsepipe.emulate.training import Rates, ReplayData, ReplayModule
 from sparsepipe.errors import ConfigError, ProfileError
 from sparsepipe.planning.device_profiles import (
     check_batch_sizes,

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.cluster.between import joined_by
+from sparsepipe.cluster.inventory import joined_by
 from sparsepipe.config.division import division_of
 from sparsepipe.config.recomputation import refuse_recompute
 from sparsepipe.config.run_spec import RunSpec

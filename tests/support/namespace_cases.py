@@ -12,7 +12,7 @@ import pytest
 
 from sparsepipe.cluster import Device, Host, Inventory, Link
 from sparsepipe.emulate import machine
-from sparsepipe.emulate.leftovers import leftovers
+from sparsepipe.emulate.layout import leftovers
 from tests.support.paths import environment
 
 PROGRAMS = Path(__file__).parent / "programs"

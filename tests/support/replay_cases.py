@@ -8,7 +8,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.strategies import Strategy
 
-from sparsepipe.emulate.pace import Pace
+from sparsepipe.emulate.replay import Pace
 from sparsepipe.profiling import LayerProfile, Profile
 
 _ROWS = (

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from sparsepipe.cluster import Device, Host, Inventory, place_of, places_for
-from sparsepipe.cluster.gpus import gpu_indices
-from sparsepipe.cluster.places import device_name, places, ranks_of_nodes
+from sparsepipe.cluster.places import device_name, gpu_indices, places, ranks_of_nodes
 from sparsepipe.errors import HardwareError, PlanError
 from sparsepipe.partition.devices import Choice, Fleet
 from sparsepipe.partition.explanation import device_names

@@ -15,13 +15,13 @@ import pytest
 
 from sparsepipe.emulate import (
     NotPermitted,
+    announce_hosts,
     emulated_hosts,
     lift_limits,
     machine,
     set_limits,
-    told_to_ranks,
 )
-from sparsepipe.emulate.hosts import sweep
+from sparsepipe.emulate.hosts import remove_leftovers
 from sparsepipe.emulate.layout import Layout, Station, lifting
 from sparsepipe.errors import HardwareError
 from tests.support.namespace_cases import PROGRAMS, cluster, left, needs_namespaces, start
@@ -151,7 +151,7 @@ def disciplines(layout: Layout) -> list[str]:
 @needs_namespaces
 def test_ranks_that_start_anew_find_links_limited_or_not() -> None:
     """Those before may have ended at any time, and the network stays."""
-    with emulated_hosts(cluster()) as layout, told_to_ranks(layout, ["host0", "host1"]):
+    with emulated_hosts(cluster()) as layout, announce_hosts(layout, ["host0", "host1"]):
         assert disciplines(layout) == ["tbf"] * 4
         for change, kind in ((lift_limits, "noqueue"), (set_limits, "tbf")):
             for _ in range(2):
@@ -232,7 +232,7 @@ def test_the_next_start_removes_what_a_killed_process_left() -> None:
         assert runs(other)
         living.kill()
         living.wait(10)
-        sweep()
+        remove_leftovers()
         assert left(living.pid) == []
         assert not runs(other)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from sparsepipe.emulate import emulated_hosts
-from sparsepipe.emulate.entering import _enter
+from sparsepipe.emulate.ranks import _enter
 from sparsepipe.runtime.collectives.ordered_sum import _host_number
 from tests.support.namespace_cases import cluster, needs_namespaces
 

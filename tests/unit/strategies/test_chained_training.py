@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sparsepipe.cluster import Device, Host, Inventory, Link
-from sparsepipe.emulate import emulated_hosts, enter_host, told_to_ranks
+from sparsepipe.emulate import announce_hosts, emulated_hosts, enter_host
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.chain_sum import Chain
 from sparsepipe.schedule.communication import way_of
@@ -60,7 +60,7 @@ def test_the_second_stage_is_one_that_sums_in_a_chain() -> None:
 @needs_namespaces
 @pytest.mark.full
 def test_weights_are_those_of_a_replay() -> None:
-    with emulated_hosts(servers()) as layout, told_to_ranks(layout, HOSTS):
+    with emulated_hosts(servers()) as layout, announce_hosts(layout, HOSTS):
         everyone = run(train_on_its_host, len(HOSTS), join_group=False)
     sums = CASE.epochs * ROUNDS
     assert [chains for _, chains in everyone] == [0, sums, sums, sums, 0]

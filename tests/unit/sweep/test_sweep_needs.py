@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from sparsepipe.cluster import Device
-from sparsepipe.cluster.gpus import gpu_indices
+from sparsepipe.cluster.places import gpu_indices
 from sparsepipe.config import compose
 from sparsepipe.config.build import build_inventory
 from sparsepipe.config.job_hardware import announce_hardware

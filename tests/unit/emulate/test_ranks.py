@@ -10,15 +10,15 @@ import torch
 import torch.distributed as dist
 
 from sparsepipe.emulate import (
+    announce_hosts,
     emulated_hosts,
     emulated_layout,
     enter_host,
     lift_limits,
     set_limits,
-    told_to_ranks,
 )
-from sparsepipe.emulate.entering import _enter
 from sparsepipe.emulate.layout import Layout
+from sparsepipe.emulate.ranks import _enter
 from sparsepipe.errors import HardwareError
 from sparsepipe.runtime.collectives import process_group
 from tests.support.namespace_cases import cluster, needs_namespaces
@@ -79,7 +79,7 @@ def least_seconds_to(target: int) -> float:
 @needs_namespaces
 def test_gloo_goes_over_the_limited_link_and_the_store_does_not() -> None:
     hosts = ["host0", "host0", "host1"]
-    with emulated_hosts(cluster(bytes_per_s=BYTES_PER_S)) as layout, told_to_ranks(layout, hosts):
+    with emulated_hosts(cluster(bytes_per_s=BYTES_PER_S)) as layout, announce_hosts(layout, hosts):
         found = run(exchange, 3, join_group=False)
         due_s = (SIZE - layout.burst_bytes) / BYTES_PER_S
     assert [f["own"] for f in found] == ["data"] * 3
@@ -96,7 +96,7 @@ def test_gloo_goes_over_the_limited_link_and_the_store_does_not() -> None:
 def test_ranks_hear_of_the_whole_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout(stations=(), switch="s", rate_bytes_per_s=1.5, burst_bytes=2)
     assert emulated_layout() is None
-    with told_to_ranks(layout, []):
+    with announce_hosts(layout, []):
         assert emulated_layout() == layout
     assert emulated_layout() is None
 

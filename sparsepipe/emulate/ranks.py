@@ -1,4 +1,4 @@
-"""How a rank's process comes to live on its emulated host, and when its links are limited."""
+"""Moves a rank's process to its emulated host, and switches the limits of links."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _VARIABLE = "SPARSEPIPE_EMULATED_CLUSTER"
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 
 
-def told_to_ranks(layout: Layout, hosts: Sequence[str]) -> AbstractContextManager[None]:
-    """Ranks that this process starts within the block find their hosts by :func:`enter_host`.
+def announce_hosts(layout: Layout, hosts: Sequence[str]) -> AbstractContextManager[None]:
+    """Passes the cluster to ranks started within the block, for :func:`enter_host`.
 
     Args:
         layout: the cluster.
         hosts: of each rank, by the inventory's names.
     """
-    told = json.dumps({"layout": asdict(layout), "hosts": list(hosts)})
+    text = json.dumps({"layout": asdict(layout), "hosts": list(hosts)})
     # Torch would warn on each rank that the launcher's address has no name.
     quiet = {"TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
-    return environment_variables({_VARIABLE: told, **quiet})
+    return environment_variables({_VARIABLE: text, **quiet})
 
 
 def emulated_layout() -> Layout | None:
     """The cluster in which this rank is; None: it has no network of its own."""
-    told = _told()
-    if told is None:
+    announced = _announced()
+    if announced is None:
         return None
-    stations = tuple(Station(**station) for station in told["layout"]["stations"])
-    return Layout(**{**told["layout"], "stations": stations})
+    stations = tuple(Station(**station) for station in announced["layout"]["stations"])
+    return Layout(**{**announced["layout"], "stations": stations})
 
 
 def enter_host() -> None:
@@ -52,10 +52,10 @@ def enter_host() -> None:
     Raises:
         HardwareError: its namespace is gone.
     """
-    told, layout = _told(), emulated_layout()
-    if told is None or layout is None:
+    announced, layout = _announced(), emulated_layout()
+    if announced is None or layout is None:
         return
-    host = told["hosts"][int(os.environ["RANK"])]
+    host = announced["hosts"][int(os.environ["RANK"])]
     station = next(station for station in layout.stations if station.host == host)
     _enter(station.namespace)
     os.environ["GLOO_SOCKET_IFNAME"] = DATA
@@ -80,7 +80,7 @@ def set_limits() -> None:
             machine.do(command)
 
 
-def _told() -> dict[str, Any] | None:
+def _announced() -> dict[str, Any] | None:
     text = os.environ.get(_VARIABLE)
     return None if text is None else json.loads(text)
 
