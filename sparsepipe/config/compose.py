@@ -76,6 +76,8 @@ OmegaConf.register_new_resolver("short", _short, replace=True)
 OmegaConf.register_new_resolver("sweep_or", _sweep_or, replace=True)
 _OF_TRIALS = ("batch_shared_by", "depth", "partition")
 """Keys that settings of a run are made of, and that are none themselves."""
+_NOT_RECORDED = ("checkpoint", "data.cache_dir", "data.root", "force", "hydra", "logger", "paths")
+"""How the overrides and groups begin that a run does not record."""
 # A dotted key, or the one key of ours whose mapping starts empty; groups have no dots.
 _PLAIN_ASSIGNMENT = re.compile(r"^(callbacks|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
 
@@ -155,7 +157,25 @@ def resolve(config: DictConfig) -> RunSpec:
             remedy="sweep it without other experiments, where scale= narrows what it sweeps, or "
             "give no scale=",
         )
+    if given := _given():
+        plain["hydra"] = given
     return RunSpec.from_dict(plain)
+
+
+def _given() -> dict[str, Any]:
+    """The overrides and the chosen options of groups of Hydra's job, for ``result.json``.
+
+    Without those of places, loggers and Hydra itself, which change nothing that a run computes.
+    """
+    if not HydraConfig.initialized():
+        return {}
+    job = HydraConfig.get()
+    words = (str(word).lstrip("+") for word in job.overrides.task)
+    choices = {str(group): option for group, option in job.runtime.choices.items()}
+    return {
+        "overrides": [word for word in words if not word.lstrip("~").startswith(_NOT_RECORDED)],
+        "choices": {k: v for k, v in sorted(choices.items()) if not k.startswith(_NOT_RECORDED)},
+    }
 
 
 def explain(error: Exception, overrides: Sequence[str], loader: ConfigLoader) -> ConfigError:

@@ -35,6 +35,7 @@ _NOT_IDENTITY = (
     "data.root",
     "force",
     "hardware",
+    "hydra",
     "logger",
     "name",
     "objective",
@@ -64,7 +65,7 @@ class RunSpec:
     Made by :func:`sparsepipe.config.compose.resolve` or read from a run's directory; a changed copy
     is made by :meth:`replace`. The attributes are the groups and keys of the configuration; the
     plain values that they were parsed from are kept, so that files and identities have exactly the
-    keys that were given.
+    keys that were given. Under ``hydra`` they have the overrides and choices of the command.
     """
 
     name: str

@@ -27,7 +27,8 @@ Dtype = Literal["boolean", "Int64", "float64", "string"]
 """Of a column, as pandas calls them: truth, whole numbers, numbers and text."""
 
 _CONFIG = (
-    *("backend", "callbacks", "data", "hardware", "model", "optim", "parallel", "task", "trainer"),
+    *("backend", "callbacks", "data", "hardware", "hydra", "model", "optim", "parallel"),
+    *("task", "trainer"),
 )
 """Groups of the configuration, whose keys have a dot behind these."""
 

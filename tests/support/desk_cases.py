@@ -46,13 +46,20 @@ def as_desk(overrides: Sequence[str], keys: Sequence[str]) -> Mapping[str, Any]:
         "data.point_ratio": int(share) / 100 if share else 1.0,
         "task.budget_bytes": 2.75e9,
         "task.steps": 2,
+        "hydra.runtime.choices.optim": given.get("optim", "sgd_onecycle"),
         **(ADAMW if given.get("optim") == "adamw" else {}),
     }
     values |= {key: told(text) for key, text in given.items() if "." in key}
+    values["optim.schedule.factory.max_lr"] = values["optim.optimizer.lr"]
     if given.get("optim.schedule") == "null":
         values = {key: value for key, value in values.items() if "schedule" not in key}
-    values["optim.schedule.factory.max_lr"] = values["optim.optimizer.lr"]
-    return {key: values.get(key) for key in keys}
+    return {key: values.get(key) or below(values, key) for key in keys}
+
+
+def below(values: Mapping[str, Any], group: str) -> Any:
+    """A falsy value, or what a group has."""
+    found = {key: value for key, value in values.items() if key.startswith(f"{group}.")}
+    return found or values.get(group)
 
 
 def told(text: str) -> Any:

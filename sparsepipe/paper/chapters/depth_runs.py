@@ -14,7 +14,6 @@ from sparsepipe.report.overrides import (
     is_made_by,
     of_training,
     overrides_of,
-    unlike_words,
     word,
 )
 
@@ -158,7 +157,7 @@ def override_notes(made: Sequence[tuple[Row, Sequence[str]]], commands: Commands
         return []
     found: dict[tuple[str, ...], list[str]] = {}
     for row, command in made:
-        words = unlike_words(row, command, commands.usual, is_noted)
+        words = overrides_of(row, command, commands.usual, is_noted)
         if _is_on_others(row, command, commands.usual):
             words = (*words, f"other {_HOSTS}")
         if words:

@@ -23,7 +23,7 @@ from sparsepipe.report.measurements import plain_rows
 from sparsepipe.report.writing import write_report
 from tests.support.picture_checks import has_colour, pixels, texts_outside
 from tests.support.report_cases import fitting, run, training
-from tests.unit.results.test_report_exhibits import fitting8, refused, simulated
+from tests.unit.paper.test_chapters import fitting8, refused, simulated
 
 TABLE2 = [
     training("dense", 32, epoch_s=40),

@@ -11,7 +11,7 @@ from sparsepipe.paper.chapters.pipeline_depth import PIPELINE_DEPTH
 from sparsepipe.paper.chapters.table1 import TABLE1
 from sparsepipe.report.chapter import Row
 from tests.support.report_cases import cell, run, value
-from tests.unit.results.test_report_depth import emulated
+from tests.unit.paper.test_depth_runs import emulated
 
 
 def measured(flops: float, **more: Any) -> Row:

@@ -32,6 +32,16 @@ def trained(network: str, resolution: int = 32, **more: Any) -> Row:
     return training(network, resolution, **{**DESK, **MADE, **optim, **batch, **more})
 
 
+def recorded_adamw(rate: float) -> dict[str, Any]:
+    """What a run with the option ``adamw`` has in its result."""
+    return {
+        **ADAMW,
+        "optim.optimizer.lr": rate,
+        "optim.schedule.factory.max_lr": rate,
+        "hydra.choices.optim": "adamw",
+    }
+
+
 def tables(*rows: Row, known: bool = True) -> list[Block]:
     usual = as_desk if known else None
     return list(TABLE2.blocks(rows, Commands(experiment="table2", usual=usual)))
@@ -53,13 +63,32 @@ def test_what_the_command_gives_is_no_override() -> None:
     [
         ({"data.batch_size": 8}, ("data.batch_size=8",)),
         ({"model.dropout": 0.0}, ("model.dropout=0.0",)),
-        ({"optim.optimizer.lr": 0.1}, ("optim.optimizer.lr=0.1",)),  # which max_lr follows
+        (
+            {"optim.optimizer.lr": 0.1},  # which max_lr follows
+            ("optim.optimizer.lr=0.1", "optim.schedule.factory.max_lr=0.1"),
+        ),
         ({"trainer.precision": "bf16-mixed"}, ("trainer.precision=bf16-mixed",)),
         ({"trainer.limit_test_batches": 2}, ("trainer.limit_test_batches=2",)),
         ({"callbacks.stop._target_": "own.Stop"}, ("callbacks.stop._target_=own.Stop",)),
-        ({**ADAMW, "optim.schedule.factory.max_lr": 1e-3}, ("optim=adamw",)),
+    ],
+)
+def test_an_unrecorded_configuration_is_compared_with_the_command(
+    made: Row, words: tuple[str, ...]
+) -> None:
+    row = trained("sparse", **made)
+    assert overrides(row) == words
+    assert is_made_by(row, DESK_COMMAND, words, as_desk, of_training)
+    assert not is_made_by(row, DESK_COMMAND, (), as_desk, of_training)
+    assert not is_made_by(trained("sparse"), DESK_COMMAND, words, as_desk, of_training)
+
+
+@pytest.mark.parametrize(
+    ("made", "more", "words"),
+    [
+        (recorded_adamw(1e-3), ("optim=adamw",), ("optim=adamw",)),
         (
-            {**ADAMW, "optim.optimizer.lr": 0.1, "optim.schedule.factory.max_lr": 0.1},
+            recorded_adamw(0.1),
+            ("optim=adamw", "optim.optimizer.lr=0.1"),
             ("optim=adamw", "optim.optimizer.lr=0.1"),
         ),
         (
@@ -68,16 +97,24 @@ def test_what_the_command_gives_is_no_override() -> None:
                 "optim.schedule.factory._target_": None,
                 "optim.schedule.factory.max_lr": None,
             },
-            ("optim=sgd", "optim.schedule=null"),
+            ("optim.schedule=null",),
+            ("optim.schedule=null",),
         ),
+        ({}, ("data.batch_size=16", "data.num_workers=3", "optim=sgd_onecycle"), ()),
     ],
+    ids=["group", "group and key", "null", "as usual"],
 )
-def test_overrides_are_told_in_the_fewest_words(made: Row, words: tuple[str, ...]) -> None:
-    row = {key: item for key, item in trained("sparse", **made).items() if item is not None}
+def test_recorded_overrides_count_that_the_command_does_not_give(
+    made: Row, more: tuple[str, ...], words: tuple[str, ...]
+) -> None:
+    recorded = [*DESK_COMMAND, "seed=3", *more]
+    choice = {"hydra.choices.optim": "sgd_onecycle"}
+    whole = trained("sparse", **{**choice, **made, "hydra.overrides": recorded})
+    row = {key: item for key, item in whole.items() if item is not None}
     assert overrides(row) == words
     assert is_made_by(row, DESK_COMMAND, words, as_desk, of_training)
-    assert not is_made_by(row, DESK_COMMAND, (), as_desk, of_training)
-    assert not is_made_by(trained("sparse"), DESK_COMMAND, words, as_desk, of_training)
+    assert not words or not is_made_by(row, DESK_COMMAND, (), as_desk, of_training)
+    assert not words or not is_made_by(trained("sparse"), DESK_COMMAND, words, as_desk, of_training)
 
 
 def test_what_a_run_does_not_tell_is_not_held_against_it() -> None:
@@ -129,7 +166,8 @@ def test_runs_with_overrides_are_neither_averaged_nor_compared_with_others() -> 
 
 
 def test_their_commands_have_the_overrides() -> None:
-    made = {**ADAMW, "optim.schedule.factory.max_lr": 1e-3, "data.batch_size": 8}
+    words = ["scale=desk", "optim=adamw", "data.batch_size=8", "network=sparse"]
+    made = {**recorded_adamw(1e-3), "data.batch_size": 8, "hydra.overrides": words}
     (block,) = tables(trained("sparse", **made))
     assert "; optim=adamw; data.batch_size=8; " in block.title
     assert block.sweep == (

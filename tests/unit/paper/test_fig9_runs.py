@@ -10,7 +10,7 @@ from sparsepipe.paper.chapters.fig9 import FIG9
 from sparsepipe.paper.chapters.fig9 import PRINTED as PAPER
 from sparsepipe.report.chapter import Row
 from tests.support.report_cases import MODULE, cell, run, value
-from tests.unit.results.test_report_exhibits import AT_125, GPUS, fig9, simulated
+from tests.unit.paper.test_chapters import AT_125, GPUS, fig9, simulated
 
 EMULATED = "emulated (namespaces), 125 MB/s between hosts"
 COMMAND = "sparsepipe experiment=fig9"
