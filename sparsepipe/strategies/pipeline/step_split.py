@@ -10,13 +10,11 @@ those that :func:`generators_of` finds.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -27,7 +25,6 @@ from sparsepipe.runtime.random_generators import (
     PYTHON,
     Generator,
     Replaced,
-    among,
     attributes_of,
     changed,
     put,
@@ -38,17 +35,11 @@ from sparsepipe.runtime.random_generators import (
 _CUDA = "torch.cuda"  # on ranks with such a device only
 
 
-_LIGHTNINGS = vars(pl.LightningModule()).keys()
-"""Attributes of every LightningModule, such as its Trainer, which is large and draws nothing."""
-
-
 def generators_of(module: nn.Module | None, layers: nn.Sequential) -> dict[str, Generator]:
     """What a step may draw from outside of its layers, by names that all ranks share.
 
-    The global generators of torch, numpy and python; attributes of the module, of its
-    children, and of objects that are attributes of these, but for Lightning's own; what is global
-    in the files of the module's classes; and in each of these places what is in a list, a tuple or
-    a dictionary.
+    The global generators of torch, numpy and python, and attributes of the module and of its
+    children.
 
     Args:
         module: the LightningModule; None for the global generators alone.
@@ -63,13 +54,9 @@ def generators_of(module: nn.Module | None, layers: nn.Sequential) -> dict[str, 
         found[_CUDA] = torch.cuda.default_generators[torch.cuda.current_device()]
     if module is None:
         return found
-    for kind in type(module).__mro__:
-        if kind not in pl.LightningModule.__mro__ and kind.__module__ in sys.modules:
-            shared = among(vars(sys.modules[kind.__module__]))
-            found |= {f"{name} of {kind.__name__}'s file": value for name, value in shared}
     for path, child in module.named_modules(memo={layers}):  # all but the layers
         prefix = f"self.{path}." if path else "self."
-        found |= {prefix + name: value for name, value in attributes_of(child, but=_LIGHTNINGS)}
+        found |= {prefix + name: value for name, value in attributes_of(child)}
     return found
 
 
