@@ -130,8 +130,8 @@ def stream(rank: int, size: int, messages: int, wire: Wire, pool: BufferPool) ->
         else:
             arrival = wire.receive()
             assert arrival is not None
-            arrival.mail[0][1].tree.sum()
-            buffers, arrival.mail = arrival.buffers, ()
+            arrival.messages[0][1].tree.sum()
+            buffers, arrival.messages = arrival.buffers, ()
             for buffer in buffers:
                 pool.give_back(buffer)
             del buffers, arrival

@@ -1,13 +1,14 @@
-"""What a rank of the asynchronous pipeline does: its actions, in the schedule's order."""
+"""The worker of the asynchronous pipeline: does a rank's actions in the schedule's order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from sparsepipe.runtime.base_worker import Events, Segment, StageWorker
+from sparsepipe.runtime.base_worker import Events, StageWorker
 from sparsepipe.runtime.stage import Flight
 from sparsepipe.runtime.transport import Kind
 from sparsepipe.runtime.weights import Mode, Weights
@@ -28,6 +29,23 @@ _PEAKS: dict[Mode, Callable[[Tally], int]] = {
 """Most sets of weights that a rank has in use at a time, by the schedule."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """What ran between two drains on this rank.
+
+    Attributes:
+        minibatches: how many, over all replicas.
+        version_of_forward: by minibatch of this rank, updates before its forward.
+        version_of_backward: the version that its backward used.
+        peak_versions: most sets of weights in use at a time.
+    """
+
+    minibatches: int
+    version_of_forward: Mapping[int, int]
+    version_of_backward: Mapping[int, int]
+    peak_versions: int
+
+
 class AsynchronousWorker(StageWorker[Events]):
     """Runs one rank's share of every minibatch.
 
@@ -37,7 +55,7 @@ class AsynchronousWorker(StageWorker[Events]):
 
     Attributes:
         weights: as given, for its records.
-        segments: what ran, if somebody sets this to a list.
+        segments: set this to a list to record what ran.
     """
 
     def __init__(self, *, weights: Weights | None, **common: Any) -> None:
@@ -56,28 +74,19 @@ class AsynchronousWorker(StageWorker[Events]):
 
     @property
     def rounds(self) -> int:
-        """Rounds of stage 0 since the last drain; a partial one counts as one."""
         return -(-self._order.minibatches // self._plan.replicas(0))
 
     def feed(self, batch: Any, *, count: int, number: int) -> None:
-        """Lets one round of stage 0 enter, and does what the schedule has for this rank.
-
-        Args:
-            batch: this rank's, where it reads one of the round.
-            count: minibatches of the round.
-            number: of its first minibatch in the whole run.
-        """
         come = self._order.minibatches
         if come == 0:
             self._begin = self._replicas.first = number
-            self._mail.begin(number)
+            self._messages.begin(number)
         assert number == self._begin + come, "minibatches follow one another until a drain"
         if self._first and self._replica < count:
             self._batches[come + self._replica] = batch
         self._run(self._order.feed(count))
 
     def drain(self, buffers: Iterable[Tensor]) -> None:
-        """Finishes all that is under way; replicas then agree on ``buffers``."""
         weights = self.weights
         assert weights is not None
         minibatches = self._order.minibatches
@@ -91,10 +100,10 @@ class AsynchronousWorker(StageWorker[Events]):
         self._tally = Tally(self._plan, self._rank)
 
     def _end_segment(self, weights: Weights, minibatches: int) -> None:
-        """Compares what ran with the schedule, and records it if somebody wants to know."""
-        foretold = _PEAKS[weights.mode](self._tally)
-        assert weights.segment_peak == foretold, (
-            f"{weights.segment_peak} sets of weights, the schedule has {foretold}"
+        """Compares what ran with the schedule, and records it if that was asked for."""
+        expected = _PEAKS[weights.mode](self._tally)
+        assert weights.segment_peak == expected, (
+            f"{weights.segment_peak} sets of weights, the schedule has {expected}"
         )
         if self.segments is not None:
             self.segments.append(
@@ -110,7 +119,7 @@ class AsynchronousWorker(StageWorker[Events]):
         do = {"F": self._forward, "B": self._backward, "U": self._update}
         for action in actions:
             self._tally.see(action)
-            with self._naming(self._description(action)):
+            with self._noting(self._description(action)):
                 do[action.kind](action.number)
 
     def _description(self, action: Action) -> str:
@@ -130,7 +139,7 @@ class AsynchronousWorker(StageWorker[Events]):
         if self._first:
             value, rest = self._open(minibatch, self._batches.pop(minibatch))
         else:
-            message = self._mail.receive(Kind.ACTIVATION, self._number - 1, minibatch)
+            message = self._messages.receive(Kind.ACTIVATION, self._number - 1, minibatch)
             value, included = message.tree, message.meta["included"]
             rest = self._rest(minibatch)
         assert included == included_at(self._plan, minibatch), included
@@ -146,7 +155,9 @@ class AsynchronousWorker(StageWorker[Events]):
         self._flights[minibatch] = flight
         if not self._last:
             meta = {"included": included}
-            self._mail.send(Kind.ACTIVATION, self._number + 1, minibatch, flight.output, meta=meta)
+            self._messages.send(
+                Kind.ACTIVATION, self._number + 1, minibatch, flight.output, meta=meta
+            )
             flight.output = None
 
     def _backward(self, minibatch: int) -> None:
@@ -161,7 +172,7 @@ class AsynchronousWorker(StageWorker[Events]):
                 self._events.before_backward(loss)
                 upstream = flight.backward(None, leaves=leaves)
         else:
-            message = self._mail.receive(Kind.GRADIENT, self._number + 1, minibatch)
+            message = self._messages.receive(Kind.GRADIENT, self._number + 1, minibatch)
             logs, gradients = message.meta["logs"], message.tree["gradients"]
             loss = message.tree["loss"].clone()
             with self._slowed():
@@ -169,10 +180,12 @@ class AsynchronousWorker(StageWorker[Events]):
             del message, gradients
         if not self._first:
             tree = {"gradients": upstream, "loss": loss}
-            self._mail.send(Kind.GRADIENT, self._number - 1, minibatch, tree, meta={"logs": logs})
+            self._messages.send(
+                Kind.GRADIENT, self._number - 1, minibatch, tree, meta={"logs": logs}
+            )
         self._gradients = weights.finish(minibatch)
         del flight, leaves, upstream
-        self._mail.release(minibatch)
+        self._messages.release(minibatch)
         self._events.done(minibatch, loss=loss, logs=logs)
 
     def _update(self, number: int) -> None:

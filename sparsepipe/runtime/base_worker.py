@@ -1,7 +1,7 @@
-"""What a rank of any pipeline does: both ends of a batch's way, and evaluation.
+"""What the workers of all pipelines share: both ends of a batch's way, messages, and evaluation.
 
-Knows nothing of Lightning: a :class:`Steps` says what happens before the layers of the
-first stage and around those of the last.
+Knows nothing of Lightning: :class:`Steps` runs what comes before the layers of the first stage and
+around those of the last.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
@@ -20,37 +21,39 @@ from sparsepipe.runtime.stage import Flight, Leaves, Stage
 from sparsepipe.runtime.transport import Kind, Message, Network, message_name
 from sparsepipe.schedule import Plan
 
+_Events = TypeVar("_Events")
+
 
 class Steps(Protocol):
-    """What a minibatch is for, at both ends of the pipeline."""
+    """The step of a minibatch, cut at the layers for both ends of the pipeline."""
 
     def open(self, batch: Any) -> tuple[Any, Any]:
-        """The input of the layers, and what the last stage is to have of the batch."""
+        """The input of the layers, and what the last stage needs of the batch."""
 
     def close(self, rest: Any, run: Callable[[], Any]) -> tuple[Tensor, Any]:
-        """Loss and logs, given the batch's rest and what gives the layers' output."""
+        """Loss and logs; ``run`` returns the layers' output."""
 
     def close_evaluation(self, rest: Any, run: Callable[[], Any]) -> tuple[Any, Any]:
         """Result and logs of a step that does not train."""
 
     def whole(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Tensor, Any]:
-        """Loss and logs where both ends are here, given what takes the layers' input."""
+        """Loss and logs where both ends are here; ``run`` takes the layers' input."""
 
     def whole_evaluation(self, batch: Any, run: Callable[[Any], Any]) -> tuple[Any, Any]:
         """The same of a step that does not train."""
 
 
 class Events(Protocol):
-    """What the worker tells while it works."""
+    """Callbacks of a worker of the asynchronous pipeline."""
 
     def before_backward(self, loss: Tensor) -> None:
         """The last stage is about to run a backward."""
 
     def update(self, gradients: Mapping[str, Tensor | None], *, step: int) -> None:
-        """Apply the gradients of a round to this stage's parameters, in place.
+        """Applies the gradients of a round to this stage's parameters, in place.
 
-        ``step`` is the round of stage 0 since the last drain whose learning rate counts. It is
-        the same for all replicas, which may have come to the update in different ones.
+        ``step`` is the round of stage 0 since the last drain whose learning rate counts. It is the
+        same for all replicas, which may have come to the update in different ones.
         """
 
     def done(self, minibatch: int, *, loss: Tensor, logs: Any) -> None:
@@ -62,10 +65,10 @@ class Microbatch:
     """A part of a minibatch that has gone forward and backward through a stage.
 
     Attributes:
-        minibatch: whose part it is, by its number in the whole run.
+        minibatch: that it is a part of, by its number in the whole run.
         number: of the part, from 0.
-        samples: how many it has; one at least.
-        weight: what its loss counts in the minibatch's.
+        samples: at least one.
+        weight: share of its loss in the minibatch's.
         loss: the mean over its samples.
         logs: what its step logged.
     """
@@ -79,50 +82,33 @@ class Microbatch:
 
 
 class MinibatchEvents(Protocol):
-    """What the worker of a synchronous pipeline tells while it works."""
+    """Callbacks of a worker of a synchronous pipeline."""
 
     def before_backward(self, loss: Tensor) -> None:
         """The last stage is about to run a microbatch's backward."""
 
     def done(self, microbatches: Sequence[Microbatch]) -> None:
-        """A minibatch has gone backward through this stage; those of it that came this way.
+        """A minibatch has gone backward through this stage; those of it that this rank had.
 
-        In the order of their numbers; a rank of several replicas has its own ones only.
+        In the order of their numbers.
         """
 
     def update(self, gradients: Mapping[str, Tensor | None], *, step: int) -> None:
-        """Apply a minibatch's gradients to this stage's parameters, in place.
+        """Applies a minibatch's gradients to this stage's parameters, in place.
 
         ``step`` counts minibatches since the last drain.
         """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
-    """What ran between two drains on this rank.
-
-    Attributes:
-        minibatches: how many, over all replicas.
-        version_of_forward: by minibatch of this rank, updates before its forward.
-        version_of_backward: the version that its backward used.
-        peak_versions: most sets of weights in use at a time.
-    """
-
-    minibatches: int
-    version_of_forward: Mapping[int, int]
-    version_of_backward: Mapping[int, int]
-    peak_versions: int
-
-
-class Mail:
-    """A rank's messages.
+class StageMessages:
+    """Messages of a rank by stage: the plan says which of its ranks a minibatch belongs to.
 
     Args:
         plan: the stages and their ranks.
         network: of this rank.
 
     Attributes:
-        first: number, in messages and in errors about them, of what the schedule calls 0.
+        first: number, in messages and in errors about them, of the schedule's minibatch 0.
     """
 
     def __init__(self, plan: Plan, network: Network) -> None:
@@ -132,9 +118,7 @@ class Mail:
         self._held_back = False
 
     def begin(self, first: int, *, parts: int | None = None, held_back: bool = False) -> None:
-        """Messages are numbered from here on; all ranks must say the same.
-
-        While nothing is under way.
+        """Numbers messages from here on, alike on all ranks, while nothing is under way.
 
         Args:
             first: the attribute.
@@ -161,28 +145,22 @@ class Mail:
         self._network.send(kind, target, message, held_back=self._held_back)
 
     def receive(self, kind: Kind, stage: int, minibatch: int) -> Message:
-        """What the rank of ``stage`` that handles ``minibatch`` has sent."""
+        """The message of the rank of ``stage`` that handles ``minibatch``."""
         source = self._plan.rank_for(stage, minibatch)
         return self._network.receive(kind, source, minibatch=self.first + minibatch)
 
     def release(self, minibatch: int) -> None:
-        """Nothing that came for a minibatch is needed any more."""
+        """Frees what was received for a minibatch."""
         self._network.release(self.first + minibatch)
 
 
 def merge_in_order(parts: Sequence[Sequence[tuple[Any, Any]]]) -> list[Any]:
-    """What several ranks have of minibatches, by what orders these, in that order."""
-    return [item for _, item in sorted((pair for part in parts for pair in part), key=_first)]
+    """Values that several ranks have of minibatches, in the order of their first components."""
+    pairs = sorted((pair for part in parts for pair in part), key=itemgetter(0))
+    return [item for _, item in pairs]
 
 
-def _first(pair: tuple[Any, Any]) -> Any:
-    return pair[0]
-
-
-_Told = TypeVar("_Told")
-
-
-class StageWorker(ABC, Generic[_Told]):
+class StageWorker(ABC, Generic[_Events]):
     """Runs one rank's share of every minibatch.
 
     Args:
@@ -192,8 +170,9 @@ class StageWorker(ABC, Generic[_Told]):
         replicas: its stage's.
         network: to the other stages.
         steps: both ends of a minibatch's way.
-        events: told what happens.
-        slowed: makes the context of whatever is computed here (:class:`Slowdown`).
+        events: callbacks.
+        slowed: makes the context of whatever is computed here
+            (:class:`~sparsepipe.runtime.slowdown.Slowdown`).
 
     Attributes:
         network: as given, for its traffic.
@@ -208,7 +187,7 @@ class StageWorker(ABC, Generic[_Told]):
         replicas: Replicas,
         network: Network,
         steps: Steps,
-        events: _Told,
+        events: _Events,
         slowed: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._plan = plan
@@ -220,7 +199,7 @@ class StageWorker(ABC, Generic[_Told]):
         self._stage = stage
         self._replicas = replicas
         self.network = network
-        self._mail = Mail(plan, network)
+        self._messages = StageMessages(plan, network)
         self._steps = steps
         self._events = events
         self._slowed = slowed
@@ -230,14 +209,14 @@ class StageWorker(ABC, Generic[_Told]):
         """Puts a context around whatever is computed here from now on.
 
         Args:
-            around: makes it, given what makes the one that there was.
+            around: makes it, given what makes the present one.
         """
         self._slowed = partial(around, self._slowed)
 
     @property
     @abstractmethod
     def rounds(self) -> int:
-        """Rounds of stage 0 since the last drain."""
+        """Rounds of stage 0 since the last drain; a partial one counts as one."""
 
     @abstractmethod
     def feed(self, batch: Any, *, count: int, number: int) -> None:
@@ -247,6 +226,9 @@ class StageWorker(ABC, Generic[_Told]):
             batch: this rank's, where it reads one of the round.
             count: minibatches of the round.
             number: of the round in the whole run, as the schedule counts.
+
+        Raises:
+            ConfigError: the batch cannot be cut into microbatches.
         """
 
     @abstractmethod
@@ -262,18 +244,18 @@ class StageWorker(ABC, Generic[_Told]):
             answered: the rank that read a batch waits for its result.
 
         Returns:
-            For minibatches of this rank: in the last stage number and logs; where answers
-            come, number and result.
+            For minibatches of this rank: in the last stage number and logs; where answers come,
+            number and result.
         """
         assert not self.rounds, "evaluation begins when the pipeline is empty"
-        self._mail.begin(0, held_back=True)
+        self._messages.begin(0, held_back=True)
         come, self._evaluated = self._evaluated, self._evaluated + count
         found = []
         for minibatch in range(come, come + count):
             if self._plan.rank_for(self._number, minibatch) == self._rank:
-                with self._naming(f"forward of batch {minibatch} of the evaluation"):
+                with self._noting(f"forward of batch {minibatch} of the evaluation"):
                     found += self._evaluate_one(minibatch, batch, answered=answered)
-                    self._mail.release(minibatch)
+                    self._messages.release(minibatch)
         return found
 
     def end_evaluation(self) -> None:
@@ -284,21 +266,21 @@ class StageWorker(ABC, Generic[_Told]):
         if self._first:
             value, rest = self._open(minibatch, batch)
         else:
-            value = self._mail.receive(Kind.ACTIVATION, self._number - 1, minibatch).tree
+            value = self._messages.receive(Kind.ACTIVATION, self._number - 1, minibatch).tree
             rest = self._rest(minibatch)
         found: list[tuple[int, Any]] = []
         if self._last:
             with self._slowed():
                 result, logs = self._result(value, rest)
             if answered and not self._first:
-                self._mail.send(Kind.REPLY, 0, minibatch, result)
+                self._messages.send(Kind.REPLY, 0, minibatch, result)
             found.append((minibatch, result if answered else logs))
         else:
             with self._slowed():
                 output = self._stage.evaluate(value)
-            self._mail.send(Kind.ACTIVATION, self._number + 1, minibatch, output)
+            self._messages.send(Kind.ACTIVATION, self._number + 1, minibatch, output)
             if answered and self._first:
-                reply = self._mail.receive(Kind.REPLY, self._plan.num_stages - 1, minibatch)
+                reply = self._messages.receive(Kind.REPLY, self._plan.num_stages - 1, minibatch)
                 found.append((minibatch, reply.tree))
         return found
 
@@ -306,14 +288,17 @@ class StageWorker(ABC, Generic[_Told]):
         """The input of a minibatch; the rest is sent ahead.
 
         Where both ends are here the step is not cut in two: all of the batch is its rest, and the
-        step finds its input on its way.
+        step makes the input itself.
         """
         if self._last:
             return None, batch
         with self._slowed():
             value, rest = self._steps.open(batch)
-        self._mail.send(Kind.BATCH, self._plan.num_stages - 1, minibatch, rest)
+        self._messages.send(Kind.BATCH, self._plan.num_stages - 1, minibatch, rest)
         return value, rest
+
+    def _rest(self, minibatch: int) -> Any:
+        return self._messages.receive(Kind.BATCH, 0, minibatch).tree if self._last else None
 
     def _flight(self, value: Any, rest: Any, *, minibatch: int, leaves: Leaves = None) -> Flight:
         """Takes a minibatch, by its number in the whole run, forward through this stage."""
@@ -331,12 +316,9 @@ class StageWorker(ABC, Generic[_Told]):
             return self._stage.evaluate_whole(partial(self._steps.whole_evaluation, rest))
         return self._stage.evaluate(value, close=partial(self._steps.close_evaluation, rest))
 
-    def _rest(self, minibatch: int) -> Any:
-        return self._mail.receive(Kind.BATCH, 0, minibatch).tree if self._last else None
-
     @contextmanager
-    def _naming(self, doing: str) -> Iterator[None]:
-        """Says with an error where it happened."""
+    def _noting(self, doing: str) -> Iterator[None]:
+        """Notes with an error where it happened."""
         try:
             yield
         except Exception as error:

@@ -1,4 +1,8 @@
-"""What is said of a batch norm that is given nothing to take a variance of."""
+"""The worker of a synchronous pipeline: all of a minibatch, then its update.
+
+Weights have one version: that of the parameters themselves. The microbatches of a minibatch add to
+their gradients in the order of the schedule, as gradients accumulate in one process.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +34,12 @@ class Order(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Given:
+class _Opened:
     """A microbatch as this stage takes it in.
 
-    Args:
+    Attributes:
         samples: how many; without any there is nothing to compute.
-        weight: what its loss counts in the minibatch's.
+        weight: share of its loss in the minibatch's.
         value: the input of the first layer here.
         rest: what else the step needs, in the last stage.
     """
@@ -48,13 +52,7 @@ class _Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _InFlight:
-    """A microbatch between its forward and its backward here.
-
-    Args:
-        samples: how many; without any there is no flight.
-        weight: what its loss counts in the minibatch's.
-        flight: through this stage.
-    """
+    """A microbatch between its forward and its backward here; without samples it has no flight."""
 
     samples: int
     weight: float
@@ -101,7 +99,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         self._rounds = 0
         self._minibatch = 0  # its number in the whole run
         self._read: dict[int, tuple[Part, float]] = {}
-        self._opened: dict[int, _Given] = {}
+        self._opened: dict[int, _Opened] = {}
         self._in_flight: dict[int, _InFlight] = {}
         self._returned: list[Microbatch] = []
         self.sizes_read: list[int] = []
@@ -109,26 +107,15 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
 
     @property
     def rounds(self) -> int:
-        """Minibatches since the last drain."""
         return self._rounds
 
     def feed(self, batch: Any, *, count: int, number: int) -> None:
-        """Takes one minibatch through this stage, forward and backward, and updates.
-
-        Args:
-            batch: this rank's, where it reads one of the round.
-            count: batches that are read in the round.
-            number: of the minibatch in the whole run.
-
-        Raises:
-            ConfigError: the batch cannot be cut into microbatches.
-        """
         self._minibatch = self._replicas.first = number
-        self._mail.begin(number * self._microbatches, parts=self._microbatches)
+        self._messages.begin(number * self._microbatches, parts=self._microbatches)
         if self._first:
-            with self._naming(f"cutting minibatch {number}"):
+            with self._noting(f"cutting minibatch {number}"):
                 self._read = self._cut(batch if self._replica < count else None, count)
-        self._taken_gradients()  # what somebody left there is none of this minibatch's
+        self._taken_gradients()  # any that are left there are not this minibatch's
         with self._norms.gathering():
             for action in self._order(self._plan, self._rank, Intake(1), self._microbatches):
                 self._do(action)
@@ -142,12 +129,12 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         assert action.microbatch is not None
         if action.kind == "B":
             self._open_next()
-        with self._naming(self._description(action.kind, action.microbatch)):
+        with self._noting(self._description(action.kind, action.microbatch)):
             do = {"F": self._forward, "B": self._backward}
             do[action.kind](action.microbatch)
 
     def drain(self, buffers: Iterable[Tensor]) -> None:
-        """Replicas agree on ``buffers``; nothing else is under way between minibatches."""
+        # Nothing is under way between minibatches.
         self._replicas.average_statistics_(buffers)
         self._rounds = 0
 
@@ -167,29 +154,29 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         return f"{doing} of microbatch {number} of minibatch {self._minibatch}"
 
     def _forward(self, number: int) -> None:
-        given = self._opened.pop(number, None) or self._given(number)
-        flight = self._computed(number, given) if given.samples else None
+        opened = self._opened.pop(number, None) or self._take_in(number)
+        flight = self._computed(number, opened) if opened.samples else None
         self._in_flight[number] = _InFlight(
-            samples=given.samples, weight=given.weight, flight=flight
+            samples=opened.samples, weight=opened.weight, flight=flight
         )
         in_flight = sum(each.flight is not None for each in self._in_flight.values())
         self.most_in_flight = max(self.most_in_flight, in_flight)
         if not self._last:
             output = None if flight is None else flight.output
-            meta = {"samples": given.samples, "weight": given.weight}
-            self._mail.send(Kind.ACTIVATION, self._number + 1, number, output, meta=meta)
+            meta = {"samples": opened.samples, "weight": opened.weight}
+            self._messages.send(Kind.ACTIVATION, self._number + 1, number, output, meta=meta)
             if flight is not None:
                 flight.output = None
 
     def _open_next(self) -> None:
-        """Takes in what goes forward next: a gradient that is to go backward may be on its way."""
+        """Takes in what goes forward next, while a gradient may still be on its way."""
         number = next(iter(self._read), None)
         if number is not None and not self._opened and not self._last:
-            with self._naming(self._description("F", number)):
-                self._opened[number] = self._given(number)
+            with self._noting(self._description("F", number)):
+                self._opened[number] = self._take_in(number)
 
-    def _given(self, number: int) -> _Given:
-        """What is read here, with the step run up to its layers, or has come."""
+    def _take_in(self, number: int) -> _Opened:
+        """A microbatch that is read here, with the step run up to its layers, or received."""
         if self._first:
             part, weight = self._read.pop(number)
             samples, value, rest = part.samples, None, None
@@ -199,25 +186,25 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
                 ):
                     value, rest = self._open(number, part.batch)
             rest = rest if self._last else None  # which the last stage has been sent
-            return _Given(samples=samples, weight=weight, value=value, rest=rest)
-        message = self._mail.receive(Kind.ACTIVATION, self._number - 1, number)
+            return _Opened(samples=samples, weight=weight, value=value, rest=rest)
+        message = self._messages.receive(Kind.ACTIVATION, self._number - 1, number)
         samples, weight = message.meta["samples"], message.meta["weight"]
         rest = self._rest(number) if samples else None
-        return _Given(samples=samples, weight=weight, value=message.tree, rest=rest)
+        return _Opened(samples=samples, weight=weight, value=message.tree, rest=rest)
 
-    def _computed(self, number: int, given: _Given) -> Flight:
-        with self._slowed(), explaining_single_values(given.samples, parts=self._microbatches):
+    def _computed(self, number: int, opened: _Opened) -> Flight:
+        with self._slowed(), explaining_single_values(opened.samples, parts=self._microbatches):
             in_run = self._minibatch * self._microbatches + number
-            return self._flight(given.value, given.rest, minibatch=in_run)
+            return self._flight(opened.value, opened.rest, minibatch=in_run)
 
     def _backward(self, number: int) -> None:
         microbatch = self._in_flight.pop(number)
         loss, logs, upstream = self._computed_back(number, microbatch)
         if not self._first:
             tree = {"gradients": upstream, "loss": loss}
-            self._mail.send(Kind.GRADIENT, self._number - 1, number, tree, meta={"logs": logs})
+            self._messages.send(Kind.GRADIENT, self._number - 1, number, tree, meta={"logs": logs})
         del upstream
-        self._mail.release(number)
+        self._messages.release(number)
         if loss is not None:
             self._returned.append(
                 Microbatch(
@@ -244,7 +231,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
                 self._events.before_backward(loss)
                 weight = torch.full_like(loss, microbatch.weight)
                 return loss, flight.extra, flight.backward([weight])
-        message = self._mail.receive(Kind.GRADIENT, self._number + 1, number)
+        message = self._messages.receive(Kind.GRADIENT, self._number + 1, number)
         if flight is None:
             return None, None, None
         gradients, logs = message.tree["gradients"], message.meta["logs"]
@@ -257,7 +244,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
         """The update, with the sum of what all replicas' microbatches gave."""
         gradients = self._taken_gradients()
         returned, self._returned = self._returned, []
-        with self._naming(f"update of minibatch {self._minibatch}"):
+        with self._noting(f"update of minibatch {self._minibatch}"):
             total = self._replicas.total(gradients)
             self._norms.move(self._replicas)
             self._events.done(sorted(returned, key=lambda part: part.number))
@@ -265,7 +252,7 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
                 self._events.update(total, step=self._rounds)
 
     def _taken_gradients(self) -> dict[str, Tensor | None]:
-        """What the parameters have gathered, which they have no longer."""
+        """The gradients that the parameters have gathered, taken from them."""
         gradients = {name: parameter.grad for name, parameter in self._parameters.items()}
         for parameter in self._parameters.values():
             parameter.grad = None
@@ -276,16 +263,12 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
 def explaining_single_values(
     samples: int, *, parts: int, before_layers: bool = False
 ) -> Iterator[None]:
-    """Says of a batch norm that has nothing to normalise by which microbatch is too small.
+    """Explains torch's error of a batch norm that gets a single value of each channel.
 
     Args:
         samples: of the microbatch.
         parts: of its minibatch.
-        before_layers: what runs is a step up to its call of the layers, on the first stage of
-            several, where batch norms go by microbatches alone.
-
-    Raises:
-        ConfigError: a norm of torch's own was given a single value of each channel.
+        before_layers: it is in the step before the layers, on the first stage of several.
     """
     try:
         yield

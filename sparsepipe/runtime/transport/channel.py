@@ -1,4 +1,4 @@
-"""A channel's two ends: a thread each, so that transfers go on while the worker computes."""
+"""The two ends of a channel: a thread each, so that transfers go on while the worker computes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _Item = TypeVar("_Item")
 
 
 class Ended(Exception):
-    """Nothing more will come out of a mailbox."""
+    """Nothing more will come out of a queue."""
 
 
-class Mailbox(Generic[_Item]):
+class BoundedQueue(Generic[_Item]):
     """First in, first out, for one producer and one consumer.
 
-    Every wait ends at once when the mailbox fails, and raises the error it was given.
+    Unlike ``queue.Queue``, every wait ends at once when the queue fails, and raises that error.
 
     Args:
         depth: items it holds; a producer waits for room.
@@ -37,7 +37,7 @@ class Mailbox(Generic[_Item]):
         self._items: deque[_Item] = deque()
         self._changed = threading.Condition()
         self._ended = False
-        self._unwanted = False
+        self._discards = False
         self._error: Exception | None = None
         self.discarded = 0
         """Items that came, or were waiting, after the consumer left."""
@@ -58,7 +58,7 @@ class Mailbox(Generic[_Item]):
         """
         self.wait_for_room(limit_s=limit_s, room=room)
         with self._changed:
-            if self._unwanted:
+            if self._discards:
                 self.discarded += 1
             else:
                 self._items.append(item)
@@ -72,8 +72,8 @@ class Mailbox(Generic[_Item]):
         """
         depth = self._depth if room is None else min(room, self._depth)
         with self._changed:
-            self._wait(lambda: self._unwanted or len(self._items) < depth, limit_s)
-            assert not self._ended, "the producer has ended this mailbox"
+            self._wait(lambda: self._discards or len(self._items) < depth, limit_s)
+            assert not self._ended, "the producer has ended this queue"
 
     def get(self, *, limit_s: float | None = None) -> _Item:
         """Takes the oldest item.
@@ -101,15 +101,15 @@ class Mailbox(Generic[_Item]):
             del item  # what a consumer has done with is not kept alive here
 
     def end(self) -> None:
-        """The producer's last word."""
+        """The producer will put no more."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def discard(self) -> None:
-        """The consumer's last word: what waits, and what still comes, is dropped."""
+        """The consumer will get no more: what waits, and what still comes, is dropped."""
         with self._changed:
-            self._unwanted = True
+            self._discards = True
             self.discarded += len(self._items)
             self._items.clear()
             self._changed.notify_all()
@@ -129,7 +129,7 @@ class Mailbox(Generic[_Item]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class ChannelFault:
     """What ended a channel.
 
     Attributes:
@@ -143,19 +143,19 @@ class Fault:
     error: Exception
 
 
-class FaultMet(Exception):
-    """Carries a fault to whoever waits on a mailbox."""
+class ChannelFailed(Exception):
+    """Carries a fault to whoever waits on a queue."""
 
-    def __init__(self, fault: Fault) -> None:
+    def __init__(self, fault: ChannelFault) -> None:
         super().__init__(fault)
         self.fault = fault
 
 
-class Changed(Exception):
+class TensorChanged(Exception):
     """A tensor was written to between ``send`` and its transfer."""
 
 
-_Report = Callable[[Fault], None]
+_Report = Callable[[ChannelFault], None]
 
 
 class Outgoing:
@@ -174,7 +174,7 @@ class Outgoing:
     ) -> None:
         self.route = route
         self._usual = usual
-        self.box: Mailbox[tuple[Packet, Sequence[dist.Work], Any]] = Mailbox(depth)
+        self.queue: BoundedQueue[tuple[Packet, Sequence[dist.Work], Any]] = BoundedQueue(depth)
         self._wire = wire
         self._report = report
         self.thread = _start(self._run, route, "out")
@@ -190,30 +190,30 @@ class Outgoing:
 
         Raises:
             TimeoutError: there was no room within ``limit_s``.
-            FaultMet: the connection is broken.
+            ChannelFailed: the connection is broken.
         """
-        self.box.wait_for_room(limit_s=limit_s, room=self._usual if held_back else None)
+        self.queue.wait_for_room(limit_s=limit_s, room=self._usual if held_back else None)
         try:
             works = self._wire.begin(packet, repeats=not held_back)
         except Exception as error:
-            fault = Fault(route=self.route, minibatch=packet.minibatch, error=error)
+            fault = ChannelFault(route=self.route, minibatch=packet.minibatch, error=error)
             self._report(fault)
-            self.box.wait_for_room()  # raises what was reported first
-        self.box.put((packet, works, made))
+            self.queue.wait_for_room()  # raises what was reported first
+        self.queue.put((packet, works, made))
 
     def _run(self) -> None:
         minibatch = None
         try:
-            for packet, works, made in self.box:
+            for packet, works, made in self.queue:
                 minibatch = packet.minibatch
                 self._wire.end(packet, works, made)
                 if packet.changed():
-                    raise Changed
+                    raise TensorChanged
                 minibatch = None
                 del packet, works, made  # the tensors are free before the next ones come
             self._wire.send_end()
         except Exception as error:
-            self._report(Fault(route=self.route, minibatch=minibatch, error=error))
+            self._report(ChannelFault(route=self.route, minibatch=minibatch, error=error))
 
 
 class Incoming:
@@ -227,7 +227,7 @@ class Incoming:
 
     def __init__(self, route: Route, wire: Wire, *, report: _Report) -> None:
         self.route = route
-        self.box: Mailbox[Arrival] = Mailbox(INBOX_DEPTH)
+        self.queue: BoundedQueue[Arrival] = BoundedQueue(INBOX_DEPTH)
         self._wire = wire
         self._report = report
         self.thread = _start(self._run, route, "in")
@@ -235,15 +235,15 @@ class Incoming:
     def _run(self) -> None:
         try:
             while True:
-                self.box.wait_for_room()
+                self.queue.wait_for_room()
                 arrival = self._wire.receive()
                 if arrival is None:
                     break
-                self.box.put(arrival)
+                self.queue.put(arrival)
                 del arrival
-            self.box.end()
+            self.queue.end()
         except Exception as error:
-            self._report(Fault(route=self.route, minibatch=None, error=error))
+            self._report(ChannelFault(route=self.route, minibatch=None, error=error))
 
 
 def _start(run: Callable[[], None], route: Route, end: str) -> threading.Thread:

@@ -1,4 +1,4 @@
-"""Who talks to whom: the channels that a plan needs. Pure."""
+"""Messages between stages, and the channels that a plan needs for them. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparsepipe.schedule import Plan
 
 
 class Kind(Enum):
-    """What a message is about; its value is how an error message calls it."""
+    """What a message holds; the value is what errors call it."""
 
     ACTIVATION = "activation"
     """Downstream, to the next stage: its input."""
@@ -20,7 +20,7 @@ class Kind(Enum):
     BATCH = "batch"
     """From stage 0 straight to the last stage: the batch without the input."""
     REPLY = "reply"
-    """From the last stage straight to stage 0: what was asked about a batch."""
+    """From the last stage straight to stage 0: the result for a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

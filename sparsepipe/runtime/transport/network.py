@@ -24,7 +24,14 @@ from sparsepipe.runtime.failures.missing_ranks import (
 )
 from sparsepipe.runtime.transport import cuda
 from sparsepipe.runtime.transport.buffer_pool import BufferPool
-from sparsepipe.runtime.transport.channel import Changed, Ended, Fault, FaultMet, Incoming, Outgoing
+from sparsepipe.runtime.transport.channel import (
+    ChannelFailed,
+    ChannelFault,
+    Ended,
+    Incoming,
+    Outgoing,
+    TensorChanged,
+)
 from sparsepipe.runtime.transport.messages import (
     Kind,
     Message,
@@ -108,7 +115,7 @@ class Network:
         self._joint = shares_messages(plan)
         self.pool = BufferPool()
         self._pinned = BufferPool(pinned=True)
-        self._fault: Fault | None = None
+        self._fault: ChannelFault | None = None
         self._failed = False  # the fault has been raised
         self._closed = False
         self._out: dict[_Key, Outgoing] = {}
@@ -140,16 +147,16 @@ class Network:
         if self._joint and kind is Kind.BATCH:
             self._riders[to_rank, message.minibatch] = message
             return
-        mail = [(kind, message)]
+        messages = [(kind, message)]
         if self._joint and kind is Kind.ACTIVATION:
             rider = self._riders.pop((to_rank, message.minibatch), None)
-            mail += [] if rider is None else [(Kind.BATCH, rider)]
+            messages += [] if rider is None else [(Kind.BATCH, rider)]
         channel = self._out[kind, to_rank]
-        packet = encode(mail)
+        packet = encode(messages)
         made = cuda.mark(self._device) if packet.device else None
         with self._waiting(kind, to_rank, message.minibatch, sending=True):
             channel.put(packet, made=made, held_back=held_back, limit_s=self._timeout_s)
-        for i, (part, _) in enumerate(mail):
+        for i, (part, _) in enumerate(messages):
             traffic = self.sent[part]
             traffic.messages += 1
             traffic.payload_bytes += packet.payload_bytes[i]
@@ -195,15 +202,15 @@ class Network:
         self._closed = True
         with self._raising_faults("was closing"):
             for outgoing in self._out.values():
-                outgoing.box.end()
+                outgoing.queue.end()
             for incoming in self._in.values():
-                incoming.box.discard()
+                incoming.queue.discard()
             deadline_s = time.monotonic() + self._timeout_s
             for channel in self._channels():
                 self._see_end(channel, deadline_s)
         for connection in self._groups:
             dist.destroy_process_group(connection)
-        unread = [c.route for c in self._in.values() if c.box.discarded]
+        unread = [c.route for c in self._in.values() if c.queue.discarded]
         assert not unread, f"closed before everything was received: {unread}"
         assert not self._riders, "closed before the activations of these batches were sent"
 
@@ -229,17 +236,17 @@ class Network:
                 )
             channel.thread.join(_LOOK_S)
         if self._fault is not None:
-            raise FaultMet(self._fault)
+            raise ChannelFailed(self._fault)
 
     def _take(self, kind: Kind, from_rank: int) -> None:
         """Sorts the next packet of a channel into what has arrived."""
-        arrival = self._in[kind, from_rank].box.get(limit_s=self._timeout_s)
+        arrival = self._in[kind, from_rank].queue.get(limit_s=self._timeout_s)
         for tensor in arrival.device_tensors:
             tensor.record_stream(torch.cuda.current_stream(self._device))
-        self._held[arrival.mail[0][1].minibatch] += arrival.buffers
-        for part, message in arrival.mail:
+        self._held[arrival.messages[0][1].minibatch] += arrival.buffers
+        for part, message in arrival.messages:
             self._arrived[part, from_rank].append(message)
-        arrival.mail = ()  # the channel's thread may still hold the arrival
+        arrival.messages = ()  # the channel's thread may still hold the arrival
 
     def _wire(self, route: Route) -> Wire | None:
         """The connection of a channel; every rank must call it, in the same order."""
@@ -270,11 +277,11 @@ class Network:
     def _channels(self) -> list[Outgoing | Incoming]:
         return [*self._out.values(), *self._in.values()]
 
-    def _report(self, fault: Fault) -> None:
+    def _report(self, fault: ChannelFault) -> None:
         """Of a channel, mostly from its thread: wakes the worker wherever it waits."""
         self._fault = self._fault or fault
         for channel in self._channels():
-            channel.box.fail(FaultMet(self._fault))
+            channel.queue.fail(ChannelFailed(self._fault))
 
     @contextmanager
     def _waiting(self, kind: Kind, peer: int, minibatch: int, *, sending: bool) -> Iterator[None]:
@@ -304,18 +311,18 @@ class Network:
         """Raises what a thread has reported, before and during the block."""
         try:
             if self._fault is not None:
-                raise FaultMet(self._fault)
+                raise ChannelFailed(self._fault)
             yield
-        except FaultMet as met:
+        except ChannelFailed as met:
             self._failed = True
             raise self._error(met.fault, doing) from met.fault.error
 
-    def _error(self, fault: Fault, doing: str) -> SparsePipeError:
+    def _error(self, fault: ChannelFault, doing: str) -> SparsePipeError:
         """What ended a channel, in words, while this rank's worker was ``doing`` something."""
         me, peer = self._name(self._rank), self._name(fault.route.other(self._rank))
         what = fault.route.kind.value
         which = "" if fault.minibatch is None else f" of {self.called(fault.minibatch)}"
-        if isinstance(fault.error, Changed):
+        if isinstance(fault.error, TensorChanged):
             return ConfigError(  # of this rank's own code, and it would come again
                 f"the {what}{which} for {peer} was written to before it was sent; noticed by "
                 f"{me} while it {doing}",

@@ -1,10 +1,17 @@
-"""Packets over a gloo group of two ranks, one direction.
+"""Packets between two ranks over a gloo group, in one direction.
 
-Both sides post all transfers of a packet at once, so that its time is one latency for the
-header and one for everything else, however many tensors it has. Where packets are alike, tensors
-are awaited before their header is read, and there is one latency (``alike.py``). No wait here has
-a limit: gloo cannot cancel a wait without breaking the connection, and an idle channel is no
-fault. Limits are kept by those who wait for the channel's thread.
+Both sides post all transfers of a packet at once, so that it takes one latency for the header and
+one for everything else, however many tensors it has.
+
+Where packets repeat their sizes, there is one latency: the receiver posts the tensors of the next
+packet before it has read the header. Otherwise they wait at the sender until a thread over there
+has woken up, which lasts as long as other threads keep the cores busy. In training on plain tensors
+most packets of a channel repeat; those of sparse tensors, whose sizes differ, and of batches that
+are cut into unlike microbatches do not. A posted receive cannot be taken back: it takes up its
+memory until packets of these sizes come, and nothing else is posted beforehand.
+
+No wait here has a limit: gloo cannot cancel a wait without breaking the connection, and an idle
+channel is no fault. Limits are kept by those who wait for the channel's thread.
 """
 
 from __future__ import annotations
@@ -23,7 +30,7 @@ from sparsepipe.runtime.transport.buffer_pool import SMALLEST_BYTES, BufferPool
 from sparsepipe.runtime.transport.serialization import (
     BLOCK_BYTES,
     LENGTH_BYTES,
-    Letters,
+    Messages,
     Packet,
     TensorSpec,
     end_block,
@@ -35,75 +42,72 @@ Sizes = tuple[int, ...]
 """Bytes of each tensor that follows a header."""
 
 RUNNING = 3
-"""Packets of the same sizes running before such are asked for; fewer may be alike by chance."""
+"""Packets of the same sizes in a row before such are posted beforehand; fewer may be chance."""
 MOST_BYTES = 4 * 2**20
-"""Of a packet that is asked for. What the other side waits for is written by whoever sends it, as
-much at once as a socket takes, and that is the thread that computes; gloo's own writes the rest."""
-
-
-@dataclass(frozen=True, slots=True)
-class How:
-    """How the tensors of a packet come; the receiver does as it is told.
-
-    Attributes:
-        awaited: they are what is asked for already.
-        again: from the next packet on such are asked for beforehand.
-    """
-
-    awaited: bool
-    again: bool
-
-
-class RepeatedSizes:
-    """Decides at the sending end: sizes that came so often running are asked for from then on."""
-
-    def __init__(self) -> None:
-        self._last: Sizes = ()
-        self._times = 0
-        self._awaited: Sizes = ()
-
-    def next(self, sizes: Sizes, *, repeats: bool) -> How:
-        """How the next packet goes.
-
-        Args:
-            sizes: of it; empty where nothing follows the header.
-            repeats: it is of those that may be alike.
-        """
-        if not repeats or not 0 < sum(sizes) <= MOST_BYTES:
-            return How(awaited=False, again=False)
-        if sizes == self._awaited:
-            return How(awaited=True, again=True)
-        self._times = self._times + 1 if sizes == self._last else 1
-        self._last = sizes
-        begins = not self._awaited and self._times == RUNNING
-        if begins:
-            self._awaited = sizes
-        return How(awaited=False, again=begins)
-
-
+"""Of a packet that is posted beforehand. The thread that computes writes what the other side has
+posted, as much at once as a socket takes; gloo's own thread writes the rest."""
 _FOREVER = timedelta(days=30)
 
 
 class _Tag(IntEnum):
-    """Of transfers, each kind of which comes in the order in which it was sent."""
+    """Kinds of transfers, each of which arrives in the order in which it was sent."""
 
     HEADER = 0
     TENSOR = 1
-    AWAITED = 2
+    POSTED = 2
     """A tensor for which the receiver has posted before it knew the header."""
     DEVICE = 3
-    """What a carrier sends: later than the rest of its packet, when the next may have begun."""
+    """Of a carrier: later than the rest of its packet, when the next may have begun."""
 
 
-def set_transfer_mode(block: Tensor, how: How) -> None:
-    """Writes into a header's first block how tensors come."""
-    block.numpy()[LENGTH_BYTES] = how.awaited + 2 * how.again
+@dataclass(frozen=True, slots=True)
+class TransferMode:
+    """How the tensors of a packet are received, as its header says.
+
+    Attributes:
+        posted: they were posted beforehand.
+        again: from the next packet on such are posted beforehand.
+    """
+
+    posted: bool
+    again: bool
+
+    def write(self, block: Tensor) -> None:
+        """Writes it into a header's first block."""
+        block.numpy()[LENGTH_BYTES] = self.posted + 2 * self.again
+
+    @classmethod
+    def read(cls, block: Tensor) -> TransferMode:
+        """What :meth:`write` has written."""
+        bits = int(block.numpy()[LENGTH_BYTES])
+        return cls(posted=bool(bits & 1), again=bool(bits & 2))
 
 
-def transfer_mode_of(block: Tensor) -> How:
-    """What :func:`set_transfer_mode` has written."""
-    word = int(block.numpy()[LENGTH_BYTES])
-    return How(awaited=bool(word & 1), again=bool(word & 2))
+class RepeatedSizes:
+    """Decides at the sending end which packets are posted beforehand."""
+
+    def __init__(self) -> None:
+        self._last: Sizes = ()
+        self._times = 0
+        self._posted: Sizes = ()
+
+    def next(self, sizes: Sizes, *, repeats: bool) -> TransferMode:
+        """How the next packet is received.
+
+        Args:
+            sizes: of it; empty where nothing follows the header.
+            repeats: the next packets may have these sizes, too.
+        """
+        if not repeats or not 0 < sum(sizes) <= MOST_BYTES:
+            return TransferMode(posted=False, again=False)
+        if sizes == self._posted:
+            return TransferMode(posted=True, again=True)
+        self._times = self._times + 1 if sizes == self._last else 1
+        self._last = sizes
+        begins = not self._posted and self._times == RUNNING
+        if begins:
+            self._posted = sizes
+        return TransferMode(posted=False, again=begins)
 
 
 class Carrier(Protocol):
@@ -152,13 +156,13 @@ class Arrival:
     """A packet as received.
 
     Attributes:
-        mail: its messages.
+        messages: its messages.
         buffers: pooled memory that its tensors are made of.
         device_tensors: those on a CUDA device: whoever uses them on a stream must tell
             the allocator (``record_stream``).
     """
 
-    mail: Letters
+    messages: Messages
     buffers: list[Tensor] = field(default_factory=list)
     device_tensors: list[Tensor] = field(default_factory=list)
 
@@ -181,9 +185,9 @@ class Wire:
         self._carrier = carrier
         self._device = device
         self._block = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
-        self._alike = RepeatedSizes()
-        self._awaited_bytes: Sizes = ()
-        self._awaited: _Tensors | None = None
+        self._repeated = RepeatedSizes()
+        self._repeated_bytes: Sizes = ()
+        self._posted: _Tensors | None = None
 
     def begin(self, packet: Packet, *, repeats: bool = False) -> list[dist.Work]:
         """Begins to send; what is under way, for :meth:`end`.
@@ -195,9 +199,9 @@ class Wire:
             repeats: the next packets may be like this one, as in training.
         """
         sizes = tuple(flat.numel() for flat in packet.host)
-        how = self._alike.next(sizes, repeats=repeats and not packet.device)
-        set_transfer_mode(packet.blocks[0], how)
-        tag = _Tag.AWAITED if how.awaited else _Tag.TENSOR
+        mode = self._repeated.next(sizes, repeats=repeats and not packet.device)
+        mode.write(packet.blocks[0])
+        tag = _Tag.POSTED if mode.posted else _Tag.TENSOR
         works = [self._line.send(block, tag=_Tag.HEADER) for block in packet.blocks]
         return works + [self._line.send(flat, tag=tag) for flat in packet.host]
 
@@ -221,42 +225,42 @@ class Wire:
     def receive(self) -> Arrival | None:
         """The next packet; None at the end."""
         # Before the header is asked for: once it is, the last may come, and the other side go.
-        if self._awaited_bytes and self._awaited is None:
-            self._awaited = self._expect(self._awaited_bytes, tag=_Tag.AWAITED)
+        if self._repeated_bytes and self._posted is None:
+            self._posted = self._post(self._repeated_bytes, tag=_Tag.POSTED)
         finish([self._line.receive(self._block, tag=_Tag.HEADER)])
         missing = missing_bytes(self._block)
         if missing is None:
-            self._expect_no_more()
+            self._free_posted()
             return None
-        how = transfer_mode_of(self._block)
+        mode = TransferMode.read(self._block)
         blocks = [self._block]
         if missing:
             blocks.append(torch.empty(missing, dtype=torch.uint8))
             finish([self._line.receive(blocks[1], tag=_Tag.HEADER)])
         header = parse(blocks)
         sizes = tuple(spec.size_bytes for spec in header.following("host"))
-        if how.awaited:
-            assert self._awaited is not None
-            host, self._awaited = self._awaited, None
+        if mode.posted:
+            assert self._posted is not None
+            host, self._posted = self._posted, None
         else:
-            host = self._expect(sizes, tag=_Tag.TENSOR)
-        if how.again:
-            self._awaited_bytes = sizes
-        arrival = Arrival(mail=(), buffers=host.pooled)
+            host = self._post(sizes, tag=_Tag.TENSOR)
+        if mode.again:
+            self._repeated_bytes = sizes
+        arrival = Arrival(messages=(), buffers=host.pooled)
         for_device = header.following("device")
         if for_device:
             assert self._carrier is not None, "a CUDA tensor on a transport for the host"
             arrival.device_tensors = self._carrier.receive(self._line, for_device)
         finish(host.works)
-        arrival.mail = header.assemble(host.flat, arrival.device_tensors, device=self._device)
+        arrival.messages = header.assemble(host.flat, arrival.device_tensors, device=self._device)
         return arrival
 
-    def _expect_no_more(self) -> None:
-        """Nothing comes any more into what was asked for beforehand."""
-        for buffer in self._awaited.pooled if self._awaited else ():
+    def _free_posted(self) -> None:
+        """Nothing more comes into what was posted beforehand."""
+        for buffer in self._posted.pooled if self._posted else ():
             self._pool.give_back(buffer)
 
-    def _expect(self, sizes: Sizes, *, tag: int) -> _Tensors:
+    def _post(self, sizes: Sizes, *, tag: int) -> _Tensors:
         """Begins to receive tensors."""
         found = _Tensors()
         for size in sizes:

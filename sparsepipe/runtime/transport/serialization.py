@@ -1,9 +1,9 @@
-"""Messages as packets of bytes and back. Knows tensors and pickle, nothing of wires.
+"""Messages as packets of bytes and back. Knows tensors and pickle, nothing of connections.
 
-A packet is one or more messages that travel together: a header, then the tensors that
-are too large for it. The header describes every tensor, so that nothing about shapes need
-be agreed on before, and holds what is no tensor, pickled. Each tensor travels once: two
-sparse tensors on the same sites share their coordinates at the other end too.
+A packet is one or more messages that travel together: a header, then the tensors that are too large
+for it. The header describes every tensor, so that no shapes need be agreed on before, and holds the
+rest, pickled, with numbers in place of tensors. Each tensor travels once: two sparse tensors on the
+same sites share their coordinates at the other end too.
 """
 
 from __future__ import annotations
@@ -22,9 +22,23 @@ from torch.utils import _pytree as pytree
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.transport.messages import Kind, Message
 
+BLOCK_BYTES = 4096
+"""Size of a header's first block, which is all of it in nearly every message."""
+INLINE_BYTES = 2048
+"""Tensors on the host travel inside the header up to this sum: it saves a transfer each."""
+LENGTH_BYTES = 8
+_PREFIX_BYTES = LENGTH_BYTES + 1
+"""The length, and how tensors come (:class:`.point_to_point.How`)."""
+Messages = Sequence[tuple[Kind, Message]]
+
 
 class Unsendable(Exception):
-    """A value that cannot travel; the text says which and what to do."""
+    """A value that cannot be sent.
+
+    Args:
+        what: the value.
+        remedy: what to do.
+    """
 
     def __init__(self, what: str, *, remedy: str) -> None:
         super().__init__(what)
@@ -38,9 +52,9 @@ class TensorSpec(NamedTuple):
     Attributes:
         dtype: element type.
         shape: sizes.
-        stride: in elements; a dense tensor keeps its layout (channels last, say), since
-            kernels choose by it how they sum.
-        wants_gradient: it required one where it came from.
+        stride: in elements; a dense tensor keeps its layout (channels last, say), since kernels
+            choose by it how they sum.
+        requires_grad: as where it came from.
         where: "host" or "device", the memory it is to lie in; "meta" has no data.
         data: its bytes if they are in the header, else None: they follow.
     """
@@ -48,7 +62,7 @@ class TensorSpec(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    wants_gradient: bool
+    requires_grad: bool
     where: str
     data: bytes | None = None
 
@@ -59,13 +73,13 @@ class TensorSpec(NamedTuple):
 
 
 def describe(
-    tensor: Tensor, *, wants_gradient: bool, inline_bytes: int
+    tensor: Tensor, *, requires_grad: bool, inline_bytes: int
 ) -> tuple[TensorSpec, Tensor]:
     """A tensor as its spec and its bytes (uint8 [size_bytes]; no copy of dense tensors).
 
     Args:
         tensor: strided, on the host, a CUDA device or "meta".
-        wants_gradient: whether the receiver's shall require one.
+        requires_grad: whether the receiver's shall.
         inline_bytes: a tensor on the host of at most that size has its bytes in the spec.
 
     Raises:
@@ -89,7 +103,7 @@ def describe(
         dtype=plain.dtype,
         shape=tuple(plain.shape),
         stride=plain.stride(),
-        wants_gradient=wants_gradient,
+        requires_grad=requires_grad,
         where=where,
         data=flat.cpu().numpy().tobytes() if inline else None,
     )
@@ -101,13 +115,13 @@ def materialise(spec: TensorSpec, storage: Tensor | None, *, device: torch.devic
 
     Args:
         spec: its description.
-        storage: uint8 [at least size_bytes] that holds its bytes and is not copied: the
-            tensor is made of this memory. None where the bytes are in the spec.
+        storage: uint8 [at least size_bytes] that holds its bytes and is not copied: the tensor is
+            made of this memory. None where the bytes are in the spec.
         device: where an empty tensor for the device goes.
     """
     if spec.where == "meta":
         tensor = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
-        return tensor.requires_grad_(spec.wants_gradient)
+        return tensor.requires_grad_(spec.requires_grad)
     if storage is None:
         assert spec.data is not None
         # One more byte, since there is no tensor on an empty buffer.
@@ -115,7 +129,7 @@ def materialise(spec: TensorSpec, storage: Tensor | None, *, device: torch.devic
         storage = storage.to(device) if spec.where == "device" else storage
     tensor = torch.empty(0, dtype=spec.dtype, device=storage.device)
     tensor.set_(storage.untyped_storage(), 0, spec.shape, spec.stride)
-    return tensor.requires_grad_(spec.wants_gradient)
+    return tensor.requires_grad_(spec.requires_grad)
 
 
 def _flat_bytes(dense: Tensor) -> Tensor:
@@ -127,162 +141,12 @@ def _flat_bytes(dense: Tensor) -> Tensor:
     return flat.set_(dense.untyped_storage(), start, (dense.numel() * dense.element_size(),), (1,))
 
 
-INLINE_BYTES = 2048
-"""Tensors on the host travel inside the header up to this sum: it saves a transfer each."""
-
-
-class TensorTable:
-    """Tensors of a packet, each once.
-
-    Attributes:
-        specs: what the receiver must know of each.
-        originals: those that were not copied, as :class:`.codec.Packet` has them.
-        size_bytes: of all that have data.
-        inline_bytes: of those whose bytes are in their specs.
-    """
-
-    def __init__(self) -> None:
-        self.specs: list[TensorSpec] = []
-        self.originals: list[tuple[Tensor, int]] = []
-        self.size_bytes = 0
-        self.inline_bytes = 0
-        self._flat: list[Tensor] = []
-        self._index: dict[int, int] = {}
-        self._alive: list[Tensor] = []  # an id is good as long as its object lives
-
-    def index(self, tensor: Tensor, *, wants_gradient: bool) -> int:
-        """Number of a tensor, which is added if it is new."""
-        if id(tensor) not in self._index:
-            spec, flat = describe(
-                tensor,
-                wants_gradient=wants_gradient,
-                inline_bytes=INLINE_BYTES - self.inline_bytes,
-            )
-            self._index[id(tensor)] = len(self.specs)
-            self._alive.append(tensor)
-            self.specs.append(spec)
-            self._flat.append(flat)
-            self.size_bytes += 0 if spec.where == "meta" else spec.size_bytes
-            self.inline_bytes += len(spec.data or b"")
-            # What was copied may change, and inference tensors have no version counter.
-            copied = spec.data is not None or flat.data_ptr() != tensor.data_ptr()
-            if not copied and not tensor.is_inference():
-                # A detached tensor shares the counter.
-                self.originals.append((tensor.detach(), tensor._version))
-        return self._index[id(tensor)]
-
-    def __contains__(self, tensor: Tensor) -> bool:
-        return id(tensor) in self._index
-
-    def following(self, where: str) -> tuple[Tensor, ...]:
-        """Bytes of the tensors that follow the header."""
-        pairs = zip(self.specs, self._flat, strict=True)
-        return tuple(f for spec, f in pairs if spec.data is None and spec.where == where)
-
-
-def write(kind: Kind, message: Message, table: TensorTable) -> bytes:
-    """A message without its tensors, of which it has the numbers.
-
-    A tree of plain containers is pickled as it is. In another one numbers stand for the leaves, so
-    that of its nodes goes what they flatten to: no caches. A class that is registered as a node
-    must therefore take anything as a leaf while it is flattened and put together, and be picklable.
-
-    Raises:
-        Unsendable: a tensor that is no plain one, or whose gradient would be lost.
-    """
-    leaves: list[Any] = []
-    plain = _add_leaves_of_plain(message.tree, leaves)
-    if not plain:
-        leaves = pytree.tree_leaves(message.tree)
-    differentiable = kind in (Kind.ACTIVATION, Kind.BATCH)
-    for leaf in leaves:
-        if not isinstance(leaf, Tensor):
-            continue
-        if kind is Kind.BATCH and leaf.grad_fn is not None and leaf not in table:
-            raise Unsendable(
-                "a tensor computed from parameters, to which no gradient would come back",
-                remedy="compute it within the layers, or from their result",
-            )
-        table.index(leaf, wants_gradient=differentiable and leaf.requires_grad)
-    content: tuple[Any, ...] = kind.value, message.minibatch, dict(message.meta)
-    if plain:
-        content = *content, message.tree, None
-    else:
-        numbers = iter(range(len(leaves)))
-        content = *content, pytree.tree_map(lambda _: next(numbers), message.tree), leaves
-    file = io.BytesIO()
-    _Pickler(file, table, differentiable=differentiable).dump(content)
-    return file.getvalue()
-
-
-def read(letter: bytes, tensors: Sequence[Tensor]) -> tuple[Kind, Message]:
-    """The message that was written, with the tensors of its packet."""
-    kind, minibatch, meta, tree, leaves = _Unpickler(io.BytesIO(letter), tensors).load()
-    if leaves is not None:
-        tree = pytree.tree_map(leaves.__getitem__, tree)
-    return Kind(kind), Message(minibatch=minibatch, meta=meta, tree=tree)
-
-
-class _Pickler(pickle.Pickler):
-    """Puts numbers for tensors, wherever in an object they are."""
-
-    def __init__(self, file: io.BytesIO, table: TensorTable, *, differentiable: bool) -> None:
-        super().__init__(file, protocol=5)
-        self._table = table
-        self._differentiable = differentiable
-
-    def persistent_id(self, value: object) -> int | None:
-        if not isinstance(value, Tensor):
-            return None
-        if self._differentiable and value.requires_grad and value not in self._table:
-            raise Unsendable(
-                "a tensor that requires a gradient inside of what is no pytree node",
-                remedy="hand on tuples, lists, dicts or sparse tensors, or register the class "
-                "by torch.utils._pytree.register_pytree_node",
-            )
-        return self._table.index(value, wants_gradient=False)
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor]) -> None:
-        super().__init__(file)
-        self._tensors = tensors
-
-    def persistent_load(self, number: int) -> Tensor:
-        return self._tensors[number]
-
-
-def _add_leaves_of_plain(tree: Any, leaves: list[Any]) -> bool:
-    """Whether a tree's nodes are lists, tuples and dicts, and no subclasses.
-
-    Only then all of its leaves are added, in pytree's order.
-    """
-    kind = type(tree)
-    if kind is dict:
-        return all(_add_leaves_of_plain(each, leaves) for each in tree.values())
-    if kind is list or kind is tuple:
-        return all(_add_leaves_of_plain(each, leaves) for each in tree)
-    if not pytree.tree_is_leaf(tree):
-        return False
-    leaves.append(tree)
-    return True
-
-
-BLOCK_BYTES = 4096
-"""Size of a header's first block, which is all of it in nearly every message."""
-
-LENGTH_BYTES = 8
-_PREFIX_BYTES = LENGTH_BYTES + 1
-"""The length, and how tensors come."""
-Letters = Sequence[tuple[Kind, Message]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packet:
     """Messages ready to be sent.
 
     Attributes:
-        minibatch: which it belongs to: all its messages are of one.
+        minibatch: that all its messages belong to.
         blocks: the header: uint8 [BLOCK_BYTES], and a second block if that is too short.
         host: tensors that follow, uint8 [their bytes].
         device: tensors that follow those, in a CUDA device's memory.
@@ -310,7 +174,7 @@ class Header:
     """A header as received: what follows, and how the messages are put together."""
 
     specs: tuple[TensorSpec, ...]
-    letters: tuple[bytes, ...]
+    pickled: tuple[bytes, ...]
 
     def following(self, where: str) -> list[TensorSpec]:
         """Tensors for "host" or "device" that come after the header, in their order."""
@@ -318,7 +182,7 @@ class Header:
 
     def assemble(
         self, host: Sequence[Tensor], on_device: Sequence[Tensor], *, device: torch.device
-    ) -> Letters:
+    ) -> Messages:
         """The messages.
 
         Args:
@@ -331,39 +195,37 @@ class Header:
         for spec in self.specs:
             storage = next(followed[spec.where]) if spec.data is None else None
             tensors.append(materialise(spec, storage, device=device))
-        return [read(letter, tensors) for letter in self.letters]
+        return [_unpickled(data, tensors) for data in self.pickled]
 
 
 def differentiable(tree: Any) -> list[Tensor]:
     """Tensors of a tree that require a gradient, each once, in the tree's order.
 
-    The list is the same, tensor for tensor, on the sending and on the receiving side:
-    gradients go back as a list in this order, None where there is none. Integers never
-    require a gradient, so coordinates are not sent back.
+    The list is the same, tensor for tensor, on the sending and on the receiving side: gradients go
+    back as a list in this order, None where there is none. Integers never require a gradient, so
+    coordinates are not sent back.
     """
-    leaves = pytree.tree_leaves(tree)
-    wanting = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
-    return list({id(leaf): leaf for leaf in wanting}.values())
+    leaves = [x for x in pytree.tree_leaves(tree) if isinstance(x, Tensor) and x.requires_grad]
+    return list({id(leaf): leaf for leaf in leaves}.values())
 
 
-def encode(mail: Letters) -> Packet:
+def encode(messages: Messages) -> Packet:
     """Messages as a packet; runs in the caller's thread and on its CUDA stream.
 
-    Tensors that are not dense are copied here, the others not at all. What requires a
-    gradient in an activation or a batch does so at the other end; gradients and replies
-    are plain values.
+    Tensors that are not dense are copied here, the others not at all. What requires a gradient in
+    an activation or a batch does so at the other end; gradients and replies are plain values.
 
     Raises:
-        ConfigError: a value that cannot be pickled, a tensor that is no plain one, or
-            one whose gradient would be lost: inside of something that is no pytree node, or
-            in a batch, to which no gradients come back.
+        ConfigError: a value that cannot be pickled, a tensor that is no plain one, or one whose
+            gradient would be lost: inside of what is no pytree node, or in a batch, to which no
+            gradients come back.
     """
-    table = TensorTable()
-    letters, payload_bytes = [], []
-    for kind, message in mail:
+    table = _TensorTable()
+    pickled, payload_bytes = [], []
+    for kind, message in messages:
         before = table.size_bytes
         try:
-            letters.append(write(kind, message, table))
+            pickled.append(_pickled(kind, message, table))
         except Unsendable as error:
             raise _refusal(kind, message, error.what, error.remedy) from None
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
@@ -374,9 +236,9 @@ def encode(mail: Letters) -> Packet:
             raise _refusal(kind, message, f"what cannot be pickled ({error})", remedy) from None
         payload_bytes.append(table.size_bytes - before)
     # As plain tuples, which pickle without a call into Python, as classes do not.
-    blocks = _blocks(pickle.dumps((tuple(map(tuple, table.specs)), tuple(letters)), protocol=5))
+    blocks = _blocks(pickle.dumps((tuple(map(tuple, table.specs)), tuple(pickled)), protocol=5))
     return Packet(
-        minibatch=mail[0][1].minibatch,
+        minibatch=messages[0][1].minibatch,
         blocks=blocks,
         host=table.following("host"),
         device=table.following("device"),
@@ -387,7 +249,7 @@ def encode(mail: Letters) -> Packet:
 
 
 def end_block() -> Tensor:
-    """A header that says: no more packets will come."""
+    """A header that says that no more packets will come."""
     return torch.zeros(BLOCK_BYTES, dtype=torch.uint8)
 
 
@@ -400,8 +262,8 @@ def missing_bytes(block: Tensor) -> int | None:
 def parse(blocks: Sequence[Tensor]) -> Header:
     """The header whose blocks these are."""
     whole = b"".join(block.numpy().data for block in blocks)
-    specs, letters = pickle.loads(memoryview(whole)[_PREFIX_BYTES:])
-    return Header(specs=tuple(map(TensorSpec._make, specs)), letters=letters)
+    specs, pickled = pickle.loads(memoryview(whole)[_PREFIX_BYTES:])
+    return Header(specs=tuple(map(TensorSpec._make, specs)), pickled=pickled)
 
 
 def _blocks(header: bytes) -> tuple[Tensor, ...]:
@@ -416,3 +278,140 @@ def _refusal(kind: Kind, message: Message, what: str, remedy: str) -> ConfigErro
     return ConfigError(
         f"the {kind.value} of minibatch {message.minibatch} holds {what}", remedy=remedy
     )
+
+
+class _TensorTable:
+    """Tensors of a packet, each once.
+
+    Attributes:
+        specs: what the receiver must know of each.
+        originals: those that were not copied, as :class:`Packet` has them.
+        size_bytes: of all that have data.
+        inline_bytes: of those whose bytes are in their specs.
+    """
+
+    def __init__(self) -> None:
+        self.specs: list[TensorSpec] = []
+        self.originals: list[tuple[Tensor, int]] = []
+        self.size_bytes = 0
+        self.inline_bytes = 0
+        self._flat: list[Tensor] = []
+        self._index: dict[int, int] = {}
+        self._alive: list[Tensor] = []  # an id is good as long as its object lives
+
+    def index(self, tensor: Tensor, *, requires_grad: bool) -> int:
+        """Number of a tensor, which is added if it is new."""
+        if id(tensor) not in self._index:
+            spec, flat = describe(
+                tensor,
+                requires_grad=requires_grad,
+                inline_bytes=INLINE_BYTES - self.inline_bytes,
+            )
+            self._index[id(tensor)] = len(self.specs)
+            self._alive.append(tensor)
+            self.specs.append(spec)
+            self._flat.append(flat)
+            self.size_bytes += 0 if spec.where == "meta" else spec.size_bytes
+            self.inline_bytes += len(spec.data or b"")
+            # What was copied may change, and inference tensors have no version counter.
+            copied = spec.data is not None or flat.data_ptr() != tensor.data_ptr()
+            if not copied and not tensor.is_inference():
+                # A detached tensor shares the counter.
+                self.originals.append((tensor.detach(), tensor._version))
+        return self._index[id(tensor)]
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._index
+
+    def following(self, where: str) -> tuple[Tensor, ...]:
+        """Bytes of the tensors that follow the header."""
+        pairs = zip(self.specs, self._flat, strict=True)
+        return tuple(f for spec, f in pairs if spec.data is None and spec.where == where)
+
+
+def _pickled(kind: Kind, message: Message, table: _TensorTable) -> bytes:
+    """A message with numbers in place of its tensors.
+
+    A tree of plain containers is pickled as it is. In another one numbers stand for the leaves, so
+    that of its nodes goes what they flatten to: no caches. A class that is registered as a node
+    must therefore take anything as a leaf while it is flattened and put together, and be picklable.
+
+    Raises:
+        Unsendable: a tensor that is no plain one, or whose gradient would be lost.
+    """
+    leaves: list[Any] = []
+    plain = _add_leaves_of_plain(message.tree, leaves)
+    if not plain:
+        leaves = pytree.tree_leaves(message.tree)
+    differentiable = kind in (Kind.ACTIVATION, Kind.BATCH)
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            continue
+        if kind is Kind.BATCH and leaf.grad_fn is not None and leaf not in table:
+            raise Unsendable(
+                "a tensor computed from parameters, to which no gradient would come back",
+                remedy="compute it within the layers, or from their result",
+            )
+        table.index(leaf, requires_grad=differentiable and leaf.requires_grad)
+    content: tuple[Any, ...] = kind.value, message.minibatch, dict(message.meta)
+    if plain:
+        content = *content, message.tree, None
+    else:
+        numbers = iter(range(len(leaves)))
+        content = *content, pytree.tree_map(lambda _: next(numbers), message.tree), leaves
+    file = io.BytesIO()
+    _Pickler(file, table, differentiable=differentiable).dump(content)
+    return file.getvalue()
+
+
+def _unpickled(data: bytes, tensors: Sequence[Tensor]) -> tuple[Kind, Message]:
+    """The message that :func:`_pickled` was given, with the tensors of its packet."""
+    kind, minibatch, meta, tree, leaves = _Unpickler(io.BytesIO(data), tensors).load()
+    if leaves is not None:
+        tree = pytree.tree_map(leaves.__getitem__, tree)
+    return Kind(kind), Message(minibatch=minibatch, meta=meta, tree=tree)
+
+
+class _Pickler(pickle.Pickler):
+    """Puts numbers for tensors, wherever in an object they are."""
+
+    def __init__(self, file: io.BytesIO, table: _TensorTable, *, differentiable: bool) -> None:
+        super().__init__(file, protocol=5)
+        self._table = table
+        self._differentiable = differentiable
+
+    def persistent_id(self, value: object) -> int | None:
+        if not isinstance(value, Tensor):
+            return None
+        if self._differentiable and value.requires_grad and value not in self._table:
+            raise Unsendable(
+                "a tensor that requires a gradient inside of what is no pytree node",
+                remedy="hand on tuples, lists, dicts or sparse tensors, or register the class "
+                "by torch.utils._pytree.register_pytree_node",
+            )
+        return self._table.index(value, requires_grad=False)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_load(self, number: int) -> Tensor:
+        return self._tensors[number]
+
+
+def _add_leaves_of_plain(tree: Any, leaves: list[Any]) -> bool:
+    """Whether a tree's nodes are lists, tuples and dicts, and no subclasses.
+
+    Only then all of its leaves are added, in pytree's order.
+    """
+    kind = type(tree)
+    if kind is dict:
+        return all(_add_leaves_of_plain(each, leaves) for each in tree.values())
+    if kind is list or kind is tuple:
+        return all(_add_leaves_of_plain(each, leaves) for each in tree)
+    if not pytree.tree_is_leaf(tree):
+        return False
+    leaves.append(tree)
+    return True

@@ -8,19 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsepipe.runtime.transport import point_to_point
 from sparsepipe.runtime.transport.point_to_point import (
     MOST_BYTES,
-    How,
     RepeatedSizes,
-    set_transfer_mode,
-    transfer_mode_of,
+    TransferMode,
 )
 from sparsepipe.runtime.transport.serialization import end_block, missing_bytes
 from tests.support.processes import run
 from tests.support.transport_cases import A, message, network
 
-_PLAIN, _BEGINS, _AWAITED = How(False, False), How(False, True), How(True, True)
+_PLAIN, _BEGINS = TransferMode(False, False), TransferMode(False, True)
+_AWAITED = TransferMode(True, True)
 
 
 @pytest.mark.parametrize(
@@ -46,10 +44,10 @@ def test_sizes_that_come_three_times_running_are_asked_for(sizes: str, how: str)
 
 
 @pytest.mark.parametrize("how", [_PLAIN, _BEGINS, _AWAITED])
-def test_a_header_says_how(how: How) -> None:
+def test_a_header_says_how(how: TransferMode) -> None:
     block = end_block()
-    set_transfer_mode(block, how)
-    assert transfer_mode_of(block) == how
+    how.write(block)
+    assert TransferMode.read(block) == how
     assert missing_bytes(block) is None
 
 
@@ -61,11 +59,13 @@ def mixed_rank(rank: int) -> tuple[list[bool], int]:
     """Sends packets alike and not; which were asked for beforehand, and buffers left in use."""
     awaited = []
 
-    def noted(block: Tensor) -> How:
-        awaited.append(transfer_mode_of(block).awaited)
-        return transfer_mode_of(block)
+    read = TransferMode.read
 
-    point_to_point.transfer_mode_of = noted
+    def noted(block: Tensor) -> TransferMode:
+        awaited.append(read(block).posted)
+        return read(block)
+
+    TransferMode.read = noted  # type: ignore[method-assign]
     net = network("1-1", rank)
     for m, rows in enumerate(_ROWS * 2):
         values = torch.arange(rows) * (m + 1)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsepipe.runtime.transport.buffer_pool import SMALLEST_BYTES, BufferPool, size_class_bytes
-from sparsepipe.runtime.transport.channel import Ended, Mailbox
+from sparsepipe.runtime.transport.channel import BoundedQueue, Ended
 
 MIB = 1 << 20
 
@@ -92,7 +92,7 @@ def test_giving_back_twice_is_a_mistake() -> None:
 
 
 def test_a_mailbox_keeps_order_and_ends() -> None:
-    box: Mailbox[int] = Mailbox(3)
+    box: BoundedQueue[int] = BoundedQueue(3)
     for i in range(3):
         box.put(i)
     box.end()
@@ -102,7 +102,7 @@ def test_a_mailbox_keeps_order_and_ends() -> None:
 
 
 def test_a_full_mailbox_makes_the_producer_wait() -> None:
-    box: Mailbox[int] = Mailbox(2)
+    box: BoundedQueue[int] = BoundedQueue(2)
     box.put(0)
     box.put(1)
     with pytest.raises(TimeoutError):
@@ -113,7 +113,7 @@ def test_a_full_mailbox_makes_the_producer_wait() -> None:
 
 
 def test_a_mailbox_with_less_room_for_a_producer() -> None:
-    box: Mailbox[int] = Mailbox(2)
+    box: BoundedQueue[int] = BoundedQueue(2)
     box.put(0, room=1)
     with pytest.raises(TimeoutError):
         box.put(1, room=1, limit_s=0.01)
@@ -124,7 +124,7 @@ def test_a_mailbox_with_less_room_for_a_producer() -> None:
 
 
 def test_an_empty_mailbox_makes_the_consumer_wait() -> None:
-    box: Mailbox[int] = Mailbox(1)
+    box: BoundedQueue[int] = BoundedQueue(1)
     with pytest.raises(TimeoutError):
         box.get(limit_s=0.01)
     threading.Timer(0.05, box.put, [5]).start()
@@ -133,7 +133,7 @@ def test_an_empty_mailbox_makes_the_consumer_wait() -> None:
 
 @pytest.mark.parametrize("side", ["put", "get"])
 def test_a_failure_wakes_who_waits(side: str) -> None:
-    box: Mailbox[int] = Mailbox(1)
+    box: BoundedQueue[int] = BoundedQueue(1)
     if side == "put":
         box.put(0)
     threading.Timer(0.05, box.fail, [OSError("broken")]).start()
@@ -146,7 +146,7 @@ def test_a_failure_wakes_who_waits(side: str) -> None:
 
 
 def test_a_consumer_that_left_wants_nothing() -> None:
-    box: Mailbox[int] = Mailbox(1)
+    box: BoundedQueue[int] = BoundedQueue(1)
     box.put(0)
     box.discard()
     for i in range(5):
