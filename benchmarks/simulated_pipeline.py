@@ -40,7 +40,7 @@ from pipeline_workloads import Vgg, Workload
 
 from sparsepipe.cluster import Link
 from sparsepipe.profiling import Profile
-from sparsepipe.runtime.bandwidth import Bench, Effort, Sending, time_pairs
+from sparsepipe.runtime.bandwidth import Benchmark, MessageTime, TimingBudget, time_pairs
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
 from sparsepipe.simulate.engine import Setting
@@ -106,10 +106,10 @@ class Compared:
         return found[kind]
 
 
-def sent(rank: int) -> list[Sending]:
+def sent(rank: int) -> list[MessageTime]:
     """Times messages between two ranks."""
     process_group.join("gloo", timeout_s=TIMEOUT_S)
-    bench = Bench(Effort(repeats=20, warmups=3, most_s=5.0, timeout_s=TIMEOUT_S))
+    bench = Benchmark(TimingBudget(repeats=20, warmups=3, most_s=5.0, timeout_s=TIMEOUT_S))
     found = time_pairs(bench, [(0, 1)], [LINK_BYTES])
     bench.close()
     process_group.leave()

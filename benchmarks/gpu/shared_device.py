@@ -20,7 +20,7 @@ from pipeline_workloads import Vgg
 from records import Row, Rows
 from torch import Tensor
 
-from sparsepipe.runtime.bandwidth import Bench, Effort, time_pairs
+from sparsepipe.runtime.bandwidth import Benchmark, TimingBudget, time_pairs
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.schedule import Plan
 
@@ -120,8 +120,8 @@ def _weights(way: Way, kind: str) -> dict[str, Tensor]:
 def _sendings(device: torch.device) -> list[dict[str, Any]]:
     """How long messages take from device memory to device memory, by way of the host."""
     process_group.join("gloo", timeout_s=_LIMIT_S)
-    effort = Effort(repeats=20, warmups=3, most_s=2.0, timeout_s=_LIMIT_S)
-    bench = Bench(effort, device=device)
+    effort = TimingBudget(repeats=20, warmups=3, most_s=2.0, timeout_s=_LIMIT_S)
+    bench = Benchmark(effort, device=device)
     found = time_pairs(bench, [(0, 1)], _SIZES_BYTES)
     bench.close()
     one_way = [sending for sending in found if not sending.both_ways]

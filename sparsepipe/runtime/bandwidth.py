@@ -1,4 +1,4 @@
-"""What measurements between ranks share: how often, in whose turn, and what is said of failures."""
+"""How fast ranks communicate: messages over the pipeline's transport, and sums over ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparsepipe.schedule import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
+class TimingBudget:
     """How often something is timed, and how long that may take.
 
     Attributes:
@@ -37,11 +37,7 @@ class Effort:
     timeout_s: float
 
     def times_s(self, exchange: Callable[[bool], None]) -> list[float]:
-        """Times of an exchange.
-
-        Args:
-            exchange: does it once; is told whether that is the last time.
-        """
+        """Times of an exchange, which is passed whether it is the last one."""
         begun_s, warm, counted = time.perf_counter(), 0, list[float]()
         while True:
             start_s = time.perf_counter()
@@ -63,45 +59,42 @@ class Effort:
         return warmups, min(self.repeats, room - warmups)
 
 
-class Bench:
+class Benchmark:
     """All ranks at one measurement after the other; every rank makes one at the same time.
 
     Args:
-        effort: how often.
-        device: where what is sent lies.
+        budget: how often.
+        device: where what is sent lies; by default the host.
         direct: messages between CUDA devices go over NCCL.
     """
 
     def __init__(
-        self, effort: Effort, *, device: torch.device | None = None, direct: bool = False
+        self, budget: TimingBudget, *, device: torch.device | None = None, direct: bool = False
     ) -> None:
-        self.effort = effort
+        self.budget = budget
         self.device = device or torch.device("cpu")
         self.direct = direct
         everyone = list(range(dist.get_world_size()))
-        self._everyone = new_group(everyone, backend="gloo", timeout_s=effort.timeout_s)
+        self._everyone = new_group(everyone, backend="gloo", timeout_s=budget.timeout_s)
 
     @contextmanager
     def turn(self, what: str) -> Iterator[None]:
-        """A measurement by some of the ranks, for whose end all others wait.
+        """Put around a measurement by some of the ranks, for whose end all others wait.
 
         Args:
-            what: it is, as "timing ranks 0 and 1".
+            what: as in "timing ranks 0 and 1".
         """
         try:
-            try:
-                yield
-            except Exception:
-                raise
-            with collective(f"the meeting after {what}", self._everyone):
+            yield
+            with collective(f"waiting for the end of {what}", self._everyone):
                 dist.barrier(self._everyone)
         except TransportError as error:
             error.message += f" (while {what})"
             error.remedy = error.remedy.replace(AGAIN, "run the command again")
             raise
 
-    def settle(self) -> None:
-        """Waits for what this rank's device has been asked for."""
+    def synchronize(self) -> None:
+        """Waits for the work on this rank's device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -110,11 +103,8 @@ class Bench:
         dist.destroy_process_group(self._everyone)
 
 
-_TWO = Plan.of(config="1-1", cuts=[1], num_layers=2)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sending:
+class MessageTime:
     """How long a message takes from one rank to another.
 
     Attributes:
@@ -122,8 +112,7 @@ class Sending:
         target: rank.
         size_bytes: of the message's tensor.
         both_ways: ``target`` sends as much to ``source`` at the same time.
-        seconds: median from handing it over to hearing that it has come, which takes an empty
-            message back.
+        seconds: median from the send to the arrival of the answer, an empty message.
         latency_s: median of half the time that an empty message takes there and back.
         repeats: that count.
     """
@@ -158,14 +147,14 @@ def pairs_of(hosts: Sequence[int], *, all_up_to: int) -> list[tuple[int, int]]:
 
 
 def time_pairs(
-    bench: Bench, pairs: Sequence[tuple[int, int]], sizes_bytes: Sequence[int]
-) -> list[Sending]:
+    benchmark: Benchmark, pairs: Sequence[tuple[int, int]], sizes_bytes: Sequence[int]
+) -> list[MessageTime]:
     """Times each pair by itself, there, back, and with the largest size both ways at once.
 
     A collective: every rank must call it.
 
     Args:
-        bench: whose turn it is.
+        benchmark: of all ranks.
         pairs: of ranks, the lower one first.
         sizes_bytes: of the messages, ascending.
 
@@ -173,44 +162,47 @@ def time_pairs(
         TransportError: a rank is gone or does not answer.
 
     Returns:
-        What this rank has timed as the first of a pair or as the one that sends.
+        The times that this rank has taken as the first of a pair or as the one that sends.
     """
-    found: list[Sending] = []
+    found: list[MessageTime] = []
     for first, second in pairs:
         what = f"timing the link of ranks {first} and {second}"
-        with bench.turn(what):
-            ends = _Ends(bench, first, second)
+        with benchmark.turn(what):
+            pair = _Pair(benchmark, first, second)
         ways = [(first, second), (second, first)]
         turns = [(source, size, False) for source, _ in ways for size in [0, *sizes_bytes]]
         for source, size, both_ways in [*turns, (first, sizes_bytes[-1], True)]:
-            with bench.turn(what):
-                found += ends.time(source, size, both_ways=both_ways)
-        with bench.turn(what):
-            ends.close()
+            with benchmark.turn(what):
+                found += pair.time(source, size, both_ways=both_ways)
+        with benchmark.turn(what):
+            pair.close()
     return found
 
 
-class _Ends:
+_TWO_STAGES = Plan.of(config="1-1", cuts=[1], num_layers=2)
+
+
+class _Pair:
     """Two ranks and the channels between them; the other ranks only stand by."""
 
-    def __init__(self, bench: Bench, first: int, second: int) -> None:
+    def __init__(self, benchmark: Benchmark, first: int, second: int) -> None:
         self._me = dist.get_rank()
         self._kinds = {first: Kind.ACTIVATION, second: Kind.GRADIENT}  # that each sends
         self._other = {first: second, second: first}.get(self._me)
-        self._bench = bench
+        self._benchmark = benchmark
         self._sent, self._came = count(), count()
         self._latency_s = 0.0
         self._network = Network(
-            _TWO,
+            _TWO_STAGES,
             self._me,
-            timeout_s=bench.effort.timeout_s,
-            device=bench.device,
-            direct=bench.direct,
+            timeout_s=benchmark.budget.timeout_s,
+            device=benchmark.device,
+            direct=benchmark.direct,
             ranks=(first, second),
         )
 
-    def time(self, source: int, size_bytes: int, *, both_ways: bool) -> list[Sending]:
-        """The figure if this rank is ``source``; a measurement without bytes is the latency."""
+    def time(self, source: int, size_bytes: int, *, both_ways: bool) -> list[MessageTime]:
+        """The time if this rank is ``source``; a measurement without bytes is the latency."""
         if self._other is None:
             return []
         leads = self._me == source
@@ -219,13 +211,13 @@ class _Ends:
             while not self._follow(load):
                 pass
             return []
-        times_s = self._bench.effort.times_s(lambda last: self._lead(load, last, both_ways))
+        times_s = self._benchmark.budget.times_s(lambda last: self._lead(load, last, both_ways))
         seconds = statistics.median(times_s)
         if not size_bytes:
             self._latency_s = seconds / 2
             return []
         return [
-            Sending(
+            MessageTime(
                 source=source,
                 target=self._other,
                 size_bytes=size_bytes,
@@ -243,12 +235,12 @@ class _Ends:
         if not size_bytes:
             return None
         # Written to, since pages that never were are all one page of zeros.
-        load = torch.ones(size_bytes, dtype=torch.uint8, device=self._bench.device)
-        self._bench.settle()
+        load = torch.ones(size_bytes, dtype=torch.uint8, device=self._benchmark.device)
+        self._benchmark.synchronize()
         return load
 
     def _lead(self, load: Any, last: bool, both_ways: bool) -> None:
-        """One exchange: what is to be timed, and word that it has come."""
+        """One exchange: the message to be timed, and the answer."""
         self._send(load, last=last)
         self._receive()
         if both_ways:
@@ -287,13 +279,13 @@ How = Literal["all_reduce", "replicas"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reduction:
+class ReductionTime:
     """How long ranks take for a sum over all of them.
 
     Attributes:
         ranks: that take part.
-        how: ``all_reduce`` is torch's, as data parallelism uses it; ``replicas`` the ordered
-            sum by which the replicas of a stage average gradients, in the way for their hosts.
+        how: ``all_reduce`` is torch's, as data parallelism uses it; ``replicas`` the ordered sum by
+            which the replicas of a stage average gradients.
         size_bytes: of the vector.
         seconds: median.
         repeats: that count.
@@ -318,65 +310,67 @@ def groups_of(hosts: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def time_reductions(
-    bench: Bench, groups: Sequence[tuple[int, ...]], sizes_bytes: Sequence[int]
-) -> list[Reduction]:
+    benchmark: Benchmark, groups: Sequence[tuple[int, ...]], sizes_bytes: Sequence[int]
+) -> list[ReductionTime]:
     """Times sums of float32 over each group by itself; a collective of all ranks.
 
     Args:
-        bench: whose turn it is.
+        benchmark: of all ranks.
         groups: ranks that sum.
         sizes_bytes: of the vectors; what is no multiple of 4 is rounded down.
 
     Raises:
-        TransportError: a rank is gone or did not come.
+        TransportError: a rank is gone or did not take part.
 
     Returns:
-        What this rank has timed as the first of a group.
+        The times that this rank has taken as the first of a group.
     """
-    found: list[Reduction] = []
-    backend = dist.get_backend()
+    found: list[ReductionTime] = []
+    hows: tuple[How, ...] = ("all_reduce", "replicas")
     for ranks in groups:
         what = f"timing sums over ranks {', '.join(map(str, ranks))}"
-        with bench.turn(what):
-            made = new_group(list(ranks), backend=backend, timeout_s=bench.effort.timeout_s)
-        hows: tuple[How, ...] = ("all_reduce", "replicas")
+        with benchmark.turn(what):
+            timeout_s = benchmark.budget.timeout_s
+            made = new_group(list(ranks), backend=dist.get_backend(), timeout_s=timeout_s)
         for how in hows:
             for size_bytes in sizes_bytes:
-                with bench.turn(what):
+                with benchmark.turn(what):
                     if dist.get_rank() in ranks:
-                        found += _timed(bench, made, ranks, how, size_bytes)
+                        found += _reduction_time(benchmark, made, ranks, how, size_bytes)
         if dist.get_rank() in ranks:
             dist.destroy_process_group(made)
     return found
 
 
-def _timed(
-    bench: Bench, made: Any, ranks: tuple[int, ...], how: How, size_bytes: int
-) -> list[Reduction]:
+def _reduction_time(
+    benchmark: Benchmark, made: Any, ranks: tuple[int, ...], how: How, size_bytes: int
+) -> list[ReductionTime]:
     length = max(1, size_bytes // 4)
-    reduce = _sum_of(bench, made, how, length)
+    reduce = _sum_of(benchmark, made, how, length)
+    over_gloo = dist.get_backend(made) == "gloo"
 
     def exchange_s() -> float:
         start_s = time.perf_counter()
         reduce()
-        bench.settle()
+        benchmark.synchronize()
         return time.perf_counter() - start_s
 
     def slowest_s(own_s: float) -> float:
         """Of all ranks, which must do it equally often."""
-        found_s = torch.tensor([own_s], dtype=torch.float64, device=_place(bench, made))
+        place = "cpu" if over_gloo else benchmark.device
+        found_s = torch.tensor([own_s], dtype=torch.float64, device=place)
         dist.all_reduce(found_s, op=dist.ReduceOp.MAX, group=made)
         return float(found_s)
 
     with collective(f"a sum over {length} numbers", made):
         times_s = [exchange_s()]  # connects, which counts only where there is no time for others
-        if slowest_s(times_s[0]) <= bench.effort.most_s:
-            warmups, repeats = bench.effort.within(slowest_s(exchange_s()))
+        if slowest_s(times_s[0]) <= benchmark.budget.most_s:
+            warmups, repeats = benchmark.budget.within(slowest_s(exchange_s()))
             times_s = [exchange_s() for _ in range(warmups + repeats)][warmups:]
     if dist.get_rank() != ranks[0]:
         return []
     return [
-        Reduction(
+        ReductionTime(
             ranks=ranks,
             how=how,
             size_bytes=4 * length,
@@ -386,14 +380,9 @@ def _timed(
     ]
 
 
-def _sum_of(bench: Bench, made: Any, how: How, length: int) -> Callable[[], None]:
+def _sum_of(benchmark: Benchmark, made: Any, how: How, length: int) -> Callable[[], None]:
     if how == "replicas":
-        total = OrderedSum(made, length=length, dtype=torch.float32, device=bench.device)
+        total = OrderedSum(made, length=length, dtype=torch.float32, device=benchmark.device)
         return total.reduce
-    vector = torch.zeros(length, device=bench.device)
+    vector = torch.zeros(length, device=benchmark.device)
     return lambda: dist.all_reduce(vector, group=made)
-
-
-def _place(bench: Bench, made: Any) -> torch.device:
-    """Where a group's own words lie."""
-    return torch.device("cpu") if dist.get_backend(made) == "gloo" else bench.device

@@ -19,8 +19,8 @@ from sparsepipe.planning.links import Links, as_json, as_rows, as_text, doubts
 from sparsepipe.planning.measured_device import words_of_machine
 from sparsepipe.planning.placing import cuda_devices
 from sparsepipe.runtime.bandwidth import (
-    Bench,
-    Effort,
+    Benchmark,
+    TimingBudget,
     groups_of,
     pairs_of,
     time_pairs,
@@ -72,7 +72,7 @@ class Bandwidth(Task):
             Stopped: a signal ended it.
         """
         sizes = sorted({*(SIZES_BYTES if self.sizes_bytes is None else self.sizes_bytes)})
-        effort = Effort(
+        effort = TimingBudget(
             repeats=self.repeats,
             warmups=self.warmups,
             most_s=self.most_s,
@@ -84,7 +84,7 @@ class Bandwidth(Task):
         host_of = _host_names(run.places, node_of)
         pairs = pairs_of(node_of, all_up_to=self.all_pairs_up_to)
         _log_pairs(len(pairs), run.ranks, all_pairs_up_to=self.all_pairs_up_to)
-        bench = Bench(effort, device=_device(run, nodes), direct=self.direct)
+        bench = Benchmark(effort, device=_device(run, nodes), direct=self.direct)
         sendings = process_group.gather_objects(time_pairs(bench, pairs, sizes))
         groups = groups_of(node_of)
         reductions = process_group.gather_objects(time_reductions(bench, groups, sizes))

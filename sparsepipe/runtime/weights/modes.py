@@ -1,6 +1,6 @@
-"""The ways to choose a minibatch's weights.
+"""The ways to choose a minibatch's weights, and the memory of the sets of weights in use.
 
-Versions count the updates of this rank: version v is what v updates made.
+Versions count the updates of this rank: version v is the result of v updates.
 """
 
 from __future__ import annotations
@@ -17,8 +17,21 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.weights.prediction import Predictor
 
 
+class Mode(StrEnum):
+    """Which weights a minibatch sees."""
+
+    STASH = "stash"
+    """Backward sees the weights that forward saw (PipeDream's weight stashing)."""
+    VERTICAL_SYNC = "vertical_sync"
+    """The same, and all stages use weights that include the same minibatches."""
+    SPECTRAIN = "spectrain"
+    """Forward sees a prediction of the weights that the minibatch's own update will find."""
+    NONE = "none"
+    """Forward and backward see what is there at the time: plain asynchronous training."""
+
+
 class Memory:
-    """Makes copies of the weights, counts them and uses their memory again.
+    """The sets of weights in memory: makes copies, counts them and uses their memory again.
 
     Only parameters that require a gradient are copied: nobody updates the others.
 
@@ -28,10 +41,10 @@ class Memory:
     Attributes:
         parameters: the same.
         copies: sets in use beside the one that the parameters hold.
-        peak_versions: most sets that were in use at a time, the parameters' own included.
+        peak_versions: most sets in use at a time, the parameters' own included.
         segment_peak: the same since :meth:`restart`.
-        peak_bytes: most bytes that were; as what is freed is used again, it is also all that
-            was ever taken.
+        peak_bytes: most bytes in use at a time; as what is freed is used again, it is also all that
+            was ever allocated.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -58,10 +71,10 @@ class Memory:
         return taken
 
     def move(self) -> dict[str, Tensor]:
-        """Lets the parameters go on in other memory; what they leave behind keeps its values.
+        """Lets the parameters go on in other memory; returns the old one, which keeps its values.
 
-        It is the parameters that move, since graphs hold views of the old memory that could
-        not be moved.
+        It is the parameters that move, since graphs hold views of the old memory that could not be
+        moved.
         """
         left = {}
         for name, buffer in self.take().items():
@@ -88,27 +101,13 @@ def _bytes_of(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-class Mode(StrEnum):
-    """Which weights a minibatch sees."""
-
-    STASH = "stash"
-    """Backward sees the weights that forward saw (PipeDream's weight stashing)."""
-    VERTICAL_SYNC = "vertical_sync"
-    """The same, and all stages use weights that include the same minibatches."""
-    SPECTRAIN = "spectrain"
-    """Forward sees a prediction of the weights that the minibatch's own update will find."""
-    NONE = "none"
-    """Forward and backward see what is there at the time: plain asynchronous training."""
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
-class Held:
+class WeightSet:
     """One set of weights.
 
     Attributes:
-        version: how many updates made it.
-        tensors: those of the parameters that learn; empty while the parameters themselves
-            hold them.
+        version: number of updates that led to it.
+        tensors: of the parameters that learn; empty while the parameters themselves hold them.
         users: minibatches in flight on it.
     """
 
@@ -117,35 +116,35 @@ class Held:
     users: int = 0
 
 
-class Keeper:
-    """Chooses the weights of the minibatches in flight; this one keeps nothing for them.
+class Policy:
+    """Chooses the weights of the minibatches in flight; this one is mode ``none``.
 
     Every minibatch uses the parameters' own memory.
 
     Args:
-        memory: where the weights are.
+        memory: of the weights.
 
     Attributes:
-        version: of what the parameters hold.
+        version: that the parameters hold.
     """
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self.version = 0
 
-    def take(self, *, ahead: int, included: int | None) -> Held:
+    def take(self, *, ahead: int, included: int | None) -> WeightSet:
         """The weights for a minibatch that begins."""
-        return Held(version=self.version)
+        return WeightSet(version=self.version)
 
-    def again(self, held: Held, *, ahead: int) -> int:
-        """Prepares the weights of a minibatch for its backward; their version."""
+    def again(self, weights: WeightSet, *, ahead: int) -> int:
+        """Prepares the weights of a minibatch for its backward; returns their version."""
         return self.version
 
-    def give(self, held: Held) -> None:
+    def give(self, weights: WeightSet) -> None:
         """A minibatch has ended."""
 
     def keep_from(self, included: int | None) -> None:
-        """No later minibatch will ask for weights that include fewer; None: none will come."""
+        """No later minibatch needs weights that include fewer; None: no minibatch will come."""
 
     def before_update(self) -> None:
         """The parameters are about to change."""
@@ -159,36 +158,36 @@ class Keeper:
         self.version = 0
 
 
-class Stash(Keeper):
+class Stash(Policy):
     """Copies on write: the parameters move on if somebody still needs what they hold."""
 
     def __init__(self, memory: Memory) -> None:
         super().__init__(memory)
-        self._live = Held(version=0)
-        self._kept: dict[int, Held] = {}  # sets that the parameters left behind
-        self._needed_from = math.inf  # the oldest version that may be asked for by number
+        self._live = WeightSet(version=0)
+        self._kept: dict[int, WeightSet] = {}  # sets that the parameters left behind
+        self._needed_from = math.inf  # the oldest version that may be needed by number
         self._marks: dict[str, tuple[int, bool]] = {}
 
-    def take(self, *, ahead: int, included: int | None) -> Held:
+    def take(self, *, ahead: int, included: int | None) -> WeightSet:
         return self._use(self._live)
 
-    def _use(self, held: Held) -> Held:
-        if held is self._live:
-            if held.users:
+    def _use(self, weights: WeightSet) -> WeightSet:
+        if weights is self._live:
+            if weights.users:
                 self._check_untouched()
             else:
                 self._marks = self._mark()
-        held.users += 1
-        return held
+        weights.users += 1
+        return weights
 
-    def again(self, held: Held, *, ahead: int) -> int:
-        if held is self._live:
+    def again(self, weights: WeightSet, *, ahead: int) -> int:
+        if weights is self._live:
             self._check_untouched()
-        return held.version
+        return weights.version
 
-    def give(self, held: Held) -> None:
-        held.users -= 1
-        assert held.users >= 0
+    def give(self, weights: WeightSet) -> None:
+        weights.users -= 1
+        assert weights.users >= 0
         self._drop_unneeded()
 
     def before_update(self) -> None:
@@ -199,7 +198,7 @@ class Stash(Keeper):
         left = self._live
         left.tensors = self._memory.move()
         self._kept[left.version] = left
-        self._live = Held(version=left.version)
+        self._live = WeightSet(version=left.version)
 
     def after_update(self) -> None:
         super().after_update()
@@ -211,8 +210,8 @@ class Stash(Keeper):
         self._live.version = 0
 
     def _drop_unneeded(self) -> None:
-        for version, held in list(self._kept.items()):
-            if not held.users and version < self._needed_from:
+        for version, weights in list(self._kept.items()):
+            if not weights.users and version < self._needed_from:
                 self._memory.give_back(self._kept.pop(version).tensors)
 
     def _mark(self) -> dict[str, tuple[int, bool]]:
@@ -220,7 +219,7 @@ class Stash(Keeper):
         return {name: (p._version, p.requires_grad) for name, p in parameters}
 
     def _check_untouched(self) -> None:
-        """Graphs in flight share the parameters' memory, and autograd would not notice.
+        """Graphs in flight share the parameters' memory, and autograd would not notice a change.
 
         Raises:
             ConfigError: naming the parameter that was written to, frozen or unfrozen.
@@ -238,7 +237,7 @@ class VerticalSync(Stash):
     """Chooses among kept versions the one that includes the same minibatches as stage 0's.
 
     Args:
-        memory: where they are.
+        memory: of the weights.
         replicas: minibatches that one update of this stage includes.
     """
 
@@ -247,8 +246,8 @@ class VerticalSync(Stash):
         self._replicas = replicas
         self._needed_from = 0
 
-    def take(self, *, ahead: int, included: int | None) -> Held:
-        assert included is not None, "vertical sync is told what stage 0's weights include"
+    def take(self, *, ahead: int, included: int | None) -> WeightSet:
+        assert included is not None, "vertical sync needs to know what stage 0's weights include"
         self.keep_from(included)
         version = included // self._replicas
         assert version <= self.version, f"version {version} is not there yet"
@@ -266,14 +265,14 @@ class VerticalSync(Stash):
         self._needed_from = 0
 
 
-class SpecTrain(Keeper):
+class SpecTrain(Policy):
     """Each minibatch has a prediction of its own.
 
     Args:
-        memory: where they are.
-        predictor: makes them.
-        predict_backward: predict anew for the backward, over the values that the forward
-            used: gradients of layers then use the forward's activations and the new weights.
+        memory: of the weights.
+        predictor: makes the predictions.
+        predict_backward: predict anew for the backward, over the values that the forward used:
+            gradients of layers then use the forward's activations and the new weights.
     """
 
     def __init__(self, memory: Memory, predictor: Predictor, *, predict_backward: bool) -> None:
@@ -281,26 +280,16 @@ class SpecTrain(Keeper):
         self._predictor = predictor
         self._predict_backward = predict_backward
 
-    def take(self, *, ahead: int, included: int | None) -> Held:
-        held = Held(version=self.version, tensors=self._memory.take(), users=1)
-        self._predictor.into(held.tensors, updates=ahead)
-        return held
+    def take(self, *, ahead: int, included: int | None) -> WeightSet:
+        weights = WeightSet(version=self.version, tensors=self._memory.take(), users=1)
+        self._predictor.into(weights.tensors, updates=ahead)
+        return weights
 
-    def again(self, held: Held, *, ahead: int) -> int:
+    def again(self, weights: WeightSet, *, ahead: int) -> int:
         if not self._predict_backward:
-            return held.version
-        self._predictor.into(held.tensors, updates=ahead)
+            return weights.version
+        self._predictor.into(weights.tensors, updates=ahead)
         return self.version
 
-    def give(self, held: Held) -> None:
-        self._memory.give_back(held.tensors)
-
-
-def leaf(parameter: nn.Parameter, tensor: Tensor | None) -> Tensor:
-    """A leaf of a graph, on ``tensor``'s memory, or on the parameter's.
-
-    It has a version counter of its own (that of ``detach()`` is shared): memory is written
-    to in place under graphs where a mode means it to be, and nowhere else.
-    """
-    data = parameter.data if tensor is None else tensor.data
-    return data.requires_grad_(parameter.requires_grad)
+    def give(self, weights: WeightSet) -> None:
+        self._memory.give_back(weights.tensors)

@@ -11,49 +11,48 @@ from torch.optim import Optimizer
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.weights.modes import (
-    Held,
-    Keeper,
     Memory,
     Mode,
+    Policy,
     SpecTrain,
     Stash,
     VerticalSync,
-    leaf,
+    WeightSet,
 )
 from sparsepipe.runtime.weights.prediction import Predictor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Flight:
-    held: Held
+    weights: WeightSet
     leaves: dict[str, Tensor]
 
 
 class Weights:
     """Hands each minibatch its weights, as leaves for ``torch.func.functional_call``.
 
-    Forward and backward of a minibatch may lie several updates apart. A minibatch goes
-    through :meth:`begin`, :meth:`again` and :meth:`finish`; updates happen inside
-    :meth:`updating`. Minibatches and versions count from 0 in each segment (what runs
-    between two drains, see :meth:`restart`).
+    Forward and backward of a minibatch may lie several updates apart. A minibatch goes through
+    :meth:`begin`, :meth:`again` and :meth:`finish`; updates happen inside :meth:`updating`.
+    Minibatches and versions count from 0 in each segment, which runs between two drains (see
+    :meth:`restart`).
 
-    Layers that keep something computed from their weights for the backward, as convolutions
-    under autocast keep the cast weights, go on using it: there modes ``none`` and
-    ``predict_backward`` change less than they mean to.
+    Layers that keep something computed from their weights for the backward, as convolutions under
+    autocast keep the cast weights, go on using it: there modes ``none`` and ``predict_backward``
+    change less than they mean to.
 
     Args:
         parameters: of this stage, by their names in the module, each once.
         mode: which weights a minibatch sees.
-        optimizer: what updates them; SpecTrain reads its momentum. None where nothing learns.
+        optimizer: that updates them; SpecTrain reads its momentum. None where nothing learns.
         replicas: of this stage: minibatches that one update includes.
-        predict_backward: SpecTrain predicts for the backward too, after its paper's idea.
-            Who calls says how far both look ahead.
+        predict_backward: SpecTrain predicts for the backward too, after its paper's idea. The
+            caller says how far both look ahead.
 
     Attributes:
         mode: the mode.
         predict_backward: as given.
-        version_of_forward: by minibatch, the version that its forward used (that it was
-            predicted from, for SpecTrain).
+        version_of_forward: by minibatch, the version that its forward used (that it was predicted
+            from, for SpecTrain).
         version_of_backward: the same of its backward.
 
     Raises:
@@ -70,25 +69,31 @@ class Weights:
         replicas: int = 1,
         predict_backward: bool = False,
     ) -> None:
-        self.mode = _mode(mode, predict_backward=predict_backward)
+        self.mode = _checked(mode, predict_backward=predict_backward)
         self.predict_backward = predict_backward
         self._memory = Memory(parameters)
-        self._keeper = _keeper(
-            self.mode,
-            self._memory,
-            optimizer,
-            replicas=replicas,
-            predict_backward=predict_backward,
-        )
+        self._policy = self._policy_for(optimizer, replicas=replicas)
         self._matched = self.mode is not Mode.NONE and not predict_backward
         self._flights: dict[int, _Flight] = {}
         self.version_of_forward: dict[int, int] = {}
         self.version_of_backward: dict[int, int] = {}
 
+    def _policy_for(self, optimizer: Optimizer | None, *, replicas: int) -> Policy:
+        match self.mode:
+            case Mode.STASH:
+                return Stash(self._memory)
+            case Mode.VERTICAL_SYNC:
+                return VerticalSync(self._memory, replicas=replicas)
+            case Mode.SPECTRAIN:
+                predictor = Predictor(self._memory.parameters, optimizer)
+                return SpecTrain(self._memory, predictor, predict_backward=self.predict_backward)
+            case Mode.NONE:
+                return Policy(self._memory)
+
     @property
     def version(self) -> int:
         """Updates since the segment began: the version that the parameters hold."""
-        return self._keeper.version
+        return self._policy.version
 
     @property
     def versions_alive(self) -> int:
@@ -125,36 +130,32 @@ class Weights:
             version: updates that the schedule says were made before.
             ahead: updates of this stage that SpecTrain looks ahead: those from now to the
                 minibatch's own, without that one; with ``predict_backward`` to its return.
-            included: minibatches whose gradients stage 0's weights included at this one's
-                forward there; vertical sync needs it, and it never falls.
+            included: minibatches whose gradients stage 0's weights included at this one's forward
+                there; vertical sync needs it, and it never falls.
 
         Raises:
             ConfigError: somebody changed a parameter while minibatches are in flight.
         """
         assert minibatch not in self.version_of_forward, f"minibatch {minibatch} began before"
         assert version == self.version, f"{self.version} updates, the schedule has {version}"
-        held = self._keeper.take(ahead=ahead, included=included)
+        weights = self._policy.take(ahead=ahead, included=included)
         parameters = self._memory.parameters.items()
-        leaves = {name: leaf(p, held.tensors.get(name)) for name, p in parameters}
-        self._flights[minibatch] = _Flight(held=held, leaves=leaves)
-        self.version_of_forward[minibatch] = held.version
+        leaves = {name: _leaf(p, weights.tensors.get(name)) for name, p in parameters}
+        self._flights[minibatch] = _Flight(weights=weights, leaves=leaves)
+        self.version_of_forward[minibatch] = weights.version
         return dict(leaves)
 
     def again(self, minibatch: int, *, ahead: int = 0) -> dict[str, Tensor]:
         """The leaves for a minibatch's backward: the objects that :meth:`begin` gave.
 
-        Their values are the forward's, but for mode ``none`` (the present ones) and for
-        SpecTrain's prediction at the backward.
-
-        Args:
-            minibatch: its number.
-            ahead: how many updates that prediction looks ahead.
+        Their values are the forward's, but for mode ``none`` (the present ones) and for SpecTrain's
+        prediction at the backward, which looks ``ahead`` as many updates.
 
         Raises:
             ConfigError: somebody changed a parameter while minibatches are in flight.
         """
         flight = self._flights[minibatch]
-        version = self._keeper.again(flight.held, ahead=ahead)
+        version = self._policy.again(flight.weights, ahead=ahead)
         if self._matched:
             assert version == self.version_of_forward[minibatch]
         self.version_of_backward[minibatch] = version
@@ -167,7 +168,7 @@ class Weights:
         gradients = {name: tensor.grad for name, tensor in flight.leaves.items()}
         for tensor in flight.leaves.values():
             tensor.grad = None  # whoever still holds the leaf shall not hold its gradient
-        self._keeper.give(flight.held)
+        self._policy.give(flight.weights)
         return gradients
 
     def keep_from(self, included: int | None) -> None:
@@ -175,10 +176,9 @@ class Weights:
 
         Args:
             included: no later :meth:`begin` will name fewer minibatches; may exceed what the
-                present version includes. None: there will be no other one before
-                :meth:`restart`.
+                present version includes. None: there will be no other one before :meth:`restart`.
         """
-        self._keeper.keep_from(included)
+        self._policy.keep_from(included)
 
     @contextmanager
     def updating(self) -> Iterator[None]:
@@ -187,9 +187,9 @@ class Weights:
         Raises:
             ConfigError: somebody changed a parameter while minibatches are in flight.
         """
-        self._keeper.before_update()
+        self._policy.before_update()
         yield
-        self._keeper.after_update()
+        self._policy.after_update()
 
     def restart(self) -> None:
         """After a drain: minibatches and versions count from 0, records are empty.
@@ -197,13 +197,23 @@ class Weights:
         Peaks stay, and so does the memory for copies.
         """
         assert not self._flights, f"in flight: {self.in_flight}"
-        self._keeper.restart()
+        self._policy.restart()
         self._memory.restart()
         self.version_of_forward.clear()
         self.version_of_backward.clear()
 
 
-def _mode(mode: Mode | str, *, predict_backward: bool) -> Mode:
+def _leaf(parameter: nn.Parameter, tensor: Tensor | None) -> Tensor:
+    """A leaf of a graph, on ``tensor``'s memory, or on the parameter's.
+
+    It has a version counter of its own (that of ``detach()`` is shared): memory is written to in
+    place under graphs where a mode means it to be, and nowhere else.
+    """
+    data = parameter.data if tensor is None else tensor.data
+    return data.requires_grad_(parameter.requires_grad)
+
+
+def _checked(mode: Mode | str, *, predict_backward: bool) -> Mode:
     if mode not in list(Mode):
         raise ConfigError(
             f"there is no mode {str(mode)!r} of weight versions",
@@ -215,23 +225,3 @@ def _mode(mode: Mode | str, *, predict_backward: bool) -> Mode:
             remedy="unset it, or choose the mode spectrain",
         )
     return Mode(mode)
-
-
-def _keeper(
-    mode: Mode,
-    memory: Memory,
-    optimizer: Optimizer | None,
-    *,
-    replicas: int,
-    predict_backward: bool,
-) -> Keeper:
-    match mode:
-        case Mode.STASH:
-            return Stash(memory)
-        case Mode.VERTICAL_SYNC:
-            return VerticalSync(memory, replicas=replicas)
-        case Mode.SPECTRAIN:
-            predictor = Predictor(memory.parameters, optimizer)
-            return SpecTrain(memory, predictor, predict_backward=predict_backward)
-        case Mode.NONE:
-            return Keeper(memory)

@@ -15,10 +15,10 @@ import torch
 
 from sparsepipe.runtime import bandwidth
 from sparsepipe.runtime.bandwidth import (
-    Bench,
-    Effort,
-    Reduction,
-    Sending,
+    Benchmark,
+    MessageTime,
+    ReductionTime,
+    TimingBudget,
     groups_of,
     pairs_of,
     time_pairs,
@@ -33,7 +33,7 @@ from tests.support.waiting import LONG_S
 SIZES = [4096, 200_000]
 DELAY_S = 0.3
 TICK_S = 0.001
-EFFORT = Effort(repeats=3, warmups=0, most_s=30.0, timeout_s=LONG_S)
+EFFORT = TimingBudget(repeats=3, warmups=0, most_s=30.0, timeout_s=LONG_S)
 
 
 def delay(to_rank: int, least_bytes: int) -> None:
@@ -48,10 +48,10 @@ def delay(to_rank: int, least_bytes: int) -> None:
     Wire.begin = late  # type: ignore[method-assign]
 
 
-def late_rank(rank: int) -> list[Sending]:
+def late_rank(rank: int) -> list[MessageTime]:
     if rank == 1:
         delay(to_rank=0, least_bytes=SIZES[-1])
-    bench = Bench(EFFORT)
+    bench = Benchmark(EFFORT)
     found = time_pairs(bench, [(0, 1)], SIZES)
     bench.close()
     return found
@@ -90,7 +90,7 @@ def tell_time_by_messages(rank: int, late_s: Callable[[int, Any], float]) -> Non
     bandwidth.time = SimpleNamespace(perf_counter=lambda: now_s)  # type: ignore[attr-defined]
 
 
-def asymmetric_rank(rank: int) -> list[Sending]:
+def asymmetric_rank(rank: int) -> list[MessageTime]:
     """Large messages from rank 2 to rank 1 are late, no others."""
 
     def late_s(to_rank: int, tree: Any) -> float:
@@ -98,7 +98,7 @@ def asymmetric_rank(rank: int) -> list[Sending]:
         return DELAY_S if large and (rank, to_rank) == (2, 1) else 0.0
 
     tell_time_by_messages(rank, late_s)
-    bench = Bench(EFFORT)
+    bench = Benchmark(EFFORT)
     found = time_pairs(bench, pairs_of([0, 0, 0], all_up_to=8), SIZES)
     bench.close()
     return found
@@ -144,10 +144,10 @@ def count_sums(least_s: float) -> list[int]:
     return numbers
 
 
-def short_rank(rank: int) -> tuple[list[Sending], list[Reduction], list[int]]:
+def short_rank(rank: int) -> tuple[list[MessageTime], list[ReductionTime], list[int]]:
     """There is no time for a second message."""
     numbers = count_sums(least_s=1e-6)
-    bench = Bench(Effort(repeats=50, warmups=20, most_s=0.0, timeout_s=LONG_S))
+    bench = Benchmark(TimingBudget(repeats=50, warmups=20, most_s=0.0, timeout_s=LONG_S))
     sendings = time_pairs(bench, [(0, 1)], SIZES)
     reductions = time_reductions(bench, groups_of([0, 0]), SIZES)
     bench.close()
@@ -162,9 +162,9 @@ def test_a_slow_link_is_timed_once_at_least() -> None:
         assert numbers == [1] * 4  # of each size either way
 
 
-def slow_sums_rank(rank: int) -> tuple[list[Reduction], list[int]]:
+def slow_sums_rank(rank: int) -> tuple[list[ReductionTime], list[int]]:
     numbers = count_sums(least_s=0.1)
-    bench = Bench(Effort(repeats=50, warmups=20, most_s=0.35, timeout_s=LONG_S))
+    bench = Benchmark(TimingBudget(repeats=50, warmups=20, most_s=0.35, timeout_s=LONG_S))
     found = time_reductions(bench, groups_of([0, 0]), SIZES[:1])
     bench.close()
     return found, numbers
@@ -183,12 +183,12 @@ def test_warm_ups_keep_to_the_time_as_well() -> None:
     [(0.01, (3, 10)), (0.1, (3, 7)), (0.24, (3, 1)), (0.3, (2, 1)), (0.6, (0, 1)), (9.0, (0, 1))],
 )
 def test_what_fits_is_repeated(once_s: float, expected: tuple[int, int]) -> None:
-    effort = Effort(repeats=10, warmups=3, most_s=1.0, timeout_s=LONG_S)
+    effort = TimingBudget(repeats=10, warmups=3, most_s=1.0, timeout_s=LONG_S)
     assert effort.within(once_s) == expected
 
 
-def sums_rank(rank: int) -> list[Reduction]:
-    bench = Bench(EFFORT)
+def sums_rank(rank: int) -> list[ReductionTime]:
+    bench = Benchmark(EFFORT)
     found = time_reductions(bench, groups_of([0, 0, 1]), SIZES)
     bench.close()
     return found
@@ -216,7 +216,7 @@ def killed_rank(rank: int) -> None:
         return begin(self, packet, **options)
 
     Wire.begin = die  # type: ignore[method-assign]
-    time_pairs(Bench(EFFORT), pairs_of([0, 0, 0], all_up_to=8), SIZES)
+    time_pairs(Benchmark(EFFORT), pairs_of([0, 0, 0], all_up_to=8), SIZES)
 
 
 def test_a_dead_rank_ends_the_others() -> None:
@@ -231,7 +231,7 @@ def test_a_dead_rank_ends_the_others() -> None:
 
 
 def stopped_rank(rank: int) -> None:
-    bench = Bench(Effort(repeats=1, warmups=0, most_s=1.0, timeout_s=3.0))
+    bench = Benchmark(TimingBudget(repeats=1, warmups=0, most_s=1.0, timeout_s=3.0))
     if rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     time_pairs(bench, [(0, 1)], SIZES)

@@ -17,7 +17,7 @@ from sparsepipe.cluster import Device, Host, Inventory, Link
 from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import ConfigError, HardwareError, SparsePipeError
 from sparsepipe.planning.links import Links, as_json, as_rows, as_text, doubts, snippet
-from sparsepipe.runtime.bandwidth import Reduction, Sending
+from sparsepipe.runtime.bandwidth import MessageTime, ReductionTime
 from sparsepipe.utils.files import read_json
 from tests.integration.test_hosts import on_hosts
 from tests.support.command_line import Shell, composed
@@ -156,8 +156,8 @@ def test_what_cannot_be_measured_is_refused(
 
 
 def sending(source: int, target: int, rate: float, *, size: int = 1000, latency: float = 1e-4,
-            both_ways: bool = False) -> Sending:  # fmt: skip
-    return Sending(source=source, target=target, size_bytes=size, both_ways=both_ways,
+            both_ways: bool = False) -> MessageTime:  # fmt: skip
+    return MessageTime(source=source, target=target, size_bytes=size, both_ways=both_ways,
                    seconds=size / rate, latency_s=latency, repeats=1)  # fmt: skip
 
 
@@ -175,8 +175,10 @@ LINKS = Links(
         sending(1, 3, 11.0, latency=2e-3),
     ],
     reductions=[
-        Reduction(ranks=(0, 1, 2, 3), how="all_reduce", size_bytes=440, seconds=90.0, repeats=1),
-        Reduction(ranks=(0, 1), how="replicas", size_bytes=1000, seconds=10.0, repeats=1),
+        ReductionTime(
+            ranks=(0, 1, 2, 3), how="all_reduce", size_bytes=440, seconds=90.0, repeats=1
+        ),
+        ReductionTime(ranks=(0, 1), how="replicas", size_bytes=1000, seconds=10.0, repeats=1),
     ],
 )
 
