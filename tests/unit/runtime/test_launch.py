@@ -132,7 +132,7 @@ def test_ranks_that_ignore_the_signal_are_killed(ranks, tmp_path: Path) -> None:
         )
     thread.join()
     assert stop.value.exit_code == 143
-    assert stop.value.unheard == (0, 1)
+    assert stop.value.unresponsive == (0, 1)
 
 
 def test_nothing_is_left_beside_the_reports(

@@ -85,7 +85,7 @@ def test_packets_alike_and_not_arrive_in_their_order() -> None:
     awaited, left = run(mixed_rank, 2)[1]
     alike = RepeatedSizes()
     expected = [
-        alike.next((8 * rows,) if 8 * rows > 2048 else (), repeats=m % 5 != 4).awaited
+        alike.next((8 * rows,) if 8 * rows > 2048 else (), repeats=m % 5 != 4).posted
         for m, rows in enumerate(_ROWS * 2)
     ]
     assert sum(expected) > 8
