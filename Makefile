@@ -20,6 +20,9 @@ GPU_ARGS ?=
 PYTEST_ARGS ?=
 TEST_JOBS ?= 4
 
+# Whatever is imported is compiled once: without its bytecode PyTorch takes three times as long.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs_ready

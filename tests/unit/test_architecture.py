@@ -4,27 +4,41 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sparsepipe"
 FILES = sorted(PACKAGE.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 OPEN_TO_ALL = {"errors", "utils"}
 NO_ROOMS = {*OPEN_TO_ALL, "__init__", "__main__"}
 
 
-def imported(tree: ast.AST) -> set[str]:
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def imported(path: Path) -> frozenset[str]:
+    """Modules and what is imported of them, and attributes with the names they are read of."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Attribute):
-            names.add(ast.unparse(node))
-    return names
+            names.add(attribute(node))
+    return frozenset(names)
+
+
+def attribute(node: ast.expr) -> str:
+    """``a.b.c``; of what is no plain name only the attributes."""
+    if isinstance(node, ast.Attribute):
+        return f"{attribute(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def room_of(path: Path) -> str:
@@ -45,57 +59,57 @@ def test_the_table_names_every_room() -> None:
     assert set(table()) == {room_of(path) for path in FILES} - NO_ROOMS
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_a_room_imports_what_the_table_says(path: Path) -> None:
-    room = room_of(path)
-    if room in NO_ROOMS:
-        pytest.skip("no room")
-    names = {name.split(".")[1] for name in imported(ast.parse(path.read_text()))
-             if name.startswith("sparsepipe.")}  # fmt: skip
-    beyond = (names & set(table())) - table()[room] - {room}
-    assert not beyond, f"{path} imports {sorted(beyond)}"
+def test_a_room_imports_what_the_table_says() -> None:
+    rooms = table()
+    beyond = {}
+    for path in FILES:
+        if (room := room_of(path)) not in NO_ROOMS:
+            names = {n.split(".")[1] for n in imported(path) if n.startswith("sparsepipe.")}
+            beyond[str(path)] = (names & set(rooms)) - rooms[room] - {room}
+    assert not {path: names for path, names in beyond.items() if names}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_torch_distributed_is_used_in_runtime_only(path: Path) -> None:
-    if room_of(path) == "runtime":
-        pytest.skip("the room that may")
-    users = {n for n in imported(ast.parse(path.read_text())) if n.startswith("torch.distributed")}
-    assert not users, f"{path} uses {sorted(users)}"
+def test_torch_distributed_is_used_in_runtime_only() -> None:
+    used = {
+        str(path): sorted(n for n in imported(path) if n.startswith("torch.distributed"))
+        for path in FILES
+        if room_of(path) != "runtime"
+    }
+    assert not {path: names for path, names in used.items() if names}
 
 
-@pytest.mark.parametrize(
-    "path",
-    [*FILES, *sorted((ROOT / "tests").rglob("*.py")), *sorted((ROOT / "benchmarks").rglob("*.py"))],
-    ids=lambda p: str(p.relative_to(ROOT)),
-)
-def test_a_file_stays_readable(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 600, "one idea a file: split it"
+def test_files_stay_readable() -> None:
+    files = [*FILES, *TESTS, *(ROOT / "benchmarks").rglob("*.py")]
+    lines = {str(path): len(path.read_text().splitlines()) for path in files}
+    long = {path: count for path, count in lines.items() if count > 600}
+    assert not long, "one idea a file: split them"
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "tests").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT))
-)
-def test_what_needs_a_cuda_device_has_a_file_of_its_own(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    words = {ast.unparse(n) for n in ast.walk(tree) if isinstance(n, ast.Attribute | ast.UnaryOp)}
-    names = {ast.unparse(n) for node in tree.body if isinstance(node, ast.Assign)
-             and ast.unparse(node.targets[0]) == "pytestmark"
-             for n in ast.walk(node.value) if isinstance(n, ast.Attribute)}  # fmt: skip
-    if re.fullmatch(r"test_\w+_cuda\.py", path.name):
-        place = path.parent.relative_to(ROOT / "tests").parts
-        assert place == ("integration",) or (len(place), place[0]) == (2, "unit"), "in its room"
-        assert "pytest.mark.cuda" in names, "mark all of the file"
-    else:
-        assert not words & {"pytest.mark.cuda", "not torch.cuda.is_available()"}, (
-            "move the tests that need a device to a test_*_cuda.py of this room"
-        )
+def test_what_needs_a_cuda_device_has_a_file_of_its_own() -> None:
+    """In the directory of its room, and all of the file is marked."""
+    needs_device = {"pytest.mark.cuda", "not torch.cuda.is_available()"}
+    found: list[str] = []
+    for path in TESTS:
+        text = path.read_text()
+        if path.name.endswith("_cuda.py"):
+            place = path.parent.relative_to(ROOT / "tests").parts
+            if place != ("integration",) and (len(place), place[0]) != (2, "unit"):
+                found.append(f"{path}: move it to its room")
+            assigned = [n for n in tree_of(path).body if isinstance(n, ast.Assign)]
+            marks = [a.value for a in assigned if ast.unparse(a.targets[0]) == "pytestmark"]
+            if not any("pytest.mark.cuda" in ast.unparse(mark) for mark in marks):
+                found.append(f"{path}: mark all of the file")
+        elif any(words in text for words in needs_device):
+            nodes = ast.walk(ast.parse(text))
+            if needs_device & {ast.unparse(n) for n in nodes if isinstance(n, ast.expr)}:
+                found.append(f"{path}: move what needs a device to a test_*_cuda.py of this room")
+    assert not found
 
 
 def test_no_two_files_import_each_other() -> None:
     """Directly or by way of others; imports within functions and for types count as well."""
     files = {dotted(path): path for path in FILES}
-    ahead = {name: needed(ast.parse(path.read_text()), set(files)) for name, path in files.items()}
+    ahead = {name: needed(tree_of(path), set(files)) for name, path in files.items()}
     while leaves := {name for name, needs in ahead.items() if not needs & set(ahead)}:
         ahead = {name: needs for name, needs in ahead.items() if name not in leaves}
     assert not ahead, f"import each other, or are imported by those that do: {sorted(ahead)}"
@@ -130,7 +144,7 @@ NOT_LIGHTNINGS = {
 
 
 def test_private_names_of_lightning_are_used_in_one_file_only() -> None:
-    trees = {path: ast.parse(path.read_text()) for path in FILES}
+    trees = {path: tree_of(path) for path in FILES}
     own = {name for tree in trees.values() for name in defined(tree)}
     internals = {str(path.relative_to(PACKAGE)): path for path in FILES}
     of_lightning = {name for file in INTERNALS for name, _ in private(trees[internals[file]])}
