@@ -11,8 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -27,37 +26,8 @@ _EVERY_S = 0.5
 _STYLES = {"running": "bold", "finished": "green", "failed": "red", "stopped": "yellow"}
 
 
-class View(Protocol):
-    """Shows a sweep while the block runs."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
-    def began(self, row: Row, board: Callable[[], Board]) -> None:
-        """A job has begun."""
-
-    def ended(self, row: Row, board: Callable[[], Board]) -> None:
-        """A job has ended."""
-
-    def show(self, board: Callable[[], Board]) -> None:
-        """Called often."""
-
-
-def view() -> View:
-    """The view that suits the command's output."""
-    if sys.stdout.isatty() and sys.stderr.isatty():
-        return LiveView(Console(stderr=True))
-    return Lines()
-
-
 class Lines:
-    """A line when a job begins, and one when it ends."""
+    """A line when a job begins, and one when it ends; shown while the block runs."""
 
     def __enter__(self) -> Self:
         return self
@@ -80,7 +50,7 @@ class Lines:
         """Nothing to draw."""
 
 
-class LiveView:
+class LiveView(Lines):
     """A table that is drawn anew below all other output.
 
     Args:
@@ -118,6 +88,13 @@ class LiveView:
         self._shown_s = time.monotonic()
         room = max(3, self._console.height - 6)
         self._live.update(picture(board, room=room), refresh=True)
+
+
+def view() -> Lines:
+    """The view that suits the command's output."""
+    if sys.stdout.isatty() and sys.stderr.isatty():
+        return LiveView(Console(stderr=True))
+    return Lines()
 
 
 def picture(board: Board, *, room: int) -> Group:
@@ -162,7 +139,7 @@ class SafeDisplay:
         view: the view.
     """
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: Lines) -> None:
         self._view = view
         self._on = True
 

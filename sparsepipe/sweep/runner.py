@@ -15,7 +15,7 @@ from sparsepipe.errors import HardwareError
 from sparsepipe.runs.signals import SIGNALS
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.sweep.board import Board, Going, Row
-from sparsepipe.sweep.display import SafeDisplay, View, print_run
+from sparsepipe.sweep.display import Lines, SafeDisplay, print_run
 from sparsepipe.sweep.gpu_locks import GpuLocks
 from sparsepipe.sweep.outcome import left_text
 from sparsepipe.sweep.progress import epochs_done, epochs_in_all, tail
@@ -47,7 +47,7 @@ class Runner:
         *,
         settings: Settings,
         texts: Mapping[int, str],
-        view: View,
+        view: Lines,
         on_start: Callable[[SweptJob], object],
         on_end: Callable[[JobRecord], object],
         gpus: GpuLocks | None = None,

@@ -19,7 +19,7 @@ from rich.console import Console
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.sweep import process, record, running_job
 from sparsepipe.sweep.board import Board
-from sparsepipe.sweep.display import Lines, LiveView, View
+from sparsepipe.sweep.display import Lines, LiveView
 from sparsepipe.sweep.process import JobProcess
 from sparsepipe.sweep.record import JobRecord, SweptJob, records_of
 from sparsepipe.sweep.runner import Runner
@@ -70,7 +70,7 @@ def jobs(place: Path) -> list[ReadyJob]:
     return [ReadyJob(job=job, spec=tiny_spec(grace_s=600.0), demand=demand) for job in swept]
 
 
-def runner(view: View, *, ended: Callable[[JobRecord], object] = lambda record: None) -> Runner:
+def runner(view: Lines, *, ended: Callable[[JobRecord], object] = lambda record: None) -> Runner:
     return Runner(
         Slots(machine=Machine(cores=(0, 1), gpus=())),
         settings=Settings(),
