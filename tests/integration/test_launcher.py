@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from hydra_plugins.sparsepipe_launcher import SparsePipeLauncher, SparsePipeLauncherConf
 from sparsepipe.errors import ConfigError
+from sparsepipe.runs.lock import locked
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.sweep.launch import launch
 from sparsepipe.sweep.record import JobRecord, records_of
@@ -78,18 +79,6 @@ def test_what_goes_wrong_with_some_jobs(shell: Shell) -> None:
     assert end.index("job 1 (") < end.index("job 2 (") < end.index("job 3 (")
     assert "  | ValueError: somebody's own mistake" in end, "its log's tail"
     assert "jobs/0/log.txt" in end
-
-
-@pytest.mark.full
-@pytest.mark.timeout(900)
-def test_a_job_that_hangs_is_ended_at_its_limit(shell: Shell) -> None:
-    swept = shell.sweep(OURS, *STUCK, "hydra.launcher.job_limit_s=15", timeout_s=LIMIT_S)
-    assert swept.code == 1
-    (hung,) = records(shell)
-    assert "ended by hydra.launcher.job_limit_s=15" in (hung.error or "")
-    assert "it hung or was too slow" in swept.err
-    assert hung.seconds < 100, "and none of the minutes that it sleeps"
-    assert not orphans(shell.cwd)
 
 
 @pytest.mark.full
@@ -171,12 +160,24 @@ def test_the_first_ctrl_c_asks_and_the_second_ends_all(shell: Shell) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_nothing_outlives_a_sweep(shell: Shell, signum: signal.Signals) -> None:
-    """Not even one that is killed; jobs that cannot hear a SIGTERM are ended after their grace."""
-    ended = interrupted(shell, signum)
-    assert ended.code == (-signum if signum == signal.SIGKILL else 128 + signum), ended.err
+def test_nothing_outlives_a_sweep_that_is_killed(shell: Shell) -> None:
+    ended = interrupted(shell, signal.SIGKILL)
+    assert ended.code == -signal.SIGKILL, ended.err
     assert not orphans(shell.cwd)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_sweep_waits_for_another_command_up_to_its_limit(shell: Shell) -> None:
+    first = shell(CPU, ONE_EPOCH)
+    with locked(RunDir(first.run)):
+        waits = shell.sweep(
+            OURS, CPU, ONE_EPOCH, "hydra.launcher.wait_limit_s=1", timeout_s=LIMIT_S
+        )
+    assert waits.code == ConfigError.exit_code, waits.err
+    (waited,) = records(shell)
+    assert f"another process is working on {first.run}, for longer than 1 s" in str(waited.error)
+    assert f"{first.run}: waiting for it" in Path(waited.log or "").read_text()
 
 
 @pytest.mark.parametrize(

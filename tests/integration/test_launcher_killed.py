@@ -21,7 +21,7 @@ from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, orphans, rows, weights
 from tests.support.same_ledgers import is_of_the_moment
 
-KILLS, EPOCHS, SEEDS = 5, 3, 2
+KILLS, EPOCHS, SEEDS = 3, 2, 1
 TRIALS, TRAININGS = ("one_device", "two_ranks", "batch_search"), 2
 PROBES = 4  # of conf/trial/batch_search.yaml: 2, 4, 8 and 16 shapes
 SWEEP = (
@@ -149,7 +149,7 @@ def assert_same(ours: Shell, theirs: Shell) -> None:
     assert {"run_id", "seed", "ranks", "epochs", "steps", "train/loss", "val/loss", "test/accuracy",
             "largest_batch", "refused_batch", "probed_batches"} <= set(found.columns)  # fmt: skip
     assert_frame_equal(found, expected, check_exact=True)
-    assert sorted(found["ranks"]) == [1, 1, 1, 1, 2, 2]
+    assert sorted(found["ranks"]) == [1, 1, 2]
     assert set(found["largest_batch"].dropna()) == {8}
     for run, same in zip(ours.runs(), theirs.runs(), strict=True):
         if (run / "probes.json").exists():

@@ -9,10 +9,10 @@ import pytest
 
 from sparsepipe.runs.ledger import load_results
 from sparsepipe.sweep.record import records_of
-from tests.support.command_line import Shell, fault
+from tests.support.command_line import Shell, fault, orphans
 from tests.support.memory_group import memory_group
 
-LIMIT_S = 90  # of a job; those that do not hang need a tenth of it
+LIMIT_S = 60  # of a job; those that do not hang need a tenth of it
 GROUP_BYTES = 3 * 10**9  # of all processes: several times what any needs but the hungry one
 HANGS = "{stuck: {_target_: tests.support.tinyhouse.LongStep, step: 1}}"
 HUNGRY = f"{{hungry: {{_target_: tests.support.tinysweep.Hungry, most_bytes: {2 * GROUP_BYTES}}}}}"
@@ -53,6 +53,7 @@ def test_each_is_named_and_the_good_one_is_done(shell: Shell) -> None:
         assert f"jobs/{number - 1}/log.txt" in section
     assert "\njob 4 (" not in told
     assert "run fewer at a time (hydra.launcher.max_jobs)" in told
+    assert not orphans(shell.cwd)
     assert LIMIT_S <= hung.seconds < LIMIT_S + 60
     assert list(load_results(shell.cwd / "outputs/tiny/ledger.csv")["run_id"]) == [
         Path(good.run or "").name

@@ -53,14 +53,6 @@ def test_a_failed_job_beside_one_that_is_done(shell: Shell) -> None:
 
 
 @pytest.mark.full
-def test_plans_of_a_sweep_beside_each_other(shell: Shell) -> None:
-    swept = shell.sweep(*PLANS, "task.search=hete_mp,exact")
-    assert swept.code == 0, swept.err
-    (table,) = tables(shell)
-    assert [row["task.search"] for row in read(table)] == ["hete_mp", "exact"]
-
-
-@pytest.mark.full
 def test_trainings_of_a_sweep_beside_each_other(shell: Shell) -> None:
     # The first fails in somebody's own code, before there are ranks that could tell.
     swept = shell.sweep("data.prepare_s=-1,0,0.1", ONE_EPOCH)

@@ -1,6 +1,11 @@
+from __future__ import annotations
+
 import json
 import os
+import signal
 import stat
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +15,14 @@ import torch
 
 from sparsepipe.errors import DataError
 from sparsepipe.utils.files import (
+    LockHeldError,
     atomic_writer,
+    file_lock,
     read_json,
+    replacing,
     write_bytes_atomic,
     write_json,
+    write_plain_json,
     write_text_atomic,
 )
 
@@ -121,3 +130,67 @@ def test_missing_or_broken_json_is_a_data_error_with_its_path(tmp_path, content)
         (tmp_path / "x.json").write_text(content)
     with pytest.raises(DataError, match=r"x\.json"):
         read_json(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_file_appears_when_it_is_whole(tmp_path: Path, durable: bool) -> None:
+    path = tmp_path / "deep" / "file.bin"
+    with replacing(path, durable=durable) as temporary:
+        temporary.write_bytes(b"half")
+        assert not path.exists()
+        temporary.write_bytes(b"whole")
+    assert path.read_bytes() == b"whole"
+    assert os.listdir(path.parent) == ["file.bin"]
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file.bin"
+    path.write_bytes(b"old")
+
+    def write_half() -> None:
+        with replacing(path) as temporary:
+            temporary.write_bytes(b"half of the n")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file.bin"]
+
+
+def test_json_of_names_that_are_no_text(tmp_path: Path) -> None:
+    """Names of files may hold any bytes; Python keeps those as lone surrogates."""
+    values = {"größer": [1, 2.5, None], os.fsdecode(b"\xff.off"): "x"}
+    write_plain_json(tmp_path / "values.json", values)
+    assert json.loads((tmp_path / "values.json").read_text()) == values
+
+
+HOLDING = """
+import pathlib, sys, time
+from sparsepipe.utils.files import file_lock
+with file_lock(pathlib.Path(sys.argv[1])):
+    print(flush=True)
+    time.sleep(300)
+"""
+
+
+def test_a_lock_ends_with_the_process_that_holds_it(tmp_path: Path) -> None:
+    path, waits = tmp_path / "deep" / "lock", list[str]()
+    command = [sys.executable, "-c", HOLDING, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "\n"
+            for wait_s in (0.0, 0.2):
+                with (
+                    pytest.raises(LockHeldError),
+                    file_lock(path, wait_s=wait_s, on_wait=lambda: waits.append("waits")),
+                ):
+                    pass
+        finally:
+            other.send_signal(signal.SIGKILL)
+    assert waits == ["waits", "waits"]
+    with file_lock(path, wait_s=60, on_wait=lambda: waits.append("waits")):
+        pass
+    assert len(waits) == 2
+    assert path.exists()
