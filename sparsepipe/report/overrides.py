@@ -13,7 +13,7 @@ import functools
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hydra.errors import HydraException
@@ -39,6 +39,12 @@ _NO_MATTER = (
     *("trainer.enable_progress_bar", "trainer.log_every_n_steps", "trainer.profiler"),
 )
 """Keys that change no figure, or only as seeds do."""
+_MAY_BE_NULL = {
+    "optim.schedule._target_": "optim.schedule",
+    "parallel.search.bandwidth_bytes_per_s": "parallel.search.bandwidth_bytes_per_s",
+    "trainer.limit_test_batches": "trainer.limit_test_batches",
+}
+"""Keys that are null in a run that has others of their group and not them, and what to set."""
 _OVERRIDES, _CHOICE = "hydra.overrides", "hydra.choices."
 _PLAIN = re.compile(r"(?!(null|true|false|nan|inf)$)[A-Za-z_][\w./-]*", re.IGNORECASE)
 """Text that needs no quotes."""
@@ -72,17 +78,15 @@ def overrides_of(
         usual: composes configurations.
         matters: which groups and keys count.
     """
-    recorded = row.get(_OVERRIDES)
-    if recorded is None:
-        wanted = usual(command, _keys(row, matters))
-        return tuple(word(key, row.get(key)) for key in _unlike(row, wanted, matters))
-    words = [(each.partition("=")[0], each) for each in recorded]
-    counted = [(name, each) for name, each in words if matters(name)]
-    wanted = usual(command, [_key_of(name) for name, _ in counted])
+    if row.get(_OVERRIDES) is not None:
+        words = _recorded(row, matters)
+        wanted = usual(command, [_key_of(name) for name in words])
+        return tuple(words[name] for name in words if _differs(row, name, wanted))
+    wanted = usual(command, _keys(row, matters))
     return tuple(
-        each
-        for name, each in counted
-        if _key_of(name) in wanted and not _same(_value(row, name), wanted[_key_of(name)])
+        word(_MAY_BE_NULL.get(key, key) if row.get(key) is None else key, row.get(key))
+        for key in _keys(row, matters)
+        if _differs(row, key, wanted)
     )
 
 
@@ -100,18 +104,21 @@ def is_made_by(
     """
     set_keys = [each.partition("=")[0] for each in others]
     null = [key for key in set_keys if matters(key) and key not in row and _has_none(row, key)]
-    wanted = usual((*command, *others), (*_keys(row, matters), *null))
+    own = (*_keys(row, matters), *_recorded(row, matters))
+    wanted = usual((*command, *others), (*map(_key_of, own), *null))
     lacks = any(wanted.get(key) is not None for key in null)
-    return not lacks and not any(_unlike(row, wanted, matters))
+    return not lacks and not any(_differs(row, name, wanted) for name in own)
+
+
+def _recorded(row: Row, matters: Matters) -> dict[str, str]:
+    """Overrides that a run has recorded and that matter, by their groups and keys."""
+    words = {str(each).partition("=")[0]: str(each) for each in row.get(_OVERRIDES) or ()}
+    return {name: each for name, each in words.items() if matters(name)}
 
 
 def _key_of(name: str) -> str:
     """Where a composed configuration has a dotted key, or the choice of a group."""
     return name if "." in name else f"hydra.runtime.choices.{name}"
-
-
-def _value(row: Row, name: str) -> Any:
-    return row.get(name if "." in name else f"{_CHOICE}{name}")
 
 
 def _has_none(row: Row, key: str) -> bool:
@@ -123,13 +130,17 @@ def _has_none(row: Row, key: str) -> bool:
 
 
 def _keys(row: Row, matters: Matters) -> tuple[str, ...]:
-    return tuple(sorted(key for key in row if "." in key and matters(key)))
+    found = {key for key in row if "." in key and matters(key)}
+    groups = {key.partition(".")[0] for key in found}
+    null = (key for key in _MAY_BE_NULL if matters(key) and key.partition(".")[0] in groups)
+    return tuple(sorted(found.union(null)))
 
 
-def _unlike(row: Row, wanted: Mapping[str, Any], matters: Matters) -> Iterator[str]:
-    for key in _keys(row, matters):
-        if key in wanted and not _same(row.get(key), wanted[key]):
-            yield key
+def _differs(row: Row, name: str, wanted: Mapping[str, Any]) -> bool:
+    """Whether a run has another value of a dotted key, or another choice of a group."""
+    key = _key_of(name)
+    value = row.get(name if "." in name else f"{_CHOICE}{name}")
+    return key in wanted and not _same(value, wanted[key])
 
 
 def _same(found: Any, wanted: Any) -> bool:
