@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sparsepipe.models.vgg_sparse import sparse_vgg
+from sparsepipe.models.vgg import sparse_vgg
 from sparsepipe.runtime.batch_norm import MinibatchNorms, NormMode, norms_of
 from sparsepipe.runtime.collectives.replicas import Replicas
 from sparsepipe.sparse import SparseTensor

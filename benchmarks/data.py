@@ -27,7 +27,7 @@ from occupancy import PAPER_OCCUPANCY, mean_occupancy
 from torch import nn
 
 from sparsepipe.data import Augment, GeneratedShapes, ShapeDataModule
-from sparsepipe.data.loading import default_workers
+from sparsepipe.data.dataloaders import default_workers
 from sparsepipe.models import sparse_vgg16_bn
 from sparsepipe.utils.host import usable_cores
 

@@ -17,8 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 from sparsepipe.models import Classifier, cnn_5x5
-from sparsepipe.models.vgg_dense import dense_vgg
-from sparsepipe.models.vgg_sparse import sparse_vgg
+from sparsepipe.models.vgg import dense_vgg, sparse_vgg
 from sparsepipe.sparse import SparseTensor, sparse_collate
 
 CLASSES = 10

@@ -20,11 +20,41 @@ from sparsepipe.data.checks import (
     check_ratio,
     check_resolution,
 )
-from sparsepipe.data.draw import RatioMode, draw_points
+from sparsepipe.data.dataloaders import Access
 from sparsepipe.data.points import FloatArray, IntArray, MappedArray, PointSet
-from sparsepipe.data.samplers import Access
 from sparsepipe.data.voxels import Span, grid_box, occupancy, voxelise
 from sparsepipe.sparse import sparse_collate
+
+RatioMode = Literal["fixed", "uniform"]
+
+
+def draw_points(
+    rng: np.random.Generator,
+    *,
+    stored: int,
+    drawn: int,
+    point_ratio: float = 1.0,
+    ratio_mode: RatioMode = "fixed",
+) -> IntArray | None:
+    """Positions [N] of the points to use, without repetition, or None for all of them.
+
+    Drawing ``drawn`` points and keeping a random share of them is drawing the share at once.
+
+    Args:
+        rng: source of randomness.
+        stored: P, points to choose from, at least ``drawn``.
+        drawn: points before the share is applied.
+        point_ratio: p in (0, 1].
+        ratio_mode: ``fixed`` keeps p, ``uniform`` a share from U(0, p]; at least one point.
+    """
+    share = point_ratio
+    if ratio_mode == "uniform":
+        share *= 1.0 - rng.random()  # random() is in [0, 1), so the share is in (0, p]
+    kept = max(1, round(share * drawn))
+    if kept == stored:
+        return None
+    return rng.choice(stored, kept, replace=False, shuffle=False)
+
 
 Representation = Literal["sparse", "dense", "dense_surface"]
 

@@ -1,19 +1,40 @@
-"""Digests of files, and words for a disk that refuses."""
+"""Files of a data set: digests, listings, locks, error messages of disks, and a progress bar."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
 from sparsepipe.errors import DataError
+from sparsepipe.utils.files import LockHeldError, file_lock, write_plain_json
+from sparsepipe.utils.host import usable_cores
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """How a disk, a quota and a limit on a file's size say that nothing more fits."""
+
 
 _UNUSABLE = {
     errno.EACCES,
@@ -25,6 +46,7 @@ _UNUSABLE = {
     errno.EROFS,
 }
 """How a directory that cannot be made, read or written to shows itself."""
+
 
 _BLOCK_BYTES = 1 << 20
 
@@ -85,3 +107,181 @@ def explaining_storage(directory: Path, *, setting: str) -> Iterator[None]:
                 "read and write",
             ) from error
         raise
+
+
+class _SpeedColumn(ProgressColumn):
+    """Items a second."""
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.speed is None else f"{task.speed:,.0f}/s")
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int], None]]:
+    """A bar that the block moves on by one item with each call, giving the total.
+
+    Nothing is shown where standard error is not a terminal.
+    """
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _SpeedColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,  # in a log file a bar is noise
+    )
+    task = bar.add_task(what, total=None)
+    with bar:
+        yield lambda total: bar.update(task, advance=1, total=total)
+
+
+_LOG = logging.getLogger(__name__)
+
+
+_QUIET_S = 3.0
+"""Ranks of one run wait for one another for less than this, which is not worth a message."""
+
+
+@contextmanager
+def locked(path: Path, *, wait_s: float) -> Iterator[None]:
+    """Hold the lock file ``path`` while the block runs.
+
+    Args:
+        path: the lock file, in the folder of the cache. The file stays and means nothing by itself.
+        wait_s: how long to wait for another process that holds it.
+
+    Raises:
+        DataError: another process still held the lock after ``wait_s``.
+    """
+    quiet_s = min(_QUIET_S, wait_s)
+    with ExitStack() as held:
+        try:
+            held.enter_context(file_lock(path, wait_s=quiet_s))
+        except LockHeldError:
+            if wait_s > quiet_s:
+                _LOG.info("waiting for another process, which builds %s", path.parent)
+            try:
+                held.enter_context(file_lock(path, wait_s=wait_s - quiet_s))
+            except LockHeldError:
+                raise DataError(
+                    f"another process has been building the cache {path.parent} for longer than "
+                    f"{wait_s:g} s",
+                    remedy="wait for it and run the same command again, raise data.lock_wait_s, "
+                    "or end that process; what it has built is kept",
+                ) from None
+        yield
+
+
+_SAVE_EVERY_S = 5.0
+
+
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+
+
+_Entry = list[int | str]
+"""Size in bytes, time of change in nanoseconds, digest."""
+
+
+_MISSING: _Entry = [-1, 0]
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeFile:
+    """One file of a shape.
+
+    Attributes:
+        name: path relative to the root, with forward slashes.
+        path: where it lies.
+        size_bytes: its size; -1 when there is no such file.
+        digest: hex digest of its bytes, or ``missing``.
+    """
+
+    name: str
+    path: Path
+    size_bytes: int
+    digest: str
+
+
+def scan_files(root: Path, names: Sequence[str], *, cache_directory: Path) -> list[ShapeFile]:
+    """Sizes and digests of files under ``root``, in the order of ``names``.
+
+    An interrupted scan goes on where it stopped.
+
+    Raises:
+        DataError: a file is there but cannot be read, or the manifest cannot be written.
+    """
+    path = cache_directory / "manifests" / f"{digest_values(str(root))}.json"
+    known = _read_manifest(path)
+    stats = {name: _stat(root / name) for name in names}
+    missing = {name for name in names if stats[name] == _MISSING}
+    stale = [
+        name for name in names if name not in missing and known.get(name, [])[:2] != stats[name]
+    ]
+    saved_s = time.monotonic()
+    if stale:
+        with explaining_storage(cache_directory, setting="data.cache_dir"):
+            try:
+                for name, digest in _digests(root, stale):
+                    known[name] = [*stats[name], digest]
+                    if time.monotonic() - saved_s > _SAVE_EVERY_S:
+                        write_plain_json(path, known)
+                        saved_s = time.monotonic()
+            finally:
+                write_plain_json(path, known)
+    found = {name: [*_MISSING, "missing"] if name in missing else known[name] for name in names}
+    return [
+        ShapeFile(name, root / name, int(size_bytes), str(digest))
+        for name, (size_bytes, _, digest) in found.items()
+    ]
+
+
+def digest_listing(files: Sequence[ShapeFile]) -> str:
+    """Digest of names, sizes and contents."""
+    return digest_values([[file.name, file.size_bytes, file.digest] for file in files])
+
+
+def _read_manifest(path: Path) -> dict[str, _Entry]:
+    """The entries that can be trusted; a file that has none is read again."""
+    try:
+        entries = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(entries, dict):
+        return {}
+    return {
+        name: entry
+        for name, entry in entries.items()
+        if isinstance(entry, list) and len(entry) == 3 and _DIGEST.fullmatch(str(entry[2]))
+    }
+
+
+def _stat(path: Path) -> _Entry:
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return _MISSING
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def _digests(root: Path, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Digests in the order of ``names``; hashing releases the interpreter's lock."""
+    # The work is bounded by the disk, so a few more threads than cores keep it busy.
+    with ThreadPoolExecutor(2 * usable_cores()) as pool, progress("reading files") as advance:
+        for name, digest in zip(
+            names, pool.map(lambda name: _digest(root / name), names), strict=True
+        ):
+            advance(len(names))
+            yield name, digest
+
+
+def _digest(path: Path) -> str:
+    try:
+        return digest_file(path)
+    except OSError as error:
+        raise unreadable(path, error) from error

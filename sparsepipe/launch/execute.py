@@ -16,7 +16,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from sparsepipe.callbacks.metrics_csv import read_rows
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.data.loading import import_once_for_workers
+from sparsepipe.data.dataloaders import import_once_for_workers
 from sparsepipe.errors import ConfigError, DataError, HardwareError, SparsePipeError, TransportError
 from sparsepipe.launch.outcome import log_outcome
 from sparsepipe.planning.placing import cuda_devices, places_of_ranks

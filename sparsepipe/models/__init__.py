@@ -5,17 +5,14 @@ are the unit of profiling and partitioning, and a LightningModule is written as 
 one device.
 """
 
-from sparsepipe.models.classifier import Classifier
+from sparsepipe.models.classifier import Classifier, LRSchedule
 from sparsepipe.models.cnn import cnn_5x5
-from sparsepipe.models.resnet_sparse import sparse_resnet18, sparse_resnet34, sparse_resnet50
-from sparsepipe.models.schedule import LRSchedule
-from sparsepipe.models.vgg_dense import (
+from sparsepipe.models.resnet import sparse_resnet18, sparse_resnet34, sparse_resnet50
+from sparsepipe.models.vgg import (
     dense_vgg11_bn,
     dense_vgg13_bn,
     dense_vgg16_bn,
     dense_vgg19_bn,
-)
-from sparsepipe.models.vgg_sparse import (
     sparse_vgg11_bn,
     sparse_vgg13_bn,
     sparse_vgg16_bn,

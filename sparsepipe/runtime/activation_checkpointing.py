@@ -37,7 +37,7 @@ from sparsepipe.runtime.random_generators import (
     states_of,
 )
 from sparsepipe.sparse import CoordinateCache, SparseTensor
-from sparsepipe.sparse.saving import letting_derived_go
+from sparsepipe.sparse.saved_tensors import letting_derived_go
 
 RunLayers = Callable[[Any, Callable[[int], None]], Any]
 """Runs the layers of a span on a value; calls its second argument with the number of each layer

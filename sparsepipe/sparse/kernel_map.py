@@ -5,7 +5,7 @@ Shape suffixes: N input sites, M output sites, K offsets of a kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -24,6 +24,8 @@ from sparsepipe.sparse.gather_plan import GatherPlan, build_gather_plan
 from sparsepipe.sparse.kernel_spec import KernelSpec, Triple
 
 T = TypeVar("T")
+
+
 _watchers: list[Callable[[], None]] = []
 
 
@@ -408,3 +410,31 @@ def _strided_map(level: CoordinateCache, spec: KernelSpec) -> KernelMap:
     base_M4[:, 1:] *= stride_3
     rows_KM = level.site_index(spec.reach).find(base_M4, offsets_K3)
     return KernelMap(spec, rows_KM, num_inputs=coords_N4.shape[0], output=output)
+
+
+def derived_tensors(caches: Iterable[CoordinateCache]) -> Iterator[Tensor]:
+    """Every tensor in caches and their coarser levels, each once, but no coordinates.
+
+    That is indices of sites, kernel maps, gather plans, and what else was derived so far.
+
+    Args:
+        caches: they may share levels.
+    """
+    waiting: list[Any] = list(caches)
+    seen: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, (list, tuple)):
+            waiting += value
+        else:  # of this package: all keep their attributes in slots
+            names = getattr(value, "__slots__", ())
+            waiting += [
+                getattr(value, name) for name in names if name not in ("coords_N4", "__weakref__")
+            ]

@@ -14,9 +14,9 @@ from typing import Any
 
 from sparsepipe.data import Augment, OffTree
 from sparsepipe.data.dataset import ShapeDataset
-from sparsepipe.data.manifest import scan_files
+from sparsepipe.data.files import scan_files
 from sparsepipe.data.mesh_rows import SurfaceSampler
-from sparsepipe.data.rows import TODO, RowCache
+from sparsepipe.data.row_cache import TODO, RowCache
 from sparsepipe.errors import DataError
 
 STRONG = Augment(
@@ -89,14 +89,14 @@ BUILD = (
     STANDING
     + """
 import resource
-from sparsepipe.data import row_workers
+from sparsepipe.data import row_cache
 from sparsepipe.data.sources import CacheSettings, OffTree
 
 if __name__ == "__main__":
     root, cache, workers, limit = sys.argv[1:]
     if int(limit):
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
-    row_workers._SECONDS_PER_WORKER = 0.01  # start them for a small tree, too
+    row_cache._SECONDS_PER_WORKER = 0.01  # start them for a small tree, too
     settings = CacheSettings(directory=Path(cache), points=1024, workers=int(workers))
     OffTree(Path(root)).load("train", settings)
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from sparsepipe.models.vgg_sparse import sparse_vgg
+from sparsepipe.models.vgg import sparse_vgg
 from tests.support.pipeline_cases import CLASSES
 
 

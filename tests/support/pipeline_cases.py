@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from torchmetrics.classification import MulticlassAccuracy
 
-from sparsepipe.models.resnet_sparse import sparse_resnet
-from sparsepipe.models.vgg_sparse import sparse_vgg
+from sparsepipe.models.resnet import sparse_resnet
+from sparsepipe.models.vgg import sparse_vgg
 from sparsepipe.sparse import SparseTensor
 from sparsepipe.strategies import PipelineStrategy
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from sparsepipe.models.vgg_sparse import sparse_vgg
+from sparsepipe.models.vgg import sparse_vgg
 from sparsepipe.runtime.random_generators import KeyedRandomness
 from sparsepipe.runtime.stage import Stage
 from sparsepipe.sparse import (

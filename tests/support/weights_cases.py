@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sparsepipe.models.vgg_dense import DenseGlobalMaxPool
-from sparsepipe.models.vgg_sparse import sparse_vgg
+from sparsepipe.models.vgg import DenseGlobalMaxPool, sparse_vgg
 from sparsepipe.runtime.weights import Weights
 from sparsepipe.sparse import SparseTensor
 

@@ -16,10 +16,17 @@ import torch
 from torch.utils.data import Dataset
 
 from sparsepipe.data.checks import check_numbers, check_share
+from sparsepipe.data.dataloaders import (
+    Access,
+    EvalSampler,
+    ShapeLoader,
+    TrainSampler,
+    default_workers,
+    make_loader,
+    split_validation,
+)
 from sparsepipe.data.images.base import DIGITS, ImageSet, ImageSource
-from sparsepipe.data.loading import ShapeLoader, default_workers, make_loader
 from sparsepipe.data.points import SPLITS, IntArray, Split
-from sparsepipe.data.samplers import Access, EvalSampler, TrainSampler, split_validation
 from sparsepipe.errors import ConfigError
 
 

@@ -5,7 +5,11 @@ differ in parts: a handle or two, arms, drawers, teeth. So silhouettes alone do 
 apart; ``benchmarks/shapes_baseline.py`` measures how far they go.
 """
 
-from sparsepipe.data.shapes.generate import ShapesSettings, generate_shapes
-from sparsepipe.data.shapes.registry import SHAPE_CLASSES, make_shape
+from sparsepipe.data.shapes.generate import (
+    SHAPE_CLASSES,
+    ShapesSettings,
+    generate_shapes,
+    make_shape,
+)
 
 __all__ = ["SHAPE_CLASSES", "ShapesSettings", "generate_shapes", "make_shape"]

@@ -10,31 +10,90 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import numpy as np
+import trimesh
 
-from sparsepipe.data.files import explaining_storage
+from sparsepipe.data.files import explaining_storage, progress
 from sparsepipe.data.off import save_off
 from sparsepipe.data.points import SPLITS, Split
 from sparsepipe.data.processes import MAIN_GUARD, worker_pool
-from sparsepipe.data.progress import progress
-from sparsepipe.data.shapes.registry import SHAPE_CLASSES, make_shape
+from sparsepipe.data.shapes import furniture, objects
+from sparsepipe.data.shapes.solids import Part, between, join
 from sparsepipe.errors import ConfigError, DataError
 from sparsepipe.utils.files import write_plain_json
+
+Builder: TypeAlias = Callable[[np.random.Generator], list[Part]]
+
+
+BUILDERS: Mapping[str, Builder] = MappingProxyType(
+    {
+        "airplane": objects.airplane,
+        "armchair": furniture.armchair,
+        "bookshelf": furniture.bookshelf,
+        "cabinet": furniture.cabinet,
+        "chair": furniture.chair,
+        "desk": furniture.desk,
+        "dresser": furniture.dresser,
+        "flange": objects.flange,
+        "gear": objects.gear,
+        "guitar": objects.guitar,
+        "jug": objects.jug,
+        "lamp": furniture.lamp,
+        "mug": objects.mug,
+        "pulley": objects.pulley,
+        "stool": furniture.stool,
+        "table": furniture.table,
+        "trolley": furniture.trolley,
+        "urn": objects.urn,
+        "vase": objects.vase,
+        "wheel": objects.wheel,
+    }
+)
+
+
+SHAPE_CLASSES: tuple[str, ...] = tuple(BUILDERS)
+
+
+def make_shape(class_name: str, rng: np.random.Generator) -> trimesh.Trimesh:
+    """A new object of a class, drawn from ``rng``: z up, turned at random, scaled at random.
+
+    Raises:
+        ConfigError: there is no such class.
+    """
+    if class_name not in BUILDERS:
+        raise ConfigError(
+            f"there is no shape class {class_name!r}",
+            remedy=f"Choose from {', '.join(SHAPE_CLASSES)}.",
+        )
+    mesh = join(BUILDERS[class_name](rng))
+    angle, scale = between(rng, 0, 2 * np.pi), np.exp(between(rng, -1, 1))
+    # Proportions vary beyond what the builder draws, as they do between makers.
+    stretch_3 = scale * np.exp(rng.uniform(-0.3, 0.3, 3))
+    cosine, sine = np.cos(angle), np.sin(angle)
+    turn_33 = np.array([[cosine, -sine, 0.0], [sine, cosine, 0.0], [0.0, 0.0, 1.0]])
+    mesh.vertices = np.asarray(mesh.vertices) * stretch_3 @ turn_33.T
+    return mesh
+
 
 MODELLER_VERSION = 2
 """Raised with any change that gives a shape other triangles; names the set's folder."""
 
+
 SETTINGS_FILE = "shapes.json"
 """Names the settings a folder was made with; written before the first shape."""
 
+
 _CHUNK_SHAPES = 16
+
+
 _SHAPES_PER_WORKER = 200
 """For fewer shapes it is not worth starting a process."""
 

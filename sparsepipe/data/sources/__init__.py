@@ -1,9 +1,8 @@
 """Where point clouds come from: one class for each layout."""
 
 from sparsepipe.data.sources.base import CacheSettings, Source, Split
-from sparsepipe.data.sources.generated import GeneratedShapes
 from sparsepipe.data.sources.npz import NpzBundle
-from sparsepipe.data.sources.off_tree import OffTree
+from sparsepipe.data.sources.off_tree import GeneratedShapes, OffTree
 from sparsepipe.data.sources.resampled import NormalResampled
 
 __all__ = [

@@ -16,16 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.data.files import digest_values, explaining_storage
-from sparsepipe.data.manifest import scan_files
+from sparsepipe.data.files import digest_values, explaining_storage, scan_files
 from sparsepipe.data.points import Frames, MappedArray, PointSet, measure_frames
-from sparsepipe.data.sources.base import (
-    SPLITS,
-    CacheSettings,
-    Split,
-    require_root,
-    wrong_layout,
-)
+from sparsepipe.data.sources.base import SPLITS, CacheSettings, Split, require_root, wrong_layout
 from sparsepipe.errors import DataError
 from sparsepipe.utils.files import replacing
 

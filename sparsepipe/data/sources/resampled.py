@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.data.files import digest_values, unreadable
-from sparsepipe.data.manifest import digest_listing, scan_files
+from sparsepipe.data.files import digest_listing, digest_values, scan_files, unreadable
 from sparsepipe.data.mesh_rows import FramedPoints, quantise
 from sparsepipe.data.points import FloatArray, PointSet
 from sparsepipe.data.sources.base import (
     SPLITS,
     CacheSettings,
+    Listing,
     Split,
+    open_points,
     require_root,
     wrong_layout,
 )
-from sparsepipe.data.sources.listing import Listing, open_points
 from sparsepipe.errors import DataError
 
 WHERE_FROM = (

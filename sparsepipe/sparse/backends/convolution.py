@@ -6,25 +6,57 @@ channels, P pairs of a block.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparsepipe.sparse.backends.workspace import workspace
 from sparsepipe.sparse.gather_plan import Block, GatherPlan
 from sparsepipe.sparse.kernel_map import KernelMap
-from sparsepipe.sparse.saving import save, saved
+from sparsepipe.sparse.saved_tensors import save, saved
+
+
+class _Workspace(threading.local):
+    """One growing byte buffer per thread and name.
+
+    Fresh memory costs a page fault for every 4 KiB touched, which for buffers of some
+    megabytes is dearer than the copy into them. CUDA tensors are not kept: its caching
+    allocator does that, and knows about streams.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, int], like: Tensor) -> Tensor:
+        """An uninitialised tensor of ``shape``; valid until ``name`` is next taken."""
+        if like.device.type != "cpu":
+            return like.new_empty(shape)
+        size = shape[0] * shape[1] * like.element_size()
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < size:
+            buffer = torch.empty(size, dtype=torch.uint8, device=like.device)
+            self._buffers[name] = buffer
+        return buffer[:size].view(like.dtype).view(shape)
+
+
+workspace = _Workspace()
+
 
 # Up to this many input channels all offsets go into one product over [M, K * C]: it
 # multiplies zeros, but products this thin are bound by memory, not by arithmetic.
 _NARROW_CHANNELS = 4
 
+
 # Parts of a block are written by the products and read once by the sums. On a CPU they
 # should be in its last-level cache by then; elsewhere this only bounds memory.
 _BLOCK_BYTES = 16_000_000
+
+
 _DEVICE_BLOCK_BYTES = 2_000_000_000
+
+
 _MIN_BLOCK_ROWS = 256
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparsepipe.sparse.kernel_map import KernelMap
 from sparsepipe.sparse.kernel_spec import KernelSpec
-from sparsepipe.sparse.saving import save, saved
+from sparsepipe.sparse.saved_tensors import save, saved
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparsepipe.data.rows import CORRUPT
+from sparsepipe.data.row_cache import CORRUPT
 from sparsepipe.data.sources import CacheSettings, OffTree
 from sparsepipe.errors import DataError
 from tests.support.data_helpers import (

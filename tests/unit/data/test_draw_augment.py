@@ -8,7 +8,7 @@ from scipy import stats
 
 from sparsepipe.data.augment import Augment
 from sparsepipe.data.checks import check_ratio
-from sparsepipe.data.draw import draw_points
+from sparsepipe.data.dataset import draw_points
 from sparsepipe.errors import ConfigError
 
 CUBE = np.random.default_rng(0).uniform(-0.5, 0.5, (2000, 3)).astype(np.float32)

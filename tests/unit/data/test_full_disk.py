@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparsepipe.data.rows import DONE
+from sparsepipe.data.row_cache import DONE
 from sparsepipe.data.sources import CacheSettings, OffTree
 from sparsepipe.errors import DataError
 from tests.support.data_helpers import (
@@ -37,7 +37,7 @@ def test_a_disk_that_fills_up_loses_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sparsepipe.data.rows._SPARE_BYTES", 0)
+    monkeypatch.setattr("sparsepipe.data.row_cache._SPARE_BYTES", 0)
     root = make_tree(12)
     filler = small_disk / "somebody-elses"
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sparsepipe.data import DrawnDigits, ImageDataModule, Mnist
-from sparsepipe.data.images.strokes import draw, lines_of
+from sparsepipe.data.images.drawn import draw, lines_of
 from sparsepipe.errors import ConfigError, DataError
 
 HEAD = "label," + ",".join(f"pixel{number}" for number in range(784))

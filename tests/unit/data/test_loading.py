@@ -16,7 +16,7 @@ import pytorch_lightning as pl
 import torch
 
 from sparsepipe.data import NpzBundle
-from sparsepipe.data.loading import default_workers
+from sparsepipe.data.dataloaders import default_workers
 from sparsepipe.errors import DataError
 from tests.support.data_helpers import STRONG, Fatal, Shape, Unreadable, shapes_of
 
@@ -96,7 +96,7 @@ def test_an_error_in_a_worker_is_told_whole(
 
 def test_default_workers_leave_the_cores_to_training(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, ranks, expected in ((2, 1, 0), (16, 1, 4), (16, 4, 1), (128, 1, 8)):
-        monkeypatch.setattr("sparsepipe.data.loading.usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr("sparsepipe.data.dataloaders.usable_cores", lambda cores=cores: cores)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
         assert default_workers() == expected
 
@@ -175,7 +175,7 @@ def test_lightning_overfits_some_batches(
 
 IMPORTED_ONCE = """
 import sys
-from sparsepipe.data.loading import import_once_for_workers, make_loader
+from sparsepipe.data.dataloaders import import_once_for_workers, make_loader
 
 class Modules:
     def __len__(self):

@@ -109,7 +109,7 @@ def test_a_bundle_is_read_whole_once(
     def refuse(path: Path) -> str:
         raise AssertionError(f"{path} is read again")
 
-    monkeypatch.setattr("sparsepipe.data.manifest.digest_file", refuse)
+    monkeypatch.setattr("sparsepipe.data.files.digest_file", refuse)
     assert NpzBundle(bundle).fingerprint(settings) == before
     NpzBundle(bundle).load("train", settings)
 

@@ -15,7 +15,7 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 
-from sparsepipe.data.loading import make_loader
+from sparsepipe.data.dataloaders import make_loader
 
 
 class Stuck:

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparsepipe.data.lock import locked
+from sparsepipe.data.files import locked
 from sparsepipe.data.mesh_rows import SurfaceSampler
-from sparsepipe.data.rows import DONE
+from sparsepipe.data.row_cache import DONE
 from sparsepipe.errors import DataError
 from tests.support.data_helpers import (
     POINTS,
@@ -92,7 +92,7 @@ def test_unchanged_files_are_not_read_again(
     before = cache_of(root, tmp_path / "c").files
     read: list[str] = []
     monkeypatch.setattr(
-        "sparsepipe.data.manifest.digest_file", lambda path: read.append(path.name) or "new"
+        "sparsepipe.data.files.digest_file", lambda path: read.append(path.name) or "new"
     )
     assert cache_of(root, tmp_path / "c").files == before
     os.utime(root / "rod" / "train" / "rod_0001.off", ns=(1, 1))
@@ -147,7 +147,7 @@ def test_a_short_wait_is_not_worth_a_line(
     quiet_s: float,
     told: int,
 ) -> None:
-    monkeypatch.setattr("sparsepipe.data.lock._QUIET_S", quiet_s)
+    monkeypatch.setattr("sparsepipe.data.files._QUIET_S", quiet_s)
     caplog.set_level("INFO")
     with (
         locked(tmp_path / "lock", wait_s=60),

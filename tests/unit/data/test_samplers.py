@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparsepipe.data.samplers import EvalSampler, TrainSampler, split_validation
+from sparsepipe.data.dataloaders import EvalSampler, TrainSampler, split_validation
 from sparsepipe.errors import ConfigError
 
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from sparsepipe.data.shapes import SHAPE_CLASSES, make_shape
-from sparsepipe.data.shapes.generate import MODELLER_VERSION
-from sparsepipe.data.shapes.parts import join
-from sparsepipe.data.shapes.registry import BUILDERS
+from sparsepipe.data.shapes.generate import BUILDERS, MODELLER_VERSION
+from sparsepipe.data.shapes.solids import join
 from sparsepipe.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparsepipe.data.lock import locked
+from sparsepipe.data.files import locked
 from sparsepipe.data.shapes import generate_shapes
 from sparsepipe.data.shapes.generate import MODELLER_VERSION
 from sparsepipe.data.sources import (

@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 
 from sparsepipe.data import OffTree
-from sparsepipe.data.files import digest_file
-from sparsepipe.data.manifest import ShapeFile
+from sparsepipe.data.files import ShapeFile, digest_file
 from sparsepipe.data.mesh_rows import SurfaceSampler
-from sparsepipe.data.row_workers import _chunks, read_rows
-from sparsepipe.data.rows import DONE
+from sparsepipe.data.row_cache import DONE, _chunks, read_rows
 from sparsepipe.errors import DataError
 from tests.support.data_helpers import POINTS, CountingSampler, build, cache_of
 
@@ -58,7 +56,7 @@ def test_a_failing_disk_while_scanning_is_forgotten(
         return digest_file(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr("sparsepipe.data.manifest.digest_file", fail)
+        patch.setattr("sparsepipe.data.files.digest_file", fail)
         with pytest.raises(DataError, match=rf"{VICTIM} cannot be read: Input") as caught:
             cache_of(root, tmp_path / "c")
     assert "what is done is kept" in caught.value.remedy

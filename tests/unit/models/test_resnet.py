@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from sparsepipe import models
 from sparsepipe.errors import ConfigError
-from sparsepipe.models.resnet_sparse import ResidualBlock
+from sparsepipe.models.resnet import ResidualBlock
 from sparsepipe.sparse import SparseTensor
 
 GRID = 13  # odd, even and odd again on the way down: 13, 7, 4, 2, 1

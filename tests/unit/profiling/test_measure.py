@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparsepipe import sparse
 from sparsepipe.errors import ProfileError
-from sparsepipe.models.vgg_sparse import sparse_vgg
+from sparsepipe.models.vgg import sparse_vgg
 from sparsepipe.profiling import timing as clock
 from sparsepipe.profiling.measure import measure
 from sparsepipe.sparse import SparseTensor, sparse_collate

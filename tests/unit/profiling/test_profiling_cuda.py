@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparsepipe.models.vgg_sparse import sparse_vgg
+from sparsepipe.models.vgg import sparse_vgg
 from sparsepipe.profiling.measure import measure
 from sparsepipe.profiling.memory import layer_peaks
 from sparsepipe.profiling.passes import one_pass

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sparsepipe.models.vgg_sparse import sparse_vgg
+from sparsepipe.models.vgg import sparse_vgg
 from sparsepipe.profiling import timing as clock
 from sparsepipe.profiling.measure import measure
 from sparsepipe.profiling.timing import step_seconds

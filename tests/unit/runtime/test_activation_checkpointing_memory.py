@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from sparsepipe.models.vgg_sparse import sparse_vgg
+from sparsepipe.models.vgg import sparse_vgg
 from sparsepipe.partition.activation_checkpointing.stage_memory import LayerCost, StageCost
 from sparsepipe.profiling.memory import Alive, border_bytes, saved_bytes
 from sparsepipe.runtime.stage import Stage

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from sparsepipe.models.resnet_sparse import sparse_resnet
+from sparsepipe.models.resnet import sparse_resnet
 from sparsepipe.sparse import (
     BatchNorm,
     Conv3d,

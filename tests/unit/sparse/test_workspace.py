@@ -19,7 +19,7 @@ from sparsepipe.sparse import (
     sparse_collate,
 )
 from sparsepipe.sparse.backends import convolution
-from sparsepipe.sparse.backends.workspace import _Workspace
+from sparsepipe.sparse.backends.convolution import _Workspace
 from tests.support.sparse_references import Case
 
 CHANNELS = 6

@@ -1,17 +1,4 @@
-"""Sparse ResNet18, 34 and 50; a residual block is one entry of the list.
-
-Source: He, Zhang, Ren and Sun, "Deep Residual Learning for Image Recognition", Table 1. They map
-a ``SparseTensor`` (features [N, in_channels]) to logits [B, num_classes]. In three dimensions on
-voxels, and so different in three things:
-
-- The stem is one 3^3 convolution and a max-pool of 2, as grids of shapes are small: 50^3 comes
-  to the last stage as 4^3.
-- Windows with a stride have size 2, in a block's main path and in its shortcut alike. Then the
-  output sites of both are each coordinate divided by 2 and rounded down. The paper's sizes do not
-  go together on sparse grids: a 3^3 window of stride 2 also puts out sites beside the shape, and
-  a 1^3 window of stride 2 none where a coordinate is odd.
-- A dropout, 0 by default, comes before the linear layer.
-"""
+"""Sparse ResNet18, 34 and 50; a residual block is one entry of the list."""
 
 from __future__ import annotations
 
@@ -31,8 +18,14 @@ _BLOCKS: dict[int, tuple[int, ...]] = {
     34: (3, 4, 6, 3),
     50: (3, 4, 6, 3),
 }
+
+
 _STAGE_CHANNELS = (64, 128, 256, 512)
+
+
 _BOTTLENECK_FROM = 50
+
+
 _EXPANSION = 4
 
 
@@ -155,5 +148,9 @@ def _steps(depth: int, width: float) -> Iterator[tuple[int, int]]:
 
 
 sparse_resnet18 = partial(sparse_resnet, 18)
+
+
 sparse_resnet34 = partial(sparse_resnet, 34)
+
+
 sparse_resnet50 = partial(sparse_resnet, 50)
