@@ -24,7 +24,7 @@ from sparsepipe.config.completion import answerable
 from sparsepipe.config.listing import help_text
 from sparsepipe.config.objective import scored
 from sparsepipe.config.suggestions import told_by
-from sparsepipe.config.sweep_directory import announced
+from sparsepipe.config.sweep_environment import announced
 from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.runs import logs
 from sparsepipe.sweep.callbacks import end_early, exit_code_of_sweep

@@ -9,8 +9,8 @@ from torch import nn
 
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.division import check_division
-from sparsepipe.config.job_hardware import inventory_seen_by_sweep
 from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.sweep_environment import inventory_seen_by_sweep
 from sparsepipe.emulate.layout import on_processors
 from sparsepipe.errors import ConfigError
 from sparsepipe.models import Classifier

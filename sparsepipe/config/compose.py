@@ -30,7 +30,7 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.scales import KEY, in_place_of_scale
 from sparsepipe.config.schema import Config
 from sparsepipe.config.signature import present_name
-from sparsepipe.config.sweep_directory import announced_command
+from sparsepipe.config.sweep_environment import announced_command
 from sparsepipe.errors import ConfigError
 
 CONFIG_NAME = "config"

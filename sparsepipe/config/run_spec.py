@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -228,14 +228,6 @@ class RunSpec:
     def flat(self) -> dict[str, Any]:
         """The plain values by dotted keys."""
         return flatten(self._values)
-
-    # Until every room takes a RunSpec: the plain values under their keys.
-    def keys(self) -> Iterator[str]:
-        """Names of groups and keys at the top."""
-        return iter(self._values)
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -19,14 +19,14 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.data.dataloaders import import_once_for_workers
 from sparsepipe.errors import ConfigError, DataError, HardwareError, SparsePipeError, TransportError
 from sparsepipe.launch.outcome import log_outcome
-from sparsepipe.planning.placing import cuda_devices, places_of_ranks
+from sparsepipe.planning.devices import cuda_devices, places_of_ranks
 from sparsepipe.runs.logs import quiet
 from sparsepipe.runs.out_of_memory import filled_share, of_machine, ran_out, telling_line
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.runs.seeding import seed_model
 from sparsepipe.runs.signals import SignalWatch, ignore
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.failures.rank_reports import Stopped
+from sparsepipe.tasks.loaders import seed_model
 from sparsepipe.tasks.task import Run, num_ranks, task_class, task_of
 from sparsepipe.tracking.loggers import end_tracking
 from sparsepipe.utils.host import usable_cores

@@ -31,11 +31,10 @@ from sparsepipe.launch.prepare import (
     understood,
 )
 from sparsepipe.launch.renumber import renumber
-from sparsepipe.planning.placing import places_of_ranks
+from sparsepipe.planning.devices import places_of_ranks
 from sparsepipe.planning.plan_resolution import resolve_plan
-from sparsepipe.runs.lock import locked
+from sparsepipe.runs.lock import locked, scratch
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.runs.scratch import scratch
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.process_group import first_to_report

@@ -11,7 +11,7 @@ from sparsepipe.config.recomputation import is_automatic, refuse_recompute, sync
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import MICROBATCHES_KEY, SearchChoice
 from sparsepipe.config.suggestions import refuse_run
-from sparsepipe.config.sweep_directory import announced_threads
+from sparsepipe.config.sweep_environment import announced_threads
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.memory.microbatches import check_microbatches
 from sparsepipe.planning.device_profiles import (
@@ -20,7 +20,7 @@ from sparsepipe.planning.device_profiles import (
     fingerprint_of_profiles,
     load_profiles,
 )
-from sparsepipe.planning.placing import order_of_devices, places_of_ranks
+from sparsepipe.planning.devices import order_of_devices, places_of_ranks
 from sparsepipe.profiling import Profile
 from sparsepipe.runs.rundir import RunDir, file_fingerprint, run_dir
 from sparsepipe.tasks.emulate import as_emulated

@@ -16,7 +16,7 @@ from sparsepipe.cluster.places import ranks_of_nodes
 from sparsepipe.config.division import division_of
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, PlanError
-from sparsepipe.planning.placing import places_of_ranks
+from sparsepipe.planning.devices import places_of_ranks
 from sparsepipe.runs.logs import configure
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group

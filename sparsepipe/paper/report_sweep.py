@@ -12,7 +12,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from sparsepipe.config.scales import scales_of
-from sparsepipe.config.sweep_directory import sweep_directory
+from sparsepipe.config.sweep_environment import sweep_directory
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.report.commands import Wanted
 from sparsepipe.sweep.launch import hydra_config

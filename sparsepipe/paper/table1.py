@@ -18,7 +18,7 @@ from sparsepipe.cluster import Device, Inventory, Place
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Limits
 from sparsepipe.paper.plans import paper_inventory
-from sparsepipe.planning.measured_device import (
+from sparsepipe.planning.devices import (
     find_device,
     memory_of,
     prepare_device,

@@ -17,10 +17,9 @@ from sparsepipe.config.schema import SearchChoice
 from sparsepipe.errors import ConfigError, ProfileError, SparsePipeError
 from sparsepipe.partition.devices import kinds_of
 from sparsepipe.planning.device_profiles import load_profiles
+from sparsepipe.planning.given_plan import plan_to_simulate
 from sparsepipe.planning.measuring import RunJob, measure_devices, measure_link
-from sparsepipe.planning.recomputed_search import find_recomputing_plan
-from sparsepipe.planning.search import plan_table
-from sparsepipe.planning.simulated_plan import plan_to_simulate
+from sparsepipe.planning.search import find_recomputing_plan, plan_table
 from sparsepipe.profiling import Profile
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.utils.files import write_text_atomic

@@ -1,10 +1,15 @@
-"""One process at a time works on a run's directory."""
+"""Locks of runs, and directories for processes that work together."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from sparsepipe.config.outputs import writing
 from sparsepipe.errors import ConfigError
@@ -43,3 +48,37 @@ def locked(directory: RunDir, *, wait_s: float = 0.0) -> Iterator[None]:
                 remedy="wait for it or end it, then run the command again",
             ) from None
         yield
+
+
+_PREFIX = "sparsepipe-"
+_IN_USE = ".in-use"
+"""Lock of the process that has made a directory. Numbers of processes would not do, where
+containers share the place."""
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """An empty directory for what processes tell each other while the block runs.
+
+    A process that is killed leaves its own behind; the next one that needs such a directory removes
+    it.
+    """
+    place = Path(tempfile.gettempdir())
+    _remove_left(place)
+    made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=place))
+    with file_lock(made / _IN_USE):
+        # Under its name only now, so that nobody takes it for one that was left.
+        found = made.rename(place / f"{_PREFIX}{os.getpid()}-{made.name.rpartition('-')[2]}")
+        try:
+            yield found
+        finally:
+            shutil.rmtree(found, ignore_errors=True)
+
+
+def _remove_left(place: Path) -> None:
+    for path in place.glob(f"{_PREFIX}*"):
+        # Somebody else's, one in use, or one that another process has just removed.
+        with suppress(OSError, LockHeldError):
+            if (path / _IN_USE).exists():
+                with file_lock(path / _IN_USE):
+                    shutil.rmtree(path, ignore_errors=True)

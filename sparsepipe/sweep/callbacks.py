@@ -19,7 +19,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from sparsepipe.config.outputs import expanded, writing
-from sparsepipe.config.sweep_directory import announce, sweep_directory
+from sparsepipe.config.sweep_environment import announce, sweep_directory
 from sparsepipe.errors import ConfigError, DataError, NoRunsError, SparsePipeError
 from sparsepipe.runs.ledger import CSV, gather
 from sparsepipe.sweep.progress import tail

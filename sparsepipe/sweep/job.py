@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.sweep_directory import announced_start
+from sparsepipe.config.sweep_environment import announced_start
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.runtime.failures.rank_reports import Stopped
 from sparsepipe.runtime.launch import follow_parent
@@ -122,7 +122,7 @@ def _end_with(parent: int) -> None:
 
 
 def _run(given: dict[str, Any]) -> int:
-    from sparsepipe.config.job_hardware import announce_hardware
+    from sparsepipe.config.sweep_environment import announce_hardware
     from sparsepipe.runs import logs
 
     logs.configure()

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from sparsepipe.config import compose
 from sparsepipe.config.objective import scored
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.sweep_directory import sweep_directory
+from sparsepipe.config.sweep_environment import sweep_directory
 from sparsepipe.sweep.board import own_texts
 from sparsepipe.sweep.callbacks import note_exit_code
 from sparsepipe.sweep.display import view

@@ -8,10 +8,10 @@ from typing import Any
 from sparsepipe import cluster
 from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import any_alike_serve
-from sparsepipe.config.job_hardware import hardware_message
 from sparsepipe.config.run_spec import RunSpec
+from sparsepipe.config.sweep_environment import hardware_message
 from sparsepipe.launch.prepare import understood
-from sparsepipe.planning.placing import places_of_ranks
+from sparsepipe.planning.devices import places_of_ranks
 from sparsepipe.sweep.settings import Settings
 from sparsepipe.sweep.slots import Demand, Gpu, Machine, demand
 from sparsepipe.tasks.task import Task, task_class, task_of

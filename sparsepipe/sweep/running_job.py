@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.sweep_directory import telling_threads
+from sparsepipe.config.sweep_environment import telling_threads
 from sparsepipe.errors import DataError, SparsePipeError
-from sparsepipe.runs.oom import kills_since, oom_kills
+from sparsepipe.runs.out_of_memory import kills_since, oom_kills
 from sparsepipe.sweep.outcome import End, EndedBy, outcome, with_outcome
 from sparsepipe.sweep.process import JobProcess
 from sparsepipe.sweep.progress import epochs_done, started_run

@@ -24,13 +24,12 @@ from sparsepipe.config.division import division_of
 from sparsepipe.config.outputs import writing
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError
-from sparsepipe.planning.placing import are_there
+from sparsepipe.planning.devices import are_there
 from sparsepipe.runs.checkpoints import find_checkpoint, load_weights, read_checkpoint
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.runs.seeding import seed_epoch
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.slowdown import Slowdown
-from sparsepipe.tasks.loaders import adapt_loaders
+from sparsepipe.tasks.loaders import adapt_loaders, seed_epoch
 from sparsepipe.tasks.presentation import class_accuracies, draw_test, log_test
 from sparsepipe.tasks.result import peak_values, plan_values, write_result
 from sparsepipe.tasks.task import Run, Task

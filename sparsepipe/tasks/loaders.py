@@ -1,4 +1,4 @@
-"""Fits the loaders of any data module to runs that are stopped and resumed."""
+"""Loaders and random numbers of runs that are stopped and resumed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 from typing_extensions import override
 
 from sparsepipe.callbacks.checkpoint import Resume
-from sparsepipe.runs.seeding import mixed, seed_epoch
+from sparsepipe.runtime.collectives import process_group
 from sparsepipe.strategies.pipeline.dataloaders import Padded
 from sparsepipe.strategies.trainer_internals import clear_restarting
 
@@ -109,3 +110,19 @@ class _IgnoreSignals:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self.then is not None:
             self.then(worker)
+
+
+def seed_model(seed: int) -> None:
+    """Seeds all generators alike on every rank, before the model is built."""
+    pl.seed_everything(seed, workers=True, verbose=False)
+
+
+def mixed(*numbers: int) -> int:
+    """One seed from several numbers, another for each of their combinations."""
+    entropy = [number % 2**64 for number in numbers]
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def seed_epoch(seed: int, epoch: int) -> None:
+    """Seeds torch for an epoch, differently on each rank."""
+    torch.manual_seed(mixed(seed, epoch, process_group.rank()))

@@ -10,8 +10,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Search, SearchChoice
 from sparsepipe.planning.device_profiles import fingerprint_of, load_profiles, other_workloads
-from sparsepipe.planning.recomputed_search import find_recomputing_plan
-from sparsepipe.planning.search import Found, plan_table
+from sparsepipe.planning.search import Found, find_recomputing_plan, plan_table
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import Run, Task
 

@@ -27,22 +27,21 @@ from sparsepipe.config.schema import TrainerArguments
 from sparsepipe.errors import ConfigError, HardwareError, ProfileError
 from sparsepipe.partition.memory.microbatches import check_microbatches
 from sparsepipe.planning.device_profiles import backend_name, dtype_of, optimizer_words, workload
-from sparsepipe.planning.layer_shares import OtherProfiles, by_layer
-from sparsepipe.planning.measured_device import (
+from sparsepipe.planning.devices import (
     devices_beside,
     find_device,
     prepare_device,
     without_links,
     words_of_device,
 )
+from sparsepipe.planning.layer_shares import OtherProfiles, by_layer
 from sparsepipe.profiling import Profile
 from sparsepipe.profiling.measure import measure
-from sparsepipe.runs.seeding import seed_epoch
 from sparsepipe.runtime.microbatches import split
 from sparsepipe.runtime.slowdown import Slowdown
 from sparsepipe.strategies.pipeline.layers import find_layers
 from sparsepipe.strategies.pipeline.step_split import run_until_layers
-from sparsepipe.tasks.loaders import adapt_loaders
+from sparsepipe.tasks.loaders import adapt_loaders, seed_epoch
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import Run, Task
 from sparsepipe.utils.files import write_text_atomic

@@ -23,8 +23,8 @@ from sparsepipe.planning.device_profiles import (
     load_profiles,
     other_workloads,
 )
+from sparsepipe.planning.given_plan import plan_to_simulate
 from sparsepipe.planning.search import memory_model
-from sparsepipe.planning.simulated_plan import plan_to_simulate
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.communication import INBOX_DEPTH

@@ -13,7 +13,7 @@ from sparsepipe.config.schema import MICROBATCHES_KEY, Parallel
 from sparsepipe.errors import HardwareError, ProfileError
 from sparsepipe.partition.activation_checkpointing.setting import spans_told_by
 from sparsepipe.partition.memory.model import MemoryModel, room_bytes
-from sparsepipe.planning.simulated_plan import data_parallel
+from sparsepipe.planning.given_plan import data_parallel
 from sparsepipe.plots.timeline import timeline_picture
 from sparsepipe.profiling import Profile
 from sparsepipe.runs.rundir import RunDir

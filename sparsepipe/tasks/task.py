@@ -28,9 +28,8 @@ from sparsepipe.config.division import Division, division_of
 from sparsepipe.config.recomputation import settled_recompute
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, HardwareError, PlanError
-from sparsepipe.planning.placing import are_there, beside, cuda_devices, places_of_ranks
-from sparsepipe.runs.checkpoint_io import DirectCheckpointIO
-from sparsepipe.runs.checkpoints import find_checkpoint
+from sparsepipe.planning.devices import are_there, beside, cuda_devices, places_of_ranks
+from sparsepipe.runs.checkpoints import DirectCheckpointIO, find_checkpoint
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.collectives import process_group

@@ -37,11 +37,10 @@ from sparsepipe.runs.checkpoints import (
     load_weights,
     read_checkpoint,
 )
-from sparsepipe.runs.seeding import seed_epoch
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.tasks.evaluate import Clock, inference_rate
 from sparsepipe.tasks.kept_memory import kept_values
-from sparsepipe.tasks.loaders import EpochSeeds, adapt_loaders
+from sparsepipe.tasks.loaders import EpochSeeds, adapt_loaders, seed_epoch
 from sparsepipe.tasks.presentation import (
     StartLine,
     class_accuracies,

@@ -11,7 +11,7 @@ from sparsepipe.cluster import Inventory, places_for
 from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError
 from sparsepipe.launch.prepare import prepare
-from sparsepipe.planning.placing import cuda_devices, cuda_numbers, places_of_ranks
+from sparsepipe.planning.devices import cuda_devices, cuda_numbers, places_of_ranks
 from sparsepipe.schedule import Plan
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import Shell, composed, rows, weights

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.runs.oom import counters
+from sparsepipe.runs.out_of_memory import counters
 
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
 _SWAP = (("memory.swap.max", "0"), ("memory.memsw.limit_in_bytes", None))

@@ -18,10 +18,15 @@ import torch
 from pytorch_lightning.utilities.seed import isolate_rng
 
 from sparsepipe.errors import ConfigError, DataError, HardwareError, SparsePipeError
-from sparsepipe.planning.measured_device import memory_of
-from sparsepipe.runs.oom import kills_since, oom_kills
-from sparsepipe.runs.out_of_memory import empty_device, filled_share, ran_out
-from sparsepipe.runs.scratch import scratch
+from sparsepipe.planning.devices import memory_of
+from sparsepipe.runs.lock import scratch
+from sparsepipe.runs.out_of_memory import (
+    empty_device,
+    filled_share,
+    kills_since,
+    oom_kills,
+    ran_out,
+)
 from sparsepipe.tasks.fitting.memory import OVER_BUDGET, Seen, most_bytes, took_much
 from sparsepipe.tasks.fitting.probe import OUT_OF_MEMORY, TOO_FEW_SHAPES, Request
 from sparsepipe.tasks.task import Run

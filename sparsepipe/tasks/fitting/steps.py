@@ -15,10 +15,9 @@ from sparsepipe.callbacks.throughput import batch_size_of
 from sparsepipe.config.build import build_data, build_inventory, build_module
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.target import Target
-from sparsepipe.planning.measured_device import prepare_device
+from sparsepipe.planning.devices import prepare_device
 from sparsepipe.profiling.activations import fresh
 from sparsepipe.runs.rundir import RunDir
-from sparsepipe.runs.seeding import seed_epoch, seed_model
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.tasks.fitting.memory import (
     OVER_BUDGET,
@@ -27,7 +26,7 @@ from sparsepipe.tasks.fitting.memory import (
     status_bytes,
     watch_resident,
 )
-from sparsepipe.tasks.loaders import adapt_loaders
+from sparsepipe.tasks.loaders import adapt_loaders, seed_epoch, seed_model
 from sparsepipe.tasks.task import Run
 
 

@@ -15,7 +15,7 @@ from sparsepipe.paper.plans import MODEL, MP_DEVICE, paper_mp_plan, paper_proble
 from sparsepipe.partition.explanation import as_plan, explain
 from sparsepipe.partition.search.algorithms import mp
 from sparsepipe.planning.device_profiles import load_profiles
-from sparsepipe.planning.simulated_plan import plan_to_simulate
+from sparsepipe.planning.given_plan import plan_to_simulate
 from sparsepipe.schedule import Plan
 from tests.support.command_line import composed
 

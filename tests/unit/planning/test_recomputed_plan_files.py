@@ -11,7 +11,7 @@ from sparsepipe.config.recomputation import refuse_recompute, settled_recompute,
 from sparsepipe.errors import ConfigError
 from sparsepipe.launch.prepare import prepare
 from sparsepipe.planning.device_profiles import load_profiles
-from sparsepipe.planning.simulated_plan import plan_to_simulate
+from sparsepipe.planning.given_plan import plan_to_simulate
 from sparsepipe.schedule import Plan
 from tests.support.command_line import composed
 from tests.support.planned_cases import MODEL

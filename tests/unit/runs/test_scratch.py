@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sparsepipe.runs.scratch import scratch
+from sparsepipe.runs.lock import scratch
 
 OTHER = """
 import time
-from sparsepipe.runs.scratch import scratch
+from sparsepipe.runs.lock import scratch
 
 with scratch() as place:
     (place / "report").touch()

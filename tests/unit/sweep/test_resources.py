@@ -21,11 +21,10 @@ from sparsepipe.cluster import Device
 from sparsepipe.cluster.places import gpu_indices
 from sparsepipe.config import compose
 from sparsepipe.config.build import build_inventory
-from sparsepipe.config.job_hardware import announce_hardware
 from sparsepipe.config.signature import locate
+from sparsepipe.config.sweep_environment import announce_hardware
 from sparsepipe.errors import ConfigError
-from sparsepipe.planning.measured_device import find_device
-from sparsepipe.planning.placing import places_of_ranks
+from sparsepipe.planning.devices import find_device, places_of_ranks
 from sparsepipe.sweep.launch import hydra_config
 from sparsepipe.sweep.resources import machine, needs, whole_machine
 from sparsepipe.sweep.settings import Settings

@@ -16,8 +16,8 @@ import yaml
 from sparsepipe.cluster import Device, Host, Inventory, Link
 from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import ConfigError, HardwareError, SparsePipeError
-from sparsepipe.planning.links import Links, as_json, as_rows, as_text, doubts, snippet
 from sparsepipe.runtime.bandwidth import MessageTime, ReductionTime
+from sparsepipe.tasks.bandwidth import Links, as_json, as_rows, as_text, doubts, snippet
 from sparsepipe.utils.files import read_json
 from tests.integration.test_hosts import on_hosts
 from tests.support.command_line import Shell, composed

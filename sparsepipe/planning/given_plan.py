@@ -9,7 +9,7 @@ from sparsepipe.cluster.places import named_places, places
 from sparsepipe.config.division import Division, division_of
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, SparsePipeError
-from sparsepipe.planning.recomputed_search import find_recomputing_plan, recomputing
+from sparsepipe.planning.search import find_recomputing_plan, recomputing
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan, Stage
 

@@ -1,15 +1,20 @@
-"""What the processes of a sweep know of it: its directory, its beginning, what it was asked for."""
+"""What the processes of a sweep know of it: directory, begin, command, threads and hardware."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import yaml
 from omegaconf import DictConfig
 
+from sparsepipe.cluster import Inventory
+from sparsepipe.config.target import Target
 from sparsepipe.utils.host import usable_cores
 
 _DIRECTORY = "SPARSEPIPE_SWEEP_DIR"
@@ -85,3 +90,31 @@ def _choice(said: str) -> str:
 def announced_command(otherwise: str) -> str:
     """The command as the sweep has announced it, else something that its jobs share."""
     return os.environ.get(_COMMAND) or otherwise
+
+
+_VARIABLE = "SPARSEPIPE_HARDWARE"
+"""Environment variable: a node of the group ``hardware`` and what that is, as JSON."""
+
+
+def hardware_message(target: Target, inventory: Inventory) -> dict[str, Any]:
+    """The whole machine's hardware as plain values, for :func:`announce_hardware` in a job.
+
+    Args:
+        target: what builds the inventory.
+        inventory: what it builds where all of the machine is seen.
+    """
+    return {"node": target.to_dict(), "inventory": yaml.safe_load(inventory.to_yaml())}
+
+
+def announce_hardware(message: Mapping[str, Any] | None) -> None:
+    """Passes a message to this process and those that it starts; None: there is none."""
+    os.environ[_VARIABLE] = "" if message is None else json.dumps(message)
+
+
+def inventory_seen_by_sweep(target: Target) -> Inventory | None:
+    """What a target builds on the whole machine, where the sweep has announced that."""
+    text = os.environ.get(_VARIABLE)
+    message = json.loads(text) if text else None
+    if not message or message["node"] != target.to_dict():
+        return None
+    return Inventory.from_dict(message["inventory"])
