@@ -113,7 +113,7 @@ def test_it_composes_and_takes_settings(
     assert type(instantiate(node)).__name__ == target.rpartition(".")[2]
     plain = with_hydra(f"experiment={experiment}")
     assert config.hydra.sweeper.params == plain.hydra.sweeper.params
-    assert composed(*asked)["name"] == experiment
+    assert composed(*asked).to_dict()["name"] == experiment
 
 
 @needs("optuna")

@@ -152,7 +152,7 @@ def test_the_lab_measures_what_it_trains(here: Path) -> None:
     write_files("own_cluster", here)
     of_lab = [c for c in commands_of("own_cluster") if "hardware=lab" in c.words]
     configs = [composed(c.first_job, own=True) for c in of_lab if "task=bandwidth" not in c.words]
-    tasks = {config.task.path.rpartition(".")[2] for config in configs}
+    tasks = {config.task.locate().name for config in configs}
     assert tasks == {"profile", "partition", "simulate", "train"}
     assert all(config.data == configs[0].data for config in configs)
     assert all(config.model == configs[0].model for config in configs)

@@ -110,7 +110,7 @@ def test_force_measures_anew(capfd: pytest.CaptureFixture[str]) -> None:
         before,
     )
     ((found, path),) = measure_devices(
-        [device()], {**config, "force": True}, HOW, run_job=run_job
+        [device()], config.replace(force=True), HOW, run_job=run_job
     ).values()
     assert path == before
     assert found.meta["source"] == "task=profile"

@@ -209,7 +209,7 @@ def test_devices_elsewhere_are_not_measured(tmp_path: Path) -> None:
     assert "sparsepipe task=profile` there with task.device='other core'," in refused.value.remedy
     assert "profile: {mlp: ...}" in refused.value.remedy
     both = {name: str(tmp_path / "core.json") for name in ("core", "other core")}
-    config.parallel.search.profiles = both
+    config = config.replace({"parallel.search.profiles": both})
     with pytest.raises(HardwareError, match="between its hosts, has no bandwidth") as slow:
         resolve_plan(config, Inventory.from_dict(REMOTE), RunDir(tmp_path), run_job=None)
     assert "parallel.search.bandwidth_bytes_per_s" in slow.value.remedy

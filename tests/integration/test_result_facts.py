@@ -128,7 +128,7 @@ def test_a_run_that_an_older_version_began(tmp_path: Path) -> None:
     first, second = directory.starts
     assert first is None
     assert second == pytest.approx(time.time(), abs=60)
-    directory.open({**config, "force": True})
+    directory.open(config.replace(force=True))
     (only,) = directory.starts
     assert only is not None
     directory.remove_if_unused()
@@ -151,7 +151,7 @@ def test_a_run_that_an_older_version_began(tmp_path: Path) -> None:
 def test_words_for_strategies(overrides: tuple[str, ...], name: str) -> None:
     config = composed(*overrides)
     if "task=simulate" in overrides:  # which itself is one process
-        config.parallel = composed("parallel=single").parallel
+        config = config.replace(parallel=composed("parallel=single").parallel)
     assert strategy_name(config) == name
 
 

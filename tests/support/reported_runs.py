@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.config.run_spec import flatten
+from sparsepipe.tasks.task import task_class
 from sparsepipe.utils.files import write_json, write_text_atomic
 from tests.support.command_line import composed
 
@@ -45,12 +46,13 @@ def made_by(*overrides: str, **figures: Any) -> dict[str, Any]:
     """The result of a run by a command: all of its configuration, and figures of any task."""
     config = composed(*overrides)
     dropped = ("checkpoint", "force", "logger", "paths")
-    settings = flatten({key: item for key, item in config.items() if key not in dropped})
+    values = config.to_dict()
+    settings = flatten({key: item for key, item in values.items() if key not in dropped})
     strategy = config.parallel.strategy
     return {
         "run_id": "made",
         "kind": "measured",
-        "task_name": config.task.path.rpartition(".")[2],
+        "task_name": task_class(config).name,
         "ranks": 1 if strategy is None else config.parallel.devices,
         "hardware_devices": "4 x RTX 2080 Ti",
         "hardware_accelerator": "cuda",

@@ -82,14 +82,14 @@ def test_every_group_has_a_page_with_its_options(pages: dict[str, str]) -> None:
 def test_every_key_of_every_option_has_a_row(pages: dict[str, str], group: str) -> None:
     listed = rows(pages[group])
     for option in options(group):
-        value = composed(f"{group}={option}")[group]
+        value = composed(f"{group}={option}").to_dict()[group]
         assert not {*keys(value, group)} - {*listed, group}, option
 
 
 def test_keys_outside_the_groups_have_a_row_with_comment(pages: dict[str, str]) -> None:
     listed = rows(pages["general"])
     outside = KEYS - set(hydras_groups())
-    top = {key: value for key, value in composed().items() if key in outside}
+    top = {key: value for key, value in composed().to_dict().items() if key in outside}
     assert not {key for name in top for key in keys(top[name], name)} - set(listed)
     assert not outside - set(listed)
     assert [key for key, cells in listed.items() if not cells[-1]] == ["paths"]
@@ -98,7 +98,7 @@ def test_keys_outside_the_groups_have_a_row_with_comment(pages: dict[str, str]) 
 def test_values_are_those_that_hydra_composes(script: ModuleType) -> None:
     """Where a base file and a file that builds on it write the same key, the latter counts."""
     for option in options("parallel"):
-        value = composed(f"parallel={option}")["parallel"]
+        value = composed(f"parallel={option}").to_dict()["parallel"]
         for key, found in script.keys_of(config_dir(), f"parallel/{option}").items():
             there: Any = value
             for part in key.split("."):

@@ -22,7 +22,7 @@ from tests.support.recompute_cases import AUTO, BY_HAND, SEARCHED, given, invent
 
 def test_forms_that_it_may_have() -> None:
     def said(*settings: str) -> Any:
-        return recompute_of(composed(*MODEL, "parallel=sync_1f1b", *settings)["parallel"])
+        return recompute_of(composed(*MODEL, "parallel=sync_1f1b", *settings).parallel)
 
     assert said() == "none"
     assert said("parallel.strategy.recompute=all") == "all"

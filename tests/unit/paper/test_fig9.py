@@ -73,14 +73,14 @@ def test_plans_are_those_of_table_iii_but_exact_is_for_its_link(strategy: str) -
 @pytest.mark.parametrize("task", TASKS)
 def test_each_task_has_the_link_of_its_panel(task: str) -> None:
     config = composed(FIG9, "hardware=paper_8gpu", f"task={task}")
-    name = str(config.task.path).rpartition(".")[2]
+    name = config.task.locate().name
     kind = "simulated" if name == "simulate" else "emulated"
     link = config.task.get("link_bytes_per_s")
     (expected,) = [e for e in EXPECTED if (e.kind, e.link_bytes_per_s) == (kind, link)]
     assert task == f"fig9/{kind}" + (f"_{link / 1e6:g}" if kind == "simulated" else "")
     if kind == "emulated":
         assert expected.network == "namespaces"
-        assert as_emulated(config)["hardware"]["link_bytes_per_s"] == 125e6
+        assert as_emulated(config).to_dict()["hardware"]["link_bytes_per_s"] == 125e6
         assert config.hardware.get("value")["link"]["bytes_per_s"] == 125e6, "1 Gb/s"
 
 
@@ -89,7 +89,7 @@ def test_each_task_has_the_link_of_its_panel(task: str) -> None:
 )
 def test_emulated_sums_inside_hosts_have_time(parallel: str, time_scale: float) -> None:
     config = composed(FIG9, "task=fig9/emulated", f"parallel={parallel}")
-    assert as_emulated(config)["hardware"]["time_scale"] == time_scale
+    assert as_emulated(config).to_dict()["hardware"]["time_scale"] == time_scale
 
 
 def test_without_a_sweep_it_is_one_bar() -> None:

@@ -41,13 +41,12 @@ def test_ways_in_parts_differ_in_devices_and_schedule_alone(
 ) -> None:
     config = composed(NAME, f"trial=microbatches/{way}", *TWO)
     whole = composed(NAME, "trial=microbatches/whole", *TWO)
-    strategy = config.parallel.strategy
+    strategy = config.parallel.strategy.arguments
     assert num_ranks(config, build_inventory(config)) == ranks
     assert (strategy["schedule"], strategy["microbatches"]) == (schedule, 4)
     assert strategy["keyed_randomness"] is True
-    assert whole["parallel"]["strategy"] is None
-    others = config.keys() - {"parallel"}
-    assert {key: config[key] for key in others} == {key: whole[key] for key in others}
+    assert whole.parallel.strategy is None
+    assert config.replace(parallel=whole.parallel) == whole.replace(parallel=whole.parallel)
 
 
 def finished(outputs: Path, name: str, seed: int, accuracy: float, **told: Any) -> None:

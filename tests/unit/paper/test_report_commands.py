@@ -81,11 +81,11 @@ def test_commands_of_table2_are_those_of_their_cells() -> None:
     cells = block.rows["50³", "4", "sparse", "0.25"]
     commands = {column.key: cell.command for column, cell in cells.items()}
     config = composed(*shlex.split(commands["test_accuracy"])[1:])
-    assert config.task.path.endswith(".train")
+    assert config.task.locate().name == "train"
     assert config.parallel.devices == 4
     assert config.parallel.strategy.path.endswith(".DataParallelStrategy")
     assert (config.representation, config.data.get("resolution")) == ("sparse", 50)
     assert config.data.get("point_ratio") == 0.25
     fitting = composed(*shlex.split(commands["batch"])[1:])
-    assert fitting.task.path.endswith(".fit_batch")
+    assert fitting.task.locate().name == "fit_batch"
     assert fitting.data.get("point_ratio") == 0.25

@@ -150,7 +150,7 @@ def test_several_seeds_are_a_sweep_of_their_cell() -> None:
     assert found.cells[0].command == f"{start} network=dense data.resolution=32"
     assert found.sweep == start
     (one,) = blocks("fig8", Wanted(scale="smoke", overrides=(), seeds="seed=7"))
-    assert composed(*words(one.cells[0].command))["seed"] == 7
+    assert composed(*words(one.cells[0].command)).to_dict()["seed"] == 7
 
 
 def test_searches_of_table2_have_the_budget_and_trainings_have_not() -> None:
@@ -160,7 +160,7 @@ def test_searches_of_table2_have_the_budget_and_trainings_have_not() -> None:
         cell.column.key: cell.command for cell in found.rows["50³", "1", "sparse", "1"].values()
     }
     assert "task." not in told["test_accuracy"]
-    assert composed(*words(told["batch"]))["task"]["budget_bytes"] == 1e9
+    assert composed(*words(told["batch"])).to_dict()["task"]["budget_bytes"] == 1e9
     assert "task.gallery" not in told["batch"]
     trainings, searches = found.sweep.split(" && ")
     assert "task." not in trainings
@@ -178,7 +178,7 @@ def test_groups_of_fig9_have_overrides_that_count(tmp_path: Path) -> None:
         assert other.title == f"{plain.title}; parallel.search.cost_model=eq4"
         assert "batch_size" not in other.sweep
     command = words(apart[0].rows["5", "exact"][apart[0].columns[0]].command)
-    assert composed(*command)["task"]["parallel"]["search"]["cost_model"] == "eq4"
+    assert composed(*command).to_dict()["task"]["parallel"]["search"]["cost_model"] == "eq4"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_commands_of_other_tables_have_the_overrides_too(name: str, word: str) -
     command = words(found.cells[-1].command)
     key, _, value = word.partition("=")
     group, _, leaf = key.partition(".")
-    assert composed(*command)[group][leaf] == float(value)
+    assert composed(*command).to_dict()[group][leaf] == float(value)
 
 
 def one_run(name: str, *overrides: str) -> dict[str, object]:

@@ -100,7 +100,7 @@ def test_commands_write_where_the_sweep_does(tmp_path: Path) -> None:
     made = at_the_end_of_a_sweep(tmp_path, "table2")
     with (made / "table2.csv").open() as stream:
         (places,) = {shlex.split(row["command"])[-1] for row in csv.DictReader(stream)}
-    assert composed(places)["paths"]["outputs"] == str(tmp_path / "outputs")
+    assert composed(places).to_dict()["paths"]["outputs"] == str(tmp_path / "outputs")
 
 
 def test_jobs_that_did_not_finish_are_named(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_all_of_the_paper_on_one_page(report: Report, tmp_path: Path) -> None:
 def test_every_experiment_can_be_reported_on(name: str) -> None:
     """Whatever it sets for its own task."""
     config = composed("task=report", f"experiment={name}")
-    assert config.task.path.endswith(".report")
+    assert config.task.locate().name == "report"
     assert config.name == name
 
 

@@ -86,7 +86,7 @@ def test_overrides_of_fig9_make_blocks_of_their_own() -> None:
     assert {str(run["run_id"]) for run in apart.runs} == {"a", "c"}
     assert set(searched) <= set(apart.title.split("; "))
     assert all(word in words(apart.sweep) for word in searched)
-    assert composed(*words(apart.cells[0].command))["parallel"]["strategy"] is not None
+    assert composed(*words(apart.cells[0].command)).to_dict()["parallel"]["strategy"] is not None
 
 
 @pytest.mark.parametrize("key", ["link", "memory", "profile", "count"])

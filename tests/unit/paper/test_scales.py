@@ -11,6 +11,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from sparsepipe.config import compose
+from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError
 from sparsepipe.paper.printed import printed
 from tests.support.command_line import composed
@@ -39,12 +40,12 @@ def jobs(experiment: str, *arguments: str) -> list[list[str]]:
     return batch
 
 
-def config_of(overrides: list[str]) -> dict[str, Any]:
+def config_of(overrides: list[str]) -> RunSpec:
     return composed(*overrides)
 
 
-def cell(config: dict[str, Any]) -> tuple[int, int, str, float, int]:
-    data = config.data
+def cell(config: RunSpec) -> tuple[int, int, str, float, int]:
+    data = config.data.arguments
     return (
         data["resolution"],
         config.parallel.devices,
@@ -58,8 +59,8 @@ def cell(config: dict[str, Any]) -> tuple[int, int, str, float, int]:
 def test_table_2_trains_what_the_paper_prints_and_nothing_else(monkeypatch) -> None:
     monkeypatch.setenv("MODELNET40", "somewhere")
     configs = [config_of(job) for job in jobs("table2", "scale=paper")]
-    trained = [c for c in configs if c.task.path.endswith(".train")]
-    searched = [c for c in configs if c.task.path.endswith(".fit_batch")]
+    trained = [c for c in configs if c.task.locate().name == "train"]
+    searched = [c for c in configs if c.task.locate().name == "fit_batch"]
     assert len(configs) == len(trained) + len(searched) == 24
     assert sorted(map(cell, trained)) == sorted(TABLE_2)
     alone = {row[:4] for row in TABLE_2 if row[1] == 1}
@@ -90,7 +91,7 @@ def test_fig_8_goes_over_four_resolutions_of_both_networks() -> None:
         for resolution in (32, 50, 100, 200)
         for network in ("dense", "sparse")
     ]
-    assert {c.task.path.rpartition(".")[2] for c in configs} == {"train_if_fits"}
+    assert {c.task.locate().name for c in configs} == {"train_if_fits"}
     assert {c.task.get("budget_bytes") for c in configs} == {2.75e9}
     assert {c.data.get("batch_size") for c in configs} == {16}
 
@@ -118,7 +119,7 @@ def test_a_single_run_is_swept_at_the_scale_that_a_report_asks_for(
 ) -> None:
     (job,) = jobs(experiment)
     assert f"scale={scale}" in job
-    assert config_of(job)["scale"] == scale
+    assert config_of(job).to_dict()["scale"] == scale
     (other,) = jobs(experiment, "scale=paper")
     assert "scale=paper" in other
 
@@ -133,7 +134,7 @@ def test_four_devices_share_the_batch_of_one(scale: str) -> None:
     assert four.hardware.get("cpu_devices") == 4
     assert one.data.get("batch_size") == 4 * four.data.get("batch_size")
     assert one.scale == four.scale == scale
-    assert "batch_shared_by" not in four
+    assert "batch_shared_by" not in four.to_dict()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_a_scale_goes_with_any_data_and_its_values_give_way() -> None:
 
 def test_without_a_scale_all_is_as_it_was() -> None:
     config = composed("data=shapes")
-    assert "scale" not in config
+    assert "scale" not in config.to_dict()
     source = config.data.get("source")
     assert (source["train_per_class"], source["test_per_class"]) == (200, 52)
     assert "scale" not in config.identity()
@@ -184,7 +185,7 @@ def test_a_batch_of_the_paper_is_found_by_a_whole_share_too(monkeypatch) -> None
 def test_figure_7_takes_the_authors_batch_where_a_scale_is_not_smaller(monkeypatch) -> None:
     monkeypatch.setenv("MODELNET40", "somewhere")
     found = {
-        scale: config_of(["experiment=fig7", *scale])["data"]
+        scale: config_of(["experiment=fig7", *scale]).to_dict()["data"]
         for scale in ((), ("scale=paper",), ("scale=desk",), ("scale=smoke",))
     }
     assert [data["batch_size"] for data in found.values()] == [64, 64, 16, 4]

@@ -36,7 +36,7 @@ def test_its_half_at_32_trains_on_all_1024_points_of_each_shape_or_a_share_of_th
     found = set()
     for job in jobs_of_the_sweep():
         config = composed(*job)
-        data, devices = config.data, config.parallel.devices
+        data, devices = config.data.arguments, config.parallel.devices
         assert data["source"] == {
             "_target_": "sparsepipe.data.sources.NpzBundle",
             "_partial_": True,
@@ -46,7 +46,7 @@ def test_its_half_at_32_trains_on_all_1024_points_of_each_shape_or_a_share_of_th
         assert data["augment"]["enabled"] is False
         assert data["batch_size"] * (devices if devices == 4 else 1) == 16
         assert (config.model.get("width"), config.trainer.max_epochs) == (0.25, 4)
-        task = config.task.path.rpartition(".")[2]
+        task = config.task.locate().name
         found.add((task, devices, config.representation, data["point_ratio"]))
     networks = [("dense", 1.0), ("sparse", 1.0), ("sparse", 0.5), ("sparse", 0.25)]
     assert found == {

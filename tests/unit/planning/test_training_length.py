@@ -60,11 +60,15 @@ def test_it_is_as_long_as_lightning_trains(settings: dict[str, Any]) -> None:
     )
     trainer.fit(BoringModel(), DataLoader(RandomDataset(32, LOADED)))
     assert counting.batches > 0
-    full = {**composed("trainer=default")["trainer"], **settings}
+    full = (
+        composed("trainer=default")
+        .replace({f"trainer.{key}": value for key, value in settings.items()})
+        .trainer
+    )
     assert batches_of_training(full, LOADED) == counting.batches
 
 
 @pytest.mark.parametrize("epochs", [None, -1])
 def test_without_an_end_there_is_no_length(epochs: int | None) -> None:
-    trainer = {**composed("trainer=default")["trainer"], "max_epochs": epochs}
+    trainer = composed("trainer=default").replace({"trainer.max_epochs": epochs}).trainer
     assert batches_of_training(trainer, LOADED) is None

@@ -56,5 +56,5 @@ def test_a_short_epoch_tells_the_same_pace_as_a_long_one(tmp_path: Path) -> None
 
 
 def test_messages_wait_where_they_do_in_training() -> None:
-    task = composed("task=simulate", "hardware=paper_5gpu", "parallel=dp")["task"]
+    task = composed("task=simulate", "hardware=paper_5gpu", "parallel=dp").to_dict()["task"]
     assert (task["outbox"], task["inbox"]) == (None, INBOX_DEPTH)
