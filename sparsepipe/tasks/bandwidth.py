@@ -23,8 +23,8 @@ from sparsepipe.partition.devices import Fleet, Kind
 from sparsepipe.planning.devices import cuda_devices, words_of_machine
 from sparsepipe.runtime.bandwidth import (
     Benchmark,
-    Reduction,
-    Sending,
+    MessageTime,
+    ReductionTime,
     TimingBudget,
     groups_of,
     pairs_of,
@@ -234,8 +234,8 @@ class Links:
     """
 
     host_of: Sequence[str]
-    sendings: Sequence[Sending]
-    reductions: Sequence[Reduction]
+    sendings: Sequence[MessageTime]
+    reductions: Sequence[ReductionTime]
 
     @property
     def inside(self) -> dict[str, Link]:
@@ -248,7 +248,7 @@ class Links:
         """The link between any two hosts; None where there is one host."""
         return self._link(None)
 
-    def eq4_s(self, reduction: Reduction) -> float:
+    def eq4_s(self, reduction: ReductionTime) -> float:
         """What the paper's Eq. 4 takes for the sum, as the partitioner counts it."""
         fleet = self._fleet
         hosts = [self.host_of[rank] for rank in reduction.ranks]
@@ -311,7 +311,7 @@ class Links:
             latency_s=_rounded(statistics.median(s.latency_s for s in found)),
         )
 
-    def _over(self, hosts: set[str] | None) -> list[Sending]:
+    def _over(self, hosts: set[str] | None) -> list[MessageTime]:
         """Of the largest messages one way, those inside a host, or (None) between any two."""
         most = max(sending.size_bytes for sending in self.sendings)
         return [
@@ -322,7 +322,7 @@ class Links:
             and (len(self._hosts(sending)) == 2 if hosts is None else self._hosts(sending) == hosts)
         ]
 
-    def _hosts(self, sending: Sending) -> set[str]:
+    def _hosts(self, sending: MessageTime) -> set[str]:
         return {self.host_of[sending.source], self.host_of[sending.target]}
 
 
@@ -448,7 +448,7 @@ def _pair_table(links: Links) -> str:
     return markdown_table(head, rows)
 
 
-def _sum_table(reductions: Iterable[Reduction], links: Links) -> str:
+def _sum_table(reductions: Iterable[ReductionTime], links: Links) -> str:
     rows = [
         (
             " ".join(map(str, r.ranks)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparsepipe.runs.oom import counters, kills_in, kills_since, oom_kills
+from sparsepipe.runs.out_of_memory import counters, kills_in, kills_since, oom_kills
 
 
 def test_where_the_kernel_counts() -> None:

@@ -14,8 +14,8 @@ import pytest
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 from pandas.testing import assert_frame_equal
-from sparsepipe.config.sweep_directory import command_of
 
+from sparsepipe.config.sweep_environment import command_of
 from sparsepipe.errors import ConfigError, OutputError
 from sparsepipe.runs.ledger import load_results
 from sparsepipe.runs.rundir import RunDir
