@@ -33,9 +33,9 @@ class SparsePipeLauncher(Launcher):
         max_jobs: at most so many at a time; None: as many as find cores and GPUs.
         cores_per_rank: how many cores each process of a job gets; None: without GPUs all cores
             are one job's.
-        job_limit_s: a job that takes longer is ended; None: no limit.
-        wait_limit_s: how long a job waits for a process that works on the same run and is none of
-            this sweep's; None: as long as that takes.
+        job_limit_s: a job that takes longer is ended, whatever it waits for; None: no limit.
+        wait_limit_s: how long a job waits for another process that works on the same run; None: no
+            limit.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class SparsePipeLauncher(Launcher):
     ) -> Sequence[JobReturn]:
         """Runs jobs and waits for all of them."""
         from sparsepipe.sweep.launch import launch
-        from sparsepipe.sweep.settings import Settings
+        from sparsepipe.sweep.slots import Settings
 
         assert self._config is not None
         assert self._context is not None

@@ -140,38 +140,25 @@ class SafeDisplay:
     """
 
     def __init__(self, view: Lines) -> None:
-        self._view = view
-        self._on = True
+        self._view: Lines | None = view
 
     def __enter__(self) -> Self:
-        self._try(self._view.__enter__)
+        self.show(lambda view: view.__enter__())
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._on:
-            self._try(lambda: self._view.__exit__(None, None, None))
+        self.show(lambda view: view.__exit__(None, None, None))
 
-    def began(self, row: Row, board: Callable[[], Board]) -> None:
-        """A job has begun."""
-        self._try(lambda: self._view.began(row, board))
-
-    def ended(self, row: Row, board: Callable[[], Board]) -> None:
-        """A job has ended."""
-        self._try(lambda: self._view.ended(row, board))
-
-    def show(self, board: Callable[[], Board]) -> None:
-        """Called often."""
-        self._try(lambda: self._view.show(board))
-
-    def _try(self, show: Callable[[], object]) -> None:
-        if not self._on:
+    def show(self, action: Callable[[Lines], object]) -> None:
+        """Lets the view show something."""
+        if self._view is None:
             return
         try:
-            show()
+            action(self._view)
         except Exception as error:  # whatever it is: jobs count, and not how they are shown
-            self._on = False
+            failed, self._view = self._view, None
             with suppress(Exception):
-                self._view.__exit__(None, None, None)  # which restores the streams
+                failed.__exit__(None, None, None)  # which restores the streams
             log.warning("the sweep goes on without a display: %s: %s", type(error).__name__, error)
 
 

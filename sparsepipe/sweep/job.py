@@ -29,7 +29,7 @@ from sparsepipe.runtime.launch import follow_parent
 from sparsepipe.sweep.process import MARK_VARIABLE
 from sparsepipe.sweep.progress import write_started
 from sparsepipe.sweep.record import JobRecord, SweptJob, finished_values, keep_record, record_of
-from sparsepipe.sweep.settings import WAIT_LIMIT_S
+from sparsepipe.sweep.slots import WAIT_LIMIT_S
 from sparsepipe.tasks.fitting.memory import prefer_as_victim
 
 log = logging.getLogger(__name__)

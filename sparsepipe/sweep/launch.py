@@ -23,11 +23,9 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.sweep_environment import sweep_directory
 from sparsepipe.sweep.board import own_texts
 from sparsepipe.sweep.callbacks import note_exit_code
-from sparsepipe.sweep.display import view
 from sparsepipe.sweep.record import JobRecord, SweptJob, refusal
 from sparsepipe.sweep.refusals import refuse_within_torchrun
-from sparsepipe.sweep.settings import Settings
-from sparsepipe.sweep.slots import Machine, Slots
+from sparsepipe.sweep.slots import Machine, Settings, Slots
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +147,7 @@ def _task_config(whole: DictConfig) -> DictConfig:
 def _run(composed: Sequence[_Composed], settings: Settings, hooks: _Hooks) -> dict[int, JobRecord]:
     # Torch and Lightning, which --help and the like need not wait for.
     from sparsepipe.runtime.failures.rank_reports import Stopped
+    from sparsepipe.sweep.display import view
     from sparsepipe.sweep.gpu_locks import machine_wide
     from sparsepipe.sweep.resources import machine
     from sparsepipe.sweep.runner import Runner

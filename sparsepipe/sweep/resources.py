@@ -12,8 +12,7 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.sweep_environment import hardware_message
 from sparsepipe.launch.prepare import understood
 from sparsepipe.planning.devices import places_of_ranks
-from sparsepipe.sweep.settings import Settings
-from sparsepipe.sweep.slots import Demand, Gpu, Machine, demand
+from sparsepipe.sweep.slots import Demand, Gpu, Machine, Settings, demand
 from sparsepipe.tasks.task import Task, task_class, task_of
 from sparsepipe.utils.host import quota_limits, usable_core_numbers
 

@@ -21,8 +21,7 @@ from sparsepipe.sweep.outcome import left_text
 from sparsepipe.sweep.progress import epochs_done, epochs_in_all, tail
 from sparsepipe.sweep.record import JobRecord, SweptJob, keep_record, refusal
 from sparsepipe.sweep.running_job import ENDING_S, ReadyJob, RunningJob
-from sparsepipe.sweep.settings import Settings
-from sparsepipe.sweep.slots import Slots
+from sparsepipe.sweep.slots import Settings, Slots
 
 log = logging.getLogger(__name__)
 _POLL_S = 0.05
@@ -54,7 +53,7 @@ class Runner:
     ) -> None:
         self._on_start, self._on_end = on_start, on_end
         self._slots, self._settings, self._texts = slots, settings, texts
-        self._view = SafeDisplay(view)
+        self._display = SafeDisplay(view)
         self._waiting: list[ReadyJob] = []
         self._running: list[RunningJob] = []
         self._unkillable: list[RunningJob] = []
@@ -84,7 +83,7 @@ class Runner:
         """
         self._waiting = list(jobs)
         self._same = {number: list(others) for number, others in same.items()}
-        with self._view, self._gpus, _signals_noted() as signals:
+        with self._display, self._gpus, _signals_noted() as signals:
             for record in known:
                 self._add(record)
             try:
@@ -104,7 +103,7 @@ class Runner:
             self._start_what_fits()
             for job in list(self._running):
                 self._supervise(job)
-            self._view.show(self._board)
+            self._display.show(lambda view: view.show(self._board))
             time.sleep(_POLL_S)
 
     def _supervise(self, job: RunningJob) -> None:
@@ -139,7 +138,11 @@ class Runner:
                 continue
             self._slots = self._slots.with_job(grant)
             self._running.append(job)
-            self._view.began(self._row(job), self._board)
+            self._show_start(job)
+
+    def _show_start(self, job: RunningJob) -> None:
+        row = self._row(job)
+        self._display.show(lambda view: view.began(row, self._board))
 
     def _held_by_unkillable(self) -> HardwareError:
         """The error of a job whose cores or GPUs are held by processes that cannot be ended."""
@@ -171,21 +174,20 @@ class Runner:
         log.warning(
             "the sweep fails: ending %d jobs, which may write checkpoints", len(self._running)
         )
-        before = len(signals)
+        known = len(signals)
         for job in self._running:
             if not job.is_ending:
                 with suppress(OSError):
                     job.end(signal.SIGTERM, by="stop")
-        kill_s = time.monotonic() + max(job.ready.grace_s for job in self._running)
-        while self._running and time.monotonic() < kill_s + ENDING_S:
-            if len(signals) > before:
-                kill_s = min(kill_s, time.monotonic())
+        limit_s = time.monotonic() + max(job.ready.grace_s for job in self._running) + ENDING_S
+        while self._running and time.monotonic() < limit_s:
             for job in list(self._running):
                 with suppress(OSError):  # which may be the error at hand
-                    if time.monotonic() >= kill_s:
-                        job.process.kill()
-                    if not job.process.alive():
+                    if len(signals) > known:
+                        job.end(signal.SIGTERM, by="stop", grace_s=0.0)
+                    if job.supervise():
                         self._running.remove(job)
+            known = len(signals)
             time.sleep(_POLL_S)
         for job in self._running:
             log.warning("job %d: %s", job.ready.job.number + 1, left_text(job.process.alive()))
@@ -195,7 +197,8 @@ class Runner:
         self._on_end(record)
         if record.run is not None:
             print_run(record.run)
-        self._view.ended(self._row_of(record), self._board)
+        row = self._row_of(record)
+        self._display.show(lambda view: view.ended(row, self._board))
         for job in self._same.pop(record.number, []):
             twin = replace(record, number=job.number, overrides=job.overrides)
             self._add(keep_record(job, twin))

@@ -26,8 +26,7 @@ from sparsepipe.sweep.record import (
     record_of,
 )
 from sparsepipe.sweep.resources import whole_machine
-from sparsepipe.sweep.settings import Settings
-from sparsepipe.sweep.slots import Demand, Grant, environment
+from sparsepipe.sweep.slots import Demand, Grant, Settings, environment
 
 log = logging.getLogger(__name__)
 _CHILDREN_END_S = 5.0
@@ -134,11 +133,11 @@ class RunningJob:
 
     def end(self, signum: int, *, by: EndedBy, grace_s: float | None = None) -> None:
         """Sends it a signal, and lets :meth:`supervise` kill what still runs after the grace."""
+        limit_s = self.ready.grace_s if grace_s is None else grace_s
+        self._kill_s = time.monotonic() + limit_s
         if self.process.exit_code() is None:
             self._ended_by = self._ended_by or by
             self.process.interrupt(signum)
-        limit_s = self.ready.grace_s if grace_s is None else grace_s
-        self._kill_s = time.monotonic() + limit_s
 
     def supervise(self) -> bool:
         """Ends the job where it takes too long, and kills what does not end.

@@ -19,7 +19,7 @@ from sparsepipe.runs.lock import locked
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.sweep.launch import launch
 from sparsepipe.sweep.record import JobRecord, records_of
-from sparsepipe.sweep.settings import Settings
+from sparsepipe.sweep.slots import Settings
 from sparsepipe.utils.files import read_json
 from sparsepipe.utils.host import usable_cores
 from tests.support.command_line import Finished, Shell, composed, fault, orphans, wait_for

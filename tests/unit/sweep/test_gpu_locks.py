@@ -170,7 +170,7 @@ from sparsepipe.sweep.gpu_locks import GpuLocks
 from sparsepipe.sweep.record import SweptJob
 from sparsepipe.sweep.runner import Runner
 from sparsepipe.sweep.running_job import ReadyJob
-from sparsepipe.sweep.settings import Settings
+from sparsepipe.sweep.slots import Settings
 from sparsepipe.sweep.slots import Demand, Gpu, Machine, Slots
 from sparsepipe.sweep.display import Lines
 

@@ -17,8 +17,7 @@ from sparsepipe.sweep.progress import write_started
 from sparsepipe.sweep.record import SweptJob
 from sparsepipe.sweep.runner import Runner
 from sparsepipe.sweep.running_job import ReadyJob, RunningJob
-from sparsepipe.sweep.settings import Settings
-from sparsepipe.sweep.slots import Demand, Grant, Machine, Slots
+from sparsepipe.sweep.slots import Demand, Grant, Machine, Settings, Slots
 from tests.support.sweep_cases import tiny_spec
 
 HEAD = "epoch,step,train/loss"

@@ -20,8 +20,7 @@ from sparsepipe.sweep.progress import write_started
 from sparsepipe.sweep.record import JobRecord, SweptJob, read_record, records_of
 from sparsepipe.sweep.runner import Runner
 from sparsepipe.sweep.running_job import ReadyJob
-from sparsepipe.sweep.settings import Settings
-from sparsepipe.sweep.slots import Demand, Machine, Slots
+from sparsepipe.sweep.slots import Demand, Machine, Settings, Slots
 from sparsepipe.utils.files import read_json, write_json
 from tests.support.command_line import composed
 from tests.support.sweep_cases import tiny_spec

@@ -27,8 +27,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.planning.devices import find_device, places_of_ranks
 from sparsepipe.sweep.launch import hydra_config
 from sparsepipe.sweep.resources import machine, needs, whole_machine
-from sparsepipe.sweep.settings import Settings
-from sparsepipe.sweep.slots import Demand, Gpu, Machine, Slots
+from sparsepipe.sweep.slots import Demand, Gpu, Machine, Settings, Slots
 from sparsepipe.utils.host import quota_limits, usable_cores
 from tests.support.command_line import composed
 from tests.support.plans import plan_on

@@ -24,8 +24,7 @@ from sparsepipe.sweep.process import JobProcess
 from sparsepipe.sweep.record import JobRecord, SweptJob, records_of
 from sparsepipe.sweep.runner import Runner
 from sparsepipe.sweep.running_job import ReadyJob
-from sparsepipe.sweep.settings import Settings
-from sparsepipe.sweep.slots import Demand, Machine, Slots
+from sparsepipe.sweep.slots import Demand, Machine, Settings, Slots
 from tests.support.command_line import Shell, wait_for
 from tests.support.sweep_cases import tiny_spec
 

@@ -16,8 +16,7 @@ from sparsepipe.sweep import running_job
 from sparsepipe.sweep.process import JobProcess
 from sparsepipe.sweep.record import JobRecord, SweptJob, record_of, write_record
 from sparsepipe.sweep.running_job import ReadyJob, RunningJob
-from sparsepipe.sweep.settings import Settings
-from sparsepipe.sweep.slots import Demand, Grant
+from sparsepipe.sweep.slots import Demand, Grant, Settings
 from sparsepipe.utils.host import usable_core_numbers
 from tests.support.sweep_cases import tiny_spec
 

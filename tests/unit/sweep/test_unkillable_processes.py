@@ -25,8 +25,7 @@ from sparsepipe.sweep.process import JobProcess
 from sparsepipe.sweep.record import SweptJob, read_record
 from sparsepipe.sweep.runner import Runner
 from sparsepipe.sweep.running_job import ReadyJob, RunningJob
-from sparsepipe.sweep.settings import Settings
-from sparsepipe.sweep.slots import Demand, Gpu, Grant, Machine, Slots
+from sparsepipe.sweep.slots import Demand, Gpu, Grant, Machine, Settings, Slots
 from sparsepipe.tasks.fitting import prober
 from tests.support.frozen import frozen
 from tests.support.stuck import NUMBER, StuckJob, StuckProcess
