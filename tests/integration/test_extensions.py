@@ -1,0 +1,66 @@
+"""A sparse backend and a data source from outside of the package, by ``_target_``.
+
+The examples of the documentation, which stay short enough to be read.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sparsepipe.config.build import build_data, build_module
+from tests.support.command_line import composed
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    for path in EXAMPLES.glob("*.py"):
+        monkeypatch.delitem(sys.modules, path.stem, raising=False)
+
+
+@pytest.mark.parametrize("name", ["sparse_backend", "data_source"])
+def test_an_example_is_short(name: str) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 30
+
+
+@pytest.fixture
+def arrays(tmp_path: Path) -> Path:
+    """Points on spheres and in cubes."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 12), ("test", 6)):
+        points_SP3 = rng.uniform(-1, 1, (count, 256, 3)).astype(np.float32)
+        labels_S = np.arange(count) % 2
+        balls_BP3 = points_SP3[labels_S == 0]
+        points_SP3[labels_S == 0] = balls_BP3 / np.linalg.norm(balls_BP3, axis=-1, keepdims=True)
+        np.save(tmp_path / f"{split}_points.npy", points_SP3)
+        np.save(tmp_path / f"{split}_labels.npy", labels_S)
+    return tmp_path
+
+
+def test_a_source_and_a_backend_of_ones_own_train(arrays: Path) -> None:
+    spec = composed(
+        "data=modelnet40_points", "data.source._target_=data_source.Arrays",
+        f"data.root={arrays}", "data.num_points=128", "data.resolution=16", "data.num_workers=0",
+        "data.val_share=0.25", "data.batch_size=4", "model=sparse_vgg11_bn", "model.width=0.125",
+        "backend._target_=sparse_backend.Float64Backend",
+    )  # fmt: skip
+    data = build_data(spec)
+    data.prepare_data()
+    data.setup("fit")
+    assert data.classes == ("ball", "box")
+    module = build_module(spec, data)
+    batch = next(iter(data.train_dataloader()))
+    first = module.layers[0]
+    assert first.backend.name == "float64"
+    logits_BK = module(batch["input"])
+    assert logits_BK.shape == (4, 2)
+    assert logits_BK.dtype == torch.float32
+    logits_BK.sum().backward()
+    assert first.kernel.grad is not None
