@@ -289,8 +289,8 @@ def _checked(key: str, value: Any) -> Any:
             number = float(value)
         if isinstance(number, float) and number.is_integer():
             number = int(number)
-    wanted = int if key == "count" else (int, float)
-    if isinstance(number, bool) or not isinstance(number, wanted) or not number >= 0:
+    kind = int if key == "count" else (int, float)
+    if isinstance(number, bool) or not isinstance(number, kind) or not number >= 0:
         raise HardwareError(
             f"{key} is {value!r}",
             remedy=f"give {key} a {'whole ' if key == 'count' else ''}number that is not negative",

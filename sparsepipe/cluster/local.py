@@ -22,10 +22,10 @@ def local(
     Args:
         accelerator: ``auto`` takes the GPUs where there are any.
         cpu_devices: how many devices the CPU is to count as; by default one a core. With more,
-            processes share cores, and a run says nothing of the speed on so many machines.
+            processes share cores, and the run's speed is not that of so many machines.
 
     Raises:
-        HardwareError: ``cuda`` is asked for where torch sees no GPU, or an unknown kind, or no
+        HardwareError: ``cuda`` is given where torch sees no GPU, or an unknown kind, or no
             device at all.
     """
     if accelerator not in ("auto", "cpu", "cuda"):
@@ -78,4 +78,4 @@ def _memory_bytes() -> int | None:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
-        return None  # not every platform tells
+        return None  # not on every platform

@@ -30,7 +30,7 @@ class Place:
 
     @property
     def text(self) -> str:
-        """As plan files call it."""
+        """Its name in plan files."""
         return f"{self.host}/{self.name}/{self.number}"
 
 
@@ -40,7 +40,7 @@ def places(inventory: Inventory) -> tuple[Place, ...]:
 
 
 def place_of(inventory: Inventory, text: str) -> Place:
-    """The device that a plan file calls so.
+    """The device with this name in a plan file, such as ``host/RTX 2080 Ti/2``.
 
     Raises:
         HardwareError: the inventory does not have it.
@@ -55,9 +55,9 @@ def place_of(inventory: Inventory, text: str) -> Place:
 
 
 def device_name(text: str) -> str:
-    """The name of a device that a plan file calls so, by which profiles are known.
+    """The model of a device by its name in a plan file; profiles are found by it.
 
-    Plans by hand, whose devices are not those of an inventory, have names of one part.
+    Devices of a plan by hand, which are not those of an inventory, have names of one part.
     """
     return text.partition("/")[2].rpartition("/")[0] or text
 
@@ -72,7 +72,7 @@ def places_for(
 ) -> tuple[Place, ...]:
     """The device of each rank.
 
-    A plan whose devices are all in the inventory says which; else ranks take the devices in the
+    A plan whose devices are all in the inventory chooses them; else ranks take the devices in the
     inventory's order, as those of a plan by hand, which calls its devices ``rank 0`` and so on,
     or of a plan made for another inventory.
 
@@ -110,11 +110,11 @@ def named_places(inventory: Inventory, devices: Sequence[str]) -> tuple[Place, .
     A single host is the one that the plan is for, whatever it was called then: machines are
     renamed, and a run goes on on another one of the same kind.
     """
-    asked = _as_called_now(inventory, devices)
+    named = _as_called_now(inventory, devices)
     there = {place.text: place for place in places(inventory)}
-    if not asked or not all(name in there for name in asked):
+    if not named or not all(name in there for name in named):
         return None
-    return tuple(there[name] for name in asked)
+    return tuple(there[name] for name in named)
 
 
 def _as_called_now(inventory: Inventory, devices: Sequence[str]) -> list[str]:
@@ -126,8 +126,8 @@ def _as_called_now(inventory: Inventory, devices: Sequence[str]) -> list[str]:
 
 def _refuse_others(inventory: Inventory, devices: Sequence[str]) -> None:
     there = [place.text for place in places(inventory)]
-    asked = zip(devices, _as_called_now(inventory, devices), strict=True)
-    others = [name for name, now in asked if "/" in name and now not in there]
+    pairs = zip(devices, _as_called_now(inventory, devices), strict=True)
+    others = [name for name, now in pairs if "/" in name and now not in there]
     if others:
         raise PlanError(
             f"the plan is for {', '.join(others)}, and the inventory has {', '.join(there)}",
@@ -202,7 +202,7 @@ def gpu_indices(places: Sequence[Place], gpus: Sequence[str], *, host: Host) -> 
     Args:
         places: devices of ``host``.
         gpus: names of this machine's GPUs, in CUDA's order.
-        host: whose kinds are told apart.
+        host: the host, whose kinds of devices have different names.
 
     Raises:
         HardwareError: a device is not here.

@@ -1,4 +1,4 @@
-"""The emulated cluster: layers that take as long as a profile says, hosts and limited links."""
+"""The emulated cluster: layers that take the time of a profile, hosts and limited links."""
 
 from sparsepipe.emulate.hosts import clear, emulated_hosts
 from sparsepipe.emulate.machine import NotPermitted

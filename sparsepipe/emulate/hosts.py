@@ -1,7 +1,7 @@
 """Makes the hosts of an emulated cluster, and removes them on every way out.
 
 What a killed process has left is removed by the next one that emulates, with hosts of its own or
-without: the names of namespaces tell their owners.
+without: the names of namespaces have their owners in them.
 """
 
 from __future__ import annotations

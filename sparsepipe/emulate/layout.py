@@ -121,7 +121,7 @@ def lay_out(inventory: Inventory, *, owner: Owner, block: int, time_scale: float
         time_scale: how many times slower the links are made.
 
     Raises:
-        HardwareError: no link is said, it is too slow or too fast to be emulated, or there are
+        HardwareError: there is no link, it is too slow or too fast to be emulated, or there are
             too many hosts.
     """
     hosts = [host.name for host in inventory.hosts]
@@ -133,7 +133,7 @@ def lay_out(inventory: Inventory, *, owner: Owner, block: int, time_scale: float
         )
     if inventory.link is None or not inventory.link.bytes_per_s:
         raise HardwareError(
-            "the inventory says no bandwidth between its hosts",
+            "the inventory has no bandwidth between its hosts",
             remedy="give its 'link' the 'bytes_per_s' that two hosts have between them",
         )
     rate = inventory.link.bytes_per_s / time_scale
@@ -154,28 +154,28 @@ def lay_out(inventory: Inventory, *, owner: Owner, block: int, time_scale: float
         ),
         switch=f"{tag}-{_BRIDGE}",
         rate_bytes_per_s=rate,
-        burst_bytes=burst_bytes(rate, asked=inventory.link.bytes_per_s),
+        burst_bytes=burst_bytes(rate, unscaled=inventory.link.bytes_per_s),
     )
 
 
-def burst_bytes(rate_bytes_per_s: float, *, asked: float | None = None) -> int:
+def burst_bytes(rate_bytes_per_s: float, *, unscaled: float | None = None) -> int:
     """The size of a bucket: what passes at once after a pause.
 
     Args:
         rate_bytes_per_s: at which it fills.
-        asked: the link's bandwidth before it was stretched, for the message.
+        unscaled: the link's bandwidth before it was stretched, for the message.
 
     Raises:
         HardwareError: a bucket holds so much of the link's time that the rate means nothing, or
             more than the kernel can count.
     """
     found = _BURST_BYTES + _BURST_S * rate_bytes_per_s
-    link = rate_bytes_per_s if asked is None else asked
-    said = f"a link of {link:.4g} bytes/s, at {rate_bytes_per_s:.4g} by hardware.time_scale, is"
+    link = rate_bytes_per_s if unscaled is None else unscaled
+    text = f"a link of {link:.4g} bytes/s, at {rate_bytes_per_s:.4g} by hardware.time_scale, is"
     if found > _LONGEST_BURST_S * rate_bytes_per_s:
         least = _BURST_BYTES / (_LONGEST_BURST_S - _BURST_S)
         raise HardwareError(
-            f"{said} slower than can be emulated: the {int(found)} bytes that pass at once are "
+            f"{text} slower than can be emulated: the {int(found)} bytes that pass at once are "
             f"more than {_LONGEST_BURST_S:g} s of it",
             remedy=f"set a smaller hardware.time_scale, so that {least:.3g} bytes/s or more are "
             "left, or hardware.network=loopback, which limits no link",
@@ -183,7 +183,7 @@ def burst_bytes(rate_bytes_per_s: float, *, asked: float | None = None) -> int:
     if found + _QUEUE_BYTES > _MOST_BYTES:
         most = (_MOST_BYTES - _QUEUE_BYTES - _BURST_BYTES) / _BURST_S
         raise HardwareError(
-            f"{said} faster than can be emulated: the {found:.4g} bytes that pass at once are "
+            f"{text} faster than can be emulated: the {found:.4g} bytes that pass at once are "
             "more than 32 bits can count, as the kernel does",
             remedy=f"set a larger hardware.time_scale, so that {most:.4g} bytes/s or less are "
             "left, a smaller hardware.link_bytes_per_s, or hardware.network=loopback, which limits "
@@ -334,7 +334,7 @@ def free_block(namespaces: Iterable[str]) -> int:
 def on_processors(inventory: Inventory, *, link_bytes_per_s: float | None = None) -> Inventory:
     """The inventory with processors for devices, at their own speed.
 
-    Names, memory and profiles stay: the profiles say how fast a device is, made slower or not.
+    Names, memory and profiles stay: a device is as fast as its profile, whatever its slowdown.
 
     Args:
         inventory: the hardware.

@@ -91,7 +91,7 @@ def refusal(command: Command, output: str) -> HardwareError:
             remedy=f"load it (modprobe {module}), or use a kernel that has it, {_LOOPBACK}",
         )
     return HardwareError(
-        text, remedy=f"see what it says of this machine (`ip netns`, `ip link`), {_LOOPBACK}"
+        text, remedy=f"see the state of this machine (`ip netns`, `ip link`), {_LOOPBACK}"
     )
 
 
@@ -130,7 +130,7 @@ def _started(pid: int) -> int | None:
 
 
 def living_in(namespace: str) -> list[int]:
-    """Processes whose network a namespace is."""
+    """Processes in a network namespace."""
     found = []
     with suppress(FileNotFoundError):
         place = (NAMESPACES / namespace).stat()

@@ -1,9 +1,9 @@
-"""Layers that compute nothing and take as long as a profile says.
+"""Layers that compute nothing and take the time of a profile.
 
-What they send and average has its real size, so that it takes its real time; it is all zeros,
-in memory that they share, so that it costs no processor time. n: floats of an activation,
-p: floats of a layer's parameters, r: rows of a minibatch that is cut into microbatches, or of one
-of these, c: floats of a row.
+Activations and gradients have their real sizes, so that sending and averaging them takes its real
+time; they are zeros in shared memory, so that making them costs no processor time. n: floats of an
+activation, p: floats of a layer's parameters, r: rows of a minibatch that is cut into microbatches,
+or of one of these, c: floats of a row.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def floats_in(size_bytes: float) -> int:
 
 
 def shape_of(size_bytes: float, rows: int | None, *, of_rows: int | None = None) -> tuple[int, ...]:
-    """(n,) of a whole minibatch; of one that can be cut (r, c), whose rows have all one size.
+    """The shape (n,) of a whole minibatch, or (r, c) of one that is cut into microbatches.
 
     Args:
         size_bytes: of a whole minibatch.
@@ -180,11 +180,13 @@ class _Replay(torch.autograd.Function):
         _ = ctx.saved_tensors
         ctx.layer.pace.take(ctx.share * ctx.layer.profile.backward_s)
         weight_p = ctx.weight_p
-        wanted = ctx.needs_input_grad[1]
-        if wanted and ctx.layer.cut:  # a microbatch before left zeros: to add others takes time
-            wanted = weight_p.grad is None
+        needs_weight = ctx.needs_input_grad[1]
+        if (
+            needs_weight and ctx.layer.cut
+        ):  # zeros of an earlier microbatch are there: adding more takes time
+            needs_weight = weight_p.grad is None
         return (
             ZEROS.of(*ctx.shape) if ctx.needs_input_grad[0] else None,
-            ZEROS.of(weight_p.numel()) if wanted else None,
+            ZEROS.of(weight_p.numel()) if needs_weight else None,
             None,
         )

@@ -26,8 +26,8 @@ class ReplayModule(pl.LightningModule):
         pace: lets time pass.
         momentum: of SGD, for modes that predict weights by it, and compute updates therefore;
             what they compute is part of the time that updates take.
-        updates: they take the time that the profile says, if it does; not where the profile of
-            another device tells none, as in simulations.
+        updates: whether updates take the profile's ``update_s``, where it has one; False where the
+            profile of another device has none, as in simulations.
         rows: of a minibatch, where it is cut into microbatches (:class:`ReplayLayer`).
 
     Raises:
@@ -87,15 +87,15 @@ def pause_for_updates(
     *,
     since_s: Callable[[], float | None],
 ) -> None:
-    """Lets each step take as long as the update of those layers whose parameters it holds then.
+    """Lets an optimizer's step take the profiled time of updating the parameters that it holds.
 
-    A pipeline's stage takes the others out of the optimizer.
+    A pipeline's stage removes the parameters of other stages from the optimizer.
 
     Args:
         optimizer: of the whole network.
         layers: of the network, those of a profile.
         pace: lets the time pass.
-        since_s: tells when the optimizer began to compute the step, by the pace; None: it
+        since_s: returns when the optimizer began to compute the step, by the pace; None: it
             computes nothing.
     """
     update_s = {
@@ -126,7 +126,7 @@ class ReplayData(pl.LightningDataModule):
     """As many minibatches for each rank that reads.
 
     Args:
-        profile: says how large the network's input is.
+        profile: has the size of the network's input.
         minibatches: in an epoch.
         rows: as of :class:`ReplayModule`.
     """
@@ -204,7 +204,7 @@ def rates(
 
 
 def steady_part(steps: int, *, ahead: int) -> tuple[int, int]:
-    """The steps after whose ends the steady part of an epoch begins and ends.
+    """The first and the last step of an epoch's steady part, which lies between their ends.
 
     Args:
         steps: of the epoch.

@@ -26,8 +26,8 @@ _POLL_S = 0.1
 def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its place when the block ends well.
 
-    When the block raises, ``path`` is left as it was and no temporary file remains. What the
-    disk refuses is the caller's to explain.
+    When the block raises, ``path`` is left as it was and no temporary file remains. The
+    caller explains errors of the file system.
 
     Args:
         path: the file; its folder is made if it is missing.
@@ -51,7 +51,7 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
 def write_plain_json(path: Path, values: Any) -> None:
     """Writes values of JSON's own types, whole or not at all.
 
-    What the disk refuses is the caller's to explain.
+    The caller explains errors of the file system.
     """
     text = json.dumps(values, indent=2, allow_nan=False)
     with replacing(path) as temporary:
@@ -165,7 +165,7 @@ def read_json(path: PathLike) -> Any:
 
 @contextmanager
 def explained_errors(path: Path) -> Iterator[None]:
-    """Turns what the disk refuses into an error that says what to do."""
+    """Turns an error of the file system into one with a remedy."""
     try:
         yield
     except OSError as error:

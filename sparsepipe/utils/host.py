@@ -19,18 +19,18 @@ def usable_cores() -> int:
 
 
 def usable_core_numbers() -> tuple[int, ...]:
-    """Numbers of cores that this process may run on, as many as it may keep busy at a time.
+    """Numbers of the cores that this process may use, as many as it may keep busy at a time.
 
-    Those of its affinity (``taskset``, cpusets); where it has a quota of processor time that is
-    worth fewer (``docker --cpus``, a limit of Kubernetes), the first so many of them.
+    These are the cores of its affinity (``taskset``, cpusets); where a quota of processor time
+    (``docker --cpus``, a limit of Kubernetes) is worth fewer cores, the first of them.
     """
     return _affinity()[: _cores_of_quotas()]
 
 
 def quota_limits() -> bool:
-    """Whether a quota says how many: which these are, the kernel chooses at every moment."""
-    worth = _cores_of_quotas()
-    return worth is not None and worth < len(_affinity())
+    """Whether a quota limits the number of cores; the kernel then chooses which at any time."""
+    cores = _cores_of_quotas()
+    return cores is not None and cores < len(_affinity())
 
 
 def _affinity() -> tuple[int, ...]:
@@ -41,7 +41,7 @@ def _affinity() -> tuple[int, ...]:
 
 
 def _cores_of_quotas() -> int | None:
-    """What the least quota of this process's control groups is worth; None without one."""
+    """Cores that the least quota of this process's control groups is worth; None without one."""
     found = []
     try:
         own = Path("/proc/self/cgroup").read_text(encoding="utf-8")
@@ -68,14 +68,14 @@ def group_files(
 ) -> list[tuple[Path, ...]]:
     """Files of the control groups of ``/proc/self/cgroup`` and of all groups above.
 
-    The nearest come first; the least of their limits is what counts. A container mounts its own
-    group as the root, so that the named path need not be there.
+    The nearest come first; the least of their limits counts. A container mounts its own group as
+    the root, so that the named path need not exist.
 
     Args:
-        own: what that file says.
-        controller: of what is limited.
-        names: of the files that belong together, in version 2.
-        names_before: in version 1.
+        own: the content of ``/proc/self/cgroup``.
+        controller: the cgroup controller of the limit, such as ``cpu`` or ``memory``.
+        names: names of the files that belong together in cgroup version 2.
+        names_before: the same in version 1.
     """
     found: list[tuple[Path, ...]] = []
     for line in own.splitlines():
@@ -94,25 +94,26 @@ def group_files(
 
 
 def _groups(mount: Path, path: str) -> list[Path]:
-    """A group and those above it, as far as they are to be seen."""
+    """A group and those above it, as far as this process sees them."""
     inner = PurePosixPath(path.lstrip("/"))
-    if ".." in inner.parts:  # it is outside of what this process sees as the root
+    if ".." in inner.parts:  # outside of this process's root
         return [mount]
     return [mount / each for each in (inner, *inner.parents)]
 
 
 def cores_of_quota(text: str) -> int | None:
-    """Cores that a quota keeps busy, a part of one as a whole; None: there is no quota.
+    """Cores that a quota keeps busy, rounded up; None without a quota.
 
     Args:
-        text: quota and period in microseconds, such as ``150000 100000``; ``max`` or -1 is none.
+        text: quota and period in microseconds, such as ``150000 100000``; ``max`` or -1 in place of
+            the quota is none.
     """
     found = re.fullmatch(r"(\d+)\s+([1-9]\d*)\s*", text)
     return None if found is None else max(1, math.ceil(int(found[1]) / int(found[2])))
 
 
 def cpu_name() -> str:
-    """The processor's model, as a command line takes it: see :func:`plain_name`."""
+    """The processor's model as a name for the command line; see :func:`plain_name`."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -123,22 +124,22 @@ def cpu_name() -> str:
 
 
 def plain_name(model: str) -> str:
-    """What a vendor calls a processor, without marks and characters that want quoting.
+    """A vendor's name of a processor without trademark signs and characters that need quoting.
 
-    Profiles and plans name devices, and overrides name these: ``Intel(R) Xeon(R) Processor`` would
-    be none that Hydra reads, ``Intel Xeon Processor`` is one.
+    Overrides on the command line name devices: Hydra does not parse ``Intel(R) Xeon(R) Processor``,
+    but it does parse ``Intel Xeon Processor``.
     """
     unmarked = re.sub(r"\((?:R|TM|C)\)", "", model, flags=re.IGNORECASE)
     return " ".join(re.sub(r"[^\w .@/+-]", " ", unmarked).split())
 
 
-@functools.cache  # of a process, which goes on with the modules that it has loaded
+@functools.cache  # a process goes on with the modules that it has loaded
 def git_commit() -> str | None:
-    """The commit of the checkout this package runs from, marked where it was changed.
+    """The commit of the checkout this package runs from, with ``-dirty`` where files have changed.
 
-    It is that of the moment when a process first asks, which is to be its beginning.
+    To be called first at the start of a process: later calls return the same commit.
     """
-    if named := os.environ.get("SPARSEPIPE_COMMIT"):  # of a copy whose history stayed behind
+    if named := os.environ.get("SPARSEPIPE_COMMIT"):  # a copy without the history
         return named
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():

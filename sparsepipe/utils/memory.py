@@ -1,7 +1,7 @@
-"""What becomes of memory that this process has freed: glibc keeps it, or gives it back.
+"""Freed memory of this process: glibc's malloc keeps it, or returns it to the system.
 
-Left alone it gives back what is large, which the kernel must clear page by page when the next
-minibatch asks for it. Open to every room; where there is no glibc, nothing changes.
+By default glibc returns large blocks, which the kernel must clear page by page when the next
+minibatch allocates them again. Without glibc, nothing here has an effect.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Mapping
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # malloc.h
 _NEVER = -1
 _MANY = 65536
-"""Blocks that glibc maps by themselves, unless it is told otherwise."""
+"""glibc's default for the number of blocks that it maps one by one."""
 _LARGE_BYTES = 128 * 1024
-"""From where on glibc maps a block by itself, until it has learnt larger ones."""
-_SAYS = ("mmap_max", "mmap_threshold", "trim_threshold", "top_pad")
-"""Settings of glibc's malloc that say what becomes of freed memory."""
+"""glibc's initial size from which it maps a block by itself."""
+_VARIABLES = ("mmap_max", "mmap_threshold", "trim_threshold", "top_pad")
+"""Settings of glibc's malloc that concern freed memory."""
 
 
 def keep_freed_memory() -> None:
-    """From now on freed memory stays for the next that is asked for.
+    """Lets the process keep freed memory for later allocations from now on.
 
-    The process then has the most that it ever had, which may be more than it would have had:
-    between blocks that stay there are holes. Where somebody has said by glibc's own variables what
-    it is to do (see :func:`user_decides`), nothing changes.
+    Its memory then stays at its peak, which may be higher than otherwise, since kept blocks leave
+    holes between them. Where the user has set glibc's own variables (see :func:`user_decides`),
+    nothing changes.
     """
     if has_glibc() and not user_decides(os.environ):
         libc = ctypes.CDLL(None)
@@ -35,9 +35,9 @@ def keep_freed_memory() -> None:
 
 
 def give_freed_memory_back() -> None:
-    """What is free by now goes back to the system, and large blocks do from now on.
+    """Returns free memory to the system, and large blocks whenever they are freed from now on.
 
-    Not those for which there is room between others, as where memory was kept before.
+    Blocks that fit into holes between others, as where memory was kept before, are not returned.
     """
     if has_glibc():
         libc = ctypes.CDLL(None)
@@ -48,15 +48,15 @@ def give_freed_memory_back() -> None:
 
 
 def user_decides(environment: Mapping[str, str]) -> bool:
-    """Whether an environment tells glibc what to do: by ``MALLOC_TRIM_THRESHOLD_``, say.
+    """Whether environment variables such as ``MALLOC_TRIM_THRESHOLD_`` configure glibc's malloc.
 
     Args:
-        environment: as the process began with it.
+        environment: the variables with which the process was started.
     """
     tunables = environment.get("GLIBC_TUNABLES", "")
     return any(
         f"MALLOC_{name.upper()}_" in environment or f"glibc.malloc.{name}=" in tunables
-        for name in _SAYS
+        for name in _VARIABLES
     )
 
 
