@@ -22,10 +22,9 @@ class Arrays:
         points = MappedArray(self.root / f"{split}_points.npy")
         frames = measure_frames(points.array, 1.0)
         labels_S = np.load(self.root / f"{split}_labels.npy")
-        rows_S, offset_S3 = np.arange(len(labels_S)), np.zeros_like(frames.low_S3)
-        names = tuple(f"shape_{number}" for number in rows_S)
-        step_S3, classes = offset_S3 + 1, ("ball", "box")
-        return PointSet(points, rows_S, offset_S3, step_S3, frames, labels_S, names, classes)
+        rows_S, zero_S3 = np.arange(len(labels_S)), np.zeros_like(frames.low_S3)
+        names, classes = tuple(map(str, rows_S)), ("ball", "box")
+        return PointSet(points, rows_S, zero_S3, zero_S3 + 1, frames, labels_S, names, classes)
 
     def fingerprint(self, cache: CacheSettings) -> str:
         return digest_values([digest_file(path) for path in sorted(self.root.glob("*.npy"))])
