@@ -1,8 +1,12 @@
-"""Counts, means and squared deviations of channels, taken in parts and put together."""
+"""Batch norms of a minibatch that goes through them in microbatches.
+
+torch's normalise by the batch that they are given, and move their running statistics with it.
+Where minibatches are cut, :class:`NormMode` says which batch counts. torchgpipe's
+``DeferredBatchNorm`` (Kim et al., 2020) is ``deferred``.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,9 +25,9 @@ from sparsepipe.sparse import BatchNorm, SparseTensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """Of the values that a batch norm saw of each channel, in double precision.
+    """Count, mean and squared deviations of the values that a batch norm saw of each channel.
 
-    Shapes: C channels, P parts.
+    In double precision. Shapes: C channels, P parts.
 
     Args:
         count: values of each channel: samples, times their pixels or voxels; rows of a sparse
@@ -41,8 +45,8 @@ class Moments:
         """Of a batch [N, C, ...] with one value of a channel at least.
 
         In two passes, the second of which corrects what rounding the mean has left, so that
-        channels far from zero keep their digits. On a CPU that costs less than
-        ``torch.var_mean``, which does not vectorise over the first dimension.
+        channels far from zero keep their digits. On a CPU that costs less than ``torch.var_mean``,
+        which does not vectorise over the first dimension.
         """
         exact = values if values.dtype == torch.float64 else values.float()
         others = [dim for dim in range(exact.dim()) if dim != 1]
@@ -78,7 +82,7 @@ class Moments:
 
     @classmethod
     def unpacked(cls, vector: Tensor) -> Moments:
-        """What :meth:`packed` made."""
+        """From the vector of :meth:`packed`."""
         channels = len(vector) // 2
         count, mean_C, squares_C = vector.split_with_sizes([1, channels, channels])
         return cls(count=int(count), mean_C=mean_C, squares_C=squares_C)
@@ -96,8 +100,11 @@ class NormMode(StrEnum):
     by the statistics of the minibatch. How it is cut then changes no gradient."""
 
 
+_KNOWN: Sequence[Callable[..., Any]] = (_BatchNorm.forward, BatchNorm.forward)
+
+
 def check_norms(module: nn.Module, mode: NormMode) -> None:
-    """Refuse batch norms that a mode cannot be had of.
+    """Refuses batch norms for which a mode is not possible.
 
     Raises:
         ConfigError: naming one with a forward of its own, or without running statistics where
@@ -126,17 +133,14 @@ def norms_of(module: nn.Module) -> dict[str, _BatchNorm]:
     return {name: m for name, m in module.named_modules() if isinstance(m, _BatchNorm)}
 
 
-_KNOWN: Sequence[Callable[..., Any]] = (_BatchNorm.forward, BatchNorm.forward)
-
-
 class MinibatchNorms:
     """The batch norms of a stage while it trains in microbatches.
 
-    Modules keep their kinds, parameters and buffers. Only within :meth:`gathering` they run
+    Modules keep their classes, parameters and buffers. Only within :meth:`gathering` they run
     differently, and what they gather there is kept here, not in them.
 
     Args:
-        norms: in the same order on all replicas of the stage; :func:`check_norms` knows them.
+        norms: in the same order on all replicas of the stage; they have passed :func:`check_norms`.
         mode: what they do.
         of_others: those by name that this rank has and another stage owns, outside of the layers.
             Steps that call them here are refused.
@@ -152,22 +156,26 @@ class MinibatchNorms:
         if mode is NormMode.MICROBATCH:
             norms = of_others = {}
         self._norms = [_Gathering(n, mode) for n in norms.values() if n.running_mean is not None]
-        others = (of_others or {}).items()
         self._refused = [
-            _Refused(name, n, mode) for name, n in others if n.running_mean is not None
+            (n, _Refusing(name, n, mode))
+            for name, n in (of_others or {}).items()
+            if n.running_mean is not None
         ]
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
-        """Around a minibatch: norms that train note what they see."""
-        every: list[_InPlace] = [*self._norms, *self._refused]
-        for norm in every:
-            norm.begin()
+        """Put around a minibatch: norms that train gather the moments of what they see."""
+        forwards: list[tuple[_BatchNorm, Callable[..., Any]]] = [*self._refused]
+        for norm in self._norms:
+            norm.seen.clear()
+            forwards.append((norm.norm, norm))
+        for module, forward in forwards:
+            vars(module)["forward"] = forward
         try:
             yield
         finally:
-            for norm in every:
-                norm.end()
+            for module, _ in forwards:
+                vars(module).pop("forward", None)
 
     @torch.no_grad()
     def move(self, replicas: Replicas) -> None:
@@ -177,73 +185,36 @@ class MinibatchNorms:
         the same bits.
 
         Raises:
-            TransportError: a replica is gone or did not come.
+            TransportError: a replica is gone or did not take part.
         """
         if not self._norms:
             return
         found = [norm.take() for norm in self._norms]
         if replicas.count > 1:
-            found = _over(replicas, found)
+            packed = [moments.packed() for moments in found]
+            sizes = [len(vector) for vector in packed]
+            everyone = [v.split_with_sizes(sizes) for v in replicas.gather(torch.cat(packed))]
+            found = [
+                Moments.together([Moments.unpacked(vector) for vector in vectors])
+                for vectors in zip(*everyone, strict=True)
+            ]
         for norm, moments in zip(self._norms, found, strict=True):
             norm.move(moments)
 
 
-def _over(replicas: Replicas, found: Sequence[Moments]) -> list[Moments]:
-    """The moments of all replicas together."""
-    packed = [moments.packed() for moments in found]
-    sizes = [len(vector) for vector in packed]
-    everyone = [vector.split_with_sizes(sizes) for vector in replicas.gather(torch.cat(packed))]
-    return [
-        Moments.together([Moments.unpacked(vector) for vector in vectors])
-        for vectors in zip(*everyone, strict=True)
-    ]
+def _trains(norm: _BatchNorm) -> bool:
+    """Whether the running statistics are to follow what the norm sees."""
+    return norm.training and norm.track_running_stats
 
 
-class _InPlace(ABC):
-    """Stands for the forward of a batch norm.
-
-    Args:
-        norm: the module.
-        mode: not ``MICROBATCH``, which the module has by itself.
-    """
-
-    def __init__(self, norm: _BatchNorm, mode: NormMode) -> None:
-        self._norm = norm
-        self._mode = mode
-
-    def begin(self) -> None:
-        """Takes the place of the module's forward."""
-        vars(self._norm)["forward"] = self
-
-    def end(self) -> None:
-        """Gives it back."""
-        vars(self._norm).pop("forward", None)
-
-    @property
-    def _moves(self) -> bool:
-        """Whether the module's running statistics are to follow what it sees."""
-        return self._norm.training and self._norm.track_running_stats
-
-    @abstractmethod
-    def __call__(self, input: Any) -> Any:
-        """The forward."""
-
-
-class _Refused(_InPlace):
-    """Of a norm whose statistics another rank has.
-
-    Args:
-        name: of the norm.
-        norm: the module.
-        mode: see :class:`_InPlace`.
-    """
+class _Refusing:
+    """Stands for the forward of a norm whose statistics another rank has."""
 
     def __init__(self, name: str, norm: _BatchNorm, mode: NormMode) -> None:
-        super().__init__(norm, mode)
-        self._name = name
+        self._name, self._norm, self._mode = name, norm, mode
 
     def __call__(self, input: Any) -> Any:
-        if self._moves:
+        if _trains(self._norm):
             raise ConfigError(
                 f"{self._name} ({type(self._norm).__name__}) runs before the layers, on the first "
                 "stage and once more on the last, which has its running statistics: "
@@ -253,47 +224,49 @@ class _Refused(_InPlace):
         return type(self._norm).forward(self._norm, input)
 
 
-class _Gathering(_InPlace):
-    """Of a norm that notes what it sees, for its statistics to move later."""
+class _Gathering:
+    """Stands for the forward of a norm whose running statistics move later.
+
+    Args:
+        norm: the module.
+        mode: not ``MICROBATCH``, which the module has by itself.
+
+    Attributes:
+        norm: the module.
+        seen: moments of each microbatch since the minibatch began.
+    """
 
     def __init__(self, norm: _BatchNorm, mode: NormMode) -> None:
-        super().__init__(norm, mode)
-        self._seen: list[Moments] = []
-
-    def begin(self) -> None:
-        """Takes the place of the module's forward."""
-        self._seen.clear()
-        super().begin()
+        self.norm = norm
+        self.seen: list[Moments] = []
+        self._constant = mode is NormMode.RUNNING
 
     def __call__(self, input: Any) -> Any:
-        norm = self._norm
-        if not self._moves:
+        norm = self.norm
+        if not _trains(norm):
             return type(norm).forward(norm, input)
-        statistics = self._constant if self._mode is NormMode.RUNNING else self._untouched
-        with statistics():
+        with self._as_in_evaluation() if self._constant else self._on_copies():
             output = type(norm).forward(norm, input)
         if not recomputing():  # else they were counted when the layers ran first
-            self._note(input.feats if isinstance(input, SparseTensor) else input)
+            values = input.feats if isinstance(input, SparseTensor) else input
+            if values.numel():
+                with torch.no_grad():
+                    self.seen.append(Moments.of(values))
         return output
 
-    @torch.no_grad()
-    def _note(self, values: Tensor) -> None:
-        if values.numel():
-            self._seen.append(Moments.of(values))
-
     @contextmanager
-    def _constant(self) -> Iterator[None]:
-        """The module normalises as in evaluation."""
-        self._norm.training = False
+    def _as_in_evaluation(self) -> Iterator[None]:
+        """The module normalises by its running statistics."""
+        self.norm.training = False
         try:
             yield
         finally:
-            self._norm.training = True
+            self.norm.training = True
 
     @contextmanager
-    def _untouched(self) -> Iterator[None]:
+    def _on_copies(self) -> Iterator[None]:
         """The module moves copies of its statistics."""
-        buffers = self._norm._buffers
+        buffers = self.norm._buffers
         kept = dict(buffers)
         buffers.update({name: None if b is None else b.clone() for name, b in kept.items()})
         try:
@@ -303,16 +276,16 @@ class _Gathering(_InPlace):
 
     def take(self) -> Moments:
         """Of all that was seen since the minibatch began."""
-        seen, self._seen = self._seen, []
+        seen, self.seen = self.seen, []
         if seen:
             return Moments.together(seen)
-        assert self._norm.running_mean is not None
-        zeros_C = torch.zeros_like(self._norm.running_mean, dtype=torch.float64)
+        assert self.norm.running_mean is not None
+        zeros_C = torch.zeros_like(self.norm.running_mean, dtype=torch.float64)
         return Moments(count=0, mean_C=zeros_C, squares_C=zeros_C)
 
     def move(self, moments: Moments) -> None:
         """As torch moves them for a batch. A single value has no variance, and moves nothing."""
-        norm = self._norm
+        norm = self.norm
         if moments.count < 2:
             return
         share = norm.momentum
@@ -323,9 +296,8 @@ class _Gathering(_InPlace):
         assert share is not None
         assert norm.running_mean is not None
         assert norm.running_var is not None
-        variance_C = moments.squares_C / (moments.count - 1)
         _mix_(norm.running_mean, moments.mean_C, share)
-        _mix_(norm.running_var, variance_C, share)
+        _mix_(norm.running_var, moments.squares_C / (moments.count - 1), share)
 
 
 def _mix_(running_C: Tensor, new_C: Tensor, share: float) -> None:

@@ -1,8 +1,9 @@
-"""What a rank of a chain does, chunk after chunk, to sum a vector over all of them: pure.
+"""A sum over the ranks of a gloo group that goes through them as through a chain.
 
 Partial sums go *up*, from the first rank to the last, each of which adds its own addend; sums go
-*down* again from the last one. A rank follows both lanes at once, so that neither waits for the
-other's chunks.
+*down* again from the last one. Each two neighbours send each other the vector once, both ways at
+the same time. Ranks of one host are neighbours where they follow one another, so that no more
+crosses the link between two hosts.
 """
 
 from __future__ import annotations
@@ -24,6 +25,20 @@ from sparsepipe.schedule.communication import CHUNK_BYTES
 
 Act = Literal["expect", "take", "send"]
 
+_ROOM = 4
+"""Partial sums that may be on their way to a rank, or lie there before it has added them. With one,
+a link rests while its receiver adds a chunk and asks for the next. With two it rests only where
+that takes longer than a chunk on the link (8 ms for 1 MiB at 125 MB/s, 0.8 ms at ten times that).
+Two more let a rank be late by as many chunks, as one that waits for a core is, before the link to
+it rests. At 125 MB/s on quiet cores one to eight were all as good, 576 to 598 ms for 64 MiB
+(benchmarks/ordered_sum.py --only link --room)."""
+_LEAST_S = 0.001
+"""A limit of a wait; none would mean for ever."""
+_SUM, _NEVER = 0, 1
+"""Tags of messages: those of sums, and one that nobody sends by."""
+_CLOSED = "Application timeout caused pair closure"
+"""Gloo's error on one lane where the other has reached its limit, or has broken off."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -44,12 +59,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """What a rank does for the chunks that go one way, in order.
+    """The steps of a rank for the chunks that go one way.
 
     Attributes:
         source: place of the rank that they come from; None: they begin here.
         target: place of the rank that they go to; None: they end here.
-        adds: what is taken is a partial sum, to which this rank's addend comes.
+        adds: what is taken is a partial sum, to which this rank's addend is added.
         steps: in this order.
     """
 
@@ -60,11 +75,11 @@ class Lane:
 
 
 def lanes(place: int, *, ranks: int, chunks: int, room: int) -> tuple[Lane, Lane]:
-    """The lanes of a rank: up, and down.
+    """The lanes of a rank: up, and down. It follows both at once.
 
     Nobody waits for ever. A chunk makes 2 (``ranks`` - 1) hops: up to the last rank, and down to
-    the first. Say that chunk c makes its q-th hop at the time 2 c + q. Then whatever must come
-    before that has an earlier time:
+    the first. Say that chunk c makes its q-th hop at the time 2 c + q. Then what must come before
+    that has an earlier time:
 
     - the chunk's hop before, which brought it to the sender, 2 c + q - 1;
     - what the sender has sent before by this hop, chunk c - 1, 2 (c - 1) + q;
@@ -115,22 +130,7 @@ def _steps(chunks: int, *, room: int, takes: bool, sends: bool) -> Iterator[Step
             yield Step("send", chunk)
 
 
-_ROOM = 4
-"""Partial sums that may be on their way to a rank, or lie there before it has added them. With one,
-a link rests while its receiver adds a chunk and asks for the next. With two it rests only where
-that takes longer than a chunk on the link (8 ms for 1 MiB at 125 MB/s, 0.8 ms at ten times that).
-Two more let a rank be late by as many chunks, as one that waits for a core is, before the link to
-it rests. At 125 MB/s on quiet cores one to eight were all as good, 576 to 598 ms for 64 MiB
-(benchmarks/ordered_sum.py --only link --room)."""
-_LEAST_S = 0.001
-"""A limit of a wait; none would mean for ever."""
-_SUM, _NEVER = 0, 1
-"""Tags of messages: those of sums, and one that nobody sends by."""
-_CLOSED = "Application timeout caused pair closure"
-"""What gloo says of one lane where the other has waited in vain, or has broken off."""
-
-
-class Chain:
+class ChainSum:
     """Sums a vector over a group's ranks, in their order.
 
     Args:
@@ -165,7 +165,7 @@ class Chain:
         # The first rank adds nothing to anything.
         lying = min(self._room, count) if self._place else 0
         self._partial = [torch.empty_like(self._chunks[0]) for _ in range(lying)]
-        self._called = torch.zeros(ranks, dtype=torch.uint8)
+        self._present = torch.zeros(ranks, dtype=torch.uint8)
         self._neighbours = [p for p in (self._place - 1, self._place + 1) if 0 <= p < ranks]
         self._failed: list[BaseException] = []
 
@@ -177,8 +177,8 @@ class Chain:
         Raises:
             RuntimeError: gloo's, as of any collective.
         """
-        # All meet first: whoever did not come is missed by all, and not by its neighbours alone.
-        dist.all_to_all_single(torch.empty_like(self._called), self._called, group=self._group)
+        # All meet first, so that all miss a rank that does not come, and not its neighbours alone.
+        dist.all_to_all_single(torch.empty_like(self._present), self._present, group=self._group)
         deadline_s = time.monotonic() + group_limit_s(self._group)
         self._failed.clear()
         # A thread for each way, since gloo cannot wait for whichever chunk comes first.
@@ -206,19 +206,22 @@ class Chain:
             self._break_off()
 
     def _move(self, lane: Lane, deadline_s: float) -> None:
-        """Does what a lane says.
+        """Does the steps of a lane.
 
-        No rank waits for what it sends before it has taken all that is to come, and gloo takes no
-        thread of ours to send: a rendezvous is met whenever the other side expects the chunk.
+        No rank waits for what it sends before it has taken all that is to come, and gloo needs no
+        thread of ours to send: a transfer begins whenever the other side expects the chunk.
         """
         coming: dict[int, dist.Work] = {}
         sent: list[dist.Work] = []
         for step in lane.steps:
             chunk = self._chunks[step.chunk]
             if step.act == "send":
-                sent.append(self._sent(chunk, lane.target))
+                work = dist.isend(chunk, group=self._group, group_dst=lane.target, tag=_SUM)
+                sent.append(_in_group(work))
             elif step.act == "expect":
-                coming[step.chunk] = self._expected(self._into(lane, step.chunk), lane.source)
+                into = self._into(lane, step.chunk)
+                work = dist.irecv(into, group=self._group, group_src=lane.source, tag=_SUM)
+                coming[step.chunk] = _in_group(work)
             else:
                 _finish(coming.pop(step.chunk), deadline_s)
                 if lane.adds:
@@ -227,25 +230,16 @@ class Chain:
             _finish(work, deadline_s)
 
     def _into(self, lane: Lane, number: int) -> Tensor:
-        """Where a chunk comes to: a sum takes its place in the vector."""
+        """Where a chunk is received: a sum takes its place in the vector."""
         chunk = self._chunks[number]
         return self._partial[number % self._room][: chunk.numel()] if lane.adds else chunk
-
-    def _expected(self, into: Tensor, source: int | None) -> dist.Work:
-        work = dist.irecv(into, group=self._group, group_src=source, tag=_SUM)
-        assert work is not None, "this rank is not in the group"
-        return work
-
-    def _sent(self, chunk: Tensor, target: int | None) -> dist.Work:
-        work = dist.isend(chunk, group=self._group, group_dst=target, tag=_SUM)
-        assert work is not None, "this rank is not in the group"
-        return work
 
     def _break_off(self) -> None:
         """Lets this rank's neighbours, and its own other lane, wait no longer.
 
-        Gloo has no call for that, but a wait that ends in vain closes all of a group's connections.
-        Neighbours then find theirs broken and do the same, up to both ends of the chain.
+        Gloo has no call for that, but a wait that reaches its limit closes all of a group's
+        connections. Neighbours then find theirs broken and do the same, up to both ends of the
+        chain.
         """
         for place in self._neighbours:
             with suppress(RuntimeError):
@@ -253,6 +247,11 @@ class Chain:
                 work = dist.irecv(nothing, group=self._group, group_src=place, tag=_NEVER)
                 if work is not None:
                     work.wait(timedelta(seconds=_LEAST_S))
+
+
+def _in_group(work: dist.Work | None) -> dist.Work:
+    assert work is not None, "this rank is not in the group"
+    return work
 
 
 def _finish(work: dist.Work, deadline_s: float) -> None:

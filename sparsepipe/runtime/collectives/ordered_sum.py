@@ -1,4 +1,4 @@
-"""Sums over ranks that do not depend on how many elements there are, or on the network.
+"""Sums over ranks in a fixed order, whatever the number of elements and the network.
 
 An ``all_reduce`` adds in a ring: which rank's addend comes first differs from element to
 element, and float32 sums of three or more differ with it. Here elements are added in the order
@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparsepipe.runtime.collectives.chain_sum import Chain
+from sparsepipe.runtime.collectives.chain_sum import ChainSum
 from sparsepipe.schedule.communication import Way, way_of
 
 
@@ -67,13 +67,13 @@ class OrderedSum:
         if self._wire is not self._sent:
             self._wire.copy_(self._sent)
         if self._sum is None:
-            self._sum = self._made()
+            self._sum = self._choose()
         self._sum()
         if self._wire is not self._sent:
             self._sent.copy_(self._wire)
 
-    def _made(self) -> Callable[[], None]:
-        """What sums: made at the first sum, since ranks meet to choose the way."""
+    def _choose(self) -> Callable[[], None]:
+        """The function that sums; chosen at the first sum, in which all ranks take part."""
         ranks = dist.get_world_size(self._group)
         # NCCL would need sends and receives in one call: those of one communicator that are begun
         # one by one go one after another, and ranks that begin them in unlike order wait for ever.
@@ -81,7 +81,7 @@ class OrderedSum:
             vector = self._wire[: len(self.values)]
             way = self._way or way_of(_hosts(self._group), vector.nbytes)
             if way == "chain":
-                return Chain(self._group, vector, chunk=self._chunk, room=self._room).run
+                return ChainSum(self._group, vector, chunk=self._chunk, room=self._room).run
         return _Direct(self._group, self._wire).run
 
 
@@ -123,7 +123,7 @@ def _host_number() -> int:
     """The same in all processes between which no link lies: of one machine and network."""
     try:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-        told = f"{machine} {os.stat('/proc/thread-self/ns/net').st_ino}"
+        text = f"{machine} {os.stat('/proc/thread-self/ns/net').st_ino}"
     except OSError:  # not Linux
-        told = socket.gethostname()
-    return int.from_bytes(hashlib.sha256(told.encode()).digest()[:7], "big")
+        text = socket.gethostname()
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")

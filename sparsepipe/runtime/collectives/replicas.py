@@ -1,4 +1,4 @@
-"""What the replicas of one stage agree on: gradients once a round, statistics at drains.
+"""Collectives of the replicas of a stage: gradients once a round, statistics at drains.
 
 No wrapper around the module: rounds are the schedule's, and one message carries everything.
 """
@@ -52,7 +52,7 @@ class Replicas:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of replicas."""
         return 1 if self._group is None else dist.get_world_size(self._group)
 
     def average(
@@ -66,11 +66,11 @@ class Replicas:
 
         Args:
             gradients: mean over this replica's minibatches, by name.
-            minibatches: how many those were; 0 in a partial last round without one here,
-                and ``gradients`` is empty then.
+            minibatches: number of those; 0 in a partial last round without one here, and
+                ``gradients`` is empty then.
 
         Raises:
-            TransportError: a replica is gone or did not come.
+            TransportError: a replica is gone or did not take part.
 
         Returns:
             Gradients by name, in memory that the next call overwrites.
@@ -80,7 +80,7 @@ class Replicas:
         assert gradients.keys() == self._parameters.keys() or not (minibatches or gradients)
         flat = self._filled(gradients, minibatches)
         with collective(self._averaging(), self._group):
-            self._made_sum().reduce()
+            self._sum_buffer().reduce()
         self._round += 1
         total = int(flat[-1])
         assert total > 0, "a round has at least one minibatch"
@@ -95,7 +95,7 @@ class Replicas:
             gradients: by name, each replica's share of a minibatch's.
 
         Raises:
-            TransportError: a replica is gone or did not come.
+            TransportError: a replica is gone or did not take part.
 
         Returns:
             Gradients by name, in memory that the next call overwrites.
@@ -105,7 +105,7 @@ class Replicas:
         assert gradients.keys() == self._parameters.keys()
         flat = self._filled(gradients, 1)
         with collective(f"adding up the gradients of minibatch {self.first}", self._group):
-            self._made_sum().reduce()
+            self._sum_buffer().reduce()
         return self._parts(flat, divisor=1)
 
     def _parts(self, flat: Tensor, *, divisor: int) -> dict[str, Tensor | None]:
@@ -131,7 +131,7 @@ class Replicas:
 
     def _filled(self, gradients: Mapping[str, Tensor | None], minibatches: int) -> Tensor:
         """The flat buffer with this replica's share of the sums."""
-        flat = self._made_sum().values
+        flat = self._sum_buffer().values
         *slots, present, count = flat.split_with_sizes(self._sizes())
         has_gradient = []
         for (name, parameter), slot in zip(self._parameters.items(), slots, strict=True):
@@ -147,7 +147,7 @@ class Replicas:
         count.fill_(minibatches)
         return flat
 
-    def _made_sum(self) -> OrderedSum:
+    def _sum_buffer(self) -> OrderedSum:
         if self._sum is None:
             assert self._group is not None
             dtypes = {parameter.dtype for parameter in self._parameters.values()}
@@ -165,7 +165,7 @@ class Replicas:
             vector: as long and of the same type on all.
 
         Raises:
-            TransportError: a replica is gone or did not come.
+            TransportError: a replica is gone or did not take part.
         """
         if self._group is None:
             return [vector]

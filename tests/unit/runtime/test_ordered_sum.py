@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sparsepipe.runtime.collectives import ordered_sum
-from sparsepipe.runtime.collectives.chain_sum import Chain
+from sparsepipe.runtime.collectives.chain_sum import ChainSum
 from sparsepipe.runtime.collectives.ordered_sum import OrderedSum
 from sparsepipe.schedule.communication import Way, way_of
 from tests.support.processes import run
@@ -71,13 +71,13 @@ def chosen(rank: int, hosts: str, length: int) -> tuple[bool, Tensor]:
     """Whether a chain was made, by ranks that say they are on some hosts."""
     ordered_sum._host_number = lambda: ord(hosts[rank])  # type: ignore[attr-defined]
     made = []
-    init = Chain.__init__
+    init = ChainSum.__init__
 
-    def noted(self: Chain, *args: object, **kwargs: object) -> None:
+    def noted(self: ChainSum, *args: object, **kwargs: object) -> None:
         made.append(self)
         init(self, *args, **kwargs)  # type: ignore[arg-type]
 
-    Chain.__init__ = noted  # type: ignore[method-assign]
+    ChainSum.__init__ = noted  # type: ignore[method-assign]
     assert dist.group.WORLD is not None
     total = OrderedSum(dist.group.WORLD, length=length, dtype=torch.float32, device=CPU)
     total.values.copy_(addend(rank, length))
@@ -115,5 +115,5 @@ def test_a_chain_refuses_memory_of_a_device() -> None:
     """Before it asks anything of its group; ``meta`` stands for devices that are not here."""
     vector = torch.empty(1000, device="meta")
     with pytest.raises(ValueError, match="in host memory, and this one is on meta") as caught:
-        Chain(None, vector)  # type: ignore[arg-type]
+        ChainSum(None, vector)  # type: ignore[arg-type]
     assert "sum a copy there" in str(caught.value)

@@ -9,7 +9,7 @@ import pytest
 from sparsepipe.cluster import Device, Host, Inventory, Link
 from sparsepipe.emulate import announce_hosts, emulated_hosts, enter_host
 from sparsepipe.runtime.collectives import process_group
-from sparsepipe.runtime.collectives.chain_sum import Chain
+from sparsepipe.runtime.collectives.chain_sum import ChainSum
 from sparsepipe.schedule.communication import way_of
 from tests.support.exactness_cases import Case, train
 from tests.support.namespace_cases import needs_namespaces
@@ -34,14 +34,14 @@ def train_on_its_host(rank: int) -> tuple[Any, int]:
     """What a rank has found, and how many sums went through a chain there."""
     enter_host()
     chains = 0
-    run_chain = Chain.run
+    run_chain = ChainSum.run
 
-    def counted(self: Chain) -> None:
+    def counted(self: ChainSum) -> None:
         nonlocal chains
         chains += 1
         run_chain(self)
 
-    Chain.run = counted  # type: ignore[method-assign]
+    ChainSum.run = counted  # type: ignore[method-assign]
     process_group.join("gloo", timeout_s=60.0)
     (found,) = train(rank, [CASE])
     process_group.leave()
