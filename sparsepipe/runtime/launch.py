@@ -139,12 +139,7 @@ def follow_parent(interval_s: float = 0.5, *, parent: int | None = None) -> None
 def environment_variables(
     values: Mapping[str, str], *, restored: tuple[str, ...] = ()
 ) -> Iterator[None]:
-    """Sets environment variables while the block runs; then all are as they were.
-
-    Args:
-        values: by name.
-        restored: others that the block may change.
-    """
+    """Sets environment variables while the block runs; restores them and ``restored`` after."""
     before = {name: os.environ.get(name) for name in (*values, *restored)}
     os.environ.update(values)
     try:

@@ -77,7 +77,7 @@ def split(batch: Any, parts: int) -> list[Part]:
 
 
 def num_samples(batch: Any) -> int:
-    """Samples of a batch: what its tensors agree on.
+    """Samples of a batch, on which its tensors agree.
 
     Raises:
         ConfigError: they do not, or there is none.
@@ -118,11 +118,7 @@ def _size(samples: int, parts: int, part: int) -> int:
 
 
 class _Cut:
-    """Cuts trees of one number of samples.
-
-    Args:
-        samples: that number.
-    """
+    """Cuts trees of one number of samples."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
@@ -207,7 +203,7 @@ def _samples_of(leaf: Any) -> int | None:
 
 
 def _sites_of(batch: Any) -> set[int]:
-    """As how many rows the sparse tensors have, which tell nothing of samples."""
+    """Numbers of rows of the sparse tensors, which say nothing of samples."""
     return {len(leaf) for _, leaf in _leaves(batch) if isinstance(leaf, SparseTensor)}
 
 

@@ -29,10 +29,10 @@ None, are the module's own."""
 
 
 class Flight:
-    """A minibatch that went forward through a stage.
+    """A minibatch that went forward through a stage; made by :class:`Stage`.
 
-    Made by :class:`Stage`. The tensors of ``output`` are cut from the graph; those
-    that required a gradient still do, so that the next stage knows.
+    The tensors of ``output`` are cut from the graph; those that required a gradient still do, so
+    that the next stage knows.
 
     Attributes:
         output: of the last layer, a pytree; None in the last stage.
@@ -154,24 +154,16 @@ class Stage:
         return Flight(self._call, inputs=inputs, roots=roots, output=_cut(output, roots))
 
     def forward_whole(self, step: Step, *, minibatch: int, leaves: Leaves = None) -> Flight:
-        """Runs a step of a minibatch in training, where all layers are here.
-
-        Args:
-            step: around the layers.
-            minibatch: as for :meth:`forward`.
-            leaves: as for :meth:`forward`.
-        """
+        """Runs a minibatch's step in training, where all layers are here; see :meth:`forward`."""
         run = partial(self._run, minibatch=minibatch)
         return self._to_loss(partial(step, run), leaves=leaves)
 
     def evaluate(
         self, value: Any, *, close: Callable[[Callable[[], Any]], Any] | None = None
     ) -> Any:
-        """Runs the layers on the module's own parameters; without graph if the caller says so.
+        """Runs the layers on the module's own parameters; see :meth:`forward`.
 
-        Args:
-            value: input of the span.
-            close: as for :meth:`forward`, but what it returns is returned as it is.
+        What ``close`` returns is returned as it is. Whether there is a graph is up to the caller.
         """
         run = partial(self._run, value, minibatch=None)
         with self._autocast():

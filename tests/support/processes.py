@@ -8,13 +8,15 @@
     assert run(work, 3, 10) == [30, 30, 30]
 
 ``run`` returns what the ranks returned, or ends all of them and raises the first
-failure. ``outcomes`` is for tests of failures: it tells how each rank ended. Ranks are
+failure. ``run_shared`` does so in ranks that start once for many calls. ``outcomes`` is
+for tests of failures: it tells how each rank ended. Ranks are
 forked by a small server that has imported torch, so that they start within milliseconds;
 they inherit this process's environment, and no process outlives the call.
 """
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -27,6 +29,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import torch
 from torch.distributed import TCPStore
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -109,6 +112,25 @@ def run(
     return [outcome.value for outcome in found]
 
 
+_FIRST_SEED = torch.default_generator.initial_seed()
+_shared: dict[int, _Shared] = {}
+
+
+def run_shared(
+    function: Callable[..., Any], ranks: int, *arguments: Any, limit_s: float = 120.0
+) -> list[Any]:
+    """As :func:`run`, in ranks that are kept for later calls: they have one group, and start once.
+
+    For functions that leave nothing behind: no settings, patched functions, or broken connections.
+    """
+    kept = _shared.pop(ranks, None)
+    if kept is None:
+        kept = _Shared(_start(_serve, ranks, (), True, None, None))
+    values = kept.call(function, arguments, limit_s=limit_s)
+    _shared[ranks] = kept
+    return values
+
+
 def outcomes(
     function: Callable[..., Any],
     ranks: int,
@@ -141,6 +163,53 @@ class _Started:
     results: list[Connection]
     store: TCPStore  # what the ranks meet at; it lives as long as they do
     started_s: float
+
+
+class _Shared:
+    """Ranks that serve one call after the other, over the store at which they have joined."""
+
+    def __init__(self, started: _Started) -> None:
+        self._started = started
+        self._calls = itertools.count()
+
+    def call(
+        self, function: Callable[..., Any], arguments: Sequence[Any], *, limit_s: float
+    ) -> list[Any]:
+        number, store = next(self._calls), self._started.store
+        store.set(f"test/call/{number}", pickle.dumps((function, arguments)))
+        deadline_s, found = time.monotonic() + limit_s, dict[int, Any]()
+        try:
+            while len(found) < len(self._started.processes):
+                for rank, process in enumerate(self._started.processes):
+                    key = f"test/answer/{number}/{rank}"
+                    if rank not in found and store.check([key]):
+                        found[rank], error, trace = pickle.loads(store.get(key))
+                        if error is not None:
+                            raise RankFailed(f"rank {rank} raised {error!r}\n{trace}") from error
+                    elif rank not in found and not process.is_alive():
+                        raise RankFailed(f"rank {rank} ended with exit code {process.exitcode}")
+                if time.monotonic() > deadline_s:
+                    raise RankFailed(f"{function.__name__} did not end within the limit")
+                time.sleep(0.002)
+        except BaseException:
+            for process in self._started.processes:
+                process.kill()
+                process.join()
+            raise
+        return [found[rank] for rank in range(len(found))]
+
+
+def _serve(rank: int) -> None:
+    store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
+    for number in itertools.count():
+        store.wait([f"test/call/{number}"], timedelta(days=1))
+        function, arguments = pickle.loads(store.get(f"test/call/{number}"))
+        torch.manual_seed(_FIRST_SEED)
+        try:
+            answer = pickle.dumps((function(rank, *arguments), None, ""))
+        except BaseException as error:
+            answer = pickle.dumps((None, _portable(error), traceback.format_exc()))
+        store.set(f"test/answer/{number}/{rank}", answer)
 
 
 def _start(
@@ -189,8 +258,6 @@ def _rank(
     arguments: Sequence[Any],
 ) -> None:
     """What runs in the new process."""
-    import torch
-
     from sparsepipe.runtime.collectives import process_group
     from tests.support import patience
 

@@ -88,11 +88,8 @@ class OrderedSum:
 class _Direct:
     """Each rank adds one part and hands it to the others.
 
-    That moves the same number of bytes as a ring, 2 (n - 1) / n of the vector a rank.
-
-    Args:
-        group: all ranks of which call :meth:`run`.
-        vector: a part for each rank, all of them as long.
+    That moves the same number of bytes as a ring, 2 (n - 1) / n of the vector a rank. The vector
+    has parts of equal size, one for each rank.
     """
 
     def __init__(self, group: dist.ProcessGroup, vector: Tensor) -> None:

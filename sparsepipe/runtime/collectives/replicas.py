@@ -87,18 +87,13 @@ class Replicas:
         return self._parts(flat, divisor=total)
 
     def total(self, gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-        """The sum of all replicas' gradients; a collective.
-
-        As :meth:`average`, of which this is the part before the division.
+        """The sum of all replicas' gradients, :meth:`average` without the division; a collective.
 
         Args:
             gradients: by name, each replica's share of a minibatch's.
 
         Raises:
             TransportError: a replica is gone or did not take part.
-
-        Returns:
-            Gradients by name, in memory that the next call overwrites.
         """
         if self._group is None or not self._parameters:
             return dict(gradients)
@@ -159,10 +154,7 @@ class Replicas:
         return self._sum
 
     def gather(self, vector: Tensor) -> list[Tensor]:
-        """Every replica's vector, in their order; a collective.
-
-        Args:
-            vector: as long and of the same type on all.
+        """Every replica's vector, in their order; a collective. All have one length and dtype.
 
         Raises:
             TransportError: a replica is gone or did not take part.
@@ -178,11 +170,8 @@ class Replicas:
     def average_statistics_(self, buffers: Iterable[Tensor]) -> None:
         """Makes buffers equal on all replicas, in place; a collective, for drains.
 
-        Floating-point ones become their mean, as the running statistics of batch norms do;
-        of integers, such as counts of batches, the largest is taken.
-
-        Args:
-            buffers: of the stage, in the same order on all.
+        Floating-point ones become their mean, as the running statistics of batch norms do; of
+        integers, such as counts of batches, the largest is taken.
         """
         if self._group is None:
             return

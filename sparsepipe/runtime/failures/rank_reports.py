@@ -62,12 +62,7 @@ class Stopped(BaseException):
 
 
 def is_backend_error(kind: str, message: str) -> bool:
-    """Whether an exception comes from the backend of collectives, and not from a user's code.
-
-    Args:
-        kind: name of the exception's class.
-        message: its text.
-    """
+    """Whether an exception, by its class's name and its text, is of the backend of collectives."""
     return kind.startswith("Dist") or (kind == "RuntimeError" and bool(_BACKEND.search(message)))
 
 

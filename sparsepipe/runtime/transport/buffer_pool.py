@@ -15,8 +15,8 @@ SMALLEST_BYTES = 64 * 1024
 def size_class_bytes(size_bytes: int) -> int:
     """The buffer size for ``size_bytes``: a power of two or a quarter step between two.
 
-    So minibatches of nearly one size share buffers, and at most a fifth of a new one (but
-    for the smallest) is unused.
+    So minibatches of nearly one size share buffers, and at most a fifth of a new one is unused (of
+    the smallest, more).
     """
     if size_bytes <= SMALLEST_BYTES:
         return SMALLEST_BYTES
@@ -27,20 +27,17 @@ def size_class_bytes(size_bytes: int) -> int:
 class BufferPool:
     """Host memory in size classes; safe to use from several threads.
 
-    The smallest unused buffer that is large enough serves, so where sizes change from
-    minibatch to minibatch, the pool soon holds as many of the largest size as are in use
-    at a time, and makes no more.
+    The smallest unused buffer that is large enough serves, so where sizes change from minibatch to
+    minibatch, the pool soon holds as many of the largest size as are in use at a time, and makes no
+    more. It never keeps more unused bytes than were in use at the busiest moment.
 
-    A buffer belongs to whoever took it until it is given back. It is handed out again only
-    when nobody else refers to its storage any more: a gradient that autograd kept as a view
-    of it, or a tensor that user code stored, stays untouched, and the pool lets go of that
-    buffer instead.
-
-    The pool never keeps more unused bytes than were in use at the busiest moment.
+    A buffer is handed out again only when nothing else refers to its storage any more: a gradient
+    that autograd kept as a view of it, or a tensor that user code stored, stays untouched, and the
+    pool lets go of that buffer instead.
 
     Args:
         pinned: page-locked memory, for copies from and to a CUDA device. It never leaves the
-            transport, so nobody else can refer to it.
+            transport, so nothing else can refer to it.
     """
 
     def __init__(self, *, pinned: bool = False) -> None:

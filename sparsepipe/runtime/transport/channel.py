@@ -46,16 +46,7 @@ class BoundedQueue(Generic[_Item]):
         return len(self._items)
 
     def put(self, item: _Item, *, limit_s: float | None = None, room: int | None = None) -> None:
-        """Adds an item.
-
-        Args:
-            item: the newest.
-            limit_s: of the wait for room; None: as long as it takes.
-            room: items that it holds for this producer, at most as many as it holds at all.
-
-        Raises:
-            TimeoutError: there was no room within ``limit_s``.
-        """
+        """Adds an item; see :meth:`wait_for_room`."""
         self.wait_for_room(limit_s=limit_s, room=room)
         with self._changed:
             if self._discards:
@@ -65,7 +56,11 @@ class BoundedQueue(Generic[_Item]):
             self._changed.notify_all()
 
     def wait_for_room(self, *, limit_s: float | None = None, room: int | None = None) -> None:
-        """Returns when the producer can put an item without waiting; see :meth:`put`.
+        """Returns when the producer can put an item without waiting.
+
+        Args:
+            limit_s: of the wait; None: as long as it takes.
+            room: items that it holds for this producer, at most ``depth``.
 
         Raises:
             TimeoutError: there was no room within ``limit_s``.
@@ -162,10 +157,10 @@ class Outgoing:
     """The sending end.
 
     Args:
-        route: what it is for.
-        wire: how it sends.
+        route: of the channel.
+        wire: sends.
         depth: packets it takes before :meth:`put` waits, beside the first one in transfer.
-        usual: as many as it takes where senders are held back.
+        usual: the same where senders are held back.
         report: called with what ended it, from the thread or in :meth:`put`.
     """
 
@@ -185,7 +180,7 @@ class Outgoing:
         Args:
             packet: the next.
             made: event after which its device tensors are ready; None where it has none.
-            held_back: there is to be no more under way than usual, and packets do not repeat.
+            held_back: no more than usual may be under way, and packets do not repeat.
             limit_s: of the wait for room.
 
         Raises:
@@ -220,8 +215,8 @@ class Incoming:
     """The receiving end.
 
     Args:
-        route: what it is for.
-        wire: how it receives.
+        route: of the channel.
+        wire: receives.
         report: called from the thread with what ended it.
     """
 

@@ -42,12 +42,7 @@ class Message:
 
 
 def message_name(number: int, *, parts: int | None = None) -> str:
-    """What errors call the minibatch of a message, by its number.
-
-    Args:
-        number: of the message.
-        parts: of a minibatch, where each has messages of its own.
-    """
+    """How errors call a message's minibatch, or its part where minibatches have ``parts``."""
     if parts is None:
         return f"minibatch {number}"
     return f"microbatch {number % parts} of minibatch {number // parts}"

@@ -54,39 +54,37 @@ _LOOK_S = 0.05  # how long a fault of one channel may go unnoticed while another
 class Network:
     """Sends and receives while the worker computes; one thread a channel and direction.
 
-    Every rank makes its network at the same time, after the group is joined. One thread,
-    the worker's, calls it. Whoever holds what:
+    Every rank makes its network at the same time, after the group is joined. One thread, the
+    worker's, calls it. Tensors belong to these:
 
-    - What is sent belongs to the network until it is on its way, and nobody may write to
-      it any more: activations and gradients are immutable once made. Nothing is copied;
-      a tensor that was written to in the meantime raises in one of the next calls.
-    - What is received lives in pooled buffers until :meth:`release` of its minibatch.
-      Received tensors that wanted a gradient are leaves that require one. A tensor that
-      is still referred to after that (a view, a saved activation, a label somebody keeps)
-      stays as it is: its buffer is not used again.
+    - What is sent belongs to the network until it is on its way, and must not be written to any
+      more: activations and gradients are immutable once made. Nothing is copied; a tensor that was
+      written to in the meantime raises in one of the next calls.
+    - What is received lives in pooled buffers until :meth:`release` of its minibatch. Received
+      tensors that required a gradient are leaves that do. A tensor that is still referred to after
+      that (a view, a saved activation, a label) stays as it is: its buffer is not used again.
 
-    No call waits for a peer longer than ``timeout_s`` (making a network has that limit for
-    each connection, and who is missing may take some seconds more to find out); each raises
-    :class:`TransportError` at once when any of this rank's peers is gone, and at the limit
-    when one does not answer. The process can then only be left by
+    No call waits for a peer longer than ``timeout_s`` (making a network has that limit for each
+    connection, and it may take some seconds more to find out who is missing); each raises
+    :class:`TransportError` at once when any of this rank's peers is gone, and at the limit when one
+    does not answer. The process can then only be left by
     :func:`sparsepipe.runtime.failures.rank_reports.exit_immediately`.
 
     Args:
         plan: which rank is in which stage.
         rank: this process's.
         timeout_s: limit of every wait.
-        device: where tensors go that were on a device at the other end; those on the host
-            stay there.
-        direct: on CUDA, NCCL from device to device instead of through pinned memory.
-            Needs a device for every rank.
-        queue_depth: messages that a channel holds before its sender waits; by default as many
-            as the asynchronous schedule lets a stage run ahead (see :func:`default_depth`).
+        device: for tensors that were on a device at the other end; those on the host stay there.
+        direct: on CUDA, NCCL from device to device instead of through pinned memory; needs a device
+            for every rank.
+        queue_depth: messages that a channel holds before its sender waits; None: see
+            :func:`default_depth`.
         ranks: which ranks those of the plan are, where it is not for all; by default the same.
 
     Attributes:
         sent: traffic by kind. (What is received is what the peers have sent.)
         called: what errors call the minibatch of a message, by its number.
-        pool: where receive buffers come from.
+        pool: of receive buffers.
 
     Raises:
         TransportError: a peer cannot be reached within ``timeout_s``.
@@ -180,10 +178,9 @@ class Network:
         return message
 
     def release(self, minibatch: int) -> None:
-        """The worker has done with what it received for a minibatch: its buffers are free.
+        """Frees the buffers of what was received for a minibatch.
 
-        To be called once nothing refers to the received tensors any more, their graph
-        included (see the class on what happens to those that something refers to).
+        To be called once nothing refers to the received tensors any more, their graph included.
         """
         for buffer in self._held.pop(minibatch, ()):
             self.pool.give_back(buffer)
@@ -191,8 +188,8 @@ class Network:
     def close(self) -> None:
         """Ends every channel in order, when all has been received that was sent.
 
-        All ranks close at the same time; each waits for its peers. Does nothing if this
-        network has failed and said so: its threads cannot be ended.
+        All ranks close at the same time; each waits for its peers. Does nothing if this network has
+        failed and raised that: its threads cannot be ended.
 
         Raises:
             TransportError: a peer is gone, or does not close in time.

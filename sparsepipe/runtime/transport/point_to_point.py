@@ -121,11 +121,11 @@ class Carrier(Protocol):
 
 
 class Line:
-    """Sends to and receives from the other rank of a gloo group.
+    """Sends to and receives from the other rank of a gloo group of two.
 
     Args:
         group: two ranks.
-        other: the other one's number in the whole.
+        other: the other one's number among all ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup, other: int) -> None:
@@ -158,8 +158,7 @@ class Arrival:
     Attributes:
         messages: its messages.
         buffers: pooled memory that its tensors are made of.
-        device_tensors: those on a CUDA device: whoever uses them on a stream must tell
-            the allocator (``record_stream``).
+        device_tensors: those on a CUDA device; users on another stream must ``record_stream``.
     """
 
     messages: Messages
@@ -190,13 +189,13 @@ class Wire:
         self._posted: _Tensors | None = None
 
     def begin(self, packet: Packet, *, repeats: bool = False) -> list[dist.Work]:
-        """Begins to send; what is under way, for :meth:`end`.
+        """Begins to send; returns the transfers under way, for :meth:`end`.
 
         Packets go in the order in which they begin; none waits for another to end.
 
         Args:
-            packet: what to send.
-            repeats: the next packets may be like this one, as in training.
+            packet: the next.
+            repeats: the next packets may have the same sizes, as in training.
         """
         sizes = tuple(flat.numel() for flat in packet.host)
         mode = self._repeated.next(sizes, repeats=repeats and not packet.device)
@@ -210,7 +209,7 @@ class Wire:
 
         Args:
             packet: that has begun.
-            works: what :meth:`begin` returned.
+            works: from :meth:`begin`.
             made: event after which its device tensors are ready; None where it has none.
         """
         finish(works)  # the other side expects device tensors now: no kernel will spin for it
@@ -275,13 +274,7 @@ class Wire:
 
 @dataclass(slots=True)
 class _Tensors:
-    """Tensors that are being received.
-
-    Attributes:
-        flat: uint8 memory of each, in order.
-        pooled: those of the pool.
-        works: the transfers.
-    """
+    """Tensors that are being received: uint8 memory of each, those of the pool, transfers."""
 
     flat: list[Tensor] = field(default_factory=list)
     pooled: list[Tensor] = field(default_factory=list)

@@ -14,7 +14,7 @@ from sparsepipe.runtime.collectives import ordered_sum
 from sparsepipe.runtime.collectives.chain_sum import ChainSum
 from sparsepipe.runtime.collectives.ordered_sum import OrderedSum
 from sparsepipe.schedule.communication import Way, way_of
-from tests.support.processes import run
+from tests.support.processes import run, run_shared
 
 CPU = torch.device("cpu")
 CHUNK = 64
@@ -49,7 +49,7 @@ def summed(rank: int) -> list[Tensor]:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_bits_are_those_of_a_loop(ranks: int) -> None:
-    everyone = run(summed, ranks)
+    everyone = (run_shared if ranks <= 3 else run)(summed, ranks)
     place = 0
     for way, dtype, length in CASES:
         for time in range(3):
@@ -67,10 +67,13 @@ def test_another_order_has_other_bits() -> None:
     assert not torch.equal(a + b + c, c + b + a)
 
 
-def chosen(rank: int, hosts: str, length: int) -> tuple[bool, Tensor]:
-    """Whether a chain was made, by ranks that say they are on some hosts."""
-    ordered_sum._host_number = lambda: ord(hosts[rank])  # type: ignore[attr-defined]
-    made = []
+SHORT, LONG = 100, 2_000_000
+CHOICES = [("AAB", LONG, True), ("AAB", SHORT, False), ("ABC", LONG, False), ("AAA", LONG, False)]
+
+
+def chosen(rank: int) -> list[tuple[bool, Tensor]]:
+    """Whether a chain was made, by ranks that seem to be on some hosts."""
+    made, found = [], []
     init = ChainSum.__init__
 
     def noted(self: ChainSum, *args: object, **kwargs: object) -> None:
@@ -79,26 +82,25 @@ def chosen(rank: int, hosts: str, length: int) -> tuple[bool, Tensor]:
 
     ChainSum.__init__ = noted  # type: ignore[method-assign]
     assert dist.group.WORLD is not None
-    total = OrderedSum(dist.group.WORLD, length=length, dtype=torch.float32, device=CPU)
-    total.values.copy_(addend(rank, length))
-    total.reduce()
-    return bool(made), total.values
+    for hosts, length, _ in CHOICES:
+        number = ord(hosts[rank])
+        ordered_sum._host_number = lambda number=number: number  # type: ignore[attr-defined]
+        made.clear()
+        total = OrderedSum(dist.group.WORLD, length=length, dtype=torch.float32, device=CPU)
+        total.values.copy_(addend(rank, length))
+        total.reduce()
+        found.append((bool(made), total.values))
+    return found
 
 
-SHORT, LONG = 100, 2_000_000
-
-
-@pytest.mark.parametrize(
-    ("hosts", "length", "chain"),
-    [("AAB", LONG, True), ("AAB", SHORT, False), ("ABC", LONG, False), ("AAA", LONG, False)],
-)
-def test_the_way_is_chosen_by_the_hosts_of_the_ranks_and_the_size(
-    hosts: str, length: int, chain: bool
-) -> None:
-    assert (way_of(hosts, 4 * length) == "chain") is chain
-    for made, values in run(chosen, 3, hosts, length):
-        assert made is chain
-        assert torch.equal(values, sum(addend(rank, length) for rank in range(3)))
+def test_the_way_is_chosen_by_the_hosts_of_the_ranks_and_the_size() -> None:
+    everyone = run(chosen, 3)
+    for place, (hosts, length, chain) in enumerate(CHOICES):
+        assert (way_of(hosts, 4 * length) == "chain") is chain
+        for found in everyone:
+            made, values = found[place]
+            assert made is chain
+            assert torch.equal(values, sum(addend(rank, length) for rank in range(3)))
 
 
 def here(rank: int) -> tuple[int, int]:
@@ -106,7 +108,7 @@ def here(rank: int) -> tuple[int, int]:
 
 
 def test_processes_of_one_machine_are_on_one_host() -> None:
-    said = run(here, 2)
+    said = run_shared(here, 2)
     assert said[0][0] == said[1][0] == ordered_sum._host_number()
     assert said[0][1] != said[1][1]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.processes import RankFailed, outcomes, run
+from tests.support.processes import RankFailed, outcomes, run, run_shared
 
 
 def total(rank: int, factor: int) -> int:
@@ -22,6 +22,28 @@ def total(rank: int, factor: int) -> int:
 
 def test_values_come_in_rank_order() -> None:
     assert run(total, 3, 10) == [30, 30, 30]
+
+
+def place(rank: int) -> tuple[int, float]:
+    return os.getpid(), float(torch.rand(()))
+
+
+def fails(rank: int) -> None:
+    if rank:
+        raise ValueError("rank 1 is at fault")
+    dist.barrier()
+
+
+def test_shared_ranks_serve_many_calls_and_start_anew_after_a_failure() -> None:
+    first = run_shared(place, 2)
+    assert run_shared(total, 2, 10) == [10, 10]
+    assert run_shared(place, 2) == first  # the same processes, with the same seed
+    with pytest.raises(RankFailed, match="rank 1 is at fault"):
+        run_shared(fails, 2)
+    for process, _ in first:
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+    assert run_shared(total, 2, 10) == [10, 10]
 
 
 def variables(rank: int) -> tuple[int, str, str]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives.replicas import Replicas
-from tests.support.processes import run
+from tests.support.processes import run_shared
 
 SHAPES = {"a": (7, 5), "b": (3,), "c": (), "d": (2, 3, 4, 4), "e": (0, 3)}
 
@@ -48,7 +48,7 @@ def averaged(rank: int, counts: list[int], without: dict[str, list[int]]) -> dic
 
 @pytest.mark.parametrize("counts", [[1, 1], [1, 0], [1, 1, 1], [1, 1, 0], [2, 1, 0]])
 def test_gradients_are_the_mean_over_minibatches_with_the_same_bits(counts: list[int]) -> None:
-    results = run(averaged, len(counts), counts, {})
+    results = run_shared(averaged, len(counts), counts, {})
     for name in SHAPES:
         total = sum(n * gradient(rank, name).double() for rank, n in enumerate(counts))
         for result in results:
@@ -62,13 +62,13 @@ def test_gradients_are_the_mean_over_minibatches_with_the_same_bits(counts: list
 
 def test_one_minibatch_of_a_round_is_taken_as_it_is() -> None:
     """With one participant there is nothing to round."""
-    for result in run(averaged, 2, [0, 1], {}):
+    for result in run_shared(averaged, 2, [0, 1], {}):
         for name in SHAPES:
             assert torch.equal(result[name], gradient(1, name))
 
 
 def test_all_agree_which_parameters_have_no_gradient() -> None:
-    results = run(averaged, 3, [1, 1, 1], {"a": [0, 1, 2], "b": [1], "d": [0, 2]})
+    results = run_shared(averaged, 3, [1, 1, 1], {"a": [0, 1, 2], "b": [1], "d": [0, 2]})
     for result in results:
         assert result["a"] is None
         for name, others in [("b", [0, 2]), ("d", [1]), ("c", [0, 1, 2])]:
@@ -86,7 +86,7 @@ def in_part_of_the_world(rank: int) -> Any:
 
 
 def test_a_stage_of_a_larger_world_and_16_bits() -> None:
-    _, (count, found), (_, other) = run(in_part_of_the_world, 3)
+    _, (count, found), (_, other) = run_shared(in_part_of_the_world, 3)
     assert count == 2
     for name in SHAPES:
         pair = [gradient(rank, name, torch.bfloat16).float() for rank in (1, 2)]
@@ -111,7 +111,7 @@ def statistics(rank: int) -> dict[str, Tensor]:
 
 
 def test_running_statistics_become_their_mean_and_counters_the_largest() -> None:
-    results = run(statistics, 3)
+    results = run_shared(statistics, 3)
     for name in ("running_mean", "running_var"):
         expected = torch.stack([result["before"][name].double() for result in results]).mean(0)
         for result in results:
@@ -150,7 +150,7 @@ def local_gradients(network: nn.Module, minibatch: int) -> dict[str, Tensor]:
 
 def test_rounds_with_a_partial_last_one_train_as_larger_batches_do() -> None:
     """Eleven minibatches over three replicas: the last round has two."""
-    results = run(trained, 3, 3)
+    results = run_shared(trained, 3, 3)
     network, optimizer = net()
     for first in range(0, 11, 3):
         x = [torch.randn(4, 6, generator=torch.Generator().manual_seed(m))
@@ -181,4 +181,4 @@ def complex_parameters(rank: int) -> None:
 
 
 def test_complex_parameters_are_refused() -> None:
-    run(complex_parameters, 1)
+    run_shared(complex_parameters, 1)
