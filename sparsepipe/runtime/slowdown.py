@@ -22,47 +22,42 @@ class Slowdown:
     What counts is the processor time of the thread that runs a block: waits for other ranks are
     no computation. Where several threads compute for it (intra-op threads), it takes part in what
     they do and its own time stands for theirs. The backward pass on a CPU runs in the thread that
-    asks for it.
+    calls it.
 
     Args:
-        slowdown: how many times as long a block is to take; 1 changes nothing and costs nothing.
+        factor: how many times as long a block is to take; 1 changes nothing and costs nothing.
 
     Raises:
         ConfigError: it is less than 1, or no number.
     """
 
-    def __init__(self, slowdown: float = 1.0) -> None:
-        if not (math.isfinite(slowdown) and slowdown >= 1):
+    def __init__(self, factor: float = 1.0) -> None:
+        if not (math.isfinite(factor) and factor >= 1):
             raise ConfigError(
-                f"slowdown={slowdown}", remedy="give a number from 1 on: 2 is half the speed"
+                f"slowdown={factor}", remedy="give a number from 1 on: 2 is half the speed"
             )
-        self._slowdown = slowdown
-        self._settled_s = 0.0  # processor time of blocks that are over, with their pauses
-
-    @property
-    def slowdown(self) -> float:
-        """As given."""
-        return self._slowdown
+        self.factor = factor
+        self._counted_s = 0.0  # processor time of blocks that are over, with their pauses
 
     def slowed(self) -> AbstractContextManager[None]:
-        """Around a block: when it has ended, pauses ``slowdown - 1`` times as long as it computed.
+        """Put around a block: pauses at its end, ``factor - 1`` times as long as it computed.
 
         A block within another pauses for itself, and the outer one for the rest. A block that
         raises does not pause.
         """
-        return nullcontext() if self._slowdown == 1 else self._slowed()
+        return nullcontext() if self.factor == 1 else self._slowed()
 
     @contextmanager
     def _slowed(self) -> Iterator[None]:
-        begin_s, settled_s = time.thread_time(), self._settled_s
+        begin_s, counted_s = time.thread_time(), self._counted_s
         yield
-        computed_s = time.thread_time() - begin_s - (self._settled_s - settled_s)
-        pause((self._slowdown - 1) * computed_s)
-        self._settled_s = settled_s + time.thread_time() - begin_s
+        computed_s = time.thread_time() - begin_s - (self._counted_s - counted_s)
+        pause((self.factor - 1) * computed_s)
+        self._counted_s = counted_s + time.thread_time() - begin_s
 
 
 def pause(seconds: float) -> None:
-    """Does nothing for as long as is said, never shorter and hardly longer."""
+    """Does nothing for that long, never shorter and hardly longer."""
     end_s = time.perf_counter() + seconds
     if seconds > _SPIN_S:
         time.sleep(seconds - _SPIN_S)

@@ -32,39 +32,39 @@ class SlowedSteps(Strategy):
     blocks, each of which pauses for itself.
 
     Attributes:
-        throttle: of this rank's device.
+        slowdown: of this rank's device.
     """
 
-    throttle: Slowdown
+    slowdown: Slowdown
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        with self.throttle.slowed():
+        with self.slowdown.slowed():
             return super().training_step(*args, **kwargs)
 
     @override
     def backward(self, *args: Any, **kwargs: Any) -> Tensor:
-        with self.throttle.slowed():
+        with self.slowdown.slowed():
             return super().backward(*args, **kwargs)
 
     @override
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self.throttle.slowed():
+        with self.slowdown.slowed():
             return super().optimizer_step(*args, **kwargs)
 
     @override
     def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        with self.throttle.slowed():
+        with self.slowdown.slowed():
             return super().validation_step(*args, **kwargs)
 
     @override
     def test_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
-        with self.throttle.slowed():
+        with self.slowdown.slowed():
             return super().test_step(*args, **kwargs)
 
     @override
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        with self.throttle.slowed():
+        with self.slowdown.slowed():
             return super().predict_step(*args, **kwargs)
 
 
@@ -77,7 +77,7 @@ class SlowedDeviceStrategy(SlowedSteps, SingleDeviceStrategy):
 
     def __init__(self, *, slowdown: float) -> None:
         super().__init__(device="cpu")
-        self.throttle = Slowdown(slowdown)
+        self.slowdown = Slowdown(slowdown)
 
 
 # torch 2.13 renames the option that makes each forward broadcast buffers.
@@ -155,19 +155,19 @@ class DataParallelStrategy(SlowedSteps, RankedStrategy):
     @override
     def validation_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         assert self.lightning_module is not None
-        with self.throttle.slowed(), self.precision_plugin.val_step_context():
+        with self.slowdown.slowed(), self.precision_plugin.val_step_context():
             return self.lightning_module.validation_step(*args, **kwargs)
 
     @override
     def test_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         assert self.lightning_module is not None
-        with self.throttle.slowed(), self.precision_plugin.test_step_context():
+        with self.slowdown.slowed(), self.precision_plugin.test_step_context():
             return self.lightning_module.test_step(*args, **kwargs)
 
     @override
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         assert self.lightning_module is not None
-        with self.throttle.slowed(), self.precision_plugin.predict_step_context():
+        with self.slowdown.slowed(), self.precision_plugin.predict_step_context():
             return self.lightning_module.predict_step(*args, **kwargs)
 
     @override

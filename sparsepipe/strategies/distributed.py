@@ -103,12 +103,12 @@ class RankedStrategy(DDPStrategy):
         **options: of Lightning's strategy.
 
     Attributes:
-        throttle: what makes it slower.
+        slowdown: what makes it slower.
     """
 
     def __init__(self, *, slowdown: float = 1.0, **options: Any) -> None:
         super().__init__(**options)
-        self.throttle = Slowdown(slowdown)
+        self.slowdown = Slowdown(slowdown)
         self._place_before: dict[str, str | None] | None = None
 
     @property

@@ -187,14 +187,14 @@ def inference_rate(
         return 0.0
     module.eval()
     device = module.to(trainer.strategy.root_device).device
-    throttle = getattr(trainer.strategy, "throttle", Slowdown())
+    slowdown = getattr(trainer.strategy, "slowdown", Slowdown())
     shapes, elapsed_s = 0, 0.0
     for number in range(warmup + timed):
         # One at a time: the device need not have room for all.
         batch = module.transfer_batch_to_device(_uncached(read[number % len(read)]), device, 0)
         _synchronize(device)
         started_s = time.perf_counter()
-        with throttle.slowed(), trainer.precision_plugin.predict_step_context():
+        with slowdown.slowed(), trainer.precision_plugin.predict_step_context():
             module(batch["input"])
         _synchronize(device)
         if number >= warmup:

@@ -238,8 +238,8 @@ class Speeds(pl.Callback):
     """Leaves behind how many times slower each rank's device is made; 1 where nothing does."""
 
     def on_train_start(self, trainer, pl_module):
-        throttle = getattr(trainer.strategy, "throttle", None)
-        slowdown = 1.0 if throttle is None else throttle.slowdown
+        slowdown = getattr(trainer.strategy, "slowdown", None)
+        slowdown = 1.0 if slowdown is None else slowdown.factor
         Path(f"speed{trainer.global_rank}").write_text(str(slowdown))
 
 

@@ -161,7 +161,7 @@ class PipelineStrategy(StagedStrategy):
             keyed_randomness=keyed_randomness,
             timeout_s=timeout_s,
             direct=direct,
-            slowed=self.throttle.slowed,
+            slowed=self.slowdown.slowed,
         )
 
     @override

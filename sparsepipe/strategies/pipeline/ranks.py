@@ -213,7 +213,7 @@ class PipelinedEvaluation(StagedRanks):
     def _evaluation_step(self, hook: str, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         pipeline = self._pipeline
         if pipeline is None:
-            with self.throttle.slowed():
+            with self.slowdown.slowed():
                 return getattr(Strategy, hook)(self, *args, **kwargs)  # type: ignore[no-any-return]
         batch, *arguments = (*args, *kwargs.values())
         loop = internals.evaluation_loop(self._trainer)
@@ -227,7 +227,7 @@ class PipelinedEvaluation(StagedRanks):
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         pipeline = self._pipeline
         if pipeline is None:
-            with self.throttle.slowed():
+            with self.slowdown.slowed():
                 return Strategy.predict_step(self, *args, **kwargs)
         batch, *arguments = (*args, *kwargs.values())
         loop = self._trainer.predict_loop

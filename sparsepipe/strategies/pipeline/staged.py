@@ -286,7 +286,7 @@ class StagedStrategy(WholeCheckpoints):
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         pipeline = self._pipeline
         if pipeline is None:
-            with self.throttle.slowed():
+            with self.slowdown.slowed():
                 return Strategy.training_step(self, *args, **kwargs)
         batch, *arguments = (*args, *kwargs.values())
         loop = self._trainer.fit_loop
@@ -304,7 +304,7 @@ class StagedStrategy(WholeCheckpoints):
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
     ) -> Tensor:
         if self._pipeline is None:
-            with self.throttle.slowed():
+            with self.slowdown.slowed():
                 return Strategy.backward(self, closure_loss, optimizer, *args, **kwargs)
         return closure_loss  # the worker has run what the schedule had for this step
 
@@ -317,6 +317,6 @@ class StagedStrategy(WholeCheckpoints):
         **kwargs: Any,
     ) -> Any:
         if self._pipeline is None:
-            with self.throttle.slowed():
+            with self.slowdown.slowed():
                 return Strategy.optimizer_step(self, optimizer, closure, model, **kwargs)
         return closure()  # the worker updates

@@ -284,7 +284,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
             batch_norm=batch_norm,
             timeout_s=timeout_s,
             direct=direct,
-            slowed=self.throttle.slowed,
+            slowed=self.slowdown.slowed,
         )
 
     @override

@@ -129,11 +129,11 @@ def test_kernel_maps_are_slowed_like_their_layer(hand: Hand) -> None:
 
 def test_a_step_takes_as_many_times_as_long_as_the_processor_worked() -> None:
     computed_s: list[float] = []
-    throttle = Slowdown(SLOWDOWN)
+    slowdown = Slowdown(SLOWDOWN)
 
     @contextmanager
     def slowed() -> Iterator[None]:
-        with throttle.slowed():
+        with slowdown.slowed():
             begin_s = time.thread_time()
             yield
             computed_s.append(time.thread_time() - begin_s)

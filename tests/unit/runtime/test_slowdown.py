@@ -21,10 +21,10 @@ def compute(seconds: float) -> None:
         pass
 
 
-def timed(throttle: Slowdown, seconds: float) -> tuple[float, float]:
+def timed(slowdown: Slowdown, seconds: float) -> tuple[float, float]:
     """Seconds by the clock and of processor time, of a block that computes."""
     begin_s = time.perf_counter()
-    with throttle.slowed():
+    with slowdown.slowed():
         computed_s = time.thread_time()
         compute(seconds)
         computed_s = time.thread_time() - computed_s
@@ -69,10 +69,10 @@ def test_a_pause_ends_in_time_though_sleep_does_not(
 
 
 def test_full_speed_does_not_pause() -> None:
-    throttle = Slowdown()
+    slowdown = Slowdown()
     begin_s = time.thread_time()
     for _ in range(1000):
-        with throttle.slowed():
+        with slowdown.slowed():
             pass
     assert time.thread_time() - begin_s < 0.1
 
@@ -95,12 +95,12 @@ def test_a_block_within_another_is_paid_once(monkeypatch: pytest.MonkeyPatch) ->
         pause(seconds)
 
     monkeypatch.setattr(room, "pause", asking)
-    throttle = Slowdown(3.0)
-    with throttle.slowed():
+    slowdown = Slowdown(3.0)
+    with slowdown.slowed():
         own_s = time.thread_time()
         compute(0.01)
         own_s = time.thread_time() - own_s
-        inner_s = [timed(throttle, 0.1)[1] for _ in range(2)]
+        inner_s = [timed(slowdown, 0.1)[1] for _ in range(2)]
     *inner_asked_s, outer_asked_s = asked_s
     assert all(asked >= 2 * own for asked, own in zip(inner_asked_s, inner_s, strict=True))
     assert outer_asked_s >= 2 * own_s
