@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sparsepipe.config.scales import scales_of
 from sparsepipe.config.sweep_environment import sweep_directory
+from sparsepipe.config.target import Target
 from sparsepipe.errors import SparsePipeError
 from sparsepipe.report.commands import Wanted
 from sparsepipe.sweep.launch import hydra_config
@@ -186,12 +187,12 @@ def _failures(config: DictConfig) -> list[Failure]:
     ]
 
 
-def _loggers(config: DictConfig) -> dict[str, Any]:
-    """Nodes of the trackers that the sweep's jobs have, in whose groups the sweep is named."""
+def _loggers(config: DictConfig) -> dict[str, Target]:
+    """The trackers that the sweep's jobs have, in whose groups the sweep is named."""
     with hydra_config(config):
         nodes = OmegaConf.to_container(config.logger, resolve=True)
     assert isinstance(nodes, dict)
-    return {str(name): node for name, node in nodes.items()}
+    return {str(name): Target.parse(node) for name, node in nodes.items()}
 
 
 def _chapter_of(config: DictConfig) -> str | None:

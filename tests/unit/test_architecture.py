@@ -182,3 +182,26 @@ def defined(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             found.add(node.target.id)
     return found
+
+
+def test_configuration_is_a_run_spec_outside_config() -> None:
+    """No parameter, field or result of that name is an untyped mapping."""
+    untyped = re.compile(r"\b(Mapping|MutableMapping|dict)\[str, (Any|object)\]")
+    offenders = []
+    for path in FILES:
+        if room_of(path) == "config":
+            continue
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.arg):
+                name, hint = node.arg, node.annotation
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                name, hint = node.target.id, node.annotation
+            elif isinstance(node, ast.FunctionDef):
+                name, hint = node.name, node.returns
+            else:
+                continue
+            words = set(name.strip("_").split("_"))
+            named = bool(words & {"config", "conf", "configuration", "spec"})
+            if named and hint is not None and untyped.search(ast.unparse(hint)):
+                offenders.append(f"{path}:{node.lineno}: {name}")
+    assert not offenders, f"take a sparsepipe.config.run_spec.RunSpec: {offenders}"
