@@ -115,7 +115,7 @@ def _refuse_file(spec: RunSpec) -> None:
     assert division.num_layers is not None
     plan = Plan.of(config=division.config, cuts=division.cuts or (), num_layers=division.num_layers)
     if not is_automatic(parallel):
-        spans_told(replace(plan, details=division.details), parallel)
+        given_spans(replace(plan, details=division.details), parallel)
 
 
 def synchronous_stages_of(
@@ -189,7 +189,7 @@ def with_spans(plan: Plan, spans: StageSpans) -> Plan:
     return replace(plan, details={**details, "recomputed": bounds} if bounds else details)
 
 
-def spans_told(plan: Plan, parallel: Parallel) -> StageSpans:
+def given_spans(plan: Plan, parallel: Parallel) -> StageSpans:
     """What a setting that names layers, or none, means in a plan: else those that its file tells.
 
     Raises:
@@ -210,7 +210,7 @@ def spans_told(plan: Plan, parallel: Parallel) -> StageSpans:
     return asked
 
 
-def settled_recompute(parallel: Parallel, details: Mapping[str, Any]) -> dict[str, Any]:
+def recompute_argument(parallel: Parallel, details: Mapping[str, Any]) -> dict[str, Any]:
     """The strategy's argument where it is not what the configuration says.
 
     Args:

@@ -66,7 +66,7 @@ def announced_start() -> float | None:
     return float(told) if told else None
 
 
-def telling_threads(said: Mapping[str, str], *, otherwise: int | None = None) -> dict[str, str]:
+def thread_variables(said: Mapping[str, str], *, otherwise: int | None = None) -> dict[str, str]:
     """The variable by which a job of ours hears how many threads its user has chosen.
 
     Args:

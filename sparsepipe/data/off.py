@@ -51,7 +51,7 @@ def read_off(path: str | os.PathLike[str]) -> trimesh.Trimesh:
 
     Args:
         path: the file; fused header, comments, blank lines, CRLF, colour columns and the
-            COFF, NOFF and STOFF variants are understood.
+            COFF, NOFF and STOFF variants are resolve_run.
 
     Raises:
         DataError: the file is missing, empty, no OFF file, truncated, has vertices that

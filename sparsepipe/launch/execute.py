@@ -21,7 +21,7 @@ from sparsepipe.errors import ConfigError, DataError, HardwareError, SparsePipeE
 from sparsepipe.launch.outcome import log_outcome
 from sparsepipe.planning.devices import cuda_devices, places_of_ranks
 from sparsepipe.runs.logs import quiet
-from sparsepipe.runs.out_of_memory import filled_share, of_machine, ran_out, telling_line
+from sparsepipe.runs.out_of_memory import filled_share, memory_line, of_machine, ran_out
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch, ignore
 from sparsepipe.runtime.collectives import process_group
@@ -62,10 +62,10 @@ def execute(directory: RunDir, spec: RunSpec, inventory: Inventory, watch: Signa
             done = True
         except Exception as error:
             if watch.signum is not None and kept_from_saving(error):
-                tell_loss(error, watch.signum, directory)
+                explain_unsaved(error, watch.signum, directory)
                 raise
-            watch.stop_if_asked(error)
-            if (mendable := told(error, run)) is not None:
+            watch.raise_if_stopped(error)
+            if (mendable := user_error(error, run)) is not None:
                 raise mendable from error
             raise
         finally:
@@ -127,7 +127,7 @@ def _cuda_device(spec: RunSpec, inventory: Inventory, kept: Path | None) -> Any:
     return torch.device("cuda", indices[process_group.local_rank()])
 
 
-def tell_stop(stop: Stopped, directory: RunDir, spec: RunSpec) -> None:
+def explain_stop(stop: Stopped, directory: RunDir, spec: RunSpec) -> None:
     """Says with a stop how to go on, and what was lost where ranks took too long."""
     again = "it again without force=true" if spec.force else "the same command again"
     lost = ""
@@ -147,7 +147,7 @@ def kept_from_saving(error: Exception) -> TypeGuard[SparsePipeError]:
     return isinstance(error, SparsePipeError) and not broken_in_passing
 
 
-def tell_loss(error: SparsePipeError, signum: int, directory: RunDir) -> None:
+def explain_unsaved(error: SparsePipeError, signum: int, directory: RunDir) -> None:
     """Says with such an error what the run was about to do, and what is left of it."""
     stop, why = signal.Signals(signum).name, error.message
     error.message = f"stopped by {stop} without a checkpoint: {why}; {_last_one(directory)}"
@@ -167,7 +167,7 @@ def failing_as_rank(directory: RunDir, spec: RunSpec) -> Iterator[None]:
     except Stopped as stop:
         if stop.signum == signal.SIGTERM and process_group.any_rank_failed():
             raise SystemExit(stop.exit_code) from stop  # for what that one tells
-        tell_stop(stop, directory, spec)
+        explain_stop(stop, directory, spec)
         raise
     except SparsePipeError as error:
         ignore(signal.SIGTERM)
@@ -197,7 +197,7 @@ def _last_one(directory: RunDir) -> str:
     return f"the last one is of epoch {len(read_rows(directory.metrics))} or later"
 
 
-def told(error: Exception, run: Run) -> SparsePipeError | None:
+def user_error(error: Exception, run: Run) -> SparsePipeError | None:
     """An error with its remedy; None of what tells one already, or is somebody's own.
 
     Args:
@@ -226,12 +226,12 @@ def _no_memory(error: Exception, run: Run) -> HardwareError:
     size = run.spec.data.get("batch_size") if task_class(run.spec).on_batches else None
     if size is None:
         return HardwareError(
-            f"{ours}: {telling_line(error)}",
+            f"{ours}: {memory_line(error)}",
             remedy="end other processes that hold memory, or ask for less of it by the keys that "
             "`sparsepipe --cfg job` prints",
         )
     return HardwareError(
-        f"{ours} with data.batch_size={size}: {telling_line(error)}",
+        f"{ours} with data.batch_size={size}: {memory_line(error)}",
         remedy="take smaller batches (data.batch_size): `sparsepipe task=fit_batch "
         "parallel=single` with the same data, model and optim finds the largest that fits; or end "
         "other processes that hold memory",

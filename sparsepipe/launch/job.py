@@ -22,13 +22,13 @@ from sparsepipe.config.outputs import writing
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.emulate import NotPermitted, announce_hosts, clear, emulated_hosts
 from sparsepipe.errors import ConfigError, SparsePipeError
-from sparsepipe.launch.execute import execute, failing_as_rank, meet, tell_stop
+from sparsepipe.launch.execute import execute, explain_stop, failing_as_rank, meet
 from sparsepipe.launch.outcome import log_outcome
 from sparsepipe.launch.prepare import (
     prepare,
     refuse_empty_microbatches,
     refuse_few_microbatches,
-    understood,
+    resolve_run,
 )
 from sparsepipe.launch.renumber import renumber
 from sparsepipe.planning.devices import places_of_ranks
@@ -77,7 +77,7 @@ def run_job(
         Stopped: a signal ended the run.
     """
     git_commit()  # of what is read by now: the checkout may be another one at the run's end
-    spec, inventory, ranks = understood(spec)
+    spec, inventory, ranks = resolve_run(spec)
     with SignalWatch() as watch:
         if process_group.started_externally():
             return _run_as_rank(spec, inventory, watch, ranks)
@@ -124,7 +124,7 @@ def _run_here(
                 _track(spec, directory, inventory, watch)
     except BaseException as error:
         if isinstance(error, Stopped):
-            tell_stop(error, directory, spec)
+            explain_stop(error, directory, spec)
         directory.remove_if_unused()
         if isinstance(error, Stopped) and error.save_error is not None:
             raise error.save_error from None

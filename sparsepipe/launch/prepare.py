@@ -29,7 +29,7 @@ from sparsepipe.tasks.task import Task, task_class, task_of
 from sparsepipe.tasks.train import Train
 
 
-def understood(spec: RunSpec) -> tuple[RunSpec, Inventory, int]:
+def resolve_run(spec: RunSpec) -> tuple[RunSpec, Inventory, int]:
     """A configuration as its task runs it, the hardware, and the number of processes on that.
 
     Args:

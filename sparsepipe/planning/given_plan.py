@@ -9,7 +9,7 @@ from sparsepipe.cluster.places import named_places, places
 from sparsepipe.config.division import Division, division_of
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, SparsePipeError
-from sparsepipe.planning.search import find_recomputing_plan, recomputing
+from sparsepipe.planning.search import find_plan, recomputing
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan, Stage
 
@@ -33,7 +33,7 @@ def plan_to_simulate(spec: RunSpec, inventory: Inventory, profiles: Mapping[str,
         return data_parallel(inventory, num_layers)
     if (choice := spec.search) is not None:
         try:
-            return find_recomputing_plan(choice, spec, inventory, profiles).plan
+            return find_plan(choice, spec, inventory, profiles).plan
         except SparsePipeError as error:
             error.remedy = error.remedy.replace("task.", "parallel.search.")
             raise

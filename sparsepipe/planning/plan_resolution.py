@@ -19,7 +19,7 @@ from sparsepipe.partition.devices import kinds_of
 from sparsepipe.planning.device_profiles import load_profiles
 from sparsepipe.planning.given_plan import plan_to_simulate
 from sparsepipe.planning.measuring import RunJob, measure_devices, measure_link
-from sparsepipe.planning.search import find_recomputing_plan, plan_table
+from sparsepipe.planning.search import find_plan, plan_table
 from sparsepipe.profiling import Profile
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.utils.files import write_text_atomic
@@ -76,12 +76,12 @@ def resolve_plan(
         choice = replace(choice, bandwidth_bytes_per_s=bytes_per_s)
         origin["measured_bandwidth"] = str(path)
     try:
-        found = find_recomputing_plan(choice, spec, inventory, profiles, **origin)
+        found = find_plan(choice, spec, inventory, profiles, **origin)
     except SparsePipeError as error:
         error.remedy = error.remedy.replace("task.", "parallel.search.")
         raise
     log.info("plan by %s", _origin(choice, profiles))
-    log.info("%s", plan_table(found.told))
+    log.info("%s", plan_table(found.explanation))
     with writing(directory.path):
         found.write(directory)
 

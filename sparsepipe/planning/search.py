@@ -13,9 +13,9 @@ from typing import Any
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.recomputation import (
     choose,
+    given_spans,
     is_automatic,
     log_chosen,
-    spans_told,
     synchronous_stages_of,
     with_spans,
 )
@@ -23,7 +23,6 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import SearchChoice
 from sparsepipe.config.target import Target
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.activation_checkpointing.selection import Chosen
 from sparsepipe.partition.costs.model import cost_model
 from sparsepipe.partition.explanation import Explanation, as_plan, explain
 from sparsepipe.partition.memory.model import MemoryModel
@@ -54,20 +53,18 @@ class Found:
 
     Attributes:
         plan: for a plan file and for training.
-        told: the same in figures.
+        explanation: the same in figures.
         profiles: of the devices, by their names, in the inventory's order.
-        chosen: what stages recompute; None: nothing.
     """
 
     plan: Plan
-    told: Explanation
+    explanation: Explanation
     profiles: Mapping[str, Profile]
-    chosen: Chosen | None = None
 
     def write(self, directory: RunDir) -> None:
         """Writes the plan's table, figures and picture, and the plan file last."""
-        write_text_atomic(directory.plan_table, plan_table(self.told) + "\n")
-        write_csv(directory.plan_figures, [asdict(row) for row in self.told.rows])
+        write_text_atomic(directory.plan_table, plan_table(self.explanation) + "\n")
+        write_csv(directory.plan_figures, [asdict(row) for row in self.explanation.rows])
         draw_shares(self.profiles, directory.shares, cuts=self.plan.cuts)
         write_text_atomic(directory.plan, self.plan.to_json())
 
@@ -77,19 +74,20 @@ def find_plan(
     spec: RunSpec,
     inventory: Inventory,
     profiles: Mapping[str, Profile],
-    synchronous: SynchronousStages | None = None,
     **origin: object,
 ) -> Found:
     """The best plan for the model on the hardware.
 
+    Of a synchronous pipeline, memory counts for what its microbatches keep, and recomputed layers
+    count in that and in the stages' times. With ``recompute=auto`` the search recomputes in each
+    stage the cheapest layers with which it fits. The plan file lists what is recomputed.
+
     Args:
-        choice: of a search, and what it takes into account.
+        choice: the search, and what it takes into account.
         spec: the configuration.
         inventory: the hardware.
         profiles: of its devices, by their names.
-        synchronous: how stages of a synchronous pipeline work: their memory counts as in that, and
-            what they run once more, which the plan file tells.
-        **origin: what else the plan file should tell of what it was computed from.
+        **origin: further entries of the plan file on what it was computed from.
 
     Raises:
         ConfigError: a setting does not suit the search, or layers that are named not the plan; or
@@ -98,6 +96,14 @@ def find_plan(
         HardwareError: a link has no bandwidth.
         PlanError: no plan fits the memory, or the search stops before it has found one.
     """
+    synchronous = synchronous_stages_of(spec.parallel, profiles)
+    automatic = synchronous is not None and synchronous.is_automatic
+    if automatic and not choice.memory:
+        log.warning(
+            "recompute=auto goes by the memory of the devices: the search counts it, though its "
+            "memory=false asks for none"
+        )
+        choice = replace(choice, memory=True)
     problem = _problem(choice, spec, inventory, profiles, synchronous)
     device = choice.device
     if choice.search in _ALIKE and device is None:
@@ -106,19 +112,20 @@ def find_plan(
     chosen = None
     if problem.synchronous is not None:
         chosen = chosen_of(solution.stages, problem, solution.spans)
-    told = explain(problem, solution, chosen)
-    known = {"model": spec.model.name, **_asked(choice, device)}
-    known |= _given(problem, inventory, profiles)
+    if automatic and chosen is not None:
+        log_chosen(chosen)
+    explanation = explain(problem, solution, chosen)
+    known = {"model": spec.model.name, **_search_details(choice, device)}
+    known |= _origin_details(problem, inventory, profiles)
     names = dict.fromkeys(kind.name for kind in problem.fleet.kinds)
     return Found(
-        plan=as_plan(problem, told, **known, **origin),
-        told=told,
+        plan=as_plan(problem, explanation, **known, **origin),
+        explanation=explanation,
         profiles={name: profiles[name] for name in names},
-        chosen=chosen,
     )
 
 
-def _asked(choice: SearchChoice, device: str | None) -> dict[str, object]:
+def _search_details(choice: SearchChoice, device: str | None) -> dict[str, object]:
     """What a plan file tells of the search."""
     return {
         "search": choice.search,
@@ -128,13 +135,13 @@ def _asked(choice: SearchChoice, device: str | None) -> dict[str, object]:
     }
 
 
-def _given(
+def _origin_details(
     problem: Problem, inventory: Inventory, profiles: Mapping[str, Profile]
 ) -> dict[str, object]:
     """What a plan file tells of what it was computed from."""
     return {
         "memory": None if problem.memory is None else asdict(problem.memory),
-        "inventory": _told_of(inventory),
+        "inventory": _inventory_details(inventory),
         "profiles": {name: origin_of(profiles[name]) for name in sorted(profiles)},
     }
 
@@ -248,7 +255,7 @@ def _solve(problem: Problem, choice: SearchChoice, *, device: str | None) -> Sol
     return one_of[search](problem)
 
 
-def _told_of(inventory: Inventory) -> dict[str, Any]:
+def _inventory_details(inventory: Inventory) -> dict[str, Any]:
     counts = {
         f"{host.name}/{device.name}": device.count
         for host in inventory.hosts
@@ -257,7 +264,7 @@ def _told_of(inventory: Inventory) -> dict[str, Any]:
     return {"fingerprint": inventory.fingerprint(), "devices": counts}
 
 
-def plan_table(told: Explanation) -> str:
+def plan_table(explanation: Explanation) -> str:
     """The plan in words and figures."""
     rows = [
         (
@@ -270,11 +277,11 @@ def plan_table(told: Explanation) -> str:
             "" if row.memory_bytes is None else f"{row.memory_bytes / 2**20:,.0f}",
             f"{row.utilisation:.0%}",
         )
-        for row in told.rows
+        for row in explanation.rows
     ]
     head = (
         "stage",
-        "states" if told.nodes else "layers",
+        "states" if explanation.nodes else "layers",
         "devices",
         "compute ms",
         "all-reduce ms",
@@ -282,74 +289,34 @@ def plan_table(told: Explanation) -> str:
         "memory MiB",
         "busy",
     )
-    rate = f"{1e3 * told.bottleneck_s:.1f} ms a minibatch, limited by {told.limit}"
-    solution = told.solution
+    rate = f"{1e3 * explanation.bottleneck_s:.1f} ms a minibatch, limited by {explanation.limit}"
+    solution = explanation.solution
     order = f", devices in the order {', '.join(solution.order)}" if solution.order else ""
     return "\n".join(
         [
             f"{solution.strategy}: {solution.config}{order}",
             markdown_table(head, rows),
-            f"{rate}; {told.verdict()}",
-            *_nodes_in_words(told),
+            f"{rate}; {explanation.verdict()}",
+            *_nodes_in_words(explanation),
         ]
     )
 
 
-def _nodes_in_words(told: Explanation) -> list[str]:
+def _nodes_in_words(explanation: Explanation) -> list[str]:
     """Which nodes of a branching graph each stage holds."""
-    if not told.nodes:
+    if not explanation.nodes:
         return []
     lines = [
         f"stage {number}: " + ", ".join(name.partition(" -- ")[0] for name in names)
-        for number, names in enumerate(told.nodes)
+        for number, names in enumerate(explanation.nodes)
     ]
     return ["the graph branches: stages end at its states, and hold these of its nodes", *lines]
-
-
-def find_recomputing_plan(
-    choice: SearchChoice,
-    spec: RunSpec,
-    inventory: Inventory,
-    profiles: Mapping[str, Profile],
-    **origin: object,
-) -> Found:
-    """As :func:`~sparsepipe.planning.search.find_plan`, for what a strategy recomputes.
-
-    Of a synchronous pipeline what its microbatches keep counts, and second runs of layers do so in
-    that and in the stages' times. Where layers are to be
-    chosen (``recompute=auto``), the search has for each stage the cheapest ones with which it fits.
-    The plan tells what is recomputed.
-
-    Args:
-        choice: see there.
-        spec: see there.
-        inventory: see there.
-        profiles: see there.
-        **origin: see there.
-
-    Raises:
-        ConfigError: a setting does not suit the search or the plan, or a stage does not fit.
-        SparsePipeError: as there.
-    """
-    stages = synchronous_stages_of(spec.parallel, profiles)
-    automatic = stages is not None and stages.is_automatic
-    if automatic and not choice.memory:
-        log.warning(
-            "recompute=auto goes by the memory of the devices: the search counts it, though its "
-            "memory=false asks for none"
-        )
-    if automatic:
-        choice = replace(choice, memory=True)  # which is what the layers are chosen by
-    found = find_plan(choice, spec, inventory, profiles, stages, **origin)
-    if automatic and found.chosen is not None:
-        log_chosen(found.chosen)
-    return found
 
 
 def recomputing(
     plan: Plan, spec: RunSpec, inventory: Inventory, profiles: Mapping[str, Profile]
 ) -> Plan:
-    """A plan that is given, telling what is recomputed.
+    """A given plan, with the layers to recompute in its details.
 
     Args:
         plan: on devices of the inventory.
@@ -361,20 +328,9 @@ def recomputing(
         ConfigError: the setting does not suit the plan, or a stage does not fit.
     """
     if not is_automatic(spec.parallel):
-        return with_spans(plan, spans_told(plan, spec.parallel))
-    chosen = chosen_for(plan, spec, inventory, profiles)
-    log_chosen(chosen)
-    return with_spans(plan, chosen.spans)
-
-
-def chosen_for(
-    plan: Plan, spec: RunSpec, inventory: Inventory, profiles: Mapping[str, Profile]
-) -> Chosen:
-    """The cheapest layers to recompute, with what the search counts of memory.
-
-    Raises:
-        ConfigError: a stage does not fit.
-    """
+        return with_spans(plan, given_spans(plan, spec.parallel))
     memory = memory_model(SearchChoice(**spec.recompute_memory), spec)
     assert memory is not None
-    return choose(plan, profiles, inventory, spec.parallel, memory)
+    chosen = choose(plan, profiles, inventory, spec.parallel, memory)
+    log_chosen(chosen)
+    return with_spans(plan, chosen.spans)

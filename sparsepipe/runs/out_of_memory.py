@@ -36,7 +36,7 @@ def of_machine(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or _has(str(error), _OF_MACHINE)
 
 
-def telling_line(error: BaseException) -> str:
+def memory_line(error: BaseException) -> str:
     """What it says of that: of several lines, as loader workers' have, the one with such words."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if _has(line, (*_OF_MACHINE, *_OF_GPU))]

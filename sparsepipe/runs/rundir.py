@@ -21,7 +21,7 @@ from sparsepipe.config.division import division_of
 from sparsepipe.config.outputs import expanded
 from sparsepipe.config.recomputation import (
     is_automatic,
-    settled_recompute,
+    recompute_argument,
 )
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import DataError
@@ -185,7 +185,7 @@ def run_dir(
     if division is not None:
         identity["plan"] = division.arguments()  # what its file holds, where it is in one
         if not is_automatic(spec.parallel):
-            identity |= settled_recompute(spec.parallel, division.details)
+            identity |= recompute_argument(spec.parallel, division.details)
     if threads is not None:
         identity["threads"] = threads
     if order:  # of the devices; most runs take them as the inventory lists them

@@ -62,7 +62,7 @@ class SignalWatch:
                 ignored = before is signal.SIG_IGN
                 signal.signal(signum, signal.SIG_IGN if ignored else self._handle)
 
-    def stop_if_asked(self, broke: BaseException | None = None) -> None:
+    def raise_if_stopped(self, broke: BaseException | None = None) -> None:
         """Raises where a signal has come.
 
         Args:

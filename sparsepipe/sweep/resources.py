@@ -10,7 +10,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.cluster.places import any_alike_serve
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.sweep_environment import hardware_message
-from sparsepipe.launch.prepare import understood
+from sparsepipe.launch.prepare import resolve_run
 from sparsepipe.planning.devices import places_of_ranks
 from sparsepipe.sweep.slots import Demand, Gpu, Machine, Settings, demand
 from sparsepipe.tasks.task import Task, task_class, task_of
@@ -48,7 +48,7 @@ def needs(spec: RunSpec, there: Machine, settings: Settings) -> Demand:
     Raises:
         SparsePipeError: the configuration cannot be run.
     """
-    spec, inventory, ranks = understood(spec)
+    spec, inventory, ranks = resolve_run(spec)
     task = task_of(spec)
     return demand(
         there,

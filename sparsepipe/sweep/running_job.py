@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sparsepipe.config.run_spec import RunSpec
-from sparsepipe.config.sweep_environment import telling_threads
+from sparsepipe.config.sweep_environment import thread_variables
 from sparsepipe.errors import DataError, SparsePipeError
 from sparsepipe.runs.out_of_memory import kills_since, oom_kills
 from sparsepipe.sweep.outcome import End, EndedBy, outcome, with_outcome
@@ -107,7 +107,7 @@ class RunningJob:
             environment={
                 **ready.env,
                 **variables,
-                **telling_threads(inherited, otherwise=chosen),
+                **thread_variables(inherited, otherwise=chosen),
             },
             wait_limit_s=settings.wait_limit_s,
         )

@@ -99,7 +99,7 @@ class TrainEmulated(Task):
         profiles = [of_devices[place.name] for place in run.places]
         pulse = Pulse(emulation.time_scale)
         size = profiles[process_group.rank()].meta.get("batch_size")
-        minibatches = minibatches_each(run, self.minibatches)
+        minibatches = minibatches_per_reader(run, self.minibatches)
         trainer = _trained(run, profiles, pulse, minibatches=minibatches)
         link = run.inventory.link
         values = {
@@ -297,7 +297,7 @@ def _keeping_plan(run: Run) -> list[KeepPlan]:
     return [KeepPlan(run.directory, devices, details)]
 
 
-def minibatches_each(run: Run, asked: int | None) -> int:
+def minibatches_per_reader(run: Run, asked: int | None) -> int:
     """Minibatches of each rank that reads: all with data parallelism, else the first stage's.
 
     Args:

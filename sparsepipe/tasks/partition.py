@@ -10,7 +10,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Search, SearchChoice
 from sparsepipe.planning.device_profiles import fingerprint_of, load_profiles, other_workloads
-from sparsepipe.planning.search import Found, find_recomputing_plan, plan_table
+from sparsepipe.planning.search import Found, find_plan, plan_table
 from sparsepipe.tasks.result import write_result
 from sparsepipe.tasks.task import Run, Task
 
@@ -52,7 +52,7 @@ class Partition(Task):
         run.assert_one_rank()
         choice = SearchChoice(**{entry.name: getattr(self, entry.name) for entry in fields(self)})
         found = _found(run, choice)
-        log.info("%s", plan_table(found.told))
+        log.info("%s", plan_table(found.explanation))
         found.write(run.directory)
         # The strategy is that of the plan; the task itself is one process.
         write_result(run, {"strategy": choice.search, **_values(found)})
@@ -72,7 +72,7 @@ def _found(run: Run, choice: SearchChoice) -> Found:
     )
     for told in other_workloads(measured, run.spec):
         log.info("%s: the plan is for what was measured", told)
-    return find_recomputing_plan(choice, run.spec, run.inventory, measured)
+    return find_plan(choice, run.spec, run.inventory, measured)
 
 
 def _values(found: Found) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _values(found: Found) -> dict[str, Any]:
         "kind": "simulated",
         "plan_config": found.plan.config,
         "plan_cuts": list(found.plan.cuts),
-        "bottleneck_s": found.told.bottleneck_s,
-        "bottleneck": found.told.limit,
-        "dp_s": found.told.dp_s,
+        "bottleneck_s": found.explanation.bottleneck_s,
+        "bottleneck": found.explanation.limit,
+        "dp_s": found.explanation.dp_s,
     }

@@ -241,14 +241,14 @@ def _parts(value: Any, count: int) -> list[Any]:
 def _progress(run: Run, passes: int) -> Callable[[int], None]:
     last_s = time.monotonic()
 
-    def tell(number: int) -> None:
+    def log_progress(number: int) -> None:
         nonlocal last_s
-        run.watch.stop_if_asked()
+        run.watch.raise_if_stopped()
         if time.monotonic() - last_s > 10:
             last_s = time.monotonic()
             log.info("pass %d of %d", number + 1, passes)
 
-    return tell
+    return log_progress
 
 
 def _meta(

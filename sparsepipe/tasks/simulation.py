@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _PICTURE_IN = 24.0  # of the bars
 _DRAWN = 32  # devices that have lanes in the picture
-_TOLD = 32  # devices that are listed and warned of, all of which devices.csv has
+_LISTED = 32  # devices that are listed and warned of; devices.csv has all
 _SEEN = 1000  # what takes a smaller part of the time is no more than a line in the picture
 _SECONDS_FROM_S = 2.0  # a picture of so long tells seconds, a shorter one milliseconds
 
@@ -319,9 +319,9 @@ class Outcome:
                 f"{row['bubble_share']:.1%}",
                 f"{row['peak_bytes'] / 2**20:,.0f}",
             )
-            for row in rows[:_TOLD]
+            for row in rows[:_LISTED]
         ]
-        more = [f"and {len(rows) - _TOLD:,} more, in devices.csv"] if len(rows) > _TOLD else []
+        more = [f"and {len(rows) - _LISTED:,} more, in devices.csv"] if len(rows) > _LISTED else []
         title = f"{in_short(self.plan)}, simulated"
         return "\n".join([title, markdown_table(head, cells), *more, *self._pace()])
 
@@ -359,7 +359,7 @@ def _pace_by_batches(simulation: Simulation, minibatches: int) -> Pace:
 
 def in_short(plan: Plan) -> str:
     """The replicas of a plan's stages, if these are not too many to be listed."""
-    if plan.num_stages <= _TOLD:
+    if plan.num_stages <= _LISTED:
         return plan.config
     return f"{plan.num_stages:,} stages on {plan.num_ranks:,} devices"
 
@@ -394,10 +394,10 @@ def _warn_of_memory(outcome: Outcome) -> None:
         for row in outcome.rows()
         if row["memory_bytes"] is not None and row["peak_bytes"] > room_bytes(row["memory_bytes"])
     ]
-    for words in short[:_TOLD]:
+    for words in short[:_LISTED]:
         log.warning("%s", words)
-    if len(short) > _TOLD:
-        log.warning("and so would %d more, see devices.csv", len(short) - _TOLD)
+    if len(short) > _LISTED:
+        log.warning("and so would %d more, see devices.csv", len(short) - _LISTED)
 
 
 def _draw(outcome: Outcome, directory: RunDir, title: str) -> None:

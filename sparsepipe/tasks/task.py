@@ -25,7 +25,7 @@ from sparsepipe.callbacks import (
 from sparsepipe.cluster import Inventory, Place
 from sparsepipe.config.build import ready_data
 from sparsepipe.config.division import Division, division_of
-from sparsepipe.config.recomputation import settled_recompute
+from sparsepipe.config.recomputation import recompute_argument
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, HardwareError, PlanError
 from sparsepipe.planning.devices import are_there, beside, cuda_devices, places_of_ranks
@@ -147,7 +147,7 @@ class Run:
             return "auto" if slowdown == 1 else SlowedDeviceStrategy(slowdown=slowdown)
         given: dict[str, Any] = {}
         if (division := self.division) is not None:
-            settled = settled_recompute(self.spec.parallel, division.details)
+            settled = recompute_argument(self.spec.parallel, division.details)
             given = {**division.arguments(), **settled}
         if slowdown != 1:
             given["slowdown"] = slowdown

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.cluster import Inventory
-from sparsepipe.config.recomputation import refuse_recompute, settled_recompute
+from sparsepipe.config.recomputation import recompute_argument, refuse_recompute
 from sparsepipe.planning.plan_resolution import resolve_plan
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.runs.rundir import RunDir
@@ -68,4 +68,4 @@ def settled(
     refuse_recompute(config, inventory(memory_bytes))
     resolve_plan(config, inventory(memory_bytes), directory, run_job=None)
     plan = Plan.from_json(directory.plan.read_text())
-    return plan, settled_recompute(config.parallel, plan.details)
+    return plan, recompute_argument(config.parallel, plan.details)

@@ -143,7 +143,7 @@ class Prober:
             found = self._ask(batch_size)
             self._known[batch_size] = found
             write_json(self._file, [asdict(each) for each in self._probes])
-            log.info("%s", _told(found))
+            log.info("%s", _probe_line(found))
         return self._known[batch_size]
 
     def _ask(self, batch_size: int) -> Probe:
@@ -310,7 +310,7 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def _told(found: Probe) -> str:
+def _probe_line(found: Probe) -> str:
     took = f"{found.wall_s:.1f} s"
     if found.memory_bytes is None:
         return f"batch size {found.batch_size}: {found.outcome.replace('_', ' ')} ({took})"

@@ -17,7 +17,7 @@ from sparsepipe.config.compose import config_dir, config_loader
 from sparsepipe.config.listing import first_comment, groups_in, list_options
 from sparsepipe.config.suggestions import told_by
 from sparsepipe.errors import ConfigError
-from sparsepipe.launch.prepare import understood
+from sparsepipe.launch.prepare import resolve_run
 from tests.support.command_line import Shell, composed
 
 OURS = groups_in([config_dir()])
@@ -146,7 +146,7 @@ def test_no_run_is_made_of_it() -> None:
     source = ConfigSourceInfo(path=str(config_dir()), schema="file", provider="main")
     assert "task=train" in (told_by(config, [source]) or "")
     with pytest.raises(ConfigError, match="every job of a sweep would tell the same"):
-        understood(composed("task=list"))
+        resolve_run(composed("task=list"))
 
 
 def test_other_tasks_tell_nothing() -> None:

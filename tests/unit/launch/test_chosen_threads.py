@@ -14,7 +14,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from sparsepipe.launch.job import run_job
-from sparsepipe.launch.prepare import prepare, understood
+from sparsepipe.launch.prepare import prepare, resolve_run
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.sweep import callbacks
 from sparsepipe.utils.files import read_json
@@ -43,7 +43,7 @@ def run_id(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Identify:
             else:
                 monkeypatch.setenv(name, value)
         words = ("experiment=tiny", "hardware.accelerator=cpu", *overrides)
-        config, inventory, _ = understood(composed(*words))
+        config, inventory, _ = resolve_run(composed(*words))
         return prepare(config, inventory).run_id
 
     return identify
@@ -138,7 +138,7 @@ def place(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     def place(*words: str, threads: int) -> RunDir:
         monkeypatch.setenv(VARIABLE, str(threads))
         monkeypatch.delenv(ANNOUNCED, raising=False)
-        config, inventory, _ = understood(composed(*words, "hardware.accelerator=cpu"))
+        config, inventory, _ = resolve_run(composed(*words, "hardware.accelerator=cpu"))
         return prepare(config, inventory)
 
     return place

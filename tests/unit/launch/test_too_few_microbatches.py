@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.launch.prepare import refuse_few_microbatches, understood
+from sparsepipe.launch.prepare import refuse_few_microbatches, resolve_run
 from tests.support.command_line import composed
 from tests.support.plans import plan_on
 from tests.support.simulated_cases import BY_HAND, run
@@ -28,7 +28,7 @@ PARTS = "parallel.strategy.microbatches"
 )
 def test_a_plan_by_hand(parallel: str, plan: tuple[str, ...], most: int, stage: int) -> None:
     def asked(count: int) -> int:
-        return understood(composed(*ON, f"parallel={parallel}", *plan, f"{PARTS}={count}"))[2]
+        return resolve_run(composed(*ON, f"parallel={parallel}", *plan, f"{PARTS}={count}"))[2]
 
     with pytest.raises(ConfigError) as refused:
         asked(most - 1)
@@ -42,19 +42,19 @@ def test_a_plan_file(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(plan_on(["test/core/0", "test/core/1"]).to_json())
     given = (*ON, "parallel=gpipe", f"parallel.plan.file={tmp_path / 'plan.json'}")
     with pytest.raises(ConfigError, match="fewer than the 2 devices of stage 0"):
-        understood(composed(*given, f"{PARTS}=1"))
-    assert understood(composed(*given, f"{PARTS}=2"))[2] == 2
+        resolve_run(composed(*given, f"{PARTS}=1"))
+    assert resolve_run(composed(*given, f"{PARTS}=2"))[2] == 2
 
 
 def test_no_number_of_parts() -> None:
     with pytest.raises(ConfigError, match=f"^{PARTS}=0 is no number of parts"):
-        understood(composed(*ON, "parallel=gpipe", f"{PARTS}=0"))
+        resolve_run(composed(*ON, "parallel=gpipe", f"{PARTS}=0"))
 
 
 def test_who_has_none_is_not_asked() -> None:
     for parallel in ("pipeline", "hete_mp"):
         plan = (f"parallel={parallel}", "parallel.plan.config=5-1")
-        assert understood(composed(*ON, *plan))[2] == 6
+        assert resolve_run(composed(*ON, *plan))[2] == 6
 
 
 def test_a_plan_that_a_search_has_found(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from sparsepipe.config.build import build_inventory
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Synchronous
 from sparsepipe.launch.job import run_job
-from sparsepipe.launch.prepare import prepare, understood
+from sparsepipe.launch.prepare import prepare, resolve_run
 from sparsepipe.paper.chapters.pipeline_depth import PIPELINE_DEPTH
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.profiling import Profile
@@ -75,7 +75,7 @@ def test_every_command_is_one_of_a_run_that_its_cell_is_for(profiles: str | None
     trials, emulated = set(), set()
     told = dict.fromkeys(cell.command for cell in block.cells if cell.command)
     for command in told:
-        config, inventory, ranks = understood(composed(*words_of(command)))
+        config, inventory, ranks = resolve_run(composed(*words_of(command)))
         (name,) = [word for word in words_of(command) if word.startswith("trial=")]
         assert name.endswith(f"_{ranks}") or (ranks == 1 and "/serial" in name), command
         trials.add(name.removeprefix("trial="))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.config.division import division_of
-from sparsepipe.config.recomputation import refuse_recompute, settled_recompute, with_spans
+from sparsepipe.config.recomputation import recompute_argument, refuse_recompute, with_spans
 from sparsepipe.errors import ConfigError
 from sparsepipe.launch.prepare import prepare
 from sparsepipe.planning.device_profiles import load_profiles
@@ -31,7 +31,7 @@ def test_a_plan_file_has_its_layers_recomputed(tmp_path: Path, setting: str) -> 
     refuse_recompute(config, inventory(1.4e6))
     division = division_of(config)
     assert division is not None
-    argument = settled_recompute(config.parallel, division.details)
+    argument = recompute_argument(config.parallel, division.details)
     own = {"recompute": {"layers": [[0, 0], [3, 3]]}}
     assert argument == ({} if "layers" in setting else own), "else it is what the setting says"
     named = config.parallel.search.profiles
@@ -64,7 +64,7 @@ def test_nothing_is_recomputed_where_that_is_said(tmp_path: Path) -> None:
     refuse_recompute(config, inventory(1e9))
     division = division_of(config)
     assert division is not None
-    assert settled_recompute(config.parallel, division.details) == {}
+    assert recompute_argument(config.parallel, division.details) == {}
     named = config.parallel.search.profiles
     profiles = load_profiles(inventory(1e9), "mlp", given=named)
     plan = plan_to_simulate(config, inventory(1e9), profiles)

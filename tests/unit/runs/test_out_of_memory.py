@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from sparsepipe.errors import HardwareError
-from sparsepipe.launch.execute import told
-from sparsepipe.launch.prepare import understood
+from sparsepipe.launch.execute import user_error
+from sparsepipe.launch.prepare import resolve_run
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.launch import is_transient, launch
@@ -31,7 +31,7 @@ ALLOCATOR = "can't allocate memory: you tried to allocate 1125899906842624 bytes
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., Run]:
     def make(*overrides: str) -> Run:
-        config, inventory, _ = understood(composed("experiment=tiny", *overrides))
+        config, inventory, _ = resolve_run(composed("experiment=tiny", *overrides))
         directory = RunDir(tmp_path)
         return Run(spec=config, directory=directory, inventory=inventory, watch=SignalWatch())
 
@@ -58,7 +58,7 @@ def in_worker() -> MemoryError:
 def test_what_is_told_of_an_error(
     error: Exception, whose: str, said: str, run: Callable[..., Run]
 ) -> None:
-    found = told(error, run(GPUS))
+    found = user_error(error, run(GPUS))
     assert isinstance(found, HardwareError)
     assert found.message == f"{whose} ran out of memory with data.batch_size=4: {said}"
     assert "task=fit_batch" in found.remedy
@@ -74,12 +74,12 @@ def test_what_is_told_of_an_error(
     ],
 )
 def test_other_errors_stay_as_they_are(error: Exception, run: Callable[..., Run]) -> None:
-    assert told(error, run(*CPU)) is None
+    assert user_error(error, run(*CPU)) is None
 
 
 @pytest.mark.parametrize("task", ["train", "train_if_fits", "evaluate", "profile"])
 def test_tasks_that_compute_on_batches_name_theirs(task: str, run: Callable[..., Run]) -> None:
-    found = told(MemoryError(), run(f"task={task}", *CPU))
+    found = user_error(MemoryError(), run(f"task={task}", *CPU))
     assert found is not None
     assert found.message.startswith("this machine ran out of memory with data.batch_size=4: ")
 
@@ -96,7 +96,7 @@ def test_no_other_task_is_told_of_batches(
     overrides: tuple[str, ...], run: Callable[..., Run]
 ) -> None:
     """Nor is an emulated device said to be short of memory: all of it is this machine's."""
-    found = told(RuntimeError(ALLOCATOR), run(*overrides))
+    found = user_error(RuntimeError(ALLOCATOR), run(*overrides))
     assert found is not None
     assert found.message.startswith("this machine")
     assert found.message.endswith(f" ran out of memory: {ALLOCATOR}")
@@ -105,7 +105,9 @@ def test_no_other_task_is_told_of_batches(
 
 
 def test_the_device_that_a_task_measures_is_named(run: Callable[..., Run]) -> None:
-    found = told(torch.OutOfMemoryError(CUDA), run("task=table1", GPUS, "task.device='TITAN Xp'"))
+    found = user_error(
+        torch.OutOfMemoryError(CUDA), run("task=table1", GPUS, "task.device='TITAN Xp'")
+    )
     assert found is not None
     assert found.message == f"TITAN Xp ran out of memory: {CUDA}"
 
@@ -113,10 +115,10 @@ def test_the_device_that_a_task_measures_is_named(run: Callable[..., Run]) -> No
 def test_it_says_what_was_done_and_by_whom(run: Callable[..., Run]) -> None:
     error = MemoryError()
     error.add_note("rank 0, stage 0: forward of minibatch 3")
-    found = told(error, run(*CPU, *DP))
+    found = user_error(error, run(*CPU, *DP))
     assert found is not None
     assert " (rank 0, stage 0: forward of minibatch 3) ran out of memory" in found.message
-    found = told(error, run(*CPU))
+    found = user_error(error, run(*CPU))
     assert found is not None
     assert " (stage 0: forward of minibatch 3) ran out of memory" in found.message
 

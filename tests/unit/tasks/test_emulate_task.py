@@ -14,7 +14,7 @@ from sparsepipe.launch.job import run_job
 from sparsepipe.planning.plan_resolution import resolve_plan
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
-from sparsepipe.tasks.emulate import as_emulated, minibatches_each
+from sparsepipe.tasks.emulate import as_emulated, minibatches_per_reader
 from sparsepipe.tasks.task import Run, task_of
 from tests.support.command_line import composed
 from tests.support.emulated_cases import hosts, path_of
@@ -151,7 +151,7 @@ def test_minibatches_are_of_all_ranks_that_read(
     inventory = build_inventory(config)
     config = task_of(config).configured(config, inventory)
     run = Run(spec=config, directory=RunDir(tmp_path), inventory=inventory, watch=SignalWatch())
-    assert minibatches_each(run, 20) == each
-    assert minibatches_each(run, None) == 24
+    assert minibatches_per_reader(run, 20) == each
+    assert minibatches_per_reader(run, None) == 24
     limited = replace(run, spec=config.replace({"trainer.limit_train_batches": 9}))
-    assert minibatches_each(limited, None) == 9
+    assert minibatches_per_reader(limited, None) == 9
