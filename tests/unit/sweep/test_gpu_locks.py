@@ -163,37 +163,45 @@ def test_what_a_killed_sweep_had_is_free(tmp_path: Path) -> None:
 
 
 SWEEPING = """
-import sys, time
+import subprocess, sys, time
 from pathlib import Path
-from tests.support.command_line import composed
+from sparsepipe.sweep import running_job
+from sparsepipe.sweep.display import Lines
 from sparsepipe.sweep.gpu_locks import GpuLocks
-from sparsepipe.sweep.record import SweptJob
+from sparsepipe.sweep.process import JobProcess
+from sparsepipe.sweep.record import SweptJob, record_of, write_record
 from sparsepipe.sweep.runner import Runner
 from sparsepipe.sweep.running_job import ReadyJob
-from sparsepipe.sweep.slots import Settings
-from sparsepipe.sweep.slots import Demand, Gpu, Machine, Slots
-from sparsepipe.sweep.display import Lines
+from sparsepipe.sweep.slots import Demand, Gpu, Machine, Settings, Slots
+from tests.support.sweep_cases import tiny_spec
 
-name, *wanted = sys.argv[1:]
+SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(0.5)"]
+
+def start(job, spec, **more):  # a small process in place of a run
+    values = {"status": "finished", "run": "run", "began_s": 0.0, "ended_s": 1.0}
+    write_record(job, record_of(job, mark="m" * 32, **values))
+    return JobProcess(subprocess.Popen(SLEEP, start_new_session=True), "m" * 32)
+
+running_job.JobProcess.start = start
+name, *needed = sys.argv[1:]
 kinds = ("RTX", "TITAN")
 gpus = tuple(Gpu(token=str(n), kind=kind, uuid=f"GPU-{n}") for n, kind in enumerate(kinds))
-machine = Machine(cores=(0, 1), gpus=gpus)
-said = Path(name).open("w", buffering=1)
-jobs = []
-for number, kinds in enumerate(wanted):
-    swept = SweptJob(number=number, overrides=(f"seed={number}",), sweep=Path(f"sweep-{name}"))
-    swept.path.mkdir(parents=True)
-    asked = ("experiment=tiny", "task=partition", "model=sparse_vgg16_bn", "hardware=paper_5gpu")
-    config = composed(*asked, f"seed={number}", f"name={name}")
-    demand = Demand(ranks=1, cores=1, gpus=tuple(kinds.split(",")))
-    jobs.append(ReadyJob(job=swept, spec=config, demand=demand))
+log = Path(name).open("w", buffering=1)
+jobs = [
+    ReadyJob(
+        job=SweptJob(number=number, overrides=(f"seed={number}",), sweep=Path(f"sweep-{name}")),
+        spec=tiny_spec(),
+        demand=Demand(ranks=1, cores=1, gpus=tuple(each.split(","))),
+    )
+    for number, each in enumerate(needed)
+]
 runner = Runner(
-    Slots(machine=machine),
+    Slots(machine=Machine(cores=(0, 1), gpus=gpus)),
     settings=Settings(),
     texts={number: str(number) for number in range(len(jobs))},
     view=Lines(),
-    on_start=lambda job: said.write(f"{job.number} {time.time()}\\n"),
-    on_end=lambda record: said.write(f"{record.number} {time.time()} {record.status}\\n"),
+    on_start=lambda job: log.write(f"{job.number} {time.time()}\\n"),
+    on_end=lambda record: log.write(f"{record.number} {time.time()} {record.status}\\n"),
     gpus=GpuLocks(Path("locks")),
 )
 Path(f"ready-{name}").touch()
