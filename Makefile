@@ -2,9 +2,9 @@
 #
 #   make demo       measure, split and train a sparse network on two unlike devices, compare speeds
 #   make test       the quick suite
-#   make test-full  the quick suite and what takes longer
+#   make test-full  all tests: the quick suite, make smoke and what takes longer
 #   make notebooks  executes the notebooks, on recorded ledgers
-#   make smoke      the paper's Table II, killed on its way, and others, as small as can be
+#   make smoke      half of the paper's Table II, killed once on its way, and others, as small as can be
 #   make gpu        figures of a GPU, in starts of nine minutes that go on with each other; outputs/gpu
 #   make docs       the documentation as a site, into build/site; a dead link is an error
 #   make lint       ruff, mypy, import contracts
@@ -48,7 +48,7 @@ demo: $(READY)
 # Tests run in TEST_JOBS processes with a thread each, two more than two cores have: many of
 # them wait, for limits and for ranks that they start.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not full" -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not full and not smoke" -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 
 test-full: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
@@ -57,8 +57,7 @@ notebooks: $(READY)
 	$(BIN)/python -m pytest tests/integration/test_notebooks.py $(PYTEST_ARGS)
 
 smoke: $(READY)
-	$(BIN)/python -m pytest tests/integration/test_smoke_sweep.py \
-		tests/integration/test_smoke_exhibits.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m smoke tests/integration $(PYTEST_ARGS)
 
 gpu: $(READY)
 	$(BIN)/python benchmarks/gpu/run.py --out outputs/gpu $(GPU_ARGS)

@@ -1,8 +1,8 @@
-"""The whole of Table II as small as can be: from one command to report, ledger and notebook.
+"""Table II as small as can be: from one command to report, ledger and notebook.
 
-The command is killed at five moments on its way, and given again each time. ``make smoke`` runs
-this. It takes minutes: every cell has processes of its own, also where it is finished and skipped,
-and so has every size of a batch that is tried.
+The command is killed on its way and given again: its half at 32 voxels once (``make smoke``), the
+whole of it at five moments (``make test-full``). It takes minutes: every cell has processes of its
+own, also where it is finished and skipped, and so has every size of a batch that is tried.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
@@ -21,7 +23,7 @@ from pandas.testing import assert_frame_equal
 from sparsepipe.paper.chapters import CHAPTERS
 from sparsepipe.runs.ledger import load_results
 from sparsepipe.sweep.record import records_of
-from tests.support.killed_sweep import Sweep, assert_none_twice, finish, kill_at, moments
+from tests.support.killed_sweep import Marks, Sweep, assert_none_twice, finish, kill_at, moments
 from tests.support.reported_cells import cells, there
 from tests.support.same_ledgers import assert_as_recorded, is_of_the_moment
 
@@ -29,34 +31,70 @@ ROOT = Path(__file__).parents[2]
 COMMAND = "sparsepipe -m experiment=table2 scale=smoke"
 RECORDED = ROOT / "experiments" / "table2_smoke" / "ledger.csv"
 """What the command leaves undisturbed; record it anew where the settings of such runs change."""
-RUNS, KILLS = 24, 5
 SEED = 2026
 LIMIT_S = 3600
 HEADS = ("grid", "devices", "network", "p")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What of the table is swept, and how many of its jobs are of each kind, in this order."""
+
+    overrides: str
+    grids: tuple[int, ...]
+    trainings: int
+    searches: int
+
+    @property
+    def runs(self) -> int:
+        return self.trainings + self.searches
+
+
+WHOLE = Part(overrides="", grids=(32, 50), trainings=16, searches=8)
+HALF = Part(overrides=" data.resolution=32", grids=(32,), trainings=8, searches=4)
+
+
 @pytest.fixture
-def sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Part], Sweep]:
     for name in [name for name in os.environ if name.startswith("SPARSEPIPE")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-    return Sweep(command=COMMAND, place=tmp_path, outputs=tmp_path / "outputs" / "table2")
+    outputs = tmp_path / "outputs" / "table2"
+    return lambda part: Sweep(command=COMMAND + part.overrides, place=tmp_path, outputs=outputs)
+
+
+@pytest.mark.smoke
+@pytest.mark.timeout(LIMIT_S)
+def test_half_of_the_smallest_table_2_is_whole_though_it_was_killed(
+    start: Callable[[Part], Sweep],
+) -> None:
+    """In the middle of a training."""
+    sweep = start(HALF)
+    (moment,) = moments(random.Random(SEED), kills=1, runs=HALF.trainings)
+    _check(sweep, HALF, [kill_at(sweep, moment)])
 
 
 @pytest.mark.full
 @pytest.mark.timeout(2 * LIMIT_S)
-def test_the_smallest_table_2_is_whole_though_it_was_killed_five_times(sweep: Sweep) -> None:
+def test_the_smallest_table_2_is_whole_though_it_was_killed_five_times(
+    start: Callable[[Part], Sweep],
+) -> None:
     assert COMMAND in (ROOT / "README.md").read_text()
-    asked = moments(random.Random(SEED), kills=KILLS, runs=RUNS)
-    done = [kill_at(sweep, moment) for moment in asked]
-    finish(sweep, limit_s=LIMIT_S)
-    assert len(sweep.runs()) == len(sweep.marks()) == RUNS
-    assert_none_twice(sweep, done)
-    _check_report(_ended(sweep) / "report" / "table2.csv")
-    ledger = _ledger(sweep)
-    assert_as_recorded(ledger, load_results(RECORDED))
-    _check_interrupted(sweep, ledger)
+    sweep = start(WHOLE)
+    asked = moments(random.Random(SEED), kills=5, runs=WHOLE.runs)
+    _check(sweep, WHOLE, [kill_at(sweep, moment) for moment in asked])
     _check_notebook(sweep.place)
+
+
+def _check(sweep: Sweep, part: Part, killed: list[Marks]) -> None:
+    finish(sweep, limit_s=LIMIT_S)
+    assert len(sweep.runs()) == len(sweep.marks()) == part.runs
+    assert_none_twice(sweep, killed)
+    _check_report(_ended(sweep) / "report" / "table2.csv", part)
+    ledger = _ledger(sweep, part)
+    recorded = load_results(RECORDED)
+    assert_as_recorded(ledger, recorded[recorded["data.resolution"].isin(part.grids)])
+    _check_interrupted(sweep, ledger)
 
 
 def _ended(sweep: Sweep) -> Path:
@@ -64,22 +102,27 @@ def _ended(sweep: Sweep) -> Path:
     return max(sweep.outputs.glob("sweeps/*"))
 
 
-def _check_report(file: Path) -> None:
-    """Each cell has a figure of ours, or words in its place."""
+def _check_report(file: Path, part: Part) -> None:
+    """Each cell of what was swept has a figure of ours, or words in its place."""
     (empty,) = CHAPTERS["table2"].blocks([])
-    assert there(file, *HEADS) == {(*cell.row, cell.column.key) for cell in empty.cells}
-    found = cells(file, *HEADS).items()
-    accuracies = [float(cell["ours"]) for place, cell in found if "accuracy" in place[-1]]
-    assert len(accuracies) == 32
+    swept = {f"{grid}³" for grid in part.grids}
+    expected = {(*cell.row, cell.column.key) for cell in empty.cells if cell.row[0] in swept}
+    assert there(file, *HEADS) == expected
+    found = cells(file, *HEADS)
+    accuracies = [float(found[place]["ours"]) for place in expected if "accuracy" in place[-1]]
+    assert len(accuracies) == 2 * part.trainings
     assert all(0 <= accuracy <= 100 for accuracy in accuracies)
     assert file.with_name("report.html").exists()
     assert file.with_suffix(".png").exists()
 
 
-def _ledger(sweep: Sweep) -> pd.DataFrame:
+def _ledger(sweep: Sweep, part: Part) -> pd.DataFrame:
     ledger = load_results(sweep.outputs / "ledger.csv")
-    assert Counter(ledger["task_name"]) == {"train": 16, "fit_batch": 8}
-    assert Counter(ledger["ranks"]) == {1: 16, 4: 8}
+    assert Counter(ledger["task_name"]) == {
+        "train": part.trainings,
+        "fit_batch": part.searches,
+    }
+    assert Counter(ledger["ranks"]) == {1: part.runs * 2 // 3, 4: part.runs // 3}
     assert set(ledger["scale"]) == {"smoke"}
     assert list(ledger["run_id"]) == list(load_results(sweep.outputs)["run_id"])
     assert dict(zip(ledger["run_id"], ledger["starts"], strict=True)) == sweep.starts()
