@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from sparsepipe.config.scales import scales_of
 from sparsepipe.config.sweep_environment import sweep_directory
 from sparsepipe.config.target import Target
-from sparsepipe.errors import SparsePipeError
+from sparsepipe.errors import ConfigError, SparsePipeError
 from sparsepipe.report.commands import Wanted
 from sparsepipe.sweep.launch import hydra_config
 from sparsepipe.sweep.record import JobRecord, records_of
@@ -48,12 +48,14 @@ def wanted_of(records: Sequence[JobRecord], swept: Iterable[str]) -> list[Wanted
         swept: keys and groups that the experiment sweeps by itself: its cells tell them.
 
     Returns:
-        None of them where any of their jobs has finished, since its run has a table. Nothing where
-        there are too many.
+        None of them where any of their jobs has finished, since its run has a table, nor of jobs
+        that were refused. Nothing where there are too many.
     """
     own = {name.lstrip("+") for name in swept}
     jobs: dict[Wanted, list[JobRecord]] = {}
     for record in records:
+        if record.exit_code == ConfigError.exit_code:
+            continue  # refused, as any command with these overrides would be
         jobs.setdefault(_wanted_of_job(record.overrides, own), []).append(record)
     found = [
         replace(wanted, seeds=_seeds(theirs))
@@ -61,28 +63,6 @@ def wanted_of(records: Sequence[JobRecord], swept: Iterable[str]) -> list[Wanted
         if all(each.run is None for each in theirs)
     ]
     return found if len(found) <= _MOST else []
-
-
-def taken(found: Iterable[Wanted], is_taken: Callable[[Sequence[str]], bool]) -> list[Wanted]:
-    """The same without overrides that a check refuses, each once.
-
-    Args:
-        found: what is wanted.
-        is_taken: whether the check takes overrides together.
-    """
-    return list(dict.fromkeys(_taken(wanted, is_taken) for wanted in found))
-
-
-def _taken(wanted: Wanted, is_taken: Callable[[Sequence[str]], bool]) -> Wanted:
-    if not wanted.overrides or is_taken(wanted.setting):
-        return wanted
-    kept: list[str] = []
-    # Options of groups first: keys may be theirs.
-    for word in sorted(wanted.overrides, key=lambda word: "." in word.partition("=")[0]):
-        if is_taken(replace(wanted, overrides=(*kept, word)).setting):
-            kept.append(word)
-    ordered = tuple(word for word in wanted.overrides if word in kept)
-    return replace(wanted, overrides=ordered or None)
 
 
 def _wanted_of_job(overrides: Iterable[str], swept: Collection[str]) -> Wanted:
@@ -143,7 +123,10 @@ class SweepReport(Callback):
                 outputs=str(config.paths.outputs),
                 exhibits=[experiment],
                 swept=_scales(config),
-                wanted=_wanted(experiment, config),
+                wanted=wanted_of(
+                    records_of(sweep_directory(config)),
+                    map(str, config.hydra.sweeper.get("params") or {}),
+                ),
             )
             write_chapters(sweep / _REPORT, reported, reported.rows(), failures=_failures(config))
             log_report(
@@ -162,18 +145,6 @@ def _scales(config: DictConfig) -> list[str]:
     given = [word.lstrip("+").partition("=") for word in config.hydra.overrides.task]
     texts = [params.get("scale"), *(value for name, _, value in given if name == "scale")]
     return scales_of(str(texts[-1]), is_sweep=True) if texts[-1] else []
-
-
-def _wanted(experiment: str, config: DictConfig) -> list[Wanted]:
-    """What none of its jobs has finished of: with which overrides, at which scale.
-
-    Without overrides that the jobs were refused for: no command could have them.
-    """
-    from sparsepipe.report.overrides import is_taken
-
-    params = config.hydra.sweeper.get("params") or {}
-    found = wanted_of(records_of(sweep_directory(config)), map(str, params))
-    return taken(found, lambda words: is_taken((f"experiment={experiment}", *words)))
 
 
 def _failures(config: DictConfig) -> list[Failure]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from sparsepipe.report.overrides import GROUPS, Usual, of_training, word
+from sparsepipe.report.overrides import Usual, word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,15 +137,12 @@ _PLACES = ("data.cache_dir", "data.root")
 """Keys that say where data are: the same data may be elsewhere."""
 
 
-def of_missing(
-    commands: Commands, told: Collection[Commands], *, also: Sequence[str] = ()
-) -> dict[str, Commands]:
+def of_missing(commands: Commands, told: Collection[Commands]) -> dict[str, Commands]:
     """Commands of the cells that no run is for, by the title of their block.
 
     Args:
         commands: of the experiment; they say what is asked for.
         told: those of the blocks that there are.
-        also: further keys that count, beside those of trainings.
 
     Returns:
         Some for each scale, with its overrides, that is asked for and is that of no block. Where
@@ -155,7 +152,7 @@ def of_missing(
     lacking = [
         wanted
         for wanted in _wanted(commands, is_any_told=bool(told))
-        if not any(_is_told(wanted, block, commands, also) for block in told)
+        if not any(_is_told(wanted, block) for block in told)
     ]
     is_alone = not told and len(lacking) == 1 and not lacking[0].overrides
     alike = Counter(title for title, _ in {(each.title, each.setting) for each in lacking})
@@ -190,38 +187,13 @@ def _swept_scale(commands: Commands) -> str | None:
     return None if found is None else str(found)
 
 
-def _is_told(wanted: Wanted, block: Commands, commands: Commands, also: Sequence[str]) -> bool:
+def _is_told(wanted: Wanted, block: Commands) -> bool:
     """Whether runs of what is wanted come into a block that is there."""
-    scales = [word.partition("=")[2] for word in block.given if word.startswith("scale=")]
-    if scales != ([wanted.scale] if wanted.scale else []):
+    scales = {word for word in block.given if word.startswith("scale=")}
+    if scales != ({f"scale={wanted.scale}"} if wanted.scale else set()):
         return False
-    return wanted.overrides is None or _alike(wanted.setting, block.given, commands, also)
+    return wanted.overrides is None or _unplaced(wanted.setting) == _unplaced(block.given)
 
 
-def _alike(
-    words: Sequence[str], others: Sequence[str], commands: Commands, also: Sequence[str]
-) -> bool:
-    """Whether overrides give configurations whose figures may be compared."""
-    if commands.usual is None:
-        return set(words) == set(others)
-    return _counted(words, commands, also) == _counted(others, commands, also)
-
-
-def _counted(words: Sequence[str], commands: Commands, also: Sequence[str]) -> dict[str, Any]:
-    """What counts of the configuration that overrides give."""
-    assert commands.usual is not None
-    placed = tuple(word for word in words if word.partition("=")[0] not in _PLACES)
-    experiment = f"experiment={commands.experiment}"
-    found = commands.usual((experiment, *placed), (*GROUPS, *also))
-    pairs = (pair for name in GROUPS if name in found for pair in _flat(name, found[name]))
-    kept = {key: value for key, value in pairs if of_training(key) and key not in _PLACES}
-    return kept | {key: found[key] for key in also if key in found}
-
-
-def _flat(name: str, node: Any) -> Iterator[tuple[str, Any]]:
-    """Values by their dotted keys."""
-    if not isinstance(node, Mapping):
-        yield name, node
-        return
-    for key, item in node.items():
-        yield from _flat(f"{name}.{key}", item)
+def _unplaced(words: Sequence[str]) -> set[str]:
+    return {word for word in words if word.partition("=")[0] not in _PLACES}

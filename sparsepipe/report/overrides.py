@@ -8,7 +8,6 @@ made without recording them, its configuration is compared with that of the cell
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 import logging
@@ -18,11 +17,10 @@ from typing import Any
 
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.config import compose
-from sparsepipe.errors import ConfigError
 from sparsepipe.runs.ledger_table import Row
 
 Usual = Callable[[Sequence[str], Sequence[str]], Mapping[str, Any]]
@@ -190,25 +188,6 @@ def usual(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
         except OmegaConfBaseException:  # such as a variable that is not set here
             continue
     return found
-
-
-def is_taken(overrides: Sequence[str]) -> bool:
-    """Whether overrides are those of a command: what they compose passes the check.
-
-    Args:
-        overrides: keys or groups with their values.
-    """
-    composed = _composed(tuple(overrides))
-    if composed is None:
-        return False
-    config = copy.deepcopy(composed)
-    with open_dict(config):
-        del config["hydra"]
-    try:
-        compose.resolve(config)
-    except ConfigError:
-        return False
-    return True
 
 
 @functools.lru_cache(maxsize=_KEPT)

@@ -7,16 +7,15 @@ none of ``task=report``, which has no figures of its own.
 
 from __future__ import annotations
 
-import fcntl
 import io
 import logging
 import os
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sparsepipe.errors import DataError, NoRunsError
 from sparsepipe.runs.ledger_table import Row, cell_text, cell_value, frame_of, rows_of
@@ -26,7 +25,13 @@ from sparsepipe.runs.run_tree import (
     identity_text,
     read_tree,
 )
-from sparsepipe.utils.files import PathLike, explained_errors, write_bytes_atomic
+from sparsepipe.utils.files import (
+    LockHeldError,
+    PathLike,
+    explained_errors,
+    file_lock,
+    write_bytes_atomic,
+)
 from sparsepipe.utils.tables import write_csv
 
 if TYPE_CHECKING:
@@ -35,7 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LOCK = ".ledger.lock"
-_POLL_S = 0.05
 _LIMIT_S = 60.0
 """A ledger of thousands of runs takes seconds: who takes longer has been stopped."""
 
@@ -44,68 +48,36 @@ _LIMIT_S = 60.0
 def ledger_locked(directory: Path) -> Iterator[None]:
     """Keeps other processes from making the ledger in this directory while the block runs.
 
-    The file stays: who waits for it may have it open already. Whose it is does not matter. Where it
-    cannot be locked, by its permissions or its file system, the block runs all the same.
+    Where the file cannot be locked, by its permissions or its file system, the block runs without.
 
     Raises:
-        DataError: another process does, for long; or no file can be made there.
+        DataError: another process has held the lock for long; or the directory cannot be made.
     """
     path = directory / LOCK
     with explained_errors(path):
         directory.mkdir(parents=True, exist_ok=True)
-        stream = _opened(path)
-    with stream or nullcontext():
-        if stream and not _taken(stream):
-            _wait(stream, directory)
-        yield
-
-
-def _opened(path: Path) -> IO[str] | None:
-    """The file, made where there is none; None where another user made it and lets none read it.
-
-    Raises:
-        OSError: there is none, and it cannot be made.
-    """
-    try:
-        return path.open("w")
-    except PermissionError:
-        if not path.exists():
-            raise
-    try:
-        return path.open()  # a lock takes no more where the disk is this machine's
-    except PermissionError as error:
-        log.info(
-            "%s cannot be opened (%s), so that nothing keeps another process from writing the "
-            "ledger at the same time. remedy: have its owner remove it, or let others read it",
-            path,
-            error.strerror,
-        )
-        return None
-
-
-def _wait(stream: IO[str], directory: Path) -> None:
-    log.info("another process makes the ledger in %s: waiting for it", directory)
-    deadline_s = time.monotonic() + _LIMIT_S
-    while not _taken(stream):
-        if time.monotonic() >= deadline_s:
+    with ExitStack() as held:
+        try:
+            held.enter_context(file_lock(path, wait_s=_LIMIT_S, on_wait=partial(_log_wait, path)))
+        except LockHeldError:
             raise DataError(
                 f"another process has been making the ledger in {directory} for longer than "
                 f"{_LIMIT_S:g} s",
                 remedy="end it where it hangs, then write the ledger anew "
                 "(sparsepipe.runs.ledger.gather)",
+            ) from None
+        except (OSError, NotImplementedError) as error:
+            log.info(
+                "%s cannot be locked (%s), so that another process may write the ledger at the "
+                "same time. remedy: have its owner remove it, or let others write it",
+                path,
+                error,
             )
-        time.sleep(_POLL_S)
+        yield
 
 
-def _taken(stream: IO[str]) -> bool:
-    """Takes the lock where nobody has it; whether this process has it now."""
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:  # of a file system without locks: as good as it gets
-        log.debug("%s cannot be locked: %s", stream.name, error)
-    return True
+def _log_wait(path: Path) -> None:
+    log.info("another process makes the ledger in %s: waiting for it", path.parent)
 
 
 Kind = Literal["measured", "emulated", "simulated"]

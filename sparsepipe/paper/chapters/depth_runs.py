@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -10,7 +10,6 @@ from sparsepipe.report.chapter import Row
 from sparsepipe.report.commands import Commands
 from sparsepipe.report.measurements import unlike_notes
 from sparsepipe.report.overrides import (
-    Usual,
     is_made_by,
     of_training,
     overrides_of,
@@ -124,6 +123,7 @@ _OF_SETTING = (
 """Keys that a setting tells by itself."""
 _EFFORT = (
     *("data.source.test_images", "data.source.train_images", "hardware.network"),
+    "hardware.value.hosts",
     *("hardware.time_scale", "trainer.limit_test_batches", "trainer.limit_train_batches"),
     *("trainer.limit_val_batches", "trainer.max_epochs"),
 )
@@ -132,7 +132,6 @@ _STRATEGY = "parallel.strategy."
 _OF_ROWS = ("parallel.strategy._target_", "parallel.strategy.process_group_backend",
             "parallel.strategy.timeout_s")  # fmt: skip
 """Of a strategy: what the row tells, and what changes no figure."""
-_HOSTS = "hardware.value.hosts"
 
 
 def sets_apart(key: str) -> bool:
@@ -157,10 +156,7 @@ def override_notes(made: Sequence[tuple[Row, Sequence[str]]], commands: Commands
         return []
     found: dict[tuple[str, ...], list[str]] = {}
     for row, command in made:
-        words = overrides_of(row, command, commands.usual, is_noted)
-        if _is_on_others(row, command, commands.usual):
-            words = (*words, f"other {_HOSTS}")
-        if words:
+        if words := overrides_of(row, command, commands.usual, is_noted):
             found.setdefault(words, []).append(str(row.get("run_id")))
     return [
         f"made with {', '.join(words)} beside the commands of their cells: {', '.join(names)}"
@@ -179,21 +175,6 @@ def mean_notes(label: Sequence[str], runs: Sequence[Row]) -> list[str]:
     return [f"{', '.join(label)}: {note}" for note in notes]
 
 
-def _is_on_others(row: Row, command: Sequence[str], usual: Usual) -> bool:
-    """Whether a run was emulated on other hosts than its command has."""
-    own = row.get(_HOSTS)
-    if not isinstance(own, list):  # it does not tell
-        return False
-    theirs = usual(command, (_HOSTS,)).get(_HOSTS)
-    return isinstance(theirs, list) and list(map(_host, own)) != list(map(_host, theirs))
-
-
-def _host(host: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What of a host an emulation takes account of."""
-    devices = [(each.get("count"), each.get("profile")) for each in host.get("devices", ())]
-    return (host.get("link") or {}).get("bytes_per_s"), devices
-
-
 MICROBATCHES = 32
 """T, unless something else is said."""
 _KEYS = {
@@ -204,8 +185,6 @@ _KEYS = {
 _SYNCHRONOUS = ("gpipe", "sync_1f1b", "eager_1f1b")
 _PARTS = "parallel.strategy.microbatches"
 _PROFILE = "parallel.search.profiles.core"
-OF_PARALLEL = (_PARTS, _PROFILE.rpartition(".")[0])
-"""Keys of a setting beside those of a training."""
 _SOURCES = {"Mnist": ("MNIST", ("data=mnist", "data.root=$MNIST"))}
 """Of the images: in words, and what the command line says; others are drawn."""
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from sparsepipe.paper.chapters.depth_runs import (
     MICROBATCHES,
-    OF_PARALLEL,
     ROWS,
     Asked,
     DepthSetting,
@@ -54,7 +53,7 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     }
     asked = replace(commands, scales=())  # it is the same at any scale
     told = [each.giving(*each.given, *group.parts_of("gpipe")) for group, each in made_by.items()]
-    missing = of_missing(asked, told, also=OF_PARALLEL)
+    missing = of_missing(asked, told)
     usual = DepthSetting()
     return [
         *(

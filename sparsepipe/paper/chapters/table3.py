@@ -26,7 +26,7 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     runs = [row for row in rows if row.get("task_name") == "table3"]
     made_by = [_made_by(run, commands) for run in runs]
     asked = replace(commands, scales=())  # it is the same at any scale
-    missing = of_missing(asked, made_by, also=_OF_TITLE)
+    missing = of_missing(asked, made_by)
     return [
         *(_block(run, theirs.one()) for run, theirs in zip(runs, made_by, strict=True)),
         *(replace(_block(None, theirs.one()), title=title) for title, theirs in missing.items()),

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from sparsepipe.errors import ConfigError
 from sparsepipe.paper.chapters import CHAPTERS
 from sparsepipe.paper.report_sweep import wanted_of
 from sparsepipe.report.chapter import Block
 from sparsepipe.report.commands import Commands, Wanted
-from sparsepipe.report.overrides import is_taken, usual
+from sparsepipe.report.overrides import usual
 from sparsepipe.sweep.record import JobRecord
 from tests.support.command_line import composed
 from tests.support.reported_runs import made_by
@@ -244,8 +245,7 @@ def test_other_microbatches_leave_the_usual_study_untold() -> None:
     assert (asked.runs, asked.title.endswith("T = 32")) == ([], True)
 
 
-def test_what_the_check_refuses_is_no_command() -> None:
-    asked = ("experiment=table2", "scale=smoke")
-    assert is_taken((*asked, "data.batch_size=8"))
-    assert not is_taken((*asked, "data.batch_sise=8"))
-    assert not is_taken((*asked, "data=shape"))
+def test_what_was_refused_is_no_command(tmp_path: Path) -> None:
+    words = ("scale=desk", "data=shape")
+    refused = leave_record(tmp_path, 0, *words, run=None, exit_code=ConfigError.exit_code)
+    assert wanted_of([refused], TABLE2) == []
