@@ -16,7 +16,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 
+from sparsepipe.config.schema import Synchronous
 from sparsepipe.plots import style
+from sparsepipe.runs.rundir import RunDir
+from sparsepipe.schedule import Plan, asynchronous, synchronous_by_name, unit_times
+from sparsepipe.schedule import lanes as schedule_lanes
+from sparsepipe.schedule import timeline as schedule_times
 
 Row = tuple[str, int, int | None, float, float]
 """(kind, number, microbatch, start, end): kind is F forward, B backward or U update; or, in a lane
@@ -300,4 +305,49 @@ def _legend(axes: Axes, kinds: Set[str]) -> None:
         handlelength=1.2,
         handletextpad=0.5,
         columnspacing=1.4,
+    )
+
+
+_MOST_RANKS = 16  # more are too many for a picture
+_WIDTH_IN = 24.0  # of the bars
+_BACKWARD_TIME = 2.0  # times as long as the forward
+_MINIBATCHES = 3  # of a synchronous schedule
+
+
+def draw_schedule(directory: RunDir, synchronous: Synchronous | None = None) -> None:
+    """``timeline.png`` of a pipeline's first minibatches; nothing of one device, or of too many.
+
+    Stages take the times that the plan's search expected, or as long as one another; of both
+    the backward is twice the forward, and messages take no time. Nothing of it is measured.
+
+    Args:
+        directory: of a run with a plan.
+        synchronous: its schedule, if it is such a one.
+    """
+    if not directory.plan.exists():
+        return
+    plan = Plan.from_json(directory.plan.read_text(encoding="utf-8"))
+    if not 1 < plan.num_ranks <= _MOST_RANKS:
+        return
+    expected_s = plan.details.get("stage_times_s")
+    stages = None
+    if expected_s:  # of a minibatch; each of several replicas, which take turns, takes longer
+        forwards_s = [time_s / (1 + _BACKWARD_TIME) for time_s in expected_s]
+        stages = [1e3 * time_s * plan.replicas(stage) for stage, time_s in enumerate(forwards_s)]
+    if synchronous is None:
+        name, unit = "Asynchronous", "minibatch"
+        schedule = asynchronous(plan, 3 * plan.num_ranks + 2)
+    else:
+        parts = synchronous.microbatches
+        name, unit = f"Synchronous ({synchronous.schedule})", "microbatch"
+        schedule = synchronous_by_name(synchronous.schedule, plan, _MINIBATCHES, microbatches=parts)
+        stages = stages and [time_s / parts for time_s in stages]
+    times = unit_times(backward=_BACKWARD_TIME, stages=stages)
+    told = "times as its search expected" if expected_s else "all stages alike"
+    timeline_picture(
+        schedule_lanes(schedule, schedule_times(schedule, times)),
+        directory.path / "timeline.png",
+        title=f"{name} pipeline {plan.config}, {told}",
+        unit_name="milliseconds" if expected_s else f"time (forward of one {unit} = 1)",
+        max_width_in=_WIDTH_IN,
     )

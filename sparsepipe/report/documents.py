@@ -32,13 +32,7 @@ class Failure:
 def markdown(
     title: str, chapters: Sequence[FilledChapter], failures: Sequence[Failure] = ()
 ) -> str:
-    """The whole report.
-
-    Args:
-        title: of the document.
-        chapters: one for each table or figure of the paper.
-        failures: jobs that have left no run.
-    """
+    """The whole report."""
     citation = citation_of(chapters)
     parts = [f"# {title}", _introduction(citation), *_failures(failures)]
     for chapter in chapters:
@@ -115,14 +109,7 @@ def page(
     pictures: Mapping[str, bytes],
     failures: Sequence[Failure] = (),
 ) -> str:
-    """The whole report.
-
-    Args:
-        title: of the document.
-        chapters: one for each table or figure of the paper.
-        pictures: PNG files by their names.
-        failures: jobs that have left no run.
-    """
+    """The whole report."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__, ""),
         autoescape=True,

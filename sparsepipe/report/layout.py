@@ -260,13 +260,7 @@ class FilledChapter:
 
 
 def fill(exhibit: Chapter, rows: Sequence[Row], commands: Commands | None = None) -> FilledChapter:
-    """Fills an exhibit from finished runs.
-
-    Args:
-        exhibit: which.
-        rows: of its experiment.
-        commands: make the commands that fill its cells; None: see :meth:`Chapter.blocks`.
-    """
+    """Fills an exhibit from finished runs."""
     found = tuple(exhibit.blocks(rows, commands))
     draw = exhibit.draw or (lambda block: beside_each_other(exhibit, block))
     drawn = [draw(block) for block in found]
@@ -288,12 +282,7 @@ def citation_of(chapters: Sequence[FilledChapter]) -> str:
 
 
 def citation_text(each: FilledChapter, common: str) -> str:
-    """What a chapter says of that; empty where it is what all have.
-
-    Args:
-        each: the chapter.
-        common: see :func:`citation_of`.
-    """
+    """What a chapter says of that; empty where it is what all have."""
     own = each.exhibit.citation
     return "" if own == common else f'Here columns "paper" have what is printed in: {own}.'
 

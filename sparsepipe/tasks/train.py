@@ -30,7 +30,6 @@ from sparsepipe.callbacks.stop import stop_if_any_asked
 from sparsepipe.config.build import build_data, build_module
 from sparsepipe.errors import ConfigError
 from sparsepipe.models import Classifier
-from sparsepipe.plots.schedule_picture import draw_schedule
 from sparsepipe.runs.checkpoints import (
     find_checkpoint,
     first_weights,
@@ -181,6 +180,8 @@ def _show(
     gallery: int,
 ) -> None:
     """Draws and logs what a person is to see."""
+    from sparsepipe.plots.timeline import draw_schedule  # imports matplotlib
+
     if test:
         draw_test(run, module, data, gallery=gallery)
     draw_curves(run)

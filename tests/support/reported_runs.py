@@ -49,7 +49,11 @@ def made_by(*overrides: str, **figures: Any) -> dict[str, Any]:
     values = config.to_dict()
     settings = flatten({key: item for key, item in values.items() if key not in dropped})
     strategy = config.parallel.strategy
+    words = [word.lstrip("+") for word in overrides]
+    chosen = [word.partition("=")[::2] for word in words if "." not in word.partition("=")[0]]
     return {
+        "hydra.overrides": words,
+        **{f"hydra.choices.{group}": option for group, option in chosen},
         "run_id": "made",
         "kind": "measured",
         "task_name": task_class(config).name,

@@ -146,12 +146,7 @@ def is_noted(key: str) -> bool:
 
 
 def override_notes(made: Sequence[tuple[Row, Sequence[str]]], commands: Commands) -> list[str]:
-    """Which runs of a table are not quite what the commands of their cells give.
-
-    Args:
-        made: runs, and overrides of the commands of their cells.
-        commands: tell what is usual, if anybody knows.
-    """
+    """Which runs of a table are not quite what the commands of their cells give."""
     if commands.usual is None:
         return []
     found: dict[tuple[str, ...], list[str]] = {}
@@ -165,12 +160,7 @@ def override_notes(made: Sequence[tuple[Row, Sequence[str]]], commands: Commands
 
 
 def mean_notes(label: Sequence[str], runs: Sequence[Row]) -> list[str]:
-    """What is to be said of a row's runs that are averaged and not alike.
-
-    Args:
-        label: of the row.
-        runs: of it.
-    """
+    """What is to be said of a row's runs that are averaged and not alike."""
     notes = unlike_notes(runs, lambda key: sets_apart(key) or is_noted(key))
     return [f"{', '.join(label)}: {note}" for note in notes]
 
@@ -235,19 +225,11 @@ class DepthSetting:
         return "; ".join(parts)
 
     def ideal_bubble(self, stages: int) -> float:
-        """(K - 1)/(T + K - 1): the share in which stages that take equally long wait (GPipe, 2.3).
-
-        Args:
-            stages: K.
-        """
+        """(K - 1)/(T + K - 1): the share of the time in which equal stages wait (GPipe, 2.3)."""
         return (stages - 1) / (self.microbatches + stages - 1)
 
     def parts_of(self, schedule: str) -> tuple[str, ...]:
-        """T, where it is not as usual: of the commands of synchronous schedules, others refuse it.
-
-        Args:
-            schedule: by the option of the trial; empty of one device.
-        """
+        """An unusual T, of commands with synchronous schedules; others refuse it."""
         is_usual = self.microbatches == MICROBATCHES or schedule not in _SYNCHRONOUS
         return () if is_usual else (f"{_PARTS}={self.microbatches}",)
 
@@ -261,12 +243,7 @@ class DepthSetting:
         return (*found, *self.others)
 
     def command(self, row: Row, commands: Commands) -> tuple[str, ...]:
-        """Overrides of the command of a run's cell.
-
-        Args:
-            row: of the study.
-            commands: as they are for any setting.
-        """
+        """Overrides of the command of a run's cell."""
         asked = asked_of(row)
         assert asked is not None, "a run of the study"
         parts = self.parts_of(asked.schedule)
@@ -279,10 +256,6 @@ def settings_of(rows: Sequence[Row], commands: Commands) -> dict[DepthSetting, l
 
     Those without microbatches (serial ones, and the asynchronous pipeline) belong to every T. A run
     belongs to each setting whose command for its row gives its configuration.
-
-    Args:
-        rows: of the study.
-        commands: tell overrides from what is usual, if anybody knows.
     """
     parts = sorted({int(row[_PARTS]) for row in rows if row.get(_PARTS)}) or [MICROBATCHES]
     found: dict[DepthSetting, list[Row]] = {}

@@ -39,12 +39,7 @@ _PAPER_LOOKS: Mapping[str, Mapping[str, Any]] = {
 
 
 def over_resolution(block: Block, columns: Sequence[Column]) -> Figure | None:
-    """A panel for each column that has figures of ours; None where none has.
-
-    Args:
-        block: whose rows are labelled by the grid and the network.
-        columns: what to draw.
-    """
+    """A panel for each column that has figures of ours; None where none has."""
     shown = [
         column
         for column in columns

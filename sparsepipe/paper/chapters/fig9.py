@@ -80,45 +80,24 @@ def _bar_time(runs: Sequence[Row]) -> Ours | None:
 
 
 def _bar_speedup(runs: Sequence[Row], own: Sequence[Row], others: Sequence[Row]) -> Ours | None:
-    """Over data parallelism: its own runs, or what the others tell of it.
-
-    Args:
-        runs: of the bar.
-        own: of data parallelism.
-        others: all on as many GPUs.
-    """
+    """Over data parallelism: its own runs, or what the others tell of it."""
     told = [row.get("dp_minibatch_s") for row in others]
     return _over(runs, dp_minibatch_s([minibatch_s(row) for row in own], told), own)
 
 
 def _bar_speedup_without_overlap(runs: Sequence[Row], others: Sequence[Row]) -> Ours | None:
-    """Over data parallelism that sums gradients after the backward, which simulations tell.
-
-    Args:
-        runs: of the bar.
-        others: all on as many GPUs.
-    """
+    """Over data parallelism that sums gradients after the backward, which simulations tell."""
     told = [row.get("dp_without_overlap_minibatch_s") for row in others]
     return _over(runs, dp_minibatch_s([], told), ())
 
 
 def _bar_over_runs(runs: Sequence[Row], base: Sequence[Row]) -> Ours | None:
-    """How many times as fast as other runs, in the mean of these.
-
-    Args:
-        runs: of the bar.
-        base: the others.
-    """
+    """How many times as fast as other runs, in the mean of these."""
     return _over(runs, dp_minibatch_s([minibatch_s(row) for row in base], ()), base)
 
 
 def _bar_off_percent(runs: Sequence[Row], simulated: Sequence[Row]) -> Ours | None:
-    """By how many percent what was emulated is faster than its simulation.
-
-    Args:
-        runs: of the bar.
-        simulated: of the same bar over the same link.
-    """
+    """By how many percent what was emulated is faster than its simulation."""
     ratio = _bar_over_runs(runs, simulated)
     if ratio is None:
         return None
@@ -256,15 +235,7 @@ def _cells(
 def _figures(
     kind: str, runs: Runs, gpus: int, strategy: str, simulated: Sequence[Row] | None
 ) -> Iterator[tuple[Column, Ours | None]]:
-    """Those that there may be.
-
-    Args:
-        kind: simulated or emulated.
-        runs: that came about alike.
-        gpus: of the bar.
-        strategy: of the bar.
-        simulated: of the same bar; None where no simulation is beside it.
-    """
+    """Those that there may be."""
     own = runs[gpus, strategy]
     of_gpus = [row for (count, _), rows in runs.items() if count == gpus for row in rows]
     yield SPEEDUP, _bar_speedup(own, runs[gpus, "dp"], of_gpus)

@@ -75,10 +75,6 @@ def minibatch_s(result: Mapping[str, Any]) -> float:
 def dp_minibatch_s(own: Sequence[float], told: Iterable[float | None]) -> float | None:
     """Seconds of a minibatch by data parallelism, over which speedups are taken.
 
-    Args:
-        own: of its own runs, whose mean counts.
-        told: as other runs on the same devices and links tell it; counts where it has no run.
-
     Returns:
         None where neither is known.
     """
@@ -122,12 +118,7 @@ _HOSTS = "hardware.value.hosts"
 
 
 def is_on_its_gpus(row: Row, usual: Usual | None) -> bool:
-    """Whether a run's hardware is the inventory of the paper for as many GPUs.
-
-    Args:
-        row: a run; what it does not tell of its hosts is not held against it.
-        usual: tells that inventory; None: kinds of GPUs and their numbers alone are compared.
-    """
+    """Whether a run's hardware is the inventory of the paper for as many GPUs."""
     gpus = devices_of(row)
     if _kinds(str(row.get("hardware_devices") or "").split(", ")) != _papers().get(gpus):
         return False
@@ -223,10 +214,6 @@ def groups_of(rows: Sequence[Row], commands: Commands) -> dict[Group, list[Row]]
     So do those of overrides that a sweep was asked for and has left no run of.
 
     A run belongs to each group whose command for its bar gives its configuration.
-
-    Args:
-        rows: finished runs; those that are no bar of the figure are left out.
-        commands: of the experiment; they tell overrides from what is usual, if anybody knows.
     """
     bars = [row for row in rows if _is_bar(row) and is_on_its_gpus(row, commands.usual)]
     own = [_group(row, commands) for row in bars]

@@ -170,13 +170,7 @@ def _whole(value: Any) -> int | None:
 
 
 def commands_of(setting: Setting, rows: Sequence[Row], commands: Commands) -> Commands:
-    """Commands whose runs come into the same setting.
-
-    Args:
-        setting: which.
-        rows: runs of it.
-        commands: as they are for any setting.
-    """
+    """Commands whose runs come into the same setting."""
     root = () if setting.option == USUAL else (f"data.root=${setting.option.upper()}",)
     return commands.giving(
         *setting.overrides,
@@ -224,14 +218,7 @@ _NOT_OF_MEMORY = frozenset({"tested", "trained", "epochs", "batches", "threads"}
 def blocks_of(
     rows: Sequence[Row], commands: Commands, *, cell_of: CellOf, make: Make
 ) -> list[Block]:
-    """A block for each setting that runs have, and of missing cells where there is no run.
-
-    Args:
-        rows: finished runs of an experiment. Those that began with trained weights are left out.
-        commands: as they are for any setting.
-        cell_of: tells the cell of a run.
-        make: makes a block.
-    """
+    """A block for each setting that runs have, and of missing cells where there is no run."""
     begun = [row for row in rows if row.get("first_weights")]
     fresh = [row for row in rows if not row.get("first_weights")]
     settings = settings_of(fresh, commands, cell_of=cell_of)
@@ -262,11 +249,6 @@ def settings_of(
     A run belongs to each setting whose command for its cell gives its configuration. Trainings on
     several devices belong to all on one that are alike but for its threads. What fits into memory
     depends neither on threads nor on how long is trained.
-
-    Args:
-        rows: finished runs.
-        commands: of their experiment; they tell overrides from what is usual, if anybody knows.
-        cell_of: tells the cell of a run.
     """
     runs = [run for row in rows if (run := _Run.of(row, commands, cell_of(row))) is not None]
     found: dict[Setting, None] = {}

@@ -55,12 +55,7 @@ class Asked:
 
 
 def accuracy(runs: Sequence[Row], split: str) -> Ours | None:
-    """Mean accuracy over seeds, in percent.
-
-    Args:
-        runs: trainings of one row.
-        split: train or test.
-    """
+    """Mean accuracy over seeds, in percent."""
     return mean_of(runs, f"{split}/accuracy", scale=100)
 
 
@@ -142,11 +137,7 @@ class Searched:
 
 
 def searched(rows: Sequence[Row]) -> Searched | None:
-    """What searches have found; None where there is none.
-
-    Args:
-        rows: of ``task=fit_batch``, alike but for their seed, and for where they began and ended.
-    """
+    """What searches have found; None where there is none."""
     by_seed: dict[Any, list[Row]] = {}
     for row in rows:
         if row.get("largest_batch") is not None:
@@ -170,13 +161,7 @@ def searched(rows: Sequence[Row]) -> Searched | None:
 
 
 def ratio(ours: Searched, base: Searched, *, of: str) -> Ours:
-    """One largest batch over another; a bound or in words where no more can be told.
-
-    Args:
-        ours: the one.
-        base: the other.
-        of: what the other is of, in print.
-    """
+    """One largest batch over another; a bound or in words where no more can be told."""
     runs = (*ours.runs, *base.runs)
     if not base.least:
         return _words("no ratio", runs, f"no ratio: not one shape of {of} was seen to fit")

@@ -141,7 +141,7 @@ def test_how_a_rate_was_taken_is_told_by_a_note() -> None:
     ]
     (block,) = PIPELINE_DEPTH.blocks(runs, commands)
     short, other, mean = block.notes
-    made = "made with hardware.time_scale=30, trainer.limit_train_batches=8"
+    made = "made with trainer.limit_train_batches=8, hardware.time_scale=30"
     assert short == f"{made} beside the commands of their cells: b"
     assert other.startswith("made with hardware.value.hosts=[{")
     assert other.endswith(" beside the commands of their cells: c")

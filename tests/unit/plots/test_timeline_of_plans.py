@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from sparsepipe.config.schema import Synchronous
-from sparsepipe.plots import schedule_picture
 from sparsepipe.plots import timeline as pictures
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.schedule import Plan
@@ -31,7 +30,7 @@ def drawn(
 
     really = pictures.timeline_picture
     monkeypatch.setattr(pictures, "timeline_picture", note)
-    schedule_picture.draw_schedule(RunDir(directory), synchronous)
+    pictures.draw_schedule(RunDir(directory), synchronous)
     assert (directory / "timeline.png").exists() == bool(seen)
     return seen
 
@@ -78,4 +77,4 @@ def test_a_synchronous_schedule_is_that_of_the_training(
 def test_one_device_has_no_schedule_to_show(tmp_path, monkeypatch) -> None:
     assert not drawn(Plan.of(config="1", cuts=[], num_layers=3), tmp_path, monkeypatch)
     (tmp_path / "plan.json").unlink()
-    schedule_picture.draw_schedule(RunDir(tmp_path))
+    pictures.draw_schedule(RunDir(tmp_path))
