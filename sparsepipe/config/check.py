@@ -114,8 +114,8 @@ def _check_node_shape(value: Any, kind: Node | NodeMap, path: str) -> Iterator[s
         return
     elif not isinstance(value, Mapping) or not isinstance(value.get("_target_"), str):
         keys = value if isinstance(value, Mapping) else ()
-        told = [f" ('{key}' is {kind.elsewhere[key]})" for key in keys if key in kind.elsewhere]
-        yield f"'{path}' must be a mapping with a _target_, not {value!r}{''.join(told[:1])}"
+        hints = [f" ('{key}' is {kind.elsewhere[key]})" for key in keys if key in kind.elsewhere]
+        yield f"'{path}' must be a mapping with a _target_, not {value!r}{''.join(hints[:1])}"
 
 
 def _nodes(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Node]]:

@@ -22,7 +22,7 @@ _HANDED_ON = ("config", "cuts", "balance")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """What is said about a plan.
+    """How a model is split into stages.
 
     Args:
         config: devices of each stage, such as ``"2-1"``; None: one device a stage.
@@ -30,7 +30,7 @@ class Division:
         balance: what is shared evenly where there are no cuts.
         num_layers: layers that a plan file is for.
         devices: that a plan file names, one for each rank; None where there is no file.
-        details: what else a plan file tells.
+        details: further entries of a plan file.
     """
 
     config: str | None
@@ -50,7 +50,7 @@ class Division:
         """Devices of each stage; None where it suits any number of stages.
 
         Raises:
-            PlanError: ``config`` does not tell.
+            PlanError: ``config`` is malformed.
         """
         if self.config is None:
             return None if self.cuts is None else (1,) * (len(self.cuts) + 1)
@@ -64,7 +64,7 @@ class Division:
         """Devices that it takes; None where it suits any number.
 
         Raises:
-            PlanError: ``config`` does not tell.
+            PlanError: ``config`` is malformed.
         """
         replicas = self.replicas
         return None if replicas is None else sum(replicas)
@@ -108,7 +108,7 @@ class Division:
 
 
 def division_of(spec: RunSpec, *, kept: Path | None = None) -> Division | None:
-    """What ``parallel.plan`` says; None where models are not split.
+    """The division by ``parallel.plan``; None where models are not split.
 
     Args:
         spec: the configuration.
@@ -116,7 +116,8 @@ def division_of(spec: RunSpec, *, kept: Path | None = None) -> Division | None:
             FLOPs depend on the batch they are counted on, and weights on the plan.
 
     Raises:
-        ConfigError: it is said in the wrong place, twice, or to a strategy that cannot split.
+        ConfigError: a key is in the wrong place or contradicts another, or the strategy cannot
+            split models.
         PlanError: the plan file is missing or is none.
     """
     chosen, strategy = spec.parallel.plan, spec.parallel.strategy
@@ -172,7 +173,7 @@ def _found(name: str) -> Path:
 def read_plan_file(
     path: Path, *, balance: str = "flops", key: str = "parallel.plan.file"
 ) -> Division:
-    """What a plan file says.
+    """The division in a plan file.
 
     Args:
         path: of the file.

@@ -1,4 +1,4 @@
-"""Which layers a synchronous pipeline recomputes: as ``parallel.strategy.recompute`` says.
+"""Which layers a synchronous pipeline recomputes: ``parallel.strategy.recompute``.
 
 ``auto`` is replaced before ranks start, by what fits the devices' memory; the run's plan file then
 tells the spans, as ``recomputed``. Who is given such a file recomputes what it tells.
@@ -36,11 +36,11 @@ from sparsepipe.schedule import Plan
 log = logging.getLogger(__name__)
 
 _EXPECTED = ("bottleneck_s", "bottleneck", "stage_times_s", "memory_bytes")
-"""What a plan file tells of its search's expectations that depends on what is recomputed."""
+"""Entries of a plan file that its search expected, and that depend on what is recomputed."""
 
 
 def recompute_of(parallel: Parallel) -> Setting:
-    """What ``parallel.strategy`` says; ``none`` of one that is no synchronous pipeline.
+    """The setting of ``parallel.strategy``; ``none`` of one that is no synchronous pipeline.
 
     Args:
         parallel: resolved and checked.
@@ -135,8 +135,8 @@ def synchronous_stages_of(
 
 
 def _microbatches(synchronous: Synchronous, profiles: Mapping[str, Profile]) -> Microbatches:
-    told = (profile.meta.get("batch_size") for profile in profiles.values())
-    sizes = {int(size) for size in told if size is not None}
+    given = (profile.meta.get("batch_size") for profile in profiles.values())
+    sizes = {int(size) for size in given if size is not None}
     return Microbatches(
         schedule=synchronous.schedule,
         count=synchronous.microbatches,
@@ -177,7 +177,7 @@ def choose(
 
 
 def with_spans(plan: Plan, spans: StageSpans) -> Plan:
-    """The plan whose file tells what is recomputed, if anything is.
+    """The plan with what is recomputed in its details.
 
     What a search has expected of it with other layers to recompute is left out.
     """
@@ -198,20 +198,20 @@ def given_spans(plan: Plan, parallel: Parallel) -> StageSpans:
     setting, own = recompute_of(parallel), spans_told_by(plan)
     if setting == "none" and parallel.synchronous is not None:
         return own
-    asked = recomputed_spans(setting, plan)
-    if any(asked) and any(own) and asked != own:
+    named = recomputed_spans(setting, plan)
+    if any(named) and any(own) and named != own:
         raise ConfigError(
-            f"parallel.strategy.recompute asks for layers {in_words(asked)}, and the plan file "
+            f"parallel.strategy.recompute asks for layers {in_words(named)}, and the plan file "
             f"has layers {in_words(own)} recomputed",
             remedy="leave parallel.strategy.recompute out to have those of the file, set it to "
             "auto to choose them anew, or give the stages as parallel.plan.config and "
             "parallel.plan.cuts",
         )
-    return asked
+    return named
 
 
 def recompute_argument(parallel: Parallel, details: Mapping[str, Any]) -> dict[str, Any]:
-    """The strategy's argument where it is not what the configuration says.
+    """The strategy's argument ``recompute`` where the plan file decides it.
 
     Args:
         parallel: resolved and checked.

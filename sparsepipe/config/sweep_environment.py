@@ -21,12 +21,12 @@ _DIRECTORY = "SPARSEPIPE_SWEEP_DIR"
 """Environment variable: the sweep's own directory. A job's configuration would say another one
 where what is swept is part of its name."""
 _COMMAND = "SPARSEPIPE_SWEEP_COMMAND"
-"""Environment variable: what :func:`command_of` says, which a job's configuration does not tell."""
+"""Environment variable: the result of :func:`command_of`, which a job's configuration lacks."""
 _BEGAN = "SPARSEPIPE_SWEEP_BEGAN"
 """Environment variable: when the sweep began, in seconds since 1970."""
 _THREADS = "SPARSEPIPE_SWEEP_THREADS"
-"""Environment variable: what the user has said of threads, where a launcher of ours has set
-``OMP_NUM_THREADS`` for its job; another launcher's job has what that says, whoever set it."""
+"""Environment variable: the number of threads that the user has chosen, where our launcher has set
+``OMP_NUM_THREADS`` for its job; jobs of other launchers have that variable alone."""
 _NOT_COMMAND = ("force", "logger", "paths")
 
 
@@ -39,7 +39,7 @@ def announce(config: DictConfig) -> None:
 
 
 def sweep_directory(config: DictConfig) -> Path:
-    """As the sweep's configuration says."""
+    """The directory by the sweep's configuration."""
     return Path(str(config.hydra.sweep.dir)).absolute()
 
 
@@ -56,35 +56,35 @@ def command_of(overrides: Sequence[str]) -> str:
 
 
 def announced(otherwise: str) -> Path:
-    """The directory as the sweep has announced it, else what a job's configuration says."""
+    """The directory as the sweep has announced it, else that of a job's configuration."""
     return Path(os.environ.get(_DIRECTORY) or otherwise).absolute()
 
 
 def announced_start() -> float | None:
     """When the sweep began, in seconds since 1970; None where it has not announced it."""
-    told = os.environ.get(_BEGAN)
-    return float(told) if told else None
+    text = os.environ.get(_BEGAN)
+    return float(text) if text else None
 
 
-def thread_variables(said: Mapping[str, str], *, otherwise: int | None = None) -> dict[str, str]:
+def thread_variables(given: Mapping[str, str], *, otherwise: int | None = None) -> dict[str, str]:
     """The variable by which a job of ours hears how many threads its user has chosen.
 
     Args:
-        said: variables that the user has set.
+        given: variables that the user has set.
         otherwise: what the user has chosen for each process in another way.
     """
-    return {_THREADS: _choice(str(said.get("OMP_NUM_THREADS", otherwise or "")))}
+    return {_THREADS: _choice(str(given.get("OMP_NUM_THREADS", otherwise or "")))}
 
 
 def announced_threads() -> str | None:
-    """How many threads are chosen: what a job of ours is told, else what counts; None: not any."""
-    told = os.environ.get(_THREADS)  # by a process that may see more cores than this one
-    return (_choice(os.environ.get("OMP_NUM_THREADS", "")) if told is None else told) or None
+    """The number of threads that the user has chosen; None: none is chosen."""
+    text = os.environ.get(_THREADS)  # by a process that may see more cores than this one
+    return (_choice(os.environ.get("OMP_NUM_THREADS", "")) if text is None else text) or None
 
 
-def _choice(said: str) -> str:
-    """What is said of threads; nothing where that is what this process has unsaid."""
-    return "" if said.strip() == str(usable_cores()) else said.strip()
+def _choice(given: str) -> str:
+    """The number of threads; nothing where it is only all cores, which is no choice."""
+    return "" if given.strip() == str(usable_cores()) else given.strip()
 
 
 def announced_command(otherwise: str) -> str:

@@ -37,7 +37,7 @@ def execute(directory: RunDir, spec: RunSpec, inventory: Inventory, watch: Signa
     """Runs the task in this process, which is one rank or the only one.
 
     Raises:
-        Stopped: a signal ended it; whatever the signal broke in passing is not told.
+        Stopped: a signal ended it; errors that the signal caused in passing are not reported.
         SparsePipeError: as what keeps a run that is to stop from writing its checkpoint.
         HardwareError: memory ran out.
     """
@@ -156,7 +156,7 @@ def explain_unsaved(error: SparsePipeError, signum: int, directory: RunDir) -> N
 
 @contextlib.contextmanager
 def failing_as_rank(directory: RunDir, spec: RunSpec) -> Iterator[None]:
-    """Lets the first rank that fails tell why, with its number as a note, and no other.
+    """Lets only the first rank that fails raise its error, with its number as a note.
 
     The others end at once, and with the first that ends the agent ends all: whoever asks
     whether it is to tell must have stopped to heed that.
@@ -181,7 +181,7 @@ def failing_as_rank(directory: RunDir, spec: RunSpec) -> Iterator[None]:
 def _stopped_for_a_peer() -> Iterator[None]:
     """Turns the agent's SIGTERM into what this rank had noticed already: whom it misses.
 
-    The agent sends it to all when one rank is gone, often before they have said so.
+    The agent sends it to all when one rank is gone, often before they have reported it.
     """
     try:
         yield

@@ -67,7 +67,7 @@ def run_job(
         wait_s: how long to wait for another process that does the same job.
         anew_since_s: a run that has finished since then (seconds since 1970) counts as one that
             ``force`` has started anew already.
-        found: is told the run's directory as soon as that is known.
+        found: called with the run's directory as soon as that is known.
 
     Returns:
         The run's directory, finished.
@@ -97,7 +97,7 @@ def _prepare_here(spec: RunSpec, inventory: Inventory) -> RunDir:
     nodes = spec.parallel.num_nodes
     if nodes > 1 and spec.emulation is None:
         raise ConfigError(
-            f"parallel.num_nodes={nodes}, but only this machine was asked",
+            f"parallel.num_nodes={nodes}, but the command was started on this machine only",
             remedy="start the command on every node with torchrun",
         )
     return prepare(spec, inventory)
@@ -252,7 +252,7 @@ def hosts_emulated(spec: RunSpec, inventory: Inventory, directory: RunDir) -> It
     """Ranks that are started within live on hosts of their own.
 
     Makes none where nothing is emulated, or all ranks are on one host. Where this process may
-    not make hosts, all ranks stay on this machine, which is told, unless ``hardware.network``
+    not make hosts, all ranks stay on this machine, with a warning, unless ``hardware.network``
     insists. Whatever is emulated, first goes what killed processes have left of clusters.
 
     Args:

@@ -58,7 +58,7 @@ def log_report(
 
 
 def _is_tracker(target: Target) -> bool:
-    """Whether a logger is ours; users' own are not asked."""
+    """Whether a logger is ours; users' own get nothing here."""
     return target.locate() is wandb_logger
 
 

@@ -67,20 +67,22 @@ def load_profiles(
 
 
 def _of_model(profile: Profile, model: str, settings: Mapping[str, Any], path: str) -> Profile:
-    measured = profile.meta.get("model")  # a graph.txt does not tell
-    if measured not in (None, model):
+    model_measured = profile.meta.get("model")  # a graph.txt has none
+    if model_measured not in (None, model):
         raise ProfileError(
-            f"{path} is a profile of another model: of {measured}, not of {model}",
-            remedy=f"measure {model} with task=profile, or ask for model={measured}",
+            f"{path} is a profile of another model: of {model_measured}, not of {model}",
+            remedy=f"measure {model} with task=profile, or ask for model={model_measured}",
         )
-    told = profile.meta.get("model_settings") or {}
-    if others := [name for name in settings if told.get(name, settings[name]) != settings[name]]:
-        asked = ", ".join(f"{name}={settings[name]}" for name in others)
+    measured = profile.meta.get("model_settings") or {}
+    if others := [
+        name for name in settings if measured.get(name, settings[name]) != settings[name]
+    ]:
+        configured = ", ".join(f"{name}={settings[name]}" for name in others)
         raise ProfileError(
             f"{path} is a profile of {model} with "
-            f"{', '.join(f'{name}={told[name]}' for name in others)}, not with {asked}",
+            f"{', '.join(f'{name}={measured[name]}' for name in others)}, not with {configured}",
             remedy="measure the model as it is with task=profile, or set "
-            + ", ".join(f"model.{name}={told[name]}" for name in others),
+            + ", ".join(f"model.{name}={measured[name]}" for name in others),
         )
     return profile
 
@@ -94,10 +96,10 @@ def other_workloads(profiles: Mapping[str, Profile], spec: RunSpec) -> list[str]
     """In words, what was measured on other batches than those of a configuration."""
     found = []
     for device, profile in profiles.items():
-        for name, asked in workload(spec).items():
+        for name, configured in workload(spec).items():
             measured = profile.meta.get(name)
-            if None not in (asked, measured) and measured != asked:
-                found.append(f"{device} was measured with data.{name}={measured}, not {asked}")
+            if None not in (configured, measured) and measured != configured:
+                found.append(f"{device} was measured with data.{name}={measured}, not {configured}")
     return found
 
 
@@ -116,7 +118,7 @@ def check_workload(profiles: Mapping[str, Profile], spec: RunSpec) -> None:
 
 
 def check_batch_sizes(profiles: Mapping[str, Profile]) -> None:
-    """Refuses to compare what was measured on batches of unlike size. What is not told is right.
+    """Refuses profiles of batches of unlike size; profiles without a size are accepted.
 
     Args:
         profiles: by the names of devices.
@@ -124,8 +126,8 @@ def check_batch_sizes(profiles: Mapping[str, Profile]) -> None:
     Raises:
         ProfileError: batches were of unlike sizes.
     """
-    told = {name: profile.meta.get("batch_size") for name, profile in profiles.items()}
-    sizes = {name: size for name, size in told.items() if size is not None}
+    batch_sizes = {name: profile.meta.get("batch_size") for name, profile in profiles.items()}
+    sizes = {name: size for name, size in batch_sizes.items() if size is not None}
     if unlike := [name for name in sizes if sizes[name] != next(iter(sizes.values()))]:
         first, other = next(iter(sizes)), unlike[0]
         raise ProfileError(
@@ -138,35 +140,35 @@ def check_batch_sizes(profiles: Mapping[str, Profile]) -> None:
 def check_devices(profiles: Mapping[str, Profile], spec: RunSpec, inventory: Inventory) -> None:
     """Refuses to train by profiles of devices that compute otherwise.
 
-    What may well matter little is told. What a profile does not tell is taken to be right.
+    Differences that may well matter little are logged. What a profile lacks is taken to be right.
 
     Raises:
         ProfileError: a device was made slower than it is to be, or less so, or another backend
             computed.
     """
     refused: list[str] = []
-    told: list[str] = []
+    warnings: list[str] = []
     for device in {d.name: d for host in inventory.hosts for d in host.devices}.values():
         if (profile := profiles.get(device.name)) is None:
             continue
         meta = profile.meta
-        for name, asked, found in (
+        for name, configured, found in (
             ("slowdown", f"{device.slowdown:g}", refused),
             ("backend", backend_name(spec), refused),
-            ("device", device.name, told),
-            ("dtype", dtype_of(spec), told),
-            ("optimizer", optimizer_words(spec), told),
-            ("threads", _threads(device, inventory), told),
-            ("microbatches", _microbatches(spec), told),
+            ("device", device.name, warnings),
+            ("dtype", dtype_of(spec), warnings),
+            ("optimizer", optimizer_words(spec), warnings),
+            ("threads", _threads(device, inventory), warnings),
+            ("microbatches", _microbatches(spec), warnings),
         ):
             measured = meta.get(name)
             if name == "slowdown" and isinstance(measured, (int, float)):
                 measured = f"{measured:g}"
-            if None not in (asked, measured) and str(measured) != asked:
+            if None not in (configured, measured) and str(measured) != configured:
                 found.append(
-                    f"that of {device.name} was measured with {name} {measured}, not {asked}"
+                    f"that of {device.name} was measured with {name} {measured}, not {configured}"
                 )
-    for words in told:
+    for words in warnings:
         log.warning("the profiles are of other circumstances: %s", words)
     if refused:
         raise ProfileError(

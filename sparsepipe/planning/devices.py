@@ -31,7 +31,8 @@ def places_of_ranks(
         kept: the plan with which the run has begun, if it has.
 
     Raises:
-        ConfigError: one is made slower, and the strategy cannot do that, or is told by hand.
+        ConfigError: one is made slower, and the strategy cannot do that, or the strategy has a
+            slowdown of its own.
         PlanError: the plan's devices lie on other hosts than the ranks, or a plan that was
             searched for is for others.
     """

@@ -60,7 +60,7 @@ def _num_layers(profiles: Mapping[str, Profile]) -> int:
             remedy="profile the model with task=profile, which takes it for a chain of layers",
         )
     counts = [profile.num_layers for profile in profiles.values()]
-    return max(counts, default=1)  # that they differ, or are missing, is told of each device
+    return max(counts, default=1)  # the search reports missing and different ones
 
 
 def _by_hand(division: Division, inventory: Inventory, num_layers: int) -> Plan:

@@ -43,7 +43,7 @@ class OtherProfiles:
     """What the picture of a device's profile shows beside it.
 
     Attributes:
-        plan: whose cuts are marked; None: no plan is asked for.
+        plan: whose cuts are marked; None: no plan is drawn.
         profiles: with a plan, of the inventory's devices, as far as it names files.
         others: further ones by what they are called; of as many layers, whatever the width and the
             batch that they were measured with, since only shares are shown.

@@ -156,8 +156,8 @@ def _explained(what: str) -> Iterator[None]:
             error.message = re.sub(inner, outer, error.message)
             error.remedy = re.sub(inner, outer, error.remedy)
         # What is no error of the house begins with its traceback and ends with what it says.
-        trace, line, said = error.message.rpartition("\n")
+        trace, line, message = error.message.rpartition("\n")
         if not trace.startswith("Traceback"):
-            trace, line, said = "", "", error.message
-        error.message = f"{trace}{line}while measuring {what}: {said}"
+            trace, line, message = "", "", error.message
+        error.message = f"{trace}{line}while measuring {what}: {message}"
         raise

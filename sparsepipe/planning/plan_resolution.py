@@ -114,18 +114,18 @@ def _lacks_link(choice: SearchChoice, inventory: Inventory) -> bool:
 
 
 def _check_classes(profiles: Mapping[str, Profile], spec: RunSpec) -> None:
-    """Refuses profiles of a network for other classes, which data tell once they are there.
+    """Refuses profiles of a network for other classes, which are known once the data are there.
 
     Raises:
         ProfileError: the last layers are others.
     """
-    told = {name: profile.meta.get("num_classes") for name, profile in profiles.items()}
-    if not any(told.values()):
+    num_classes = {name: profile.meta.get("num_classes") for name, profile in profiles.items()}
+    if not any(num_classes.values()):
         return
     data = build_data(spec)
     data.setup("fit")
     there_are = num_classes_of(data)
-    for name, count in told.items():
+    for name, count in num_classes.items():
         if count not in (None, there_are):
             raise ProfileError(
                 f"the profile of {name} is of a network for {count} classes, the data have "
@@ -156,10 +156,10 @@ def _missing(names: list[str], model: str, inventory: Inventory) -> ProfileError
 
 
 def _origin(choice: SearchChoice, profiles: Mapping[str, Profile]) -> str:
-    told = ", ".join(
+    words = ", ".join(
         f"{name}: {1e3 * profiles[name].compute_s:.1f} ms forward and backward"
         for name in sorted(profiles)
     )
     speed = choice.bandwidth_bytes_per_s
     links = "the links of the inventory" if speed is None else f"{speed / 1e6:.4g} MB/s"
-    return f"{choice.search} ({choice.cost_model}) from profiles ({told}) and {links}"
+    return f"{choice.search} ({choice.cost_model}) from profiles ({words}) and {links}"

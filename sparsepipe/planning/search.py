@@ -212,8 +212,11 @@ def fastest(problem: Problem, search: str) -> str:
     total_s = [float(compute_s_I[-1]) for compute_s_I in problem.spans.compute_s_KI]
     name = problem.fleet.kinds[total_s.index(min(total_s))].name
     if len({kind.name for kind in problem.fleet.kinds}) > 1:
-        told = "%s takes all devices for alike, here for the fastest by its profile: %s"
-        log.info(told, search, name)
+        log.info(
+            "%s takes all devices for alike, here for the fastest by its profile: %s",
+            search,
+            name,
+        )
     return name
 
 

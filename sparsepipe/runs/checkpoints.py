@@ -97,7 +97,7 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], source: Path)
 
 
 class DirectCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint to the path that is asked for and nowhere else.
+    """Writes a checkpoint to the given path and nowhere else.
 
     Lightning's own goes by way of the system's temporary directory, which may be small or
     full where the run's is not.

@@ -58,7 +58,7 @@ containers share the place."""
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """An empty directory for what processes tell each other while the block runs.
+    """An empty directory for messages between processes while the block runs.
 
     A process that is killed leaves its own behind; the next one that needs such a directory removes
     it.

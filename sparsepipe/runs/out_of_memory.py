@@ -27,8 +27,8 @@ def ran_out(error: BaseException, *, filled: float = 0.0) -> bool:
     """
     if of_machine(error) or isinstance(error, torch.OutOfMemoryError):
         return True
-    said = str(error)
-    return _has(said, _OF_GPU) or (filled >= 0.5 and _has(said, (_NO_ENGINE,)))
+    text = str(error)
+    return _has(text, _OF_GPU) or (filled >= 0.5 and _has(text, (_NO_ENGINE,)))
 
 
 def of_machine(error: BaseException) -> bool:
@@ -60,9 +60,9 @@ def empty_device() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def _has(said: str, words: tuple[str, ...]) -> bool:
-    said = said.lower()
-    return any(each in said for each in words)
+def _has(text: str, words: tuple[str, ...]) -> bool:
+    text = text.lower()
+    return any(each in text for each in words)
 
 
 def oom_kills() -> int | None:
@@ -88,7 +88,7 @@ def kills_since(before: int | None) -> int | None:
     """How many there were since a moment; None where that is not known.
 
     Args:
-        before: what :func:`oom_kills` said then.
+        before: what :func:`oom_kills` returned then.
     """
     now = oom_kills()
     return None if now is None or before is None else now - before

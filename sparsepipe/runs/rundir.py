@@ -155,8 +155,8 @@ class RunDir:
     def remove_if_unused(self) -> None:
         """Removes the directory of a run that failed before it had anything to keep."""
         plan = (self.plan, self.plan_table, self.plan_figures, self.shares)
-        told = {self.config.name, _ATTEMPT, _STARTS, *(path.name for path in plan)}
-        if {path.name for path in self.path.iterdir()} <= told:
+        unused = {self.config.name, _ATTEMPT, _STARTS, *(path.name for path in plan)}
+        if {path.name for path in self.path.iterdir()} <= unused:
             shutil.rmtree(self.path)
 
     def finish(self, summary: Mapping[str, Any]) -> None:

@@ -175,11 +175,11 @@ def _host_names(places: Sequence[Place], node_of: Sequence[int]) -> list[str]:
     A single host of an inventory may stand for several nodes: these are called as they call
     themselves.
     """
-    said = process_group.gather_objects(socket.gethostname(), what="hearing how hosts are called")
+    hostnames = process_group.gather_objects(socket.gethostname(), what="gathering host names")
     nodes = sorted({*node_of})
     names = [places[node_of.index(node)].host for node in nodes]
     if len({*names}) < len(names):
-        own = [said[node_of.index(node)] for node in nodes]
+        own = [hostnames[node_of.index(node)] for node in nodes]
         names = own if len({*own}) == len(own) else [f"{names[0]}-{node}" for node in nodes]
     return [names[node] for node in node_of]
 
@@ -370,7 +370,7 @@ def as_json(links: Links) -> dict[str, Any]:
 
 def as_rows(links: Links) -> list[dict[str, Any]]:
     """All of it, for ``bandwidth.csv``: a row for each measurement."""
-    told = as_json(links)
+    values = as_json(links)
     rows: list[Mapping[str, Any]] = [
         {
             "what": "both ways" if pair["both_ways"] else "one way",
@@ -378,7 +378,7 @@ def as_rows(links: Links) -> list[dict[str, Any]]:
             "hosts": " ".join(dict.fromkeys((pair["source_host"], pair["target_host"]))),
             **pair,
         }
-        for pair in told["pairs"]
+        for pair in values["pairs"]
     ]
     rows += [
         {
@@ -387,7 +387,7 @@ def as_rows(links: Links) -> list[dict[str, Any]]:
             "ranks": " ".join(map(str, entry["ranks"])),
             "hosts": " ".join(entry["hosts"]),
         }
-        for entry in told["all_reduce"]
+        for entry in values["all_reduce"]
     ]
     columns = ("what", "ranks", "hosts", "bytes", "seconds", "bytes_per_s", "latency_s", "eq4_s",
                "over_eq4", "repeats")  # fmt: skip

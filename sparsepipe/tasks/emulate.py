@@ -43,7 +43,7 @@ from sparsepipe.tasks.train import Train
 log = logging.getLogger(__name__)
 
 _MINIBATCHES = 24
-"""Of each rank that reads, where neither the task nor ``trainer.limit_train_batches`` says."""
+"""Of each rank that reads, without ``task.minibatches`` and ``trainer.limit_train_batches``."""
 _MOMENTUM = 0.9
 """Where weights are predicted by it; no matter how much, all are zeros."""
 _INSTEAD: Mapping[str, Any] = {
@@ -130,7 +130,7 @@ class TrainEmulated(Task):
         """All devices of the inventory, or those that a plan names; their hosts are this machine.
 
         Raises:
-            ConfigError: others are asked for, or shares that no profile tells.
+            ConfigError: devices or the plan do not suit the cluster, or stages are to share FLOPs.
         """
         return _with_all_devices(spec, inventory)
 
@@ -184,7 +184,7 @@ def _pace(found: Rates, plan: Mapping[str, Any], *, size: int | None) -> dict[st
     Args:
         found: in minibatches.
         plan: as of any training.
-        size: samples of a minibatch, where the profile tells.
+        size: samples of a minibatch, where the profile has it.
     """
     values: dict[str, Any] = {
         "minibatches": found.minibatches,
@@ -242,7 +242,7 @@ def _with_all_devices(spec: RunSpec, inventory: Inventory) -> RunSpec:
     """All devices of the inventory, or those that a plan names; their hosts are this machine.
 
     Raises:
-        ConfigError: others are asked for, or shares that no profile tells.
+        ConfigError: devices or the plan do not suit the cluster, or stages are to share FLOPs.
     """
     given, division = spec.parallel, division_of(spec)
     chosen = named_places(inventory, (division and division.devices) or ())
@@ -253,9 +253,9 @@ def _with_all_devices(spec: RunSpec, inventory: Inventory) -> RunSpec:
         ranks, hosts = len(chosen), sorted({place.host for place in chosen})
     planned = None if division is None else division.num_ranks
     if given.devices not in ("auto", ranks) or planned not in (None, ranks):
-        asked = f"parallel.devices={given.devices}"
+        key = f"parallel.devices={given.devices}"
         raise ConfigError(
-            f"{asked if planned is None else f'parallel.plan is for {planned} devices'}, and the "
+            f"{key if planned is None else f'parallel.plan is for {planned} devices'}, and the "
             f"emulated cluster has {ranks}",
             remedy="set parallel.devices=auto, give a plan for all devices or one that names "
             "those it uses, or choose a hardware with as many devices",
@@ -285,7 +285,7 @@ def _check_shares(spec: RunSpec, ranks: int) -> None:
         return
     if division.balance == "flops" and ranks > 1:
         raise ConfigError(
-            "stages are to share the FLOPs of the layers, which no profile tells",
+            "stages are to share the FLOPs of the layers, which no profile has",
             remedy="choose parallel=hete_mp, give parallel.plan.cuts, or set "
             "parallel.plan.balance=parameters",
         )
@@ -297,19 +297,19 @@ def _keeping_plan(run: Run) -> list[KeepPlan]:
     return [KeepPlan(run.directory, devices, details)]
 
 
-def minibatches_per_reader(run: Run, asked: int | None) -> int:
+def minibatches_per_reader(run: Run, minibatches: int | None) -> int:
     """Minibatches of each rank that reads: all with data parallelism, else the first stage's.
 
     Args:
         run: whose plan is settled.
-        asked: over all of them; None: as the trainer says, or 24 for each.
+        minibatches: over all of them; None: as the trainer has it, or 24 for each.
     """
-    if asked is None:
+    if minibatches is None:
         return run.spec.trainer.batches_limit or _MINIBATCHES
     division, readers = run.division, run.ranks
     if division is not None:
         readers = 1 if division.config is None else int(division.config.partition("-")[0])
-    return math.ceil(asked / readers)
+    return math.ceil(minibatches / readers)
 
 
 def _in_words(values: Mapping[str, Any]) -> str:
@@ -359,12 +359,10 @@ def as_emulated(spec: RunSpec) -> RunSpec:
 
 
 def _with_emulated_hardware(spec: RunSpec) -> RunSpec:
-    """The configuration of ``task=emulate`` with ``hardware`` saying what the task says.
-
-    What the task leaves out is as ``hardware`` says.
+    """The configuration of ``task=emulate`` with the settings of the task put into ``hardware``.
 
     Raises:
-        ConfigError: a value cannot be, or ``hardware`` says another one.
+        ConfigError: a value cannot be, or ``hardware`` has another one.
     """
     task, hardware = spec.task, spec.hardware
     if hardware.get("emulate") is False:
@@ -373,8 +371,8 @@ def _with_emulated_hardware(spec: RunSpec) -> RunSpec:
             remedy="leave hardware.emulate out, or choose task=train",
         )
     kinds = typing.get_type_hints(Emulation, include_extras=True)
-    said = {key: task.get(key) for key in _KEYS if task.get(key) is not None}
-    for key, value in said.items():
+    given = {key: task.get(key) for key in _KEYS if task.get(key) is not None}
+    for key, value in given.items():
         if not fits(value, kinds[key]):
             raise ConfigError(
                 f"'task.{key}' must be {describe(kinds[key])}, not {value!r}",
@@ -386,24 +384,26 @@ def _with_emulated_hardware(spec: RunSpec) -> RunSpec:
                 remedy=f"set task.{key}={hardware.get(key)} and leave hardware.{key} out, or "
                 "choose task=train hardware.emulate=true",
             )
-    return spec.replace(hardware=hardware.replace(**said, emulate=True))
+    return spec.replace(hardware=hardware.replace(**given, emulate=True))
 
 
 def _minibatches(spec: RunSpec) -> int | None:
-    """What ``task.minibatches`` says.
+    """The setting ``task.minibatches``.
 
     Raises:
         ConfigError: there are none, or the trainer has a number of its own.
     """
-    asked: int | None = spec.task.get("minibatches")
-    if asked is None:
+    minibatches: int | None = spec.task.get("minibatches")
+    if minibatches is None:
         return None
-    if asked < 1:
-        raise ConfigError(f"task.minibatches={asked} is too little", remedy="set it to 1 or more")
+    if minibatches < 1:
+        raise ConfigError(
+            f"task.minibatches={minibatches} is too little", remedy="set it to 1 or more"
+        )
     if (limit := spec.trainer.batches_limit) is not None:
         raise ConfigError(
-            f"task.minibatches={asked}, and trainer.limit_train_batches={limit}",
+            f"task.minibatches={minibatches}, and trainer.limit_train_batches={limit}",
             remedy="set one of them: task.minibatches counts those of all ranks that read, "
             "trainer.limit_train_batches those of each",
         )
-    return asked
+    return minibatches

@@ -1,7 +1,7 @@
 """What a training keeps on its devices, by torch's own count.
 
 A profile counts for each layer the bytes of the tensors that torch saves for its backward
-(``saved_tensors_hooks``), and a schedule tells for how many microbatches a stage has them at once.
+(``saved_tensors_hooks``), and a schedule determines how many microbatches a stage keeps at once.
 Of spans of layers that are recomputed only the inputs stay, and one microbatch at a time has in
 addition what is inside of one of them. With the parameters and the optimizer's state that is what
 stays on a device; gradients, buffers of messages and what a layer needs for a moment come on top.
@@ -59,7 +59,7 @@ def kept_values(run: Run) -> dict[str, float]:
             return {}
         ranks = kept_bytes(plan, profiles, model, parallel.synchronous)
     except SparsePipeError as error:  # such as a file that is broken, or of other layers
-        log.info("kept_bytes is not told: %s", error.message)
+        log.info("kept_bytes is left out: %s", error.message)
         return {}
     return {"kept_bytes": sum(ranks), "kept_bytes_of_device": max(ranks)}
 
@@ -80,7 +80,7 @@ def kept_bytes(
 
     Raises:
         PlanError: the profiles have other layers.
-        ConfigError: the plan tells of layers to recompute that it has not.
+        ConfigError: the plan recomputes layers that it does not have.
     """
     schedule: dict[str, Any] = {}
     spans: StageSpans = ((),) * plan.num_stages

@@ -70,8 +70,8 @@ def _found(run: Run, choice: SearchChoice) -> Found:
         given=choice.profiles or {},
         settings=run.spec.model.settings,
     )
-    for told in other_workloads(measured, run.spec):
-        log.info("%s: the plan is for what was measured", told)
+    for difference in other_workloads(measured, run.spec):
+        log.info("%s: the plan is for what was measured", difference)
     return find_plan(choice, run.spec, run.inventory, measured)
 
 

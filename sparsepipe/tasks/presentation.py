@@ -29,7 +29,7 @@ class StartLine(pl.Callback):
     """Logs network, processes and data in one line as training begins.
 
     Attributes:
-        test_shapes: how many there are to test on, once data that know the trainer have told.
+        test_shapes: how many there are to test on, once the data know the trainer.
     """
 
     def __init__(self, run: Run) -> None:
@@ -91,7 +91,7 @@ def split(run: Run, trainer: pl.Trainer) -> str:
 
 
 def num_shapes(loaders: Any) -> int:
-    """Shapes of one loader or of several, over all ranks; 0 where they do not tell."""
+    """Shapes of one loader or of several, over all ranks; 0 where that is unknown."""
     found = loaders if isinstance(loaders, (list, tuple)) else [loaders]
     datasets = [getattr(loader, "dataset", None) for loader in found]
     return sum(len(dataset) for dataset in datasets if isinstance(dataset, Sized))

@@ -65,15 +65,15 @@ class ProfileLayers(Task):
         plan: file of a plan whose cuts are marked in the picture, which then shows the profiles
             that the inventory names of other devices as well; None: this device alone.
         beside: files of further profiles that the picture shows, by what they are called there.
-        for_plan: a training needs it, which tells by itself what share of it this took, and amid
+        for_plan: a training needs it, which logs itself what share of it this took, and amid
             whose log a table would stand.
     """
 
     name: ClassVar[str] = "profile"
     alone: ClassVar[bool] = True
     on_batches: ClassVar[bool] = True
-    # Whatever training it serves; precision but float32 is refused. The fingerprint tells of the
-    # plan, and of the optimizer what matters.
+    # Whatever training it serves; precision but float32 is refused. The fingerprint has the plan,
+    # and of the optimizer what matters.
     not_identity: ClassVar[tuple[str, ...]] = (
         "optim",
         "trainer",
@@ -193,7 +193,7 @@ class ProfileLayers(Task):
 
 
 def _report(run: Run, found: Profile, training_s: float | None, *, for_plan: bool) -> None:
-    """Writes the table, and logs it where no training asked for the profile."""
+    """Writes the table, and logs it unless a training needs the profile."""
     table = _layer_table(found)
     write_text_atomic(run.directory.path / "profile.txt", table + "\n")
     if for_plan:
@@ -318,7 +318,7 @@ def _share_of_training(found: Profile, training_s: float | None) -> str:
     """What measuring took beside the training that it serves.
 
     Args:
-        found: tells what it took.
+        found: with what it took.
         training_s: None: the training has no given end.
     """
     if training_s is None:

@@ -1,6 +1,6 @@
 """``result.json``: what came out of a run, flat, so that a table can be made of many.
 
-What all tasks tell of a run is put together here; docs/results.md lists what each key means.
+Entries of all tasks are put together here; docs/results.md lists what each key means.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LEFT_OUT = ("checkpoint", "force", "logger", "paths", "data.root", "data.cache_
 def write_result(run: Run, values: Mapping[str, Any]) -> None:
     """Writes a task's ``values`` with configuration, times, memory, hardware and versions.
 
-    What the task says counts before what is said of all. Every rank must call it; rank 0 writes.
+    The task's values take the place of general ones. Every rank must call it; rank 0 writes.
     """
     peaks = peak_values()
     if process_group.rank() != 0:

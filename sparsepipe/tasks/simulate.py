@@ -213,9 +213,9 @@ def _memory(spec: RunSpec) -> Any:
 
 
 def _batch_size(profiles: Mapping[str, Profile], spec: RunSpec) -> int:
-    """Shapes of a minibatch: as they were measured, where profiles tell."""
-    told = [profile.meta.get("batch_size") for profile in profiles.values()]
-    return int(next((size for size in told if size), spec.data.get("batch_size")))
+    """Shapes of a minibatch: as they were measured, where profiles have that."""
+    sizes = [profile.meta.get("batch_size") for profile in profiles.values()]
+    return int(next((size for size in sizes if size), spec.data.get("batch_size")))
 
 
 def _rooms(inventory: Inventory, plan: Plan) -> tuple[float | None, ...]:

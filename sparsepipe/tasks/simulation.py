@@ -35,12 +35,12 @@ _PICTURE_IN = 24.0  # of the bars
 _DRAWN = 32  # devices that have lanes in the picture
 _LISTED = 32  # devices that are listed and warned of; devices.csv has all
 _SEEN = 1000  # what takes a smaller part of the time is no more than a line in the picture
-_SECONDS_FROM_S = 2.0  # a picture of so long tells seconds, a shorter one milliseconds
+_SECONDS_FROM_S = 2.0  # a picture of so long is in seconds, a shorter one in milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ways:
-    """How ranks talk: what is said of it; where nothing is, as the runtime lets them.
+    """Settings of messages and sums; None: as the runtime has them.
 
     Args:
         overlap: sums over replicas overlap with the backward; None: in data parallelism only.
@@ -79,7 +79,7 @@ class Scheduled:
     Args:
         name: see :data:`sparsepipe.simulate.simulation.SCHEDULES`.
         microbatches: T; None: see :meth:`Simulation.of`.
-        option: of the configuration that says T.
+        option: of the configuration that has T.
     """
 
     name: str
@@ -88,11 +88,11 @@ class Scheduled:
 
     @classmethod
     def of(cls, parallel: Parallel, name: str | None, microbatches: int | None) -> Scheduled:
-        """The strategy's, where the task says nothing.
+        """The task's, or else the strategy's.
 
         Args:
             parallel: resolved and checked.
-            name: that the task says, if it does.
+            name: of the schedule, as the task has it; None: it has none.
             microbatches: likewise.
         """
         synchronous = parallel.synchronous
@@ -152,7 +152,7 @@ class Contest:
             scheduled: the plan's schedule.
 
         Raises:
-            ConfigError: there is no such schedule, or what is said does not suit it or the plan.
+            ConfigError: there is no such schedule, or a setting does not suit it or the plan.
             ProfileError: a device of the plan has no profile.
             PlanError: the plan does not fit the profiles.
             HardwareError: a link that the plan needs has no bandwidth.
@@ -168,7 +168,7 @@ class Contest:
             option=scheduled.option,
         )
         everywhere = data_parallel(inventory, plan.num_layers)
-        beside = ways if is_dp else replace(ways, all_reduce=None)  # said of the plan's replicas
+        beside = ways if is_dp else replace(ways, all_reduce=None)  # which is of the plan
         try:
             dp = Simulation.of(
                 Workload.of(everywhere, profiles), beside.setting(everywhere, inventory, is_dp=True)
@@ -334,10 +334,10 @@ class Outcome:
         ]
         if self.dp is None:
             return [*found, f"not compared with data parallelism: {self.without_dp}"]
-        said = "overlap with the backward" if self.dp_overlaps else "follow the backward"
+        sums = "overlap with the backward" if self.dp_overlaps else "follow the backward"
         found.append(
             f"{values['speedup_over_dp']:.2f}x as fast as data parallelism on all devices of the "
-            f"hardware, whose sums {said} ({values['epoch_speedup_over_dp']:.2f}x over the epoch)"
+            f"hardware, whose sums {sums} ({values['epoch_speedup_over_dp']:.2f}x over the epoch)"
         )
         if self.dp_overlaps:
             found.append(
@@ -348,7 +348,7 @@ class Outcome:
 
 
 def _pace_by_batches(simulation: Simulation, minibatches: int) -> Pace:
-    """Of an epoch, told of the batches that devices of the first stage read, as profiles are.
+    """The pace of an epoch, in batches that devices of the first stage read, as profiles are.
 
     Several of these may be a minibatch together; a last one that has fewer takes as long.
     """

@@ -117,7 +117,7 @@ class Run:
         return trainer
 
     def _devices(self, places: Sequence[Place]) -> dict[str, Any]:
-        """As Lightning's Trainer asks for them."""
+        """As Lightning's Trainer takes them."""
         if self.spec.emulation is not None:  # all hosts are this machine
             return {"num_nodes": 1, "devices": self.ranks}
         nodes = self.spec.parallel.num_nodes
@@ -138,7 +138,7 @@ class Run:
 
     @property
     def division(self) -> Division | None:
-        """How the model is split, as far as that is said; None where it is not."""
+        """How the model is split; None where it is not."""
         return division_of(self.spec, kept=self.directory.plan)
 
     def _strategy(self, slowdown: float) -> Any:
@@ -306,9 +306,9 @@ def _ranks_by_parallel(spec: RunSpec, inventory: Inventory) -> int:
     if devices == "auto" and nodes >= 1:
         devices = planned or nodes * inventory.devices_per_host(nodes)
     if not isinstance(devices, int) or devices < 1 or nodes < 1 or devices % nodes:
-        told = "" if planned is None else f", {planned} by parallel.plan,"
+        by_plan = "" if planned is None else f", {planned} by parallel.plan,"
         raise ConfigError(
-            f"parallel.devices={parallel.devices}{told} on parallel.num_nodes={nodes} is not "
+            f"parallel.devices={parallel.devices}{by_plan} on parallel.num_nodes={nodes} is not "
             "possible",
             remedy="set devices to 'auto' or to a multiple of num_nodes, at least 1 for each",
         )

@@ -57,7 +57,7 @@ from sparsepipe.utils.files import read_json, write_json
 log = logging.getLogger(__name__)
 
 _FORWARDS: Mapping[str, Any] = {"warmup": 2, "timed": 20, "most_s": 20.0}
-"""How many tell how fast a trained network infers; as many as task=evaluate makes by default."""
+"""Forwards that measure inference; as many as task=evaluate makes by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ def _ready_data(run: Run, *, test: bool) -> pl.LightningDataModule:
 
 
 def _callbacks(run: Run, checkpoint: RunCheckpoint) -> list[pl.Callback]:
-    """What every training has, in the order in which they are asked."""
+    """What every training has, in the order in which they are called."""
     division = run.division
     return [
         KeepPlan(
@@ -228,7 +228,7 @@ def _fit(
         **kept_values(run),
     }
     if process_group.rank() == 0 and run.directory.last.exists():
-        # Where callbacks ended it early, nothing else would tell a rerun that it is over.
+        # Where callbacks ended it early, a rerun would not know that it is over.
         write_json(run.directory.fitted, done)
     stop_if_any_asked(run.watch)
     return done

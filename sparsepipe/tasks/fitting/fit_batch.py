@@ -27,8 +27,8 @@ class FitBatch(Task):
 
     Each size is tried by training steps of its own on real batches of the training split: forward,
     backward and update, in a fresh process unless ``isolated`` is false. The answers are kept in
-    ``probes.json``, so that a search that was ended goes on. Of data that do not tell how many
-    shapes there are it ends where they have no batch of the size; of others no batch is larger than
+    ``probes.json``, so that a search that was ended goes on. Of data without a number of
+    shapes it ends where they have no batch of the size; of others no batch is larger than
     they are.
 
     Attributes:
@@ -103,7 +103,7 @@ def _check(spec: RunSpec) -> None:
 
 
 def _shapes(run: Run) -> int:
-    """Of the training split; 0 where it does not tell."""
+    """Of the training split; 0 where that is unknown."""
     data = build_data(run.spec)
     data.setup("fit")
     return num_shapes(data.train_dataloader())
@@ -145,13 +145,13 @@ def largest_that_fits(
 ) -> Found:
     """Doubles from ``start`` until a size does not fit, then bisects.
 
-    What is asked depends on the answers alone, so that a search whose answers were kept goes on
-    where it was. Each size is asked for once at most. Where fitting is not monotonic, the largest
+    The sizes depend on the answers alone, so that a search whose answers were kept goes on
+    where it was. Each size is tried once at most. Where fitting is not monotonic, the largest
     size is still one that fits, and the refused one does not.
 
     Args:
         fits: whether a size does.
-        most: sizes above are not asked for; 1 or more.
+        most: larger sizes are not tried; 1 or more.
         start: the first size, 1 or more.
         precision: how much larger than what fits the refused size may be, as a share of it; at 0
             it is larger by one.

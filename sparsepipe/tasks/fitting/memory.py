@@ -42,7 +42,7 @@ class ResidentPeak:
         before_bytes: what was resident then.
 
     Raises:
-        HardwareError: the system does not tell.
+        HardwareError: the system does not report it.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class ResidentPeak:
             self.before_bytes = status_bytes("VmRSS")
         except OSError as error:
             raise HardwareError(
-                f"this system does not tell what memory a process takes: {error}",
+                f"this system does not report the memory of a process: {error}",
                 remedy="measure memory on Linux, or on a GPU",
             ) from error
 
@@ -62,10 +62,10 @@ class ResidentPeak:
 
 
 def status_bytes(name: str) -> int:
-    """A size that the kernel tells of this process, such as ``VmRSS``.
+    """A size that the kernel reports of this process, such as ``VmRSS``.
 
     Raises:
-        OSError: it tells none.
+        OSError: it reports none.
     """
     found = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
     if found is None:
@@ -105,7 +105,7 @@ def watch_resident(
 def limit_allocations(more_bytes: int) -> None:
     """Lets allocations fail that would take this process so far beyond what it has.
 
-    That is before the watch can see anything: memory that is asked for counts, also where it is
+    That is before the watch can see anything: allocated memory counts, also where it is
     never used.
     """
     limit = status_bytes("VmData") + more_bytes
@@ -151,7 +151,7 @@ class Seen:
 def took_much(seen: Seen, *, budget_bytes: int | None, most_bytes: int | None) -> bool:
     """Whether a process had taken so much that memory may have run out for it.
 
-    What was free when it began is not asked: others that held the rest may be gone next time.
+    What was free when it began does not count: others that held the rest may be gone next time.
 
     Args:
         seen: of it.
@@ -167,7 +167,7 @@ def took_much(seen: Seen, *, budget_bytes: int | None, most_bytes: int | None) -
 def most_bytes() -> int | None:
     """The machine's memory, or the least limit of this process's control groups and those above.
 
-    None where nobody tells.
+    None where that is unknown.
     """
     found = []
     with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -186,11 +186,11 @@ def limit_files(own: str) -> list[Path]:
 
 
 def total_in(meminfo: str) -> int | None:
-    """What ``/proc/meminfo`` says that the machine has."""
+    """The machine's memory by ``/proc/meminfo``, in bytes."""
     found = re.search(r"^MemTotal:\s+(\d+) kB$", meminfo, re.MULTILINE)
     return None if found is None else 1024 * int(found[1])
 
 
 def limit_in(text: str) -> int | None:
-    """What such a file says in bytes; None for ``max``. Version 1 says a huge number."""
+    """The limit in such a file, in bytes; None for ``max``. Version 1 has a huge number."""
     return int(text) if text.strip().isdigit() else None

@@ -23,7 +23,7 @@ OUT_OF_MEMORY, TOO_FEW_SHAPES = 92, 93
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a probe is asked.
+    """The training steps that a probe is to take.
 
     Args:
         spec: the configuration.
@@ -34,7 +34,7 @@ class Request:
         whole: batches have to be of that size; else those of data with too few shapes do, as in a
             training.
         answer: the file to answer by.
-        parent: the process that asks, without which there is nobody to answer.
+        parent: the process that started it, without which there is nobody to answer.
     """
 
     spec: RunSpec

@@ -70,13 +70,13 @@ class Probe:
 
 
 class Prober:
-    """Tells what training steps of a run need; what it was told before, it knows.
+    """Measures what training steps of a run need, and remembers the answers.
 
     Args:
         run: whose steps; of one process.
         budget_bytes: that they may take: of a GPU's memory, which then really runs out, or of a
             process's resident memory beyond what it had before the network was made. None: all
-            that is free on a GPU, what the inventory says that a processor has.
+            that is free on a GPU, the memory of a processor by the inventory.
         steps: of training, in each probe. The first has no state of the optimizer beside its
             activations.
         timeout_s: limit of each probe.
@@ -117,7 +117,7 @@ class Prober:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Of a ``result.json``: the budget and what was asked so far, by batch size."""
+        """Of a ``result.json``: the budget and all probes so far, by batch size."""
         probes = self._probes
         return {
             "budget_bytes": self._budget_bytes,
@@ -192,7 +192,7 @@ class Prober:
     def _run_in(self, place: Path, batch_size: int) -> tuple[int, Request]:
         request = self._request(place, batch_size)
         (place / "request").write_bytes(pickle.dumps(request))
-        code = _run(place / "request", said=place / "said", timeout_s=self._timeout_s)
+        code = _run(place / "request", output=place / "output", timeout_s=self._timeout_s)
         if code is None:
             raise _too_slow(batch_size, self._timeout_s)
         return code, request
@@ -210,12 +210,12 @@ class Prober:
         )
 
     def _understood(self, code: int, request: Request) -> tuple[Outcome, int | None]:
-        """What a process says that nobody has killed."""
+        """The answer of a process that nobody has killed."""
         if code in _OUTCOMES:
             return _OUTCOMES[code], None
         if code != 0:
-            said = request.answer.with_name("said").read_text(errors="replace")
-            raise _broken(request.batch_size, code, said)
+            output = request.answer.with_name("output").read_text(errors="replace")
+            raise _broken(request.batch_size, code, output)
         answer: int | SparsePipeError = pickle.loads(request.answer.read_bytes())
         if isinstance(answer, SparsePipeError):
             raise answer
@@ -243,7 +243,7 @@ def budget_of(
     Args:
         asked_bytes: as the task has it; None: nothing.
         accelerator: of the device, ``cpu`` or ``cuda``.
-        known_bytes: that the device has, as the inventory says; None: it does not.
+        known_bytes: that the device has by the inventory; None: unknown.
 
     Raises:
         HardwareError: nobody knows what memory there is.
@@ -274,13 +274,13 @@ def _read(path: Path) -> dict[int, Probe]:
     return {probe.batch_size: probe for probe in probes}
 
 
-def _run(request: Path, *, said: Path, timeout_s: float) -> int | None:
+def _run(request: Path, *, output: Path, timeout_s: float) -> int | None:
     """The exit status of a probe; None where it took too long.
 
     Raises:
         HardwareError: it did, and cannot be ended.
     """
-    with said.open("wb") as stream:
+    with output.open("wb") as stream:
         process = subprocess.Popen(
             [sys.executable, "-m", "sparsepipe.tasks.fitting.probe", str(request)],
             stdin=subprocess.DEVNULL,
@@ -354,17 +354,17 @@ def _killed(batch_size: int, *, times: int, for_memory: bool) -> SparsePipeError
     )
 
 
-def _broken(batch_size: int, code: int, said: str) -> SparsePipeError:
+def _broken(batch_size: int, code: int, output: str) -> SparsePipeError:
     """Of steps that failed in another way.
 
     Args:
         batch_size: of the steps.
         code: exit status; negative for a signal.
-        said: by the process.
+        output: of the process.
     """
-    lines = "\n".join(said.strip().splitlines()[-_OUTPUT_LINES:])
+    lines = "\n".join(output.strip().splitlines()[-_OUTPUT_LINES:])
     end = f"signal {-code}" if code < 0 else f"exit status {code}"
     return SparsePipeError(
         f"training steps of batch size {batch_size} ended with {end}, not for memory:\n{lines}",
-        remedy="mend what it says; the same command goes on with the search",
+        remedy="mend the cause; the same command goes on with the search",
     )

@@ -31,11 +31,11 @@ from sparsepipe.tasks.task import Run
 
 
 class TooFewShapes(Exception):
-    """The data have no batch of the size that is asked for."""
+    """The data have no batch of the given size."""
 
 
 _SLACK_BYTES = 2**30
-"""What may be asked for beyond the budget, and is not used."""
+"""What may be allocated beyond the budget, and is not used."""
 _INSTEAD: dict[str, Any] = {
     "max_epochs": -1,
     "min_epochs": None,

@@ -1,4 +1,4 @@
-"""The task ``train_if_fits``: trains where a step fits into a budget of memory, else says so."""
+"""The task ``train_if_fits``: trains where a step fits into a budget of memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 class TrainIfFits(Train):
     """Trains where a few training steps fit into a budget of memory, and measures inference.
 
-    Where they do not fit, the run is finished, and its result says ``fits: false``.
+    Where they do not fit, the run is finished, and its result has ``fits: false``.
 
     Attributes:
         budget_bytes: see :class:`~sparsepipe.tasks.fitting.prober.Prober`, as of the next three.

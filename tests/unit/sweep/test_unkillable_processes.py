@@ -186,7 +186,7 @@ def test_a_probe_that_cannot_be_ended_is_an_error_with_a_remedy(
 
         monkeypatch.setattr(prober.subprocess, "Popen", StuckProcess if double else start_held)
         with pytest.raises(HardwareError, match=r"process \d+, which tried out a batch") as told:
-            prober._run(request_file, said=tmp_path / "said", timeout_s=0.2)
+            prober._run(request_file, output=tmp_path / "output", timeout_s=0.2)
         assert "see dmesg" in told.value.remedy
         number = int(re.findall(r"process (\d+)", told.value.message)[0])
         assert number == NUMBER if double else Path(f"/proc/{number}").exists()
@@ -203,5 +203,5 @@ def test_a_probe_that_takes_too_long_is_gone(
         return probes[-1]
 
     monkeypatch.setattr(prober.subprocess, "Popen", start_noted)
-    assert prober._run(request_file, said=tmp_path / "said", timeout_s=0.2) is None
+    assert prober._run(request_file, output=tmp_path / "output", timeout_s=0.2) is None
     assert [probe.returncode for probe in probes] == [-signal.SIGKILL]

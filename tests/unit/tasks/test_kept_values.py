@@ -21,7 +21,7 @@ from tests.support.command_line import composed
 from tests.support.planned_cases import profile
 
 Job = Callable[..., Path]
-WORDS = "kept_bytes is not told"
+WORDS = "kept_bytes is left out"
 
 
 def counted(layers: int = 4, **meta: Any) -> Profile:
