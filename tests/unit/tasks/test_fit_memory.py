@@ -119,7 +119,7 @@ def test_limits_end_a_process_that_passes_them(program: str, code: int) -> None:
 def test_a_probe_that_nobody_waits_for_ends_though_torch_is_still_to_come(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("import time\ntime.sleep(300)\n")
     request = Request(
-        config={},
+        spec=None,  # type: ignore[arg-type]
         batch_size=1,
         budget_bytes=1,
         isolated=True,
