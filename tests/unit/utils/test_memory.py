@@ -12,50 +12,48 @@ from sparsepipe.utils.memory import user_decides
 from tests.support.freed_blocks import needs_glibc
 from tests.support.paths import environment
 
-KEEP = "keep_freed_memory()\n"
-GIVE_BACK = "give_freed_memory_back()\n"
-MEASURED = "print(kept_mib())\n"
-PREAMBLE = """
+STEPS = """
 from tests.support.freed_blocks import kept_mib, resident_mib
 from sparsepipe.utils.memory import give_freed_memory_back, keep_freed_memory
+at_first_mib = kept_mib()
+give_freed_memory_back()
+given_back_mib = kept_mib()
+before_mib = resident_mib()
+keep_freed_memory()
+kept_mib_then = kept_mib()
+give_freed_memory_back()
+print(at_first_mib, given_back_mib, kept_mib_then, resident_mib() - before_mib, kept_mib())
 """
 
 
-def printed(program: str, **variables: str) -> int:
-    """What a program prints that runs where nobody has told glibc anything else."""
+def printed(**variables: str) -> list[int]:
+    """The numbers of :data:`STEPS`, where the environment has no other settings of glibc."""
     inherited = {k: v for k, v in environment().items() if "MALLOC" not in k}
     inherited.pop("GLIBC_TUNABLES", None)
     done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + program],
+        [sys.executable, "-c", STEPS],
         env=inherited | variables,
         capture_output=True,
         text=True,
         check=True,
         timeout=120,
     )
-    return int(done.stdout)
+    return [int(number) for number in done.stdout.split()]
 
 
 @needs_glibc
-@pytest.mark.parametrize(
-    ("program", "kept"),
-    [("", False), (KEEP, True), (GIVE_BACK, False), (KEEP + GIVE_BACK, False)],
-    ids=["glibc's own way", "kept", "given back", "given back after all"],
-)
-def test_freed_memory_stays_or_goes(program: str, kept: bool) -> None:
-    found = printed(program + MEASURED)
-    assert found > 190 if kept else found < 10
+def test_freed_memory_stays_or_goes() -> None:
+    at_first, given_back, kept, left, given_back_after_all = printed()
+    assert at_first < 10
+    assert given_back < 10
+    assert kept > 190
+    assert left < 10, "what was kept is returned as well"
+    assert given_back_after_all < 10
 
 
 @needs_glibc
-def test_what_was_kept_goes_back_when_it_is_to() -> None:
-    more = f"before = resident_mib()\nkept_mib()\n{GIVE_BACK}print(resident_mib() - before)\n"
-    assert printed(KEEP + more) < 10
-
-
-@needs_glibc
-def test_who_sets_glibcs_variables_decides() -> None:
-    assert printed(KEEP + MEASURED, MALLOC_MMAP_THRESHOLD_="131072") < 10
+def test_glibcs_variables_of_the_user_count() -> None:
+    assert printed(MALLOC_MMAP_THRESHOLD_="131072")[2] < 10
 
 
 @pytest.mark.parametrize(
