@@ -2,7 +2,7 @@
 
 On a busy machine a word may come late. It does come where the store is on no rank, so ranks
 of tests wait longer for it than users' ranks do. With the product's own limits run the ranks
-of tests/experiment, which its command line starts, and those that call :func:`lose`.
+of tests/experiment, which its command line starts, and those that call :func:`restore_limits`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LIMITS = (
 _own: list[tuple[ModuleType, str, float]] = []
 
 
-def have() -> None:
+def raise_limits() -> None:
     """Raises the product's limits in this process, if the launcher keeps the store."""
     if process_group.store_rank() is None:
         _own.extend((module, name, getattr(module, name)) for module, name in _LIMITS)
@@ -31,7 +31,7 @@ def have() -> None:
             setattr(module, name, _BUSY_S)
 
 
-def lose() -> None:
+def restore_limits() -> None:
     """Sets the product's own limits again."""
     assert _own, "they are the product's own"
     for module, name, limit_s in _own:

@@ -264,7 +264,7 @@ def _rank(
     os.environ.update(variables)
     sys.path[:] = path
     torch.set_num_threads(1)
-    patience.have()
+    patience.raise_limits()
     try:
         if join_group:
             process_group.join("gloo", timeout_s=_JOIN_S)

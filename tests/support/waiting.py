@@ -16,27 +16,27 @@ from sparsepipe.runtime.collectives import process_group
 LONG_S = 60.0  # a limit that no good test reaches
 
 
-def say(word: str) -> None:
+def post_mark(word: str) -> None:
     """Leaves a word for the other ranks."""
     process_group.store().set(word, "1")
 
 
-def said(word: str) -> bool:
+def has_mark(word: str) -> bool:
     """Whether a rank has left a word."""
     return bool(process_group.store().check([word]))
 
 
-def hear(*words: str) -> None:
+def wait_for_marks(*words: str) -> None:
     """Waits until all words have been left."""
     process_group.store().wait([*words], timedelta(seconds=LONG_S))
 
 
-def hear_waiting(rank: int) -> None:
+def wait_for_note_of(rank: int) -> None:
     """Waits until a rank has let the others know that it waits for long."""
-    hear(f"sparsepipe/waits/{rank}")
+    wait_for_marks(f"sparsepipe/waits/{rank}")
 
 
-def shorten(limit_s: float, group: dist.ProcessGroup | None = None) -> None:
+def shorten_limit(limit_s: float, group: dist.ProcessGroup | None = None) -> None:
     """Sets the limit of a group's collectives from now on, by default of that of all ranks.
 
     So what comes before the wait that is to end in vain may take its time.
@@ -53,6 +53,6 @@ def held_port() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
-def linger() -> None:
+def stay() -> None:
     """Stays until the harness kills this rank, whose end would break its peers' connections."""
     time.sleep(LONG_S)

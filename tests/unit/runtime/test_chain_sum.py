@@ -20,7 +20,7 @@ from sparsepipe.runtime.collectives.ordered_sum import OrderedSum
 from sparsepipe.runtime.failures.missing_ranks import collective, new_group
 from tests.support.processes import outcomes
 from tests.support.transport_cases import complaint
-from tests.support.waiting import LONG_S, shorten
+from tests.support.waiting import LONG_S, shorten_limit
 
 
 def text(lane: Lane) -> str:
@@ -316,7 +316,7 @@ def chain_rank(rank: int, ranks: int, ends: int, signum: int, limit_s: float) ->
     )
     with collective("a first sum", group):
         total.reduce()
-    shorten(limit_s, group)
+    shorten_limit(limit_s, group)
     if rank == ends:
         when(AMID, lambda: os.kill(os.getpid(), signum))
     with collective("a sum", group):

@@ -28,7 +28,7 @@ from tests.support import patience
 from tests.support.plans import plan_of
 from tests.support.processes import outcomes, run
 from tests.support.transport_cases import complaint
-from tests.support.waiting import LONG_S, hear_waiting, linger, shorten
+from tests.support.waiting import LONG_S, shorten_limit, stay, wait_for_note_of
 
 
 def round_rank(rank: int, config: str, ends: int, when: str, signum: int, limit_s: float) -> None:
@@ -47,7 +47,7 @@ def round_rank(rank: int, config: str, ends: int, when: str, signum: int, limit_
 
     def meets(here: str) -> None:
         if here == when:
-            shorten(limit_s, made)
+            shorten_limit(limit_s, made)
             if rank == ends:
                 os.kill(os.getpid(), signum)
 
@@ -94,7 +94,7 @@ def test_a_killed_replica_is_named_at_once(when: str) -> None:
 
 def hurried_rank(rank: int) -> None:
     """With the limits that users' ranks have for words with the store."""
-    patience.lose()
+    patience.restore_limits()
     round_rank(rank, "2", 0, "round", signal.SIGKILL, LONG_S)
 
 
@@ -133,9 +133,9 @@ def behind_rank(rank: int) -> None:
         network._timeout_s = 3.0
         with pytest.raises(TransportError):
             network.receive(Kind.GRADIENT, 2, minibatch=1)
-        linger()
-    hear_waiting(1)
-    shorten(2.0, made)
+        stay()
+    wait_for_note_of(1)
+    shorten_limit(2.0, made)
     replicas.average({"a": torch.ones(10)})
 
 
@@ -153,13 +153,13 @@ def ahead_rank(rank: int) -> None:
     if rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     if rank == 2:
-        hear_waiting(0)
+        wait_for_note_of(0)
         network._timeout_s = 2.0
         network.receive(Kind.ACTIVATION, 0, minibatch=2)
-    shorten(3.0, made)
+    shorten_limit(3.0, made)
     with pytest.raises(TransportError):
         replicas.average({"a": torch.ones(10)})
-    linger()
+    stay()
 
 
 def test_a_peer_that_waits_for_its_replica_is_not_blamed() -> None:
@@ -170,7 +170,7 @@ def test_a_peer_that_waits_for_its_replica_is_not_blamed() -> None:
 
 def connecting_rank(rank: int) -> None:
     if rank == 1:
-        linger()
+        stay()
     with collective("a test"):
         dist.new_group([0, 1], backend="gloo", timeout=timedelta(seconds=1))
 
@@ -195,12 +195,12 @@ def slow_rank(rank: int) -> bytes:
     """A wait of more than half the limit that is met."""
     made = make_stage_group([[0, 1]], backend="gloo", timeout_s=LONG_S)
     if rank == 0:
-        shorten(2.0, made)  # so that rank 0 soon says that it waits
+        shorten_limit(2.0, made)  # so that rank 0 soon says that it waits
         with collective("a test", made):
-            shorten(LONG_S, made)
+            shorten_limit(LONG_S, made)
             dist.barrier(made)
     else:
-        hear_waiting(0)
+        wait_for_note_of(0)
         dist.barrier(made)
     process_group.gather_objects(rank)
     return process_group.store().get("sparsepipe/waits/0")

@@ -17,14 +17,14 @@ from sparsepipe.runtime.transport import Kind, Network
 from tests.support.plans import plan_of
 from tests.support.processes import outcomes, run
 from tests.support.transport_cases import A, G, complaint, message
-from tests.support.waiting import LONG_S, hear, hear_waiting, linger, say
+from tests.support.waiting import LONG_S, post_mark, stay, wait_for_marks, wait_for_note_of
 
 
 def made(rank: int, config: str) -> Network:
     """A network once every rank has its own: no connection breaks while it is made."""
     net = Network(plan_of(config), rank, timeout_s=LONG_S)
-    say(f"{rank} has made it")
-    hear(*(f"{other} has made it" for other in range(plan_of(config).num_ranks)))
+    post_mark(f"{rank} has made it")
+    wait_for_marks(*(f"{other} has made it" for other in range(plan_of(config).num_ranks)))
     return net
 
 
@@ -46,16 +46,16 @@ def chain_rank(rank: int, ends: int, signum: int) -> None:
     def take(kind: Kind, source: int) -> None:
         if (signum, m) == (signal.SIGSTOP, 3) and (source < rank) == (ends < rank):
             if source != ends:
-                hear_waiting(source)
+                wait_for_note_of(source)
             net._timeout_s = 2.0
         net.receive(kind, source, minibatch=m)
 
     for m in range(6):
         if m == 3:
-            say(f"{rank} is there")
+            post_mark(f"{rank} is there")
         if rank == ends and m == 3:
             if signum == signal.SIGSTOP:
-                hear(*(f"{other} is there" for other in range(3)))
+                wait_for_marks(*(f"{other} is there" for other in range(3)))
             os.kill(os.getpid(), signum)
         if rank > 0:
             take(A, rank - 1)
@@ -81,8 +81,8 @@ def stopped_chain_rank(rank: int, stopped: int) -> None:
     try:
         chain_rank(rank, stopped, signal.SIGSTOP)
     finally:
-        say(f"{rank} gives up")
-        hear(*(f"{other} gives up" for other in range(3) if other != stopped))
+        post_mark(f"{rank} gives up")
+        wait_for_marks(*(f"{other} gives up" for other in range(3) if other != stopped))
 
 
 @pytest.mark.parametrize("dead", SOME_RANK)
@@ -135,7 +135,7 @@ def slow_rank(rank: int) -> bool:
     net._timeout_s = 10.0
     for m in range(2):
         if rank == 0:
-            hear_waiting(1)
+            wait_for_note_of(1)
             net.send(A, 1, message(m))
         else:
             net.receive(A, 0, minibatch=m)
@@ -196,7 +196,7 @@ def waits_elsewhere_rank(rank: int) -> None:
     if rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1:
-        linger()
+        stay()
     net.receive(G, 1, minibatch=0)
 
 
@@ -250,7 +250,7 @@ def test_a_death_while_closing(dies: Callable[[int], None]) -> None:
 def lingers_rank(rank: int) -> None:
     net = Network(plan_of("1-1"), rank, timeout_s=LONG_S)
     if rank == 1:
-        linger()
+        stay()
     net._timeout_s = 2.0
     net.close()
 

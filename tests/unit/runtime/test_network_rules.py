@@ -10,7 +10,7 @@ from sparsepipe.runtime.transport import Network
 from tests.support.plans import plan_of
 from tests.support.processes import outcomes, run
 from tests.support.transport_cases import A, G, complaint, message
-from tests.support.waiting import LONG_S, hear, linger, say
+from tests.support.waiting import LONG_S, post_mark, stay, wait_for_marks
 
 
 def leaves_early_rank(rank: int) -> None:
@@ -34,14 +34,14 @@ def overwrites_rank(rank: int) -> str:
         for m in range(3):
             net.send(A, 1, message(m, x))
         x.add_(1)  # what no sender may do
-        say("written")
+        post_mark("written")
         with pytest.raises(ConfigError) as caught:
             net.receive(G, 1, minibatch=0)
         return caught.value.message
-    hear("written")  # until then one message has come, and none is taken
+    wait_for_marks("written")  # until then one message has come, and none is taken
     for m in range(2):
         net.receive(A, 0, minibatch=m)
-    linger()
+    stay()
     return ""
 
 
@@ -56,7 +56,7 @@ def wrong_minibatch_rank(rank: int) -> None:
     net = Network(plan_of("1-1"), rank, timeout_s=LONG_S)
     if rank == 0:
         net.send(A, 1, message(1))
-        linger()
+        stay()
     else:
         net.receive(A, 0, minibatch=0)
 

@@ -14,7 +14,7 @@ import torch
 
 from tests.support.processes import outcomes, run
 from tests.support.transport_cases import A, G, message, network
-from tests.support.waiting import LONG_S, hear, said, say
+from tests.support.waiting import LONG_S, has_mark, post_mark, wait_for_marks
 
 BIG = 3_000_000  # 12 MB of floats: more than sockets take in
 
@@ -25,8 +25,8 @@ def overlap_rank(rank: int) -> bool:
     out, back = (A, G) if rank == 0 else (G, A)
     for m in range(2):
         net.send(out, 1 - rank, message(m, torch.full((BIG,), float(m))))
-    say(f"sent by {rank}")
-    hear(f"sent by {1 - rank}")
+    post_mark(f"sent by {rank}")
+    wait_for_marks(f"sent by {1 - rank}")
     good = [bool((net.receive(back, 1 - rank, minibatch=m).tree == m).all()) for m in range(2)]
     net.close()
     return all(good)
@@ -41,13 +41,13 @@ def arrives_rank(rank: int) -> bool:
     net = network("1-1", rank, queue_depth=1)
     if rank == 0:
         net.send(A, 1, message(0, torch.zeros(BIG)))
-        hear("arrived")
+        wait_for_marks("arrived")
     else:
         deadline_s = time.monotonic() + LONG_S / 2
-        while not len(net._in[A, 0].box) and time.monotonic() < deadline_s:
+        while not len(net._in[A, 0].queue) and time.monotonic() < deadline_s:
             time.sleep(0.01)
-        say("arrived")
-        assert len(net._in[A, 0].box)
+        post_mark("arrived")
+        assert len(net._in[A, 0].queue)
         net.receive(A, 0, minibatch=0)
     net.close()
     return True
@@ -64,13 +64,13 @@ def pressure_rank(rank: int) -> list[bool]:
     if rank == 0:
         for m in range(4):
             net.send(A, 1, message(m, torch.zeros(BIG)))
-            say(f"sent {m}")
+            post_mark(f"sent {m}")
     else:
-        hear("sent 2")  # three do not wait
+        wait_for_marks("sent 2")  # three do not wait
         time.sleep(0.3)
-        found.append(said("sent 3"))
+        found.append(has_mark("sent 3"))
         net.receive(A, 0, minibatch=0)
-        hear("sent 3")
+        wait_for_marks("sent 3")
         for m in range(1, 4):
             net.receive(A, 0, minibatch=m)
     net.close()
@@ -86,8 +86,8 @@ def idle_rank(rank: int) -> None:
 
     It is that of its connection, which keeps the one that it was made with.
     """
-    say(f"{rank} begins")
-    hear("0 begins", "1 begins")
+    post_mark(f"{rank} begins")
+    wait_for_marks("0 begins", "1 begins")
     net = network("1-1", rank, timeout_s=3.0)
     net._timeout_s = LONG_S  # of the worker's waits, once it has idled
     time.sleep(4.0)

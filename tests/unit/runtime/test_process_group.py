@@ -19,7 +19,7 @@ from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.failures.missing_ranks import JoinRoll
 from sparsepipe.runtime.failures.rank_reports import exit_immediately
 from tests.support.processes import new_store, outcomes, run
-from tests.support.waiting import LONG_S, hear, held_port, say
+from tests.support.waiting import LONG_S, held_port, post_mark, wait_for_marks
 
 
 def total() -> int:
@@ -127,8 +127,9 @@ def port() -> Iterator[int]:
 def dies_once(rank: int) -> int:
     process_group.join("gloo", timeout_s=LONG_S)
     value = total()
-    say(f"{rank} has the sum")
-    hear("0 has the sum", "1 has the sum")  # a peer that ends in its middle would break it
+    post_mark(f"{rank} has the sum")
+    # A peer that ends in the middle of it would break it.
+    wait_for_marks("0 has the sum", "1 has the sum")
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
     return value

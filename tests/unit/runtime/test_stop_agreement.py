@@ -14,7 +14,7 @@ from sparsepipe.errors import TransportError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.stop_agreement import StopAgreement, StoreClient
 from tests.support.processes import outcomes, run
-from tests.support.waiting import LONG_S, hear, held_port, say, shorten
+from tests.support.waiting import LONG_S, held_port, post_mark, shorten_limit, wait_for_marks
 
 
 @settings(max_examples=60, deadline=None)
@@ -68,13 +68,13 @@ def asking_rank(rank: int, signum: int, limit_s: float) -> None:
     """Rank 0 keeps the store, as under Lightning's own launcher."""
     process_group.join("gloo", timeout_s=LONG_S)
     process_group.gather_objects(rank)
-    shorten(limit_s)
+    shorten_limit(limit_s)
     agreement = StopAgreement(spread=2)
     assert not agreement.reached(0, requested=False)
     if rank == 0:
-        hear("rank 1 has asked")
+        wait_for_marks("rank 1 has asked")
         os.kill(os.getpid(), signum)
-    say("rank 1 has asked")
+    post_mark("rank 1 has asked")
     for step in range(1, 1_000_000):
         agreement.reached(step, requested=False)
 

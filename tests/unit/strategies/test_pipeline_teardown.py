@@ -78,7 +78,7 @@ import pytorch_lightning as pl
 from tests.support.pipeline_cases import QUIET, make_loader, make_net
 from sparsepipe.errors import TransportError
 from sparsepipe.strategies import PipelineStrategy
-from tests.support.waiting import LONG_S, shorten
+from tests.support.waiting import LONG_S, shorten_limit
 
 class Stands(pl.Callback):
     def on_train_end(self, trainer, pl_module):
@@ -86,7 +86,7 @@ class Stands(pl.Callback):
             os.kill(os.getpid(), signal.SIGSTOP)
         # The limit of the waits that are to end in vain, and not of what comes before.
         trainer.strategy._pipeline.worker.network._timeout_s = 4.0
-        shorten(4.0)
+        shorten_limit(4.0)
 
 strategy = PipelineStrategy(config="1-1", cuts=[3], timeout_s=LONG_S)
 trainer = pl.Trainer(
