@@ -26,10 +26,10 @@ from sparsepipe.strategies.distributed import RankedStrategy, RankEnvironment
 
 
 class SlowedSteps(Strategy):
-    """Whatever a step computes takes longer; what it computes stays as it is.
+    """Makes all steps slower by pauses; their results stay the same.
 
-    An optimizer's step calls the training step and the backward pass in a closure: blocks within
-    blocks, each of which pauses for itself.
+    An optimizer's step calls the training step and the backward pass in a closure. These nested
+    blocks pause each for itself.
 
     Attributes:
         slowdown: of this rank's device.
@@ -69,10 +69,10 @@ class SlowedSteps(Strategy):
 
 
 class SlowedDeviceStrategy(SlowedSteps, SingleDeviceStrategy):
-    """Lightning's strategy of one CPU, slower.
+    """Lightning's strategy for one CPU, made slower.
 
     Args:
-        slowdown: how many times slower than it is.
+        slowdown: factor by which the device is made slower.
     """
 
     def __init__(self, *, slowdown: float) -> None:
@@ -108,7 +108,7 @@ class DataParallelStrategy(SlowedSteps, RankedStrategy):
         find_unused_parameters: look in every step for parameters without a gradient; costs
             time, needed by networks that skip layers.
         static_graph: promise that every step uses the same parameters in the same way.
-        slowdown: how many times slower than it is this rank's device is made, by pausing.
+        slowdown: factor by which this rank's device is made slower, by pauses.
         cluster_environment: by default the ranks of an elastic agent or ``torchrun``.
     """
 

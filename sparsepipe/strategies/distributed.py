@@ -23,7 +23,7 @@ from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.failures.missing_ranks import collective
 from sparsepipe.runtime.slowdown import Slowdown
 from sparsepipe.strategies import trainer_internals as internals
-from sparsepipe.strategies.orphans import end_orphans, remember
+from sparsepipe.strategies.orphans import end_orphans, register_ranks
 from sparsepipe.utils.memory import keep_freed_memory
 
 
@@ -61,25 +61,25 @@ class RankEnvironment(LightningEnvironment):
 
 
 def check_ranks(environment: ClusterEnvironment, *, nodes: int, devices: int) -> None:
-    """Refuse to train on other ranks than the Trainer asks for.
+    """Refuse to train on another number of ranks than the Trainer is configured for.
 
     Args:
-        environment: knows how many there are.
-        nodes: of the Trainer.
-        devices: of the Trainer on this node; other nodes may have other numbers.
+        environment: knows the number of running ranks.
+        nodes: number of the Trainer's nodes.
+        devices: number of the Trainer's devices on this node; other nodes may have other numbers.
 
     Raises:
         ConfigError: there are more or fewer.
     """
-    there_are = environment.world_size()
+    running = environment.world_size()
     unequal = (
         nodes > 1
         and os.environ.get("LOCAL_WORLD_SIZE") == str(devices)
         and os.environ.get("GROUP_WORLD_SIZE", str(nodes)) == str(nodes)
     )
-    if there_are != nodes * devices and not unequal:
+    if running != nodes * devices and not unequal:
         raise ConfigError(
-            f"the Trainer has devices={devices} and num_nodes={nodes}, but {there_are} ranks run",
+            f"the Trainer has devices={devices} and num_nodes={nodes}, but {running} ranks run",
             remedy="start as many ranks as the Trainer has devices; all Trainers of a script that "
             "starts ranks need the same number",
         )
@@ -88,47 +88,44 @@ def check_ranks(environment: ClusterEnvironment, *, nodes: int, devices: int) ->
 _Value = TypeVar("_Value")
 
 
-_PLACE = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE")
-"""Where a process finds its place among the ranks."""
+_RANK_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE")
+"""Environment variables that give a process its rank."""
 
 
 class RankedStrategy(DDPStrategy):
-    """A strategy whose Trainer has as many ranks as it asks for.
+    """The base of all strategies here with several ranks.
 
-    A Trainer with one device leaves nothing behind: the next one in its process may have
-    more of them.
+    After a Trainer with one device the process is as before: its next Trainer may have several.
 
     Args:
-        slowdown: how many times slower than it is this rank's device is made.
-        **options: of Lightning's strategy.
-
-    Attributes:
+        slowdown: factor by which this rank's device is made slower.
+        **options: of Lightning's DDP strategy.
         slowdown: what makes it slower.
     """
 
     def __init__(self, *, slowdown: float = 1.0, **options: Any) -> None:
         super().__init__(**options)
+        self._variables_before: dict[str, str | None] | None = None
         self.slowdown = Slowdown(slowdown)
-        self._place_before: dict[str, str | None] | None = None
 
     @property
-    def _asks_for_one(self) -> bool:
+    def _is_single(self) -> bool:
         return self.num_nodes * self.num_processes == 1
 
     @override
     def _configure_launcher(self) -> None:
-        if not self._asks_for_one:  # it would set the variables of a world of one
+        if not self._is_single:  # it would set the variables of a world of one
             super()._configure_launcher()
 
     @override
     def setup_environment(self) -> None:
-        remember(self.launcher)
+        register_ranks(self.launcher)
         assert self.cluster_environment is not None
         check_ranks(self.cluster_environment, nodes=self.num_nodes, devices=self.num_processes)
-        if self._asks_for_one and not internals.process_group_exists():
-            self._place_before = {name: os.environ.get(name) for name in _PLACE}
+        if self._is_single and not internals.process_group_exists():
+            self._variables_before = {name: os.environ.get(name) for name in _RANK_VARIABLES}
         super().setup_environment()
-        if not self._asks_for_one and self.root_device.type == "cpu":
+        if not self._is_single and self.root_device.type == "cpu":
             keep_freed_memory()
         # A group's threads that outlive the interpreter abort the process now and then.
         atexit.unregister(process_group.leave)
@@ -143,7 +140,7 @@ class RankedStrategy(DDPStrategy):
     @override
     def teardown(self) -> None:
         super().teardown()
-        before, self._place_before = self._place_before, None
+        before, self._variables_before = self._variables_before, None
         if before is None:
             return
         process_group.leave()
@@ -159,42 +156,42 @@ class RankedStrategy(DDPStrategy):
         # loses the fraction where ranks saw unequal numbers of shapes.
         mean = reduce_op in (None, "mean", "avg")
         counts = isinstance(tensor, Tensor) and not tensor.is_floating_point()
-        with _together("reducing what was logged"):
+        with _naming_missing_ranks("reducing what was logged"):
             return super().reduce(tensor.double() if mean and counts else tensor, group, reduce_op)
 
     @override
     def barrier(self, name: str | None = None) -> None:
-        with _together(f"the barrier {name}" if name else "a barrier"):
+        with _naming_missing_ranks(f"the barrier {name}" if name else "a barrier"):
             super().barrier(name)
 
     @override
     def broadcast(self, obj: _Value, src: int = 0) -> _Value:
-        with _together(f"hearing what rank {src} says"):
+        with _naming_missing_ranks(f"the broadcast of rank {src}"):
             return super().broadcast(obj, src)
 
 
-def _together(what: str) -> AbstractContextManager[None]:
-    """Around Lightning's own collectives: an error says which rank did not come."""
+def _naming_missing_ranks(what: str) -> AbstractContextManager[None]:
+    """For Lightning's own collectives: an error names the ranks that did not take part."""
     return collective(what) if internals.process_group_exists() else nullcontext()
 
 
-def leave_at_exit(error: BaseException, *, blocked: Callable[[], bool]) -> None:
-    """At the end of this process, ends it at once if threads are still blocked then.
+def exit_if_blocked(error: BaseException, *, blocked: Callable[[], bool]) -> None:
+    """Ends this process by ``os._exit`` when it exits, if its network threads are blocked then.
 
-    Such threads cannot be ended, and Python's own clean-up aborts in them. What others have
-    registered for the end runs before. The status is the error's own, whether or not the
-    script caught it: what a later ``sys.exit`` wished is not known there.
+    Such threads cannot be ended, and Python's own clean-up aborts in them. Functions that others
+    registered by ``atexit`` run before. The exit status is that of the error, also where the script
+    has caught it: the status of a later ``sys.exit`` is not known at that point.
 
     Args:
-        error: what ended the run.
-        blocked: whether threads wait in vain.
+        error: the error that ended the run.
+        blocked: returns whether threads wait for ranks that will not answer.
     """
     known = atexit._ncallbacks() + 1
-    atexit.register(_leave, status_of(error), blocked, known)
+    atexit.register(_exit, exit_status(error), blocked, known)
 
 
-def status_of(error: BaseException) -> int:
-    """With which status a process ends that an exception ends."""
+def exit_status(error: BaseException) -> int:
+    """The exit status of a process that ends by an exception."""
     if isinstance(error, KeyboardInterrupt):
         return 128 + signal.SIGINT
     if isinstance(error, SIGTERMException):
@@ -204,11 +201,11 @@ def status_of(error: BaseException) -> int:
     return 1
 
 
-def _leave(status: int, blocked: Callable[[], bool], known: int) -> None:
+def _exit(status: int, blocked: Callable[[], bool], known: int) -> None:
     if not blocked():
         return
     if atexit._ncallbacks() == known:  # none came later and has run already
-        atexit.unregister(_leave)
+        atexit.unregister(_exit)
         atexit._run_exitfuncs()
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):

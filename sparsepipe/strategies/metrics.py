@@ -20,11 +20,11 @@ from torchmetrics.utilities import (
 from sparsepipe.errors import ConfigError
 
 State = dict[str, Any]
-"""Names and values of a metric's states, and ``"updates"``, how often it was updated."""
+"""A metric's states by name, and ``"updates"``, the number of its updates."""
 
 
 def state_of(metric: Metric) -> State:
-    """A metric's, on the host."""
+    """The state of a metric, on the host."""
     values = {
         name: _map(lambda t: t.detach().cpu(), getattr(metric, name)) for name in metric._defaults
     }
@@ -42,7 +42,7 @@ def set_last_result(metric: Metric, value: Any) -> None:
 
 
 def put_state(metric: Metric, state: State) -> None:
-    """Gives a metric a state, on its device; what it has computed does not hold any more."""
+    """Sets the state of a metric, on its device, and drops its computed value."""
     for name in metric._defaults:
         setattr(metric, name, _map(lambda t: t.to(metric.device).clone(), state[name]))
     metric._update_count = state["updates"]
@@ -50,7 +50,7 @@ def put_state(metric: Metric, state: State) -> None:
 
 
 def merged_states(metric: Metric, states: Sequence[State]) -> State | None:
-    """That of all the minibatches that several are of; None where the metric has no rule for it."""
+    """One state of several; None where the metric has no rule to merge them."""
     if len(states) == 1:
         return states[0]
     result: State = {"updates": sum(state["updates"] for state in states)}
@@ -86,11 +86,7 @@ def _map(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 class Metrics:
-    """The metrics of a module.
-
-    Args:
-        module: the LightningModule; metrics must be attributes of it or its children.
-    """
+    """The metrics of a module: attributes of it and of its children."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -101,11 +97,11 @@ class Metrics:
             name: (metric.sync_on_compute, metric.dist_sync_on_step)
             for name, metric in self._metrics.items()
         }
-        self._touched: set[str] = set()
+        self._updated: set[str] = set()
         self._stale: set[str] = set()
 
     def detach(self) -> None:
-        """Keeps metrics from waiting for other ranks: states are whole already."""
+        """Turns off the metrics' own synchronisation: their states are complete already."""
         for metric in self._metrics.values():
             metric.sync_on_compute = metric.dist_sync_on_step = metric._to_sync = False
 
@@ -116,8 +112,8 @@ class Metrics:
             metric._to_sync = metric.sync_on_compute
 
     @contextmanager
-    def noticing(self) -> Iterator[None]:
-        """Notes which metrics are updated within; a segment's first update begins anew."""
+    def tracking(self) -> Iterator[None]:
+        """Records which metrics are updated within; the first update after a drain begins anew."""
         merged = {name: _set_aside(self._metrics[name]) for name in self._stale}
         before = {name: metric._update_count for name, metric in self._metrics.items()}
         yield
@@ -127,33 +123,33 @@ class Metrics:
         # A validation between two steps leaves the metrics of the training as they were.
         for name in merged.keys() - updated:
             _put_back(self._metrics[name], merged[name])
-        self._touched |= updated
+        self._updated |= updated
         self._stale -= updated
 
-    def harvest(self) -> dict[str, State]:
-        """States of the metrics that were updated since the last time, on the host."""
-        touched, self._touched = self._touched, set()
+    def take_updated(self) -> dict[str, State]:
+        """States of the metrics that were updated since the last call, on the host."""
+        updated, self._updated = self._updated, set()
         for parent, child in self._module.named_modules():
             members = {name for name in self._metrics if name.startswith(f"{parent}.")}
-            if isinstance(child, MetricCollection) and touched & members:
+            if isinstance(child, MetricCollection) and updated & members:
                 child.values(copy_state=False)  # members of a group take over its state
-                touched |= members
-        return {name: state_of(self._metrics[name]) for name in sorted(touched)}
+                updated |= members
+        return {name: state_of(self._metrics[name]) for name in sorted(updated)}
 
-    def install(self, harvests: Sequence[Mapping[str, State]], *, replica: int | None) -> None:
-        """Puts merged states in place.
+    def merge(self, parts: Sequence[Mapping[str, State]], *, replica: int | None) -> None:
+        """Merges the states of all replicas of the last stage and sets them.
 
         Args:
-            harvests: of each replica of the last stage.
-            replica: which of them this rank is, if it is one.
+            parts: :meth:`take_updated` of each replica of the last stage.
+            replica: number of this rank's replica of the last stage; None in other stages.
 
         Raises:
             ConfigError: a metric whose states cannot be merged.
         """
-        names = {name for harvest in harvests for name in harvest}
+        names = {name for part in parts for name in part}
         for name in sorted(names):
             metric = self._metrics[name]
-            states = [harvest[name] for harvest in harvests if name in harvest]
+            states = [part[name] for part in parts if name in part]
             merged = merged_states(metric, states)
             if merged is None:
                 raise ConfigError(
@@ -167,7 +163,7 @@ class Metrics:
 
 
 def _set_aside(metric: Metric) -> State:
-    """The state of a metric, which begins anew."""
+    """Resets a metric; its state before."""
     state: State = {name: getattr(metric, name) for name in metric._defaults}
     # Lists are emptied as a metric begins anew, tensors are not.
     state = {name: list(v) if isinstance(v, list) else v for name, v in state.items()}

@@ -17,7 +17,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.asynchronous_worker import AsynchronousWorker
 from sparsepipe.runtime.weights import Mode, Weights
 from sparsepipe.schedule import Plan
-from sparsepipe.strategies.pipeline.layers import Share
+from sparsepipe.strategies.pipeline.layers import Shard
 from sparsepipe.strategies.pipeline.logging import Logs
 from sparsepipe.strategies.pipeline.pipeline import TRAINING, MakeWorker, Settings, StepEvents
 from sparsepipe.strategies.pipeline.stage_plan import Balance
@@ -25,7 +25,7 @@ from sparsepipe.strategies.pipeline.staged import StagedStrategy
 
 
 class TrainingEvents(StepEvents):
-    """Of the asynchronous pipeline, where minibatches come back one by one."""
+    """Events of the asynchronous pipeline, where minibatches return one by one."""
 
     def done(self, minibatch: int, *, loss: Tensor, logs: Logs) -> None:
         """Shows what a minibatch logged, for now."""
@@ -40,7 +40,7 @@ class TrainingEvents(StepEvents):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsynchronousSettings(Settings):
-    """Of the asynchronous pipeline."""
+    """Settings of the asynchronous pipeline."""
 
     mode: Mode | str
     predict_backward: bool
@@ -60,16 +60,16 @@ class AsynchronousSettings(Settings):
         return TrainingEvents
 
     def check_module(self, module: nn.Module) -> None:
-        """Every module will do."""
+        """Any module is accepted."""
 
     def check(self, plan: Plan) -> None:
-        """Every plan will do."""
+        """Any plan is accepted."""
 
-    def worker(self, plan: Plan, rank: int, share: Share, over: Optimizer | None) -> MakeWorker:
+    def worker(self, plan: Plan, rank: int, shard: Shard, over: Optimizer | None) -> MakeWorker:
         if over is None:
             return partial(AsynchronousWorker, weights=None)
         weights = Weights(
-            dict(share.parameters()),
+            dict(shard.parameters()),
             self.mode,
             over,
             replicas=plan.replicas(plan.stage_of(rank)),
@@ -120,7 +120,7 @@ class PipelineStrategy(StagedStrategy):
         timeout_s: limit of every wait for another rank.
         process_group_backend: ``gloo`` (the default, also for CUDA) or ``nccl``.
         direct: tensors go from device to device over NCCL; a CUDA device for every rank.
-        slowdown: how many times slower than it is this rank's device is made, by pausing.
+        slowdown: factor by which this rank's device is made slower, by pauses.
         cluster_environment: by default the ranks of an elastic agent, ``torchrun`` or
             Lightning's own launcher.
     """

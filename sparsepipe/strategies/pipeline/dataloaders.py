@@ -53,7 +53,7 @@ class Placeholders:
 
 
 class Padded:
-    """A loader followed by stand-ins up to a length, whatever the loader says of its own.
+    """A loader followed by stand-ins up to a length, whatever length the loader reports.
 
     Args:
         loader: what is read.
@@ -77,14 +77,14 @@ class Padded:
         yield from [ELSEWHERE] * (self._length - count)
 
     def __getattr__(self, name: str) -> Any:
-        # Lightning tells samplers the epoch; others look for the data set.
+        # Lightning sets the epoch of samplers; others read the data set.
         if name in ("sampler", "batch_sampler", "dataset", "generator"):
             return getattr(self.loader, name)
         raise AttributeError(name)
 
 
 class Lengths:
-    """What each reader of stage 0 has of each loader, known to all ranks.
+    """Lengths of each loader on each reader of stage 0, known to all ranks.
 
     Args:
         readers: number of replicas of stage 0.
@@ -97,15 +97,17 @@ class Lengths:
         self._known: dict[int, tuple[Any, tuple[int, ...]]] = {}  # by id, as long as it lives
 
     def adapt(self, loader: Any) -> Any:
-        """A loader for this rank; every rank must ask, in the same order.
+        """A loader for this rank; every rank must call this, in the same order.
 
         Raises:
             ConfigError: the loader has no length, or the readers' lengths differ by more than
                 a last, partial round.
         """
         length = sized_len(loader)
-        said = process_group.gather_objects((self._reader, -1 if length is None else length))
-        lengths = tuple(length for _, length in sorted((r, n) for r, n in said if r is not None))
+        reported = process_group.gather_objects((self._reader, -1 if length is None else length))
+        lengths = tuple(
+            length for _, length in sorted((r, n) for r, n in reported if r is not None)
+        )
         _check(lengths, loader)
         longest = lengths[0]
         adapted = loader
@@ -117,12 +119,12 @@ class Lengths:
         return adapted
 
     def _watched(self, loader: Any) -> Any:
-        """What forgets a loader with its end: a Trainer may make new ones in each epoch."""
+        """A weak reference, since a Trainer may make new loaders in each epoch."""
         number = id(loader)
         try:
             return weakref.ref(loader, lambda _: self._known.pop(number, None))
         except TypeError:
-            return loader  # kept alive, so that no other has its id
+            return loader  # keeps it alive, so that no other loader gets its id
 
     def count(self, loaders: Sequence[Any], batch_idx: int) -> int:
         """Minibatches that the readers together have in a step.
@@ -164,7 +166,7 @@ def _check(lengths: tuple[int, ...], loader: Any) -> None:
 
 
 def _exact(loader: Any) -> bool:
-    """Whether a loader surely yields as many batches as it says."""
+    """Whether a loader certainly yields as many batches as its length."""
     return isinstance(loader, DataLoader) and not has_iterable_dataset(loader)
 
 

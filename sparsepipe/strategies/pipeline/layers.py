@@ -1,4 +1,4 @@
-"""The layers of a module: which ranks hold what, and a module with only its rank's share.
+"""The layers of a module: which rank holds which, and a module reduced to those of one rank.
 
 A rank keeps the layers of its stage. The others give way to stand-ins without parameters,
 so that names stay, and give their memory back until the module is made whole again.
@@ -52,7 +52,7 @@ def find_layers(module: nn.Module, name: str | None) -> str:
 
     Args:
         module: the LightningModule.
-        name: what the user says, dotted; None: ``layers``, else the one Sequential that is
+        name: dotted name given by the user; None: ``layers``, else the one Sequential that is
             a child of the module, else the one that is a child of its children.
 
     Raises:
@@ -167,8 +167,8 @@ class Placement:
                 )
 
 
-class Share:
-    """A module reduced to what one rank holds, until it is made whole.
+class Shard:
+    """A module reduced to the layers of one rank, until they are put back.
 
     Args:
         placement: of the module.

@@ -51,11 +51,7 @@ Logs = tuple[Logged, ...]
 
 
 class Recorder:
-    """Takes the place of ``self.log`` of a module.
-
-    Args:
-        module: the LightningModule.
-    """
+    """Records calls of ``self.log`` of a module instead of doing them."""
 
     def __init__(self, module: pl.LightningModule) -> None:
         self._module = module
@@ -65,11 +61,11 @@ class Recorder:
 
     @contextmanager
     def recording(self, batch: Any, *, epoch_default: bool) -> Iterator[list[Logged]]:
-        """Notes what is logged within.
+        """Records what is logged within.
 
         Args:
             batch: whose size counts where the caller gives none.
-            epoch_default: whether values count for the epoch unless told otherwise.
+            epoch_default: whether values count for the epoch by default.
         """
         notes: list[Logged] = []
         really = self._module.log
@@ -79,7 +75,7 @@ class Recorder:
             options = {**dict(zip(_POSITIONAL, args, strict=False)), **kwargs}
             metric = self._metric(value, options)
             if not _simple(value, metric):
-                really(name, value, **options)  # it says what is wrong
+                really(name, value, **options)  # raises an error that explains what is wrong
                 return
             on_epoch = options.get("on_epoch")
             counts = epoch_default if on_epoch is None else on_epoch
@@ -136,46 +132,42 @@ _POSITIONAL = (
 """Order of the arguments of ``LightningModule.log`` after name and value."""
 
 
-class Repeater:
-    """Repeats what was logged, on this rank.
-
-    Args:
-        module: the LightningModule.
-    """
+class LogReplay:
+    """Repeats recorded calls of ``self.log`` on this rank."""
 
     def __init__(self, module: pl.LightningModule) -> None:
         self._module = module
-        self._settled: dict[str, dict[str, Any]] = {}
+        self._sums: dict[str, dict[str, Any]] = {}
         self._options: dict[str, dict[str, Any]] = {}
         self._epoch = -1
 
     def show(self, logs: Logs, *, hook: str) -> None:
-        """Repeats one minibatch's for now; the next :meth:`settle` takes it back."""
+        """Repeats the calls of one minibatch until the next :meth:`replay`."""
         with internals.logging_hook(self._module, hook):
             self._repeat(logs)
 
-    def settle(self, minibatches: Iterable[Logs], *, hook: str) -> None:
-        """Repeats a segment's minibatches, after those of earlier segments of the epoch.
+    def replay(self, minibatches: Iterable[Logs], *, hook: str) -> None:
+        """Repeats the calls of minibatches since the last drain, after those of earlier drains.
 
         Args:
-            minibatches: what each logged, in order.
-            hook: in which it did.
+            minibatches: calls of each minibatch, in order.
+            hook: the step that made them.
         """
         trainer = self._module.trainer
         results = internals.logged_values(trainer)
         assert results is not None
         if trainer.current_epoch != self._epoch:
             self._epoch = trainer.current_epoch
-            self._settled.clear()
+            self._sums.clear()
         mine = {key: item for key, item in results.items() if item.meta.fx == hook}
         for key, item in mine.items():
             if item.is_tensor:
                 item.reset()
-                vars(item).update(self._settled.get(key, {}))
+                vars(item).update(self._sums.get(key, {}))
         with internals.logging_hook(self._module, hook):
             for logs in minibatches:
                 self._repeat(logs)
-        self._settled.update(
+        self._sums.update(
             {
                 key: internals.accumulated(item)
                 for key, item in results.items()
@@ -184,7 +176,7 @@ class Repeater:
         )
 
     def append(self, minibatches: Iterable[Logs], *, hook: str) -> None:
-        """Repeats minibatches that come after what is there; nothing is taken back."""
+        """Repeats the calls of further minibatches; what was shown stays."""
         with internals.logging_hook(self._module, hook):
             for logs in minibatches:
                 self._repeat(logs)
@@ -201,10 +193,10 @@ class Repeater:
                 self._module.log(note.name, value, **note.options)
 
     def _add(self, note: Logged, value: Any) -> bool:
-        """Adds to what Lightning has from an earlier call with the same options, if it has.
+        """Adds a value to an earlier one with the same options; False where there is none.
 
-        ``self.log`` looks at everything anew in each call, which takes a millisecond or so. On
-        every rank and for every minibatch that is what a pipeline waits for.
+        ``self.log`` checks everything anew in each call, which takes about a millisecond. A
+        pipeline would wait for that on every rank and for every minibatch.
         """
         results = internals.logged_values(self._module.trainer)
         if results is None or results.dataloader_idx is not None or isinstance(value, float | int):

@@ -25,9 +25,9 @@ def drain_follows(trainer: pl.Trainer, *, stops: bool) -> bool:
     when ``max_steps`` is reached. All ranks come to the same answer.
 
     Args:
-        trainer: asks.
-        stops: whether the ranks have agreed to stop. What ``trainer.should_stop`` says in a
-            step's middle may be the wish of this rank alone.
+        trainer: the Trainer.
+        stops: whether the ranks have agreed to stop. Within a step, ``trainer.should_stop`` may be
+            a request of this rank alone.
     """
     steps = trainer.global_step + 1
     if internals.epoch_ends(trainer) or steps == trainer.max_steps:
@@ -41,16 +41,16 @@ def drain_follows(trainer: pl.Trainer, *, stops: bool) -> bool:
 
 @contextmanager
 def _as_agreed(trainer: pl.Trainer, stops: bool) -> Iterator[None]:
-    """Hides this rank's own wish to stop; one that a signal's handler has meanwhile stays."""
-    wished, trainer.should_stop = trainer.should_stop, stops
+    """Hides this rank's own request to stop; one that a signal's handler makes within stays."""
+    requested, trainer.should_stop = trainer.should_stop, stops
     try:
         yield
     finally:
-        trainer.should_stop = trainer.should_stop or wished
+        trainer.should_stop = trainer.should_stop or requested
 
 
 class Owner(Protocol):
-    """The strategy, as far as it is needed here."""
+    """The strategy: the attributes that are used here."""
 
     @property
     def replicas(self) -> tuple[int, ...]: ...
@@ -62,11 +62,11 @@ class LoopPatches:
 
     - Lightning broadcasts at each step whether rank 0 had a signal, and once more within
       the signal's handler. Off.
-    - A stop that one rank wishes, or a signal that came to it, takes effect on all ranks
-      after the same step, see :class:`StopAgreement`; the pipeline drains there. What hooks
-      wish before an epoch's first step is agreed on there, as at its end.
-    - A Timer (``max_time``) broadcasts after each step whether its time is over. Rank 0 asks
-      for a stop instead.
+    - A stop that one rank requests, or a signal that it received, takes effect on all ranks
+      after the same step, see :class:`StopAgreement`; the pipeline drains there. Stops that hooks
+      request before an epoch's first step are agreed on there, as at its end.
+    - A Timer (``max_time``) broadcasts after each step whether its time is over. Rank 0 requests
+      a stop instead.
     - Where one rank reads, its loader stays as the user made it.
     - Stand-ins for batches do not go through the user's hooks for batches, and count as one
       sample in what hooks log.
@@ -82,9 +82,9 @@ class LoopPatches:
         self._fit_loop, self._epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
         self._module = trainer.lightning_module
         self._sampling = internals.uses_distributed_sampler(trainer)
-        self._callbacks = (_First(owner), _Last(self))
+        self._callbacks = (_DrainFirst(owner), _AgreeLast(self))
         self._timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
-        self._standing = False  # what the ranks have agreed on; trainer.should_stop may be a wish
+        self._agreed = False  # agreed on by all ranks; trainer.should_stop may be a request
         self._alone = (ranks := sum(owner.replicas)) == 1
         self._stop = StopAgreement(spread=2 * ranks)
         self._signal = StopAgreement(spread=2 * ranks)
@@ -96,11 +96,11 @@ class LoopPatches:
         self._fit_loop.run = self._run  # type: ignore[method-assign]
         self._epoch_loop.on_run_start = self._begin_epoch  # type: ignore[method-assign]
         internals.replace_validation_decision(trainer, self._after_step)
-        internals.replace_signal_handler(trainer, self._notice)
-        internals.wrap_batch_hooks(self._module, _guarded)
-        internals.wrap_batch_start(trainer, partial(_sized, trainer))
+        internals.replace_signal_handler(trainer, self._on_signal)
+        internals.wrap_batch_hooks(self._module, _unless_elsewhere)
+        internals.wrap_batch_start(trainer, partial(_with_batch_size, trainer))
         for timer in self._timers:
-            timer.on_train_batch_end = _asking(timer)  # type: ignore[method-assign]
+            timer.on_train_batch_end = _timer_step(timer)  # type: ignore[method-assign]
         first, last = self._callbacks
         trainer.callbacks = [first, *trainer.callbacks, last]  # type: ignore[attr-defined]
 
@@ -124,14 +124,14 @@ class LoopPatches:
     @property
     def stops(self) -> bool:
         """Whether all ranks know of each other that they stop as soon as they may."""
-        return self._trainer.should_stop if self._alone else self._standing
+        return self._trainer.should_stop if self._alone else self._agreed
 
     def stop_for_all(self) -> None:
-        """What one rank wishes now is done by all; every rank must call it."""
-        wished = self._trainer.should_stop or self._stop.pending
-        self._standing = self._trainer.should_stop = process_group.any_rank(wished)
+        """Stops all ranks if one requests it; every rank must call this."""
+        requested = self._trainer.should_stop or self._stop.pending
+        self._agreed = self._trainer.should_stop = process_group.any_rank(requested)
 
-    def _notice(self, signum: Any, _: Any) -> None:
+    def _on_signal(self, signum: Any, _: Any) -> None:
         """Handles a signal to end; Lightning's launcher passes it on."""
         launcher = self._trainer.strategy.launcher
         if not internals.received_signal(self._trainer) and launcher is not None:
@@ -147,12 +147,12 @@ class LoopPatches:
         self.stop_for_all()  # after ``on_train_epoch_start``
 
     def _after_step(self, _: Any) -> bool:
-        """Lightning asks this first after the last hook of a step."""
+        """Lightning calls this first after the last hook of a step."""
         trainer = self._trainer
         step = trainer.global_step
-        asked = trainer.should_stop and not self._standing
-        self._standing = self._standing or self._stop.reached(step, requested=asked)
-        trainer.should_stop = self._standing
+        requested = trainer.should_stop and not self._agreed
+        self._agreed = self._agreed or self._stop.reached(step, requested=requested)
+        trainer.should_stop = self._agreed
         ends = self._signal.reached(step, requested=internals.received_signal(trainer))
         internals.set_received_signal(trainer, ends)
         validates = internals.validation_follows(trainer)
@@ -161,7 +161,7 @@ class LoopPatches:
         return validates
 
 
-class _First(pl.Callback):
+class _DrainFirst(pl.Callback):
     """First of the callbacks, so that the others find everything drained."""
 
     def __init__(self, owner: Owner) -> None:
@@ -172,8 +172,8 @@ class _First(pl.Callback):
         self._owner.drain()
 
 
-class _Last(Checkpoint):
-    """Last of the callbacks (checkpoints come last): agrees on what the others wish."""
+class _AgreeLast(Checkpoint):
+    """Last of the callbacks (checkpoints come last): agrees on stops that the others request."""
 
     def __init__(self, patches: LoopPatches) -> None:
         self._patches = patches
@@ -187,8 +187,8 @@ def _nothing() -> None:
     return None
 
 
-def _asking(timer: Timer) -> Any:
-    """What a Timer does after a step, but that rank 0 alone looks at its clock."""
+def _timer_step(timer: Timer) -> Any:
+    """A Timer's hook after a step, in which rank 0 alone looks at the clock."""
     over = False
 
     def on_train_batch_end(trainer: pl.Trainer, *_: Any, **__: Any) -> None:
@@ -206,8 +206,8 @@ def _asking(timer: Timer) -> Any:
     return on_train_batch_end
 
 
-def _sized(trainer: pl.Trainer, note: Callable[..., None]) -> Callable[..., None]:
-    """Notes the batch that is to be logged of, and what Lightning cannot find out of it."""
+def _with_batch_size(trainer: pl.Trainer, note: Callable[..., None]) -> Callable[..., None]:
+    """Notes the running batch; the size of a stand-in, which Lightning cannot find out, is 1."""
 
     def on_batch_start(batch: Any, *args: Any, **kwargs: Any) -> None:
         note(batch, *args, **kwargs)
@@ -217,7 +217,7 @@ def _sized(trainer: pl.Trainer, note: Callable[..., None]) -> Callable[..., None
     return on_batch_start
 
 
-def _guarded(hook: Any) -> Any:
+def _unless_elsewhere(hook: Any) -> Any:
     def guarded(batch: Any, *args: Any, **kwargs: Any) -> Any:
         return batch if is_elsewhere(batch) else hook(batch, *args, **kwargs)
 

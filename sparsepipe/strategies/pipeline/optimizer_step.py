@@ -23,7 +23,7 @@ Options = dict[str, Any]
 """Of one group: all but its parameters."""
 
 
-class PastOptions:
+class OptionHistory:
     """Lets an update use the options of an earlier step.
 
     Schedulers change options between Lightning steps, and an update is to see those of its own
@@ -36,31 +36,31 @@ class PastOptions:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._noted: dict[int, list[Options]] = {}
+        self._recorded: dict[int, list[Options]] = {}
         self._warned = False
 
-    def note(self, step: int) -> None:
-        """Remembers the options as those of a step; steps count from 0 after a drain."""
+    def record(self, step: int) -> None:
+        """Records the options as those of a step; steps count from 0 after a drain."""
         if step == 0:
-            self._noted.clear()
-        self._noted[step] = [_copied(_options(g)) for g in self._optimizer.param_groups]
+            self._recorded.clear()
+        self._recorded[step] = [_copied(_options(g)) for g in self._optimizer.param_groups]
 
     @contextmanager
     def as_of(self, step: int) -> Iterator[None]:
-        """Within, the options are those of ``step``; no earlier one will be asked for.
+        """Within, the options are those of ``step``; those of earlier steps are dropped.
 
         Raises:
-            ConfigError: the optimizer changed what somebody else changes too.
+            ConfigError: the optimizer changes an option that a scheduler changes too.
         """
         groups = self._optimizer.param_groups
         now = [_options(group) for group in groups]
-        for group, options in zip(groups, self._noted[step], strict=True):
+        for group, options in zip(groups, self._recorded[step], strict=True):
             group.update(_copied(options))
         yield
-        for earlier in [known for known in self._noted if known < step]:
-            del self._noted[earlier]
+        for earlier in [known for known in self._recorded if known < step]:
+            del self._recorded[earlier]
         for number, group in enumerate(groups):
-            before = self._noted[step][number]
+            before = self._recorded[step][number]
             written = {
                 name: value
                 for name, value in _options(group).items()
@@ -68,19 +68,19 @@ class PastOptions:
             }
             group.update(now[number])
             if written:
-                later = [options[number] for options in self._noted.values()]
+                later = [options[number] for options in self._recorded.values()]
                 self._keep(written, before=dict(before), group=group, later=later)
 
     def _keep(
         self, written: Options, *, before: Options, group: Options, later: list[Options]
     ) -> None:
-        """Puts what the step wrote into the present options and those of steps to come."""
+        """Copies options that the step wrote into the present ones and those of later steps."""
         kind = type(self._optimizer).__name__
         for name in written.keys() & before.keys():
             if not all(_same(options[name], before[name]) for options in (group, *later)):
                 raise ConfigError(
-                    f"{kind} changes {name!r} of its groups in its steps, and so does somebody "
-                    "else between them, such as a scheduler",
+                    f"{kind} changes {name!r} of its groups in its steps, and a scheduler "
+                    "or hook changes it between them",
                     remedy=f"leave {name!r} to one of them",
                 )
         if not self._warned:
@@ -110,25 +110,25 @@ def _same(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-class WholeNorm:
+class GlobalNorm:
     """Clips by the norm of the gradients of all stages, as one process does.
 
-    Ranks tell each other the norms of single parameters' gradients, of which
-    ``torch.nn.utils.clip_grad_norm_`` makes that of the whole network. They are put together in
-    the order of the whole optimizer, so that gradients come out with the bits of one process.
+    Ranks exchange the norms of single parameters' gradients, from which
+    ``torch.nn.utils.clip_grad_norm_`` computes the norm of the whole network. They are combined in
+    the order of the whole optimizer, so that gradients have the bits of one process.
 
-    Every rank has to clip as often as the others: each waits for all.
+    Clipping is collective: every rank has to clip as often as the others.
 
     Args:
         parameters: of the whole optimizer, in its order; those of other stages need no values.
-        speaks: this rank tells the norms of its stage; one of the stage's replicas does, since all
-            of them have the same gradients.
+        is_first_replica: whether this rank contributes the norms of its stage; one replica of each
+            stage does, since all of them have the same gradients.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], *, speaks: bool) -> None:
+    def __init__(self, parameters: Sequence[Tensor], *, is_first_replica: bool) -> None:
         self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
         self._dtypes = [parameter.dtype.to_real() for parameter in parameters]
-        self._speaks = speaks
+        self._is_first_replica = is_first_replica
 
     @contextmanager
     def clipping(self, precision: Precision) -> Iterator[None]:
@@ -155,18 +155,18 @@ class WholeNorm:
         Args:
             mine: this rank's parameters, and their gradients.
         """
-        told_P2 = torch.zeros(len(self._dtypes), 2, dtype=torch.float64)  # norm, whether there
-        if mine and self._speaks:
+        norms_P2 = torch.zeros(len(self._dtypes), 2, dtype=torch.float64)  # norm, whether there
+        if mine and self._is_first_replica:
             # As torch takes them, so that they are the same on every kind of device.
             found = torch._foreach_norm([gradient for _, gradient in mine], 2.0)
             numbers = [self._number(parameter) for parameter, _ in mine]
-            told_P2[numbers, 0] = torch.stack([norm.double() for norm in found]).cpu()
-            told_P2[numbers, 1] = 1.0
+            norms_P2[numbers, 0] = torch.stack([norm.double() for norm in found]).cpu()
+            norms_P2[numbers, 1] = 1.0
         # Zeros of all ranks but one are added to each norm, which changes no bit of it.
-        process_group.add_(told_P2, what="taking the norm of all stages' gradients")
+        process_group.add_(norms_P2, what="taking the norm of all stages' gradients")
         return [
             norm.to(dtype)
-            for (norm, there), dtype in zip(told_P2, self._dtypes, strict=True)
+            for (norm, there), dtype in zip(norms_P2, self._dtypes, strict=True)
             if there
         ]
 
@@ -200,18 +200,18 @@ def _refuse(precision: Precision, *_: Any, **__: Any) -> None:
 _REMEDY = "use an optimizer that takes one gradient for an update, such as SGD or AdamW"
 
 
-class Updates:
-    """Hooks, clipping, step.
+class OptimizerStep:
+    """Runs hooks, clips gradients, and updates parameters.
 
     Schedulers change an optimizer's options between Lightning steps. Replicas of a stage may
-    come to the same update in different steps, and must all use the options of one.
+    apply the same update in different steps, and must all use the options of one step.
 
     Args:
         module: the LightningModule.
-        parameters: of this stage, by name.
-        optimizer: over these.
-        precision: Lightning's.
-        norm: what clips by norm in place of ``precision``; None: that itself.
+        parameters: parameters of this stage, by name.
+        optimizer: the optimizer of these.
+        precision: Lightning's precision plugin.
+        norm: clips by norm in place of ``precision``; None: ``precision`` clips.
     """
 
     def __init__(
@@ -221,18 +221,18 @@ class Updates:
         optimizer: Optimizer,
         precision: Precision,
         *,
-        norm: WholeNorm | None = None,
+        norm: GlobalNorm | None = None,
     ) -> None:
         self._module = module
         self._parameters = parameters
         self._optimizer = optimizer
         self._precision = precision
         self._norm = norm
-        self._options = PastOptions(optimizer)
+        self._options = OptionHistory(optimizer)
 
-    def note(self, step: int) -> None:
-        """Remembers the options as those of a step; steps count from 0 after a drain."""
-        self._options.note(step)
+    def record(self, step: int) -> None:
+        """Records the options as those of a step; steps count from 0 after a drain."""
+        self._options.record(step)
 
     def apply(self, gradients: Mapping[str, Tensor | None], *, loss: Tensor, step: int) -> None:
         """Updates the parameters.
@@ -240,23 +240,23 @@ class Updates:
         Args:
             gradients: by name.
             loss: of the last minibatch, for hooks.
-            step: whose options count; no earlier one will be asked for.
+            step: step whose options are used; later calls give the same or a later one.
 
         Raises:
-            ConfigError: the optimizer wants gradients at other weights too.
+            ConfigError: the optimizer needs gradients at other weights too.
         """
         for name, parameter in self._parameters.items():
             parameter.grad = gradients.get(name)
         self._precision.post_backward(loss, self._module)
-        evaluation = _Evaluation(self._optimizer, self._parameters, loss)
+        evaluation = _Closure(self._optimizer, self._parameters, loss)
         clipping = nullcontext() if self._norm is None else self._norm.clipping(self._precision)
         with self._options.as_of(step), clipping:
             self._precision.optimizer_step(self._optimizer, model=self._module, closure=evaluation)
         evaluation.check()
 
 
-class _Evaluation:
-    """The closure of one step: the gradients are there, and can be had this once only."""
+class _Closure:
+    """The closure of one step: gradients are computed already, so that it can be called once."""
 
     def __init__(
         self, optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], loss: Tensor
@@ -277,7 +277,7 @@ class _Evaluation:
             )
         if self._state() != self._before:
             raise ConfigError(
-                f"{self._kind} changes parameters or gradients before it asks for the gradients",
+                f"{self._kind} changes parameters or gradients before it calls its closure",
                 remedy=_REMEDY,
             )
         return self._loss
@@ -291,5 +291,5 @@ class _Evaluation:
             )
 
     def _state(self) -> list[tuple[int, int]]:
-        """Tells whether anything was changed or replaced."""
+        """Changes when a parameter or gradient is changed or replaced."""
         return [(p._version, id(p.grad)) for p in self._parameters.values()]

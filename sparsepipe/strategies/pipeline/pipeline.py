@@ -26,10 +26,10 @@ from sparsepipe.runtime.stage import Stage
 from sparsepipe.runtime.transport import Network
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies.metrics import Metrics
-from sparsepipe.strategies.pipeline.layers import Placement, Share
-from sparsepipe.strategies.pipeline.logging import Logs, Repeater
-from sparsepipe.strategies.pipeline.optimizer_step import Updates
-from sparsepipe.strategies.pipeline.sharding import SpreadModule
+from sparsepipe.strategies.pipeline.layers import Placement, Shard
+from sparsepipe.strategies.pipeline.logging import LogReplay, Logs
+from sparsepipe.strategies.pipeline.optimizer_step import OptimizerStep
+from sparsepipe.strategies.pipeline.sharding import ShardedModule
 from sparsepipe.strategies.pipeline.steps import ModuleSteps
 
 TRAINING = "training_step"
@@ -39,7 +39,7 @@ class StepEvents(ABC):
     """Hooks, updates, and logs, which are kept for the next drain by what orders them.
 
     Args:
-        module: the LightningModule, reduced to this rank's share.
+        module: the LightningModule, reduced to this rank's shard.
         updates: applies gradients; None where nothing is trained.
         precision: Lightning's, for its hooks.
         keeps: this rank is of the last stage, where steps log.
@@ -53,7 +53,7 @@ class StepEvents(ABC):
         self,
         module: pl.LightningModule,
         *,
-        updates: Updates | None,
+        updates: OptimizerStep | None,
         precision: Precision,
         keeps: bool,
     ) -> None:
@@ -63,12 +63,12 @@ class StepEvents(ABC):
         self._keeps = keeps
         self.loss = torch.zeros((), device=module.device)
         self._kept: list[tuple[Any, Any]] = []
-        self.repeater = Repeater(module)
+        self.repeater = LogReplay(module)
 
     def begin(self, step: int) -> None:
         """A round enters; steps count from 0 after a drain."""
         assert self._updates is not None
-        self._updates.note(step)
+        self._updates.record(step)
 
     def before_backward(self, loss: Tensor) -> None:
         """Runs the hooks for it."""
@@ -84,7 +84,7 @@ class StepEvents(ABC):
         """What each minibatch logged, of what was kept of them, both in order."""
 
     def keep(self, found: Iterable[tuple[Any, Any]]) -> None:
-        """Keeps what minibatches logged, where this rank is to tell of it."""
+        """Keeps what minibatches logged, on ranks of the last stage."""
         if self._keeps:
             self._kept += found
 
@@ -116,7 +116,7 @@ class Settings(ABC):
     @property
     @abstractmethod
     def events(self) -> type[StepEvents]:
-        """What the worker tells."""
+        """The callbacks of the worker."""
 
     @property
     def queue_depth(self) -> int | None:
@@ -124,7 +124,7 @@ class Settings(ABC):
         return None
 
     @property
-    def clips_whole(self) -> bool:
+    def clips_globally(self) -> bool:
         """Whether the gradients of all stages are there at once, to be clipped by one norm."""
         return False
 
@@ -158,13 +158,13 @@ class Settings(ABC):
         return ((),) * plan.num_stages
 
     @abstractmethod
-    def worker(self, plan: Plan, rank: int, share: Share, over: Optimizer | None) -> MakeWorker:
+    def worker(self, plan: Plan, rank: int, shard: Shard, over: Optimizer | None) -> MakeWorker:
         """Makes the maker of a worker, so that what may be refused is, before ranks meet.
 
         Args:
             plan: the stages and their ranks.
             rank: this one's number.
-            share: what it holds of the module.
+            shard: layers and parameters of the rank.
             over: the optimizer of its parameters; None for evaluation only.
 
         Raises:
@@ -180,9 +180,9 @@ class Pipeline:
         plan: the stages and their ranks.
         rank: this one's number.
         steps: of the module.
-        events: which the worker tells.
+        events: callbacks of the worker.
         metrics: of the module.
-        share: what this rank owns.
+        shard: layers and parameters of this rank.
         end: ends what this rank shares with others.
 
     Attributes:
@@ -198,7 +198,7 @@ class Pipeline:
         steps: ModuleSteps,
         events: StepEvents,
         metrics: Metrics,
-        share: Share,
+        shard: Shard,
         end: Callable[[], Any],
     ) -> None:
         self.worker = worker
@@ -206,7 +206,7 @@ class Pipeline:
         self._steps = steps
         self._events = events
         self._metrics = metrics
-        self._share = share
+        self._shard = shard
         last = plan.num_stages - 1
         self._last_replica = plan.replica_of(rank) if plan.stage_of(rank) == last else None
         self._reads = plan.stage_of(rank) == 0
@@ -230,9 +230,9 @@ class Pipeline:
         """
         if not self.worker.rounds:
             return
-        self.worker.drain(self._share.statistics())
+        self.worker.drain(self._shard.statistics())
         logs = self._events.logs_of(self._exchange())
-        self._events.repeater.settle(logs, hook=TRAINING)
+        self._events.repeater.replay(logs, hook=TRAINING)
 
     def evaluate(self, hook: str, batch: Any, arguments: tuple[Any, ...], *, count: int) -> None:
         """Sends a round forward; its results are known after :meth:`end_evaluation`."""
@@ -261,12 +261,12 @@ class Pipeline:
             self._end()
 
     def _exchange(self) -> list[Any]:
-        """What was kept of all minibatches, in order; metrics become those of all replicas."""
+        """Logs of all minibatches, in order; metrics get the merged states of all replicas."""
         mine = self._events.take()
         replica = self._last_replica
-        said = None if replica is None else (mine, self._metrics.harvest())
-        everyone: list[Any] = process_group.gather_objects(said, what="exchanging what was logged")
-        self._metrics.install([harvest for _, harvest in everyone], replica=replica)
+        own = None if replica is None else (mine, self._metrics.take_updated())
+        everyone: list[Any] = process_group.gather_objects(own, what="exchanging what was logged")
+        self._metrics.merge([states for _, states in everyone], replica=replica)
         return merge_in_order([logs for logs, _ in everyone])
 
 
@@ -274,7 +274,7 @@ def make_pipeline(
     settings: Settings,
     *,
     placement: Placement,
-    spread: SpreadModule,
+    sharded: ShardedModule,
     module: pl.LightningModule,
     device: torch.device,
     rank: int,
@@ -286,8 +286,8 @@ def make_pipeline(
     Args:
         settings: options.
         placement: of the module's layers.
-        spread: the module, over the ranks.
-        module: with this rank's share of it.
+        sharded: the module, distributed over the ranks.
+        module: with the layers of this rank's stage.
         device: of this rank.
         rank: this one.
         precision: Lightning's, for autocast and updates.
@@ -297,15 +297,15 @@ def make_pipeline(
         ConfigError: the optimizer does not suit the mode, or there is no seed to key draws by.
     """
     # First what may be refused, then what other ranks must take part in.
-    plan, share = placement.plan, spread.share
+    plan, shard = placement.plan, sharded.shard
     keyed = settings.keyed_randomness and optimizer is not None  # evaluation draws as it is
     randomness = _randomness(device) if keyed else None
-    parameters = dict(share.parameters()) if optimizer is not None else {}
-    make_worker = settings.worker(plan, rank, share, optimizer)
+    parameters = dict(shard.parameters()) if optimizer is not None else {}
+    make_worker = settings.worker(plan, rank, shard, optimizer)
     updates = None
     if optimizer is not None:
-        norm = spread.whole_norm() if settings.clips_whole and plan.num_stages > 1 else None
-        updates = Updates(module, parameters, optimizer, precision, norm=norm)
+        norm = sharded.global_norm() if settings.clips_globally and plan.num_stages > 1 else None
+        updates = OptimizerStep(module, parameters, optimizer, precision, norm=norm)
     stage = _stage(
         settings,
         placement,
@@ -324,7 +324,7 @@ def make_pipeline(
         autocast=precision.forward_context,
         send_input=settings.send_input,
     )
-    events = settings.events(module, updates=updates, precision=precision, keeps=share.is_last)
+    events = settings.events(module, updates=updates, precision=precision, keeps=shard.is_last)
     worker = make_worker(
         plan=plan,
         rank=rank,
@@ -342,7 +342,7 @@ def make_pipeline(
         steps=steps,
         events=events,
         metrics=metrics,
-        share=share,
+        shard=shard,
         end=together.end,
     )
 

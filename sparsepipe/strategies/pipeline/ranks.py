@@ -35,7 +35,7 @@ class EvaluationProgress:
         self._loader = self._batch = 0
 
     def place(self, loop: Any) -> tuple[list[Any], int]:
-        """Loaders of the batch that is running, and its number in them."""
+        """Loaders of the running batch, and its number in them."""
         loaders = internals.loaders_of(loop)
         if not internals.reads_in_turn(loop):
             return loaders, self._batch
@@ -44,7 +44,7 @@ class EvaluationProgress:
         return [loaders[self._loader]], self._batch
 
     def advance(self, loop: Any) -> bool:
-        """Notes that the batch is done; whether it was the last of its loader."""
+        """Counts a batch; whether it was the last of its loader."""
         self._batch += 1
         last = internals.has_read_all(loop)
         if internals.reads_in_turn(loop) and self._batch >= loop.max_batches[self._loader]:
@@ -59,7 +59,7 @@ class StagedRanks(RankedStrategy):
         config: replicas of each stage; None: one rank a stage.
         timeout_s: limit of every wait for another rank.
         process_group_backend: by default gloo.
-        slowdown: how many times slower than it is this rank's device is made.
+        slowdown: factor by which this rank's device is made slower.
         cluster_environment: by default the ranks of a launcher outside, or of Lightning's.
     """
 
@@ -124,7 +124,7 @@ class StagedRanks(RankedStrategy):
         process_group.join(backend, timeout_s=self._timeout_s, device=self.root_device)
 
     def begin_reading(self) -> None:
-        """Before the first loader is asked for."""
+        """Prepares for the first loader."""
         self._lengths = Lengths(readers=self.replicas[0], reader=self.reader)
         if self.replicas[0] > 1:
             assert self.lightning_module is not None
@@ -132,7 +132,7 @@ class StagedRanks(RankedStrategy):
             internals.adapt_evaluation_samplers(self._adapted, repeat_nothing)
 
     def end_reading(self) -> None:
-        """Lets go of the loaders."""
+        """Drops the loaders."""
         self._lengths = None
         if self._adapted is not None:
             internals.restore_evaluation_samplers(self._adapted)
@@ -152,7 +152,7 @@ class StagedRanks(RankedStrategy):
             batch: this rank's.
 
         Raises:
-            ConfigError: a loader has fewer batches than it says.
+            ConfigError: a loader yields fewer batches than its length.
         """
         assert self._lengths is not None
         if self.world_size == 1:

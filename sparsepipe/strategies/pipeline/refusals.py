@@ -1,4 +1,4 @@
-"""What a pipeline cannot do, said before anything runs."""
+"""Checks that refuse, before anything runs, what a pipeline cannot do."""
 
 from __future__ import annotations
 
@@ -135,10 +135,10 @@ def check_module(module: pl.LightningModule, *, fitting: bool) -> None:
 
 @contextmanager
 def one_optimizer() -> Iterator[None]:
-    """Says in the house's words that a module may have one optimizer.
+    """Explains that a module may have one optimizer only.
 
     Raises:
-        ConfigError: Lightning refuses several, which want optimization by hand.
+        ConfigError: there are several, which Lightning refuses with automatic optimization.
     """
     try:
         yield
@@ -168,7 +168,7 @@ def check_schedulers(schedulers: Iterable[LRSchedulerConfig]) -> None:
     """Refuse schedulers that would do something else on each rank.
 
     Raises:
-        ConfigError: one looks at a metric after each step.
+        ConfigError: one watches a metric after each step.
     """
     for config in schedulers:
         if config.reduce_on_plateau and config.interval == "step":

@@ -13,14 +13,14 @@ from torch.optim import LBFGS, Optimizer
 from sparsepipe.errors import ConfigError
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.process_group import broadcast_tensors_, gather_to_rank_0
-from sparsepipe.strategies.pipeline.layers import Placement, Share
-from sparsepipe.strategies.pipeline.optimizer_step import WholeNorm
+from sparsepipe.strategies.pipeline.layers import Placement, Shard
+from sparsepipe.strategies.pipeline.optimizer_step import GlobalNorm
 
 State = dict[str, Any]
 """What ``Optimizer.state_dict`` returns."""
 
 
-class PrunedOptimizer:
+class ShardedOptimizer:
     """An optimizer reduced to the parameters that this rank owns.
 
     Args:
@@ -86,7 +86,7 @@ class PrunedOptimizer:
         """The whole optimizer's state on rank 0, this rank's on others; all ranks call it.
 
         Args:
-            holds: this rank speaks for its stage.
+            holds: whether this rank gives the state of its stage, as one of its replicas does.
         """
         mine = self.local_state()
         return self.whole_state(gather_to_rank_0(mine if holds else {}) or [mine])
@@ -139,20 +139,20 @@ def _to_host(value: Any) -> Any:
     return value
 
 
-class SpreadModule:
-    """Gives every rank rank 0's values, and then its own share of them only.
+class ShardedModule:
+    """Gives every rank the values of rank 0, and then keeps those of its own stage only.
 
-    All ranks make one, and call its methods, at the same time (but for the loading).
+    All methods but those that load are collective: every rank must call them.
 
     Args:
-        module: the LightningModule; layers of other stages leave it.
-        placement: says who owns what.
-        rank: this one.
-        optimizer: over the whole module; parameters of other stages leave it. None where
+        module: the LightningModule; layers of other stages are removed from it.
+        placement: which stage owns what.
+        rank: number of this rank.
+        optimizer: over the whole module; parameters of other stages are removed from it. None where
             nothing is trained.
 
     Attributes:
-        share: of the module.
+        shard: the part of the module that this rank holds.
     """
 
     def __init__(
@@ -166,34 +166,34 @@ class SpreadModule:
         self._module = module
         self._placement = placement
         self._stage = placement.plan.stage_of(rank)
-        self._speaks = placement.plan.replica_of(rank) == 0  # for its stage
+        self._is_first_replica = placement.plan.replica_of(rank) == 0
         broadcast_tensors_([*module.parameters(), *module.buffers()], source=0)
         state = module.state_dict()
         self._names = list(state)
-        self._versions = getattr(state, "_metadata", None)  # which torch keeps beside it
-        self.share = Share(placement, stage=self._stage)
-        owned = {id(parameter) for _, parameter in self.share.parameters()}
-        self.share.prune()
-        self._pruned = None if optimizer is None else PrunedOptimizer(optimizer, owned=owned)
+        self._versions = getattr(state, "_metadata", None)  # torch keeps them beside the state
+        self.shard = Shard(placement, stage=self._stage)
+        owned = {id(parameter) for _, parameter in self.shard.parameters()}
+        self.shard.prune()
+        self._optimizer = None if optimizer is None else ShardedOptimizer(optimizer, owned=owned)
 
     @property
     def has_optimizer(self) -> bool:
-        """Whether something is trained, so that the optimizer is spread as well."""
-        return self._pruned is not None
+        """Whether something is trained, so that the optimizer is sharded as well."""
+        return self._optimizer is not None
 
-    def whole_norm(self) -> WholeNorm:
-        """Clips by the norm of what all stages train."""
-        assert self._pruned is not None
-        return WholeNorm(self._pruned.whole, speaks=self._speaks)
+    def global_norm(self) -> GlobalNorm:
+        """Clips gradients by their norm over all stages."""
+        assert self._optimizer is not None
+        return GlobalNorm(self._optimizer.whole, is_first_replica=self._is_first_replica)
 
     def state_dict(self) -> dict[str, Any]:
-        """The module's, under the names of one process: whole on rank 0, else this share."""
+        """The module's state under the names of one process: whole on rank 0, else this shard."""
         mine = {
             name: value.detach().cpu() if isinstance(value, Tensor) else value
             for name, value in self._module.state_dict().items()
             if self._placement.stage_of(name) == self._stage
         }
-        parts = gather_to_rank_0(mine if self._speaks else {}) or [mine]
+        parts = gather_to_rank_0(mine if self._is_first_replica else {}) or [mine]
         found = {name: value for part in parts for name, value in part.items()}
         order = [name for name in self._names if name in found]
         late = [name for name in found if name not in self._names]  # made since the run began
@@ -210,8 +210,8 @@ class SpreadModule:
 
     def optimizer_state(self) -> dict[str, Any]:
         """The whole optimizer's on rank 0, this rank's on others."""
-        assert self._pruned is not None
-        return self._pruned.collect(holds=self._speaks)
+        assert self._optimizer is not None
+        return self._optimizer.collect(holds=self._is_first_replica)
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Takes this rank's part of a whole optimizer's state.
@@ -219,21 +219,21 @@ class SpreadModule:
         Raises:
             ConfigError: it is of another optimizer.
         """
-        assert self._pruned is not None
-        self._pruned.load(state)
+        assert self._optimizer is not None
+        self._optimizer.load(state)
 
-    def put_back(self) -> None:
-        """The module has all its layers again, those of other stages without values."""
-        self.share.unprune()
+    def restore_layers(self) -> None:
+        """Puts all layers back into the module, those of other stages without values."""
+        self.shard.unprune()
 
     def fill(self) -> None:
-        """After :meth:`put_back`: every rank gets the values of the stages that own them.
+        """After :meth:`restore_layers`: every rank gets the values of all stages.
 
-        The optimizer is whole again too, so that what a script saves after a run is all of it.
+        The optimizer is whole again too, so that a script can save all of it after a run.
         """
         plan = self._placement.plan
         for stage in range(plan.num_stages):
             broadcast_tensors_(self._placement.tensors_of(stage), source=plan.rank_of(stage, 0))
-        if self._pruned is not None:
+        if self._optimizer is not None:
             state = self.optimizer_state()["state"]
-            self._pruned.put_back(process_group.broadcast_object(state))
+            self._optimizer.put_back(process_group.broadcast_object(state))

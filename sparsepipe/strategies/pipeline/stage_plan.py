@@ -65,7 +65,7 @@ def make_plan(
     Args:
         replicas: of each stage.
         cuts: first layer of each stage but the first; None: computed.
-        costs: gives a cost for each layer, asked for only where it is needed.
+        costs: gives a cost for each layer, called only where it is needed.
         num_layers: of the network.
 
     Raises:
@@ -83,10 +83,10 @@ def make_plan(
 
 
 def check_balance(balance: str) -> None:
-    """Refuse what is not a way to share.
+    """Refuse an unknown way to balance stages.
 
     Raises:
-        ConfigError: naming those there are.
+        ConfigError: naming the known ones.
     """
     if balance not in get_args(Balance):
         raise ConfigError(
@@ -148,17 +148,17 @@ def costs_of(
         try:
             with isolate_rng():
                 costs = _flops(trainer, loop, module, layers)
-        except Exception as error:  # the others wait to hear of it
+        except Exception as error:  # the others wait for the result
             error.add_note("while rank 0 measured the layers, for balance='flops'")
             failure = error
-    told = None if failure is None else f"{type(failure).__name__}: {failure}"
-    costs, told = process_group.broadcast_object((costs, told))
+    message = None if failure is None else f"{type(failure).__name__}: {failure}"
+    costs, message = process_group.broadcast_object((costs, message))
     if failure is not None:
         raise failure
-    if told is not None:
+    if message is not None:
         raise ConfigError(
-            f"rank 0 could not measure the layers: {told}",
-            remedy="mend what it says; cuts, or balance='parameters', measure nothing",
+            f"rank 0 could not measure the layers: {message}",
+            remedy="correct that; cuts, or balance='parameters', measure nothing",
         )
     assert costs is not None
     return costs if any(costs) else parameter_costs(layers)
@@ -188,7 +188,7 @@ def _flops(
 
 @contextmanager
 def _buffers_kept(module: nn.Module) -> Iterator[None]:
-    """Takes back what a step does to buffers, before its layers."""
+    """Restores buffers that a step changes before it calls its layers."""
     kept = [
         (child, name, buffer, buffer.clone())
         for child in module.modules()
@@ -203,7 +203,7 @@ def _buffers_kept(module: nn.Module) -> Iterator[None]:
 
 
 def _first_batch(loop: Any) -> Any:
-    """One batch, without a touch to the iterators that are there already."""
+    """One batch; iterators that exist already stay as they are."""
     return internals.combined_batch(loop, [_read(loader) for loader in internals.loaders_of(loop)])
 
 

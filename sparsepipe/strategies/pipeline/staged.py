@@ -20,39 +20,35 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans
 from sparsepipe.schedule import Plan
 from sparsepipe.strategies import trainer_internals as internals
-from sparsepipe.strategies.distributed import leave_at_exit
+from sparsepipe.strategies.distributed import exit_if_blocked
 from sparsepipe.strategies.pipeline import refusals
 from sparsepipe.strategies.pipeline.layers import Placement, check_initialised, find_layers
 from sparsepipe.strategies.pipeline.loop_patches import LoopPatches, drain_follows
 from sparsepipe.strategies.pipeline.pipeline import Settings, make_pipeline
 from sparsepipe.strategies.pipeline.ranks import PipelinedEvaluation
-from sparsepipe.strategies.pipeline.sharding import SpreadModule
+from sparsepipe.strategies.pipeline.sharding import ShardedModule
 from sparsepipe.strategies.pipeline.stage_plan import Balance, check_balance, costs_of, make_plan
 
 
 class EarlySummaries:
-    """Lets callbacks summarise a module now, and not again when the fit starts.
+    """Lets callbacks summarise a module while it is whole, and not again when the fit starts.
 
-    Then layers of other stages are gone: their parameters would not be counted, and no
+    By then the layers of other stages are removed: their parameters would not be counted, and no
     example could run through them.
-
-    Args:
-        trainer: has the callbacks.
-        module: the LightningModule, whole.
     """
 
     def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        self._told = [callback for callback in callbacks if isinstance(callback, ModelSummary)]
+        self._callbacks = [callback for callback in callbacks if isinstance(callback, ModelSummary)]
         with internals.actual_device(module):
-            for callback in self._told:
+            for callback in self._callbacks:
                 callback.on_fit_start(trainer, module)
-        for callback in self._told:
+        for callback in self._callbacks:
             callback.on_fit_start = _nothing  # type: ignore[method-assign]
 
     def undo(self) -> None:
-        """The next fit is summarised as any other."""
-        for callback in self._told:
+        """Lets the callbacks summarise the next fit as usual."""
+        for callback in self._callbacks:
             del callback.on_fit_start
 
 
@@ -61,12 +57,12 @@ def _nothing(trainer: Any, pl_module: Any) -> None:
 
 
 class WholeCheckpoints(PipelinedEvaluation):
-    """Puts together what is spread over the ranks, and takes this rank's part of the whole."""
+    """Saves the whole module and optimizer, and loads this rank's part of them."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._spread: SpreadModule | None = None
-        self._torn = False
+        self._sharded: ShardedModule | None = None
+        self._is_partial = False
 
     def drain(self) -> None:
         """Empties the pipeline; every rank must call it."""
@@ -75,37 +71,37 @@ class WholeCheckpoints(PipelinedEvaluation):
 
     @override
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        self._check_not_torn()
+        self._check_complete()
         self.drain()
-        if self._spread is None:
+        if self._sharded is None:
             return super().lightning_module_state_dict()
-        return self._spread.state_dict()
+        return self._sharded.state_dict()
 
     @override
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        self._check_not_torn()
+        self._check_complete()
         self.drain()
-        if self._spread is None or not self._spread.has_optimizer:
+        if self._sharded is None or not self._sharded.has_optimizer:
             return super().optimizer_state(optimizer)  # of the run before, and whole
-        return self._spread.optimizer_state()
+        return self._sharded.optimizer_state()
 
     @override
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        if self._spread is None:
+        if self._sharded is None:
             super().load_model_state_dict(checkpoint, strict=strict)
         else:
-            self._spread.load_state_dict(checkpoint["state_dict"], strict=strict)
+            self._sharded.load_state_dict(checkpoint["state_dict"], strict=strict)
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        if self._spread is None:
+        if self._sharded is None:
             super().load_optimizer_state_dict(checkpoint)
             return
-        self._spread.load_optimizer_state(checkpoint["optimizer_states"][0])
+        self._sharded.load_optimizer_state(checkpoint["optimizer_states"][0])
         internals.move_optimizer(self.optimizers[0], self.root_device)
 
-    def _check_not_torn(self) -> None:
-        if self._torn:
+    def _check_complete(self) -> None:
+        if self._is_partial:
             raise ConfigError(
                 "the run has failed, and this rank has the values of its own stage only",
                 remedy="go on from the last checkpoint; ModelCheckpoint(every_n_train_steps=...) "
@@ -118,13 +114,13 @@ class StagedStrategy(WholeCheckpoints):
 
     Args:
         cuts: first layer of each stage but the first; None: computed.
-        balance: what stages without ``cuts`` share evenly.
-        layers: name of the Sequential; None: the one there is.
-        **options: of :class:`StagedRanks`.
+        balance: quantity of which all stages without ``cuts`` get equal parts.
+        layers: name of the Sequential; None: the only one.
+        **options: arguments of :class:`StagedRanks`.
     """
 
     _settings: Settings
-    """To be set by who inherits, when the rest of it is made."""
+    """Set by subclasses, after the constructor of this class."""
 
     def __init__(
         self,
@@ -145,11 +141,11 @@ class StagedStrategy(WholeCheckpoints):
 
     @abstractmethod
     def _number(self, loaders: Sequence[Any], step: int) -> int:
-        """What a round is numbered in the whole run: the worker counts in its own way.
+        """Number of a step's first minibatch in the whole run, by which random draws are keyed.
 
         Args:
-            loaders: that are read in the step.
-            step: of the epoch, from 0.
+            loaders: loaders that are read in the step.
+            step: number of the step in the epoch, from 0.
         """
 
     @property
@@ -175,7 +171,7 @@ class StagedStrategy(WholeCheckpoints):
         if fitting:
             self._settings.check_module(module)
         check_initialised(module)
-        self._torn = False
+        self._is_partial = False
         self.begin_reading()
         self._patches = LoopPatches(trainer, self)
         self.precision_plugin.convert_module(module)
@@ -191,18 +187,18 @@ class StagedStrategy(WholeCheckpoints):
         if not self._alone:
             if fitting:
                 self._summaries = EarlySummaries(trainer, module)
-            self._spread = SpreadModule(
+            self._sharded = ShardedModule(
                 module, placement=placement, rank=self.global_rank, optimizer=optimizer
             )
             self.model_to_device()
         self.setup_precision_plugin()
         if fitting:
             internals.move_optimizer(self.optimizers[0], self.root_device)
-        if self._spread is not None:
+        if self._sharded is not None:
             self._pipeline = make_pipeline(
                 self._settings,
                 placement=placement,
-                spread=self._spread,
+                sharded=self._sharded,
                 module=module,
                 device=self.root_device,
                 rank=self.global_rank,
@@ -212,11 +208,11 @@ class StagedStrategy(WholeCheckpoints):
 
     @property
     def _alone(self) -> bool:
-        """Whether nothing is to be done that a plain Trainer does not do."""
+        """Whether the run is that of a plain Trainer."""
         return self.plan.num_ranks == 1 and self._settings.as_plain
 
     def _place(self, trainer: pl.Trainer, module: pl.LightningModule) -> Placement:
-        """Makes the plan."""
+        """Makes the plan and assigns layers to stages."""
         name = find_layers(module, self._layers_name)
         layers = module.get_submodule(name)
         assert isinstance(layers, torch.nn.Sequential)
@@ -243,22 +239,22 @@ class StagedStrategy(WholeCheckpoints):
         module = self.lightning_module
         trainer = None if module is None else internals.attached_trainer(module)
         failed = trainer is None or trainer.state.status == TrainerStatus.INTERRUPTED
-        spread = self._spread
-        if spread is not None:
-            self._torn = self.world_size > 1  # until its values are together again
-        # What raises is caught by Lightning, which calls ``on_exception``, and this once more:
-        # so nothing is forgotten before it has come to its end, and all may run twice.
+        sharded = self._sharded
+        if sharded is not None:
+            self._is_partial = self.world_size > 1  # until all values are gathered again
+        # Where something here raises, Lightning calls ``on_exception`` and then this once more: so
+        # attributes are cleared last, and everything may run twice.
         try:
             if self._pipeline is not None:
                 self._pipeline.end(failed=failed)
         finally:
-            if spread is not None:
-                spread.put_back()
+            if sharded is not None:
+                sharded.restore_layers()
         super().teardown()
-        if spread is not None and not failed:  # else ranks may be gone, and their values too
-            spread.fill()
-            self._torn = False
-        self._pipeline = self._spread = None
+        if sharded is not None and not failed:  # else ranks may be gone, and their values too
+            sharded.fill()
+            self._is_partial = False
+        self._pipeline = self._sharded = None
         self.end_reading()
 
     @override
@@ -266,7 +262,7 @@ class StagedStrategy(WholeCheckpoints):
         super().on_exception(exception)
         if self._pipeline is not None:
             network = self._pipeline.worker.network
-            leave_at_exit(exception, blocked=lambda: network.blocked)
+            exit_if_blocked(exception, blocked=lambda: network.blocked)
 
     @override
     def on_train_start(self) -> None:
@@ -278,7 +274,7 @@ class StagedStrategy(WholeCheckpoints):
             self._agree()
 
     def _agree(self) -> None:
-        """After the callbacks' and the module's hooks, in which a rank may wish to stop."""
+        """After hooks of callbacks and of the module, in which a rank may request a stop."""
         assert self._patches is not None
         self._patches.stop_for_all()
 

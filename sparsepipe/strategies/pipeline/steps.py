@@ -22,13 +22,10 @@ from sparsepipe.strategies.pipeline.step_split import (
 )
 
 
-class Keeping:
+class AttributeGrowth:
     """Warns of attributes of a module that grow in a step.
 
-    Hooks at an epoch's end run on every rank, and find them empty on most.
-
-    Args:
-        module: the LightningModule.
+    Hooks at an epoch's end run on every rank, and most ranks would find these attributes empty.
     """
 
     def __init__(self, module: pl.LightningModule) -> None:
@@ -37,12 +34,8 @@ class Keeping:
         self._seen: set[str] = set()
 
     @contextmanager
-    def noticing(self, hook: str) -> Iterator[None]:
-        """Around a step; looks at the first of each kind.
-
-        Args:
-            hook: the step's name.
-        """
+    def watching(self, hook: str) -> Iterator[None]:
+        """For a step, of which the first call of each kind is looked at."""
         if hook in self._seen or self._module.trainer.world_size == 1:
             yield
             return
@@ -54,8 +47,8 @@ class Keeping:
             names = ", ".join(f"self.{name}" for name in grown)
             warnings.warn(
                 f"{type(self._module).__name__}.{hook} adds to {names}, and only ranks of the "
-                "last stage see it: elsewhere it stays empty. What is wanted at the epoch's end "
-                "goes into self.log or a torchmetric, which every rank has.",
+                "last stage see it: elsewhere it stays empty. Use self.log or a torchmetric for "
+                "values that are needed at the epoch's end: every rank has these.",
                 stacklevel=2,
             )
 
@@ -68,14 +61,14 @@ class Keeping:
 
 
 class ModuleSteps:
-    """Both halves of ``training_step`` and its like.
+    """Both halves of ``training_step``, ``validation_step``, ``test_step`` and ``predict_step``.
 
     Args:
         module: the LightningModule.
-        layers: its Sequential.
-        metrics: its torchmetrics.
-        autocast: makes the context of every step.
-        send_input: the last stage gets the input of ``layers`` too.
+        layers: the Sequential in it that is cut into stages.
+        metrics: the module's torchmetrics.
+        autocast: makes the context in which every step runs.
+        send_input: whether the last stage gets the input of ``layers`` too.
     """
 
     def __init__(
@@ -93,12 +86,12 @@ class ModuleSteps:
         self._autocast = autocast
         self._send_input = send_input
         self._recorder = Recorder(module)
-        self._keeping = Keeping(module)
+        self._growth = AttributeGrowth(module)
         self._hook = "training_step"
         self._arguments: tuple[Any, ...] = ()
 
     def choose(self, hook: str, arguments: tuple[Any, ...]) -> None:
-        """Sets the step to run, and what it takes after the batch."""
+        """Sets the step to run, and its arguments after the batch."""
         self._hook, self._arguments = hook, arguments
 
     def open(self, batch: Any) -> tuple[Any, Any]:
@@ -132,7 +125,7 @@ class ModuleSteps:
     def _whole(
         self, batch: Any, run: Callable[[Any], Any], *, epoch_default: bool
     ) -> tuple[Any, tuple[Logged, ...]]:
-        with self._noticing(batch, epoch_default=epoch_default) as notes:
+        with self._recording(batch, epoch_default=epoch_default) as notes:
             result = run_through(self._layers, lambda: self._step(batch), run=run)
         return result, tuple(notes)
 
@@ -140,7 +133,7 @@ class ModuleSteps:
         self, rest: Any, run: Callable[[], Any], *, epoch_default: bool
     ) -> tuple[Any, tuple[Logged, ...]]:
         batch, drawn = rest["batch"], rest["randomness"]
-        with self._noticing(batch, epoch_default=epoch_default) as notes:
+        with self._recording(batch, epoch_default=epoch_default) as notes:
             result = run_from_layers(
                 self._layers,
                 lambda: self._step(batch),
@@ -152,11 +145,11 @@ class ModuleSteps:
         return result, tuple(notes)
 
     @contextmanager
-    def _noticing(self, batch: Any, *, epoch_default: bool) -> Iterator[list[Logged]]:
-        """Around a step whose logs and metrics count; what it logs."""
+    def _recording(self, batch: Any, *, epoch_default: bool) -> Iterator[list[Logged]]:
+        """For a step whose logs and metrics count; yields what it logs."""
         recording = self._recorder.recording(batch, epoch_default=epoch_default)
-        kept = self._keeping.noticing(self._hook)
-        with recording as notes, self._metrics.noticing(), kept:
+        kept = self._growth.watching(self._hook)
+        with recording as notes, self._metrics.tracking(), kept:
             yield notes
 
     def _step(self, batch: Any) -> Any:

@@ -29,7 +29,7 @@ from sparsepipe.runtime.base_worker import Microbatch
 from sparsepipe.runtime.batch_norm import MinibatchNorms, NormMode, check_norms
 from sparsepipe.runtime.synchronous_worker import SynchronousWorker
 from sparsepipe.schedule import SYNCHRONOUS, Plan
-from sparsepipe.strategies.pipeline.layers import Share
+from sparsepipe.strategies.pipeline.layers import Shard
 from sparsepipe.strategies.pipeline.logging import Logs, merge_logs
 from sparsepipe.strategies.pipeline.pipeline import TRAINING, MakeWorker, Settings, StepEvents
 from sparsepipe.strategies.pipeline.stage_plan import Balance
@@ -72,10 +72,10 @@ def _mean_loss(microbatches: Sequence[Microbatch]) -> Tensor:
 
 
 def check_recompute(setting: Setting) -> None:
-    """Refuses what no plan could suit.
+    """Refuse a setting that suits no plan.
 
     Raises:
-        ConfigError: the setting says no layers, or leaves the choice to somebody who is not here.
+        ConfigError: the setting names no layers, or is ``auto``, which a strategy cannot resolve.
     """
     check_setting(setting)
     if setting == "auto":
@@ -97,8 +97,8 @@ def spans_of(setting: Setting, plan: Plan, layers: nn.Sequential | None = None) 
         layers: the whole Sequential, where it is to be looked through as well.
 
     Raises:
-        ConfigError: there are no such layers or stages, or a span begins with a layer that says it
-            works in place on its input, which is what has to be kept.
+        ConfigError: there are no such layers or stages, or a span begins with a layer that works in
+            place (``inplace=True``) on its input, which has to be kept.
     """
     spans = recomputed_spans(setting, plan)
     if layers is not None:
@@ -108,7 +108,7 @@ def spans_of(setting: Setting, plan: Plan, layers: nn.Sequential | None = None) 
 
 
 def _check_first(span: range, layer: nn.Module) -> None:
-    """What does not say so is found out when it runs (``runtime/recomputation.py``)."""
+    """Layers that do so without the attribute ``inplace`` are found when they run."""
     if getattr(layer, "inplace", False):
         raise ConfigError(
             f"recompute: layer {span.start} ({type(layer).__name__}) works in place on its input, "
@@ -120,7 +120,7 @@ def _check_first(span: range, layer: nn.Module) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SynchronousSettings(Settings):
-    """Of a synchronous pipeline."""
+    """Settings of a synchronous pipeline."""
 
     schedule: str
     batch_norm: NormMode | str
@@ -152,11 +152,11 @@ class SynchronousSettings(Settings):
 
     @property
     def queue_depth(self) -> int | None:
-        """Room for all of a minibatch: what is under way the schedule bounds."""
+        """Room for a whole minibatch: the schedule limits what is in flight."""
         return self.microbatches
 
     @property
-    def clips_whole(self) -> bool:
+    def clips_globally(self) -> bool:
         return True
 
     def check_module(self, module: nn.Module) -> None:
@@ -168,18 +168,18 @@ class SynchronousSettings(Settings):
     def recomputed(self, plan: Plan, layers: nn.Sequential | None = None) -> StageSpans:
         return spans_of(self.recompute, plan, layers)
 
-    def worker(self, plan: Plan, rank: int, share: Share, over: Optimizer | None) -> MakeWorker:
+    def worker(self, plan: Plan, rank: int, shard: Shard, over: Optimizer | None) -> MakeWorker:
         trains = over is not None
         norms = MinibatchNorms(
-            share.norms() if trains else {},
+            shard.norms() if trains else {},
             NormMode(self.batch_norm),
-            of_others=share.norms_of_others() if trains else {},
+            of_others=shard.norms_of_others() if trains else {},
         )
         return partial(
             SynchronousWorker,
             order=SYNCHRONOUS[self.schedule],
             microbatches=self.microbatches,
-            parameters=dict(share.parameters()) if trains else {},
+            parameters=dict(shard.parameters()) if trains else {},
             norms=norms,
         )
 
@@ -204,7 +204,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
     - What it logs is put together to one value a step: on every rank that of the microbatches that
       came this way (all, where no stage has replicas), and of all when the epoch ends.
     - Batch norms normalise by the microbatch, and their running statistics move with each, if
-      ``batch_norm`` says nothing else.
+      ``batch_norm`` is at its default.
 
     Args:
         schedule: ``gpipe`` (all forwards, then all backwards), ``1f1b`` (one forward, one
@@ -233,7 +233,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
         timeout_s: limit of every wait for another rank.
         process_group_backend: ``gloo`` (the default, also for CUDA) or ``nccl``.
         direct: tensors go from device to device over NCCL; a CUDA device for every rank.
-        slowdown: how many times slower than it is this rank's device is made, by pausing.
+        slowdown: factor by which this rank's device is made slower, by pauses.
         cluster_environment: by default the ranks of an elastic agent, ``torchrun`` or
             Lightning's own launcher.
 
@@ -274,7 +274,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
             cluster_environment=cluster_environment,
         )
         self.schedule, self.microbatches = schedule, microbatches
-        self._told_of_empty = False
+        self._warned_of_empty = False
         self._settings = SynchronousSettings(
             schedule=schedule,
             microbatches=microbatches,
@@ -290,17 +290,17 @@ class SynchronousPipelineStrategy(StagedStrategy):
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> STEP_OUTPUT:
         loss = super().training_step(*args, **kwargs)
-        if self._pipeline is not None and not self._told_of_empty:
-            self._tell_of_empty(self._pipeline.worker)
+        if self._pipeline is not None and not self._warned_of_empty:
+            self._warn_of_empty(self._pipeline.worker)
         return loss
 
-    def _tell_of_empty(self, worker: Any) -> None:
-        """Warns of microbatches without samples, once, but of those of an epoch's last batch."""
+    def _warn_of_empty(self, worker: Any) -> None:
+        """Warns once of empty microbatches, except for those of an epoch's last batch."""
         sizes = worker.sizes_read
         progress = self._trainer.fit_loop.epoch_loop.batch_progress
         if not self.is_global_zero or progress.is_last_batch or all(sizes):
             return
-        self._told_of_empty = True
+        self._warned_of_empty = True
         warnings.warn(
             f"a batch of {sum(sizes)} samples is cut into {len(sizes)} microbatches, of which "
             f"{sizes.count(0)} are empty: stages wait as for {len(sizes)}, and compute fewer. "

@@ -16,7 +16,7 @@ from sparsepipe.emulate.training import ReplayData, ReplayModule, rates
 from sparsepipe.errors import ConfigError
 from sparsepipe.profiling import Profile
 from sparsepipe.strategies import PipelineStrategy
-from sparsepipe.strategies.pipeline.sharding import PrunedOptimizer
+from sparsepipe.strategies.pipeline.sharding import ShardedOptimizer
 from tests.support.replay_cases import UPDATES_S, Noted, plain_trainer, profile
 
 MOMENTA = (0.0, 0.9)  # without, no numbers are updated; with, those of SpecTrain
@@ -31,7 +31,7 @@ def taken_by_update(
     optimizer = module.configure_optimizers()
     if owned is not None:
         mine = [p for index in owned for p in module.layers[index].parameters()]
-        PrunedOptimizer(optimizer, owned={id(parameter) for parameter in mine})
+        ShardedOptimizer(optimizer, owned={id(parameter) for parameter in mine})
     assert optimizer.step(lambda: 7.0) == 7.0
     return noted.taken
 

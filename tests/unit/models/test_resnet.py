@@ -197,4 +197,4 @@ def test_impossible_sizes_are_refused(wrong: dict[str, float]) -> None:
 
 def test_another_depth_is_refused() -> None:
     with pytest.raises(ConfigError, match="depth 20"):
-        models.resnet_sparse.sparse_resnet(20, 10)
+        models.resnet.sparse_resnet(20, 10)

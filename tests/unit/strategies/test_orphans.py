@@ -54,8 +54,8 @@ while not os.path.exists("begun"):
     time.sleep(0.02)
 names = runpy.run_path({orphans.__file__!r})
 for procs in ([stopped, busy], [slow, ended], []):
-    names["remember"](SimpleNamespace(procs=procs))
-names["remember"](None)
+    names["register_ranks"](SimpleNamespace(procs=procs))
+names["register_ranks"](None)
 names["end_orphans"]()
 names["end_orphans"]()
 print(time.monotonic(), stopped.pid, busy.pid, slow.pid, flush=True)

@@ -14,12 +14,12 @@ from tests.support.processes import new_store
 SCRIPT = """
 import atexit, os, signal, sys, threading
 from pytorch_lightning.utilities.exceptions import SIGTERMException
-from sparsepipe.strategies.distributed import leave_at_exit
+from sparsepipe.strategies.distributed import exit_if_blocked
 
 def end(case):
     name, error, blocked, after = case
     atexit.register(lambda: print(name, "cleans up", flush=True))
-    leave_at_exit(error, blocked=lambda: blocked)
+    exit_if_blocked(error, blocked=lambda: blocked)
     if after == "later":
         atexit.register(lambda: print(name, "cleans up later", flush=True))
     if blocked:  # not a daemon's end: Python would wait for it, or abort in it

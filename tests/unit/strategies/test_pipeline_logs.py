@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
-from sparsepipe.strategies.pipeline.logging import Logged, Repeater
+from sparsepipe.strategies.pipeline.logging import Logged, LogReplay
 from tests.support.pipeline_cases import plain_trainer
 
 BATCHES = 5
@@ -29,7 +29,7 @@ class Twice(pl.LightningModule):
         self.seen: list[dict[str, float]] = []
 
     def setup(self, stage: str) -> None:
-        self.repeater = Repeater(self)
+        self.repeater = LogReplay(self)
 
     def log(self, name: str, *args: Any, **kwargs: Any) -> None:
         self.calls.append(name)

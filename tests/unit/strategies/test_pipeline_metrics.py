@@ -65,11 +65,11 @@ def test_every_rank_has_what_one_process_has(replicas: int) -> None:
         for number in range(2 * replicas + 1):  # unevenly
             batch = next(given)
             alone.update(when, batch)
-            with all_metrics[number % replicas].noticing():
+            with all_metrics[number % replicas].tracking():
                 ranks[number % replicas].update(when, batch)
-        harvests = [metrics.harvest() for metrics in all_metrics[:replicas]]
+        parts = [metrics.take_updated() for metrics in all_metrics[:replicas]]
         for number, metrics in enumerate(all_metrics):
-            metrics.install(harvests, replica=number if number < replicas else None)
+            metrics.merge(parts, replica=number if number < replicas else None)
         expected = alone.values()
         for number, rank in enumerate(ranks):
             found = rank.values()

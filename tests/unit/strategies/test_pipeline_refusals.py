@@ -19,7 +19,7 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.strategies import PipelineStrategy
 from sparsepipe.strategies.pipeline.layers import check_initialised
 from sparsepipe.strategies.pipeline.refusals import check_module, check_trainer
-from sparsepipe.strategies.pipeline.sharding import PrunedOptimizer
+from sparsepipe.strategies.pipeline.sharding import ShardedOptimizer
 from tests.support.pipeline_cases import (
     QUIET,
     Net,
@@ -211,7 +211,7 @@ MODULES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "has no shape yet": (lazy, check_initialised),
     "LBFGS evaluates the whole network": (
         lambda: torch.optim.LBFGS(make_net("dense").parameters()),
-        lambda optimizer: PrunedOptimizer(optimizer, owned=[]),
+        lambda optimizer: ShardedOptimizer(optimizer, owned=[]),
     ),
 }
 

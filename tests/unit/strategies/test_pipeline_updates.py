@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sparsepipe.errors import ConfigError
-from sparsepipe.strategies.pipeline.optimizer_step import PastOptions
+from sparsepipe.strategies.pipeline.optimizer_step import OptionHistory
 from tests.support.pipeline_cases import Net, dense_layers, make_loader, pipeline_trainer
 from tests.support.processes import run
 
@@ -33,10 +33,10 @@ def counting() -> Counting:
 def test_each_update_has_its_rate_and_counters_go_on() -> None:
     """Rates fall by half between steps; updates come three steps late, the last at once."""
     optimizer = counting()
-    group, past = optimizer.param_groups[0], PastOptions(optimizer)
+    group, past = optimizer.param_groups[0], OptionHistory(optimizer)
     for step in range(6):
         group["lr"] = 0.5**step
-        past.note(step)
+        past.record(step)
         if step >= 3:
             with past.as_of(step - 3):
                 optimizer.step()
@@ -50,10 +50,10 @@ def test_each_update_has_its_rate_and_counters_go_on() -> None:
 
 def test_an_option_that_two_change_is_refused() -> None:
     optimizer = counting()
-    past = PastOptions(optimizer)
+    past = OptionHistory(optimizer)
     for step in range(2):
         optimizer.param_groups[0]["lr"] = 0.5**step  # a scheduler
-        past.note(step)
+        past.record(step)
     with pytest.raises(ConfigError, match="changes 'lr'") as refused, past.as_of(0):
         optimizer.param_groups[0]["lr"] *= 0.9  # the optimizer
     assert "leave 'lr'" in refused.value.remedy
