@@ -1,4 +1,4 @@
-"""A sparse backend and a data source from outside of the package, by ``_target_``.
+"""A sparse backend, a data source and a task from outside of the package, by ``_target_``.
 
 The examples of the documentation, which stay short enough to be read.
 """
@@ -13,6 +13,10 @@ import pytest
 import torch
 
 from sparsepipe.config.build import build_data, build_module
+from sparsepipe.config.check import check
+from sparsepipe.errors import ConfigError
+from sparsepipe.launch.job import run_job
+from sparsepipe.utils.files import read_json
 from tests.support.command_line import composed
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -25,7 +29,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, path.stem, raising=False)
 
 
-@pytest.mark.parametrize("name", ["sparse_backend", "data_source"])
+@pytest.mark.parametrize("name", ["sparse_backend", "data_source", "parameter_count"])
 def test_an_example_is_short(name: str) -> None:
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 30
 
@@ -64,3 +68,17 @@ def test_a_source_and_a_backend_of_ones_own_train(arrays: Path) -> None:
     assert logits_BK.dtype == torch.float32
     logits_BK.sum().backward()
     assert first.kernel.grad is not None
+
+
+@pytest.mark.usefixtures("workplace")
+def test_a_task_of_ones_own_makes_a_run() -> None:
+    task = {"_target_": "parameter_count.CountParameters", "trainable": True}
+    spec = composed("experiment=tiny").replace(task=task)
+    check(spec.to_dict())
+    directory = run_job(spec)
+    result = read_json(directory.result)
+    assert (result["task_name"], result["kind"]) == ("count_parameters", "counted")
+    assert result["parameters"] > 0
+    wrong = spec.replace({"task.trainabel": True})
+    with pytest.raises(ConfigError, match=r"nearest: 'task\.trainable'"):
+        check(wrong.to_dict())
