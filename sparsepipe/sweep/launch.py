@@ -6,7 +6,7 @@ import copy
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,9 +70,8 @@ def launch(
         _compose(config, context, list(each), number=first + index, sweep=sweep)
         for index, each in enumerate(overrides)
     ]
-    hooks = _Hooks(context=context, composed={one.job.number: one for one in composed})
     try:
-        records = _run(composed, settings, hooks)
+        records = _run(composed, settings, context)
     except SystemExit:
         # Hydra would not call its callbacks, which make the table of what has finished so far.
         context.callbacks.on_multirun_end(config=config, config_name=config.hydra.job.config_name)
@@ -80,25 +79,6 @@ def launch(
         raise
     note_exit_code([records[number] for number in sorted(records)])
     return [_returned(one, records[one.job.number]) for one in composed]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Hooks:
-    """Calls Hydra's callbacks of jobs, as if these ran in this process."""
-
-    context: HydraContext
-    composed: Mapping[int, _Composed]
-
-    def on_start(self, job: SweptJob) -> None:
-        """Before a job is started."""
-        whole = self.composed[job.number].whole
-        self.context.callbacks.on_job_start(config=whole, task_function=_nothing)
-
-    def on_end(self, record: JobRecord) -> None:
-        """After a job has ended."""
-        one = self.composed[record.number]
-        done = _returned(one, record)
-        self.context.callbacks.on_job_end(config=one.whole, job_return=done)
 
 
 def _nothing(config: Any) -> None:
@@ -144,7 +124,9 @@ def _task_config(whole: DictConfig) -> DictConfig:
     return config
 
 
-def _run(composed: Sequence[_Composed], settings: Settings, hooks: _Hooks) -> dict[int, JobRecord]:
+def _run(
+    composed: Sequence[_Composed], settings: Settings, context: HydraContext
+) -> dict[int, JobRecord]:
     # Torch and Lightning, which --help and the like need not wait for.
     from sparsepipe.runtime.failures.rank_reports import Stopped
     from sparsepipe.sweep.display import view
@@ -156,13 +138,24 @@ def _run(composed: Sequence[_Composed], settings: Settings, hooks: _Hooks) -> di
     leaders, same = _distinct(composed)
     ready, refused = _ready(leaders, there, settings)
     texts = own_texts([one.job.overrides for one in composed])
+    by_number = {one.job.number: one for one in composed}
+
+    # Hydra's callbacks of jobs, as if these ran in this process.
+    def on_start(job: SweptJob) -> None:
+        whole = by_number[job.number].whole
+        context.callbacks.on_job_start(config=whole, task_function=_nothing)
+
+    def on_end(record: JobRecord) -> None:
+        one = by_number[record.number]
+        context.callbacks.on_job_end(config=one.whole, job_return=_returned(one, record))
+
     runner = Runner(
         Slots(machine=there, max_jobs=settings.max_jobs),
         settings=settings,
         texts={one.job.number: text for one, text in zip(composed, texts, strict=True)},
         view=view(),
-        on_start=hooks.on_start,
-        on_end=hooks.on_end,
+        on_start=on_start,
+        on_end=on_end,
         gpus=machine_wide(),
     )
     try:

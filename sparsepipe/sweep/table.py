@@ -1,4 +1,4 @@
-"""A sweep's jobs beside each other: what differs between them, and what came of each."""
+"""The table of a sweep's jobs: the overrides in which they differ, and their figures."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SweepJob:
 
     @property
     def status(self) -> str:
-        """In a word."""
+        """``finished``, ``stopped`` or ``failed``."""
         if self.run is not None:
             return "finished"
         return "stopped" if self.stopped else "failed"
@@ -52,9 +52,9 @@ def _rate(value: float) -> str:
 
 
 _RATES = ("train_shapes_per_s", "simulated_shapes_per_s", "samples_per_s", "minibatches_per_s")
-"""How fast something trains, measured, simulated and emulated; of a result the first that it has.
+"""Speeds of training, measured, simulated and emulated; a row shows the first that a result has.
 
-Emulated minibatches have no known size where profiles do not tell.
+Emulated minibatches have no known size where profiles lack it.
 """
 _RATIO = "ratio_to_first"
 _MINIBATCHES = "epoch_minibatches"
@@ -99,7 +99,7 @@ def sweep_rows(jobs: Sequence[SweepJob]) -> list[dict[str, Any]]:
         for row in found:
             if first and row.get(rate) is not None:
                 row[_RATIO] = row[rate] / first
-    keys = [figure.key for figure in _FIGURES if _is_telling(figure.key, found)]
+    keys = [figure.key for figure in _FIGURES if _is_shown(figure.key, found)]
     return [
         {
             **{name: job.overrides.get(name, "") for name in differing},
@@ -128,7 +128,7 @@ def _cell(row: Mapping[str, Any], key: str, figures: Mapping[str, _Figure]) -> s
     return figures[key].text(value) if key in figures else str(value)
 
 
-def _is_telling(key: str, found: Sequence[Mapping[str, Any]]) -> bool:
+def _is_shown(key: str, found: Sequence[Mapping[str, Any]]) -> bool:
     values = {row[key] for row in found if key in row}
     if key in ("ranks", _MINIBATCHES):
         return len(values) > 1

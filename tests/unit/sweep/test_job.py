@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from sparsepipe.runs.rundir import RunDir
 from sparsepipe.sweep.job import run_swept
 from sparsepipe.sweep.record import SweptJob, read_record
 from tests.support.command_line import composed
+from tests.support.paths import environment
 
 TINY = ("experiment=tiny", "trainer.max_epochs=1", "task.test=false")
 OURS = ("hydra/launcher=sparsepipe", "hardware.accelerator=cpu", "trainer.max_epochs=1")
@@ -32,3 +35,10 @@ def test_a_job_waits_for_a_while_and_fails(
     record = read_record(job.record)
     assert (record.status, record.exit_code) == ("failed", ConfigError.exit_code)
     assert "remedy: wait for it or end it, then run the command again" in (record.error or "")
+
+
+def test_torch_is_imported_after_the_choice_of_cores() -> None:
+    """It counts the cores of its process when it is imported."""
+    statements = "import sys, sparsepipe.sweep.job; raise SystemExit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", statements], env=environment(), check=False)
+    assert done.returncode == 0
