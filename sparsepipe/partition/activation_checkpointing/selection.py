@@ -5,22 +5,18 @@ For synchronous schedules: weights have one version, and what is in flight are m
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sparsepipe.cluster.places import device_name
-from sparsepipe.errors import ConfigError, PlanError
+from sparsepipe.errors import ConfigError
+from sparsepipe.partition.activation_checkpointing.knapsack import Recomputation, cheapest
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans
-from sparsepipe.partition.activation_checkpointing.stage import NONE_FITS, Cheapest, cheapest
 from sparsepipe.partition.activation_checkpointing.stage_memory import StageCost, moved
-from sparsepipe.partition.activation_checkpointing.work import MOST_LOOKS, Work
 from sparsepipe.partition.memory.microbatches import Microbatches
 from sparsepipe.partition.memory.model import MIB, MemoryModel, room_bytes
 from sparsepipe.profiling import Profile
 from sparsepipe.schedule import Plan
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,21 +76,14 @@ class HeldStage:
             return float("inf")
         return room_bytes(self.limit_bytes) - self.beside_bytes(memory)
 
-    def cheapest(
-        self, memory: MemoryModel | None, *, enough_s: float | None = None, work: Work
-    ) -> Cheapest:
-        """The spans that take least time of those with which it fits.
+    def cheapest(self, memory: MemoryModel | None) -> Recomputation | None:
+        """The spans that take least time of those with which it fits; None where none does.
 
         Args:
             memory: what a device keeps beside activations; None: it does not count.
-            enough_s: any will do that take no more, see
-                :func:`~sparsepipe.partition.activation_checkpointing.stage.cheapest`.
-            work: see there.
         """
         room = self.room_bytes(memory)
-        if room < 0:
-            return NONE_FITS
-        return cheapest(self.cost(), limit_bytes=room, enough_s=enough_s, work=work)
+        return None if room < 0 else cheapest(self.cost(), limit_bytes=room)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +124,6 @@ def choose_spans(
 
     Raises:
         ConfigError: a stage does not fit, whatever is recomputed of it.
-        PlanError: as much was looked at as may be before it was known whether all stages fit.
     """
     stages = []
     for number, stage in enumerate(plan.stages):
@@ -155,10 +143,7 @@ def choose_spans(
 
 
 def cheapest_of(stages: Sequence[HeldStage], memory: MemoryModel | None) -> Chosen:
-    """The spans that take least time of those with which stages fit, as far as they are looked for.
-
-    Of a stage of which more spans would have to be looked at than may be, the best that were found
-    are taken, and a line of the log says how much less time others may take.
+    """The spans that take least time of those with which stages fit.
 
     Args:
         stages: of a plan, in order.
@@ -166,23 +151,12 @@ def cheapest_of(stages: Sequence[HeldStage], memory: MemoryModel | None) -> Chos
 
     Raises:
         ConfigError: a stage does not fit, whatever is recomputed of it.
-        PlanError: as much was looked at as may be before it was known whether all stages fit.
     """
-    spans, work = [], Work(MOST_LOOKS)
+    spans = []
     for number, stage in enumerate(stages):
-        work.allow(turns=len(stages) - number)
-        own = stage.cheapest(memory, work=work)
-        if own.spans is None and own.least_s < float("inf"):
-            raise no_more_work()
-        if own.spans is None:
+        own = stage.cheapest(memory)
+        if own is None:
             raise _no_room(number, stage.cost(), stage.room_bytes(memory))
-        if own.least_s < own.time_s:
-            log.warning(
-                "the search for the layers of stage %d to recompute has looked at as much as it "
-                "may and stops: others may take up to %.3g ms less for a batch",
-                number,
-                1e3 * (own.time_s - own.least_s) / stage.share,
-            )
         spans.append(tuple(moved(own.spans, stage.first)))
     return counted(stages, memory, tuple(spans))
 
@@ -226,12 +200,3 @@ MORE_ROOM = (
     "optimizer with less state"
 )
 """What lets a plan fit that does not, whatever is recomputed."""
-
-
-def no_more_work() -> PlanError:
-    """The error of a search that has ended before it has found what fits."""
-    return PlanError(
-        "the search has looked at as much as it may, and at no plan and layers to recompute that "
-        "fit the memory; others may fit",
-        remedy=f"say which layers to recompute, as numbers or all; or use {MORE_ROOM}",
-    )

@@ -11,19 +11,14 @@
 ``exhaustive`` the same by trying all plans
 ========== ====================================================================================
 
-All but ``exhaustive`` and ``variance`` are one search (``search.py``) over different lattices of
-devices. With one bandwidth between all devices ``exact`` is optimal over all contiguous splits and
-all subsets of devices; with a bandwidth for each link it is optimal if a stage's all-reduce runs at
-its slowest link, and a transfer between stages that are not on one and the same host at the link
-between hosts. ``mp`` and ``hete_mp`` are optimal in the same sense among the plans that they look
-at; ``variance`` (``variance.py``) looks for something else. Where stages recompute layers, times
-and memory are counted with that (``counted_search.py``). Where the memory chooses these, all but
-``exhaustive`` stop after so much work, and say so: by how much the best plan may be better, or, as
-a :class:`~sparsepipe.errors.PlanError`, that they have found none, though there may be some.
-
-In which order HETE-MP takes devices: those of a kind stay together (Algorithm 1 sorts).
-
-Whether a search will end within about a minute.
+All but ``exhaustive`` and ``variance`` are one search (:mod:`~.bisection`) over different lattices
+of devices. With one bandwidth between all devices ``exact`` is optimal over all contiguous splits
+and all subsets of devices; with a bandwidth for each link it is optimal if a stage's all-reduce
+runs at its slowest link, and a transfer between stages that are not on one and the same host at the
+link between hosts. ``mp`` and ``hete_mp`` are optimal in the same sense among the plans that they
+look at; ``variance`` (:mod:`~.baselines`) looks for something else. Where stages recompute layers,
+times and memory are counted with that. Where the memory chooses these layers, they are those of the
+knapsack, which is exact for small stages only.
 """
 
 from __future__ import annotations
@@ -34,8 +29,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from sparsepipe.errors import ConfigError, PlanError
-from sparsepipe.partition.activation_checkpointing.bounds import BOUNDS
-from sparsepipe.partition.activation_checkpointing.work import Work
+from sparsepipe.partition.activation_checkpointing.knapsack import sorted_choices
 from sparsepipe.partition.costs.layers import Spans
 from sparsepipe.partition.devices import Choice, Counts, Fleet, Kind
 from sparsepipe.partition.problem import (
@@ -58,18 +52,17 @@ from sparsepipe.partition.search.stage_costs import PlanSeconds
 Order = str | Sequence[str]
 
 
-def dp(problem: Problem, *, work: Work | None = None) -> Solution:
+def dp(problem: Problem) -> Solution:
     """One stage on all devices (Algorithm 2's start).
 
     Args:
         problem: what to partition.
-        work: that may be done, see :func:`~sparsepipe.partition.search.bisection.best_plan`.
 
     Raises:
-        PlanError: it does not fit the memory, or the search stops before it knows.
+        PlanError: it does not fit the memory.
     """
     fleet = problem.fleet
-    return _over(problem, [(0,) * len(fleet.kinds), fleet.counts], strategy="dp", work=work)
+    return _over(problem, [(0,) * len(fleet.kinds), fleet.counts], strategy="dp")
 
 
 def mp(problem: Problem, *, device: str) -> Solution:
@@ -85,8 +78,7 @@ def mp(problem: Problem, *, device: str) -> Solution:
     Raises:
         ConfigError: the inventory has no such device; or layers are to be chosen, and a stage does
             not fit the real devices, which this search does not see, whatever is recomputed.
-        PlanError: no plan fits the memory, or the best one does not fit the real devices; or the
-            search, or that for layers on these devices, stops before it knows.
+        PlanError: no plan fits the memory, or the best one does not fit the real devices.
     """
     alike = alike_as(problem, device)
     stages = _over(alike, prefixes(alike.fleet, [0]), strategy="mp").stages
@@ -107,8 +99,7 @@ def variance(problem: Problem, *, device: str) -> Solution:
     Raises:
         ConfigError: as of :func:`mp`.
         PlanError: there are more devices than layers, no cuts fit the memory, or the best ones do
-            not fit the real devices, which this search does not see; or the search, or that for
-            layers on these devices, stops before it knows.
+            not fit the real devices, which this search does not see.
     """
     alike = alike_as(problem, device)
     (kind,) = alike.fleet.kinds
@@ -130,18 +121,16 @@ def variance(problem: Problem, *, device: str) -> Solution:
     return Solution(stages=tuple(taken), strategy="variance", assumed=alike, spans=again)
 
 
-def straight(problem: Problem, *, work: Work | None = None) -> Solution:
+def straight(problem: Problem) -> Solution:
     """The best plan with a stage for each device, in the inventory's order.
 
     PipeDream's optimizer calls it so, as its option ``straight_pipeline``.
 
     Args:
         problem: what to partition.
-        work: that may be done, see :func:`~sparsepipe.partition.search.bisection.best_plan`.
 
     Raises:
-        PlanError: there are more devices than layers, no such plan fits the memory, or the search
-            stops before it has found one.
+        PlanError: there are more devices than layers, or no such plan fits the memory.
     """
     kinds = range(len(problem.fleet.kinds))
     each = [kind for kind in kinds for _ in range(problem.fleet.counts[kind])]
@@ -152,41 +141,39 @@ def straight(problem: Problem, *, work: Work | None = None) -> Solution:
             "devices, as straight has it",
             remedy="use fewer devices, or a search that gives a stage several: hete_mp or exact",
         )
-    return replace(best_cuts(problem, alone, work=work), strategy="straight")
+    return replace(best_cuts(problem, alone), strategy="straight")
 
 
-def hete_mp(problem: Problem, *, order: Order = "by_count", work: Work | None = None) -> Solution:
+def hete_mp(problem: Problem, *, order: Order = "by_count") -> Solution:
     """SparsePipe's HETE-MP: stages take devices from a sorted list (Algorithms 1 and 2).
 
     Args:
         problem: what to partition.
         order: of the list, see :func:`~sparsepipe.partition.search.algorithms.kind_order`.
-        work: that may be done, see :func:`~sparsepipe.partition.search.bisection.best_plan`.
 
     Raises:
         ConfigError: there is no such order.
-        PlanError: no plan fits the memory, or the search stops before it has found one.
+        PlanError: no plan fits the memory.
     """
     kinds = kind_order(order, problem.fleet, problem.spans)
-    found = _over(problem, prefixes(problem.fleet, kinds), strategy="hete_mp", work=work)
+    found = _over(problem, prefixes(problem.fleet, kinds), strategy="hete_mp")
     return replace(found, order=_names(kinds, problem.fleet))
 
 
-def exact(problem: Problem, *, work: Work | None = None) -> Solution:
+def exact(problem: Problem) -> Solution:
     """The best of all plans, with any devices for each stage.
 
     Args:
         problem: what to partition.
-        work: that may be done, see :func:`~sparsepipe.partition.search.bisection.best_plan`.
 
     Raises:
-        PlanError: no plan fits the memory, there are more subsets of the devices than can be
-            looked at, or the search stops before it has found a plan.
+        PlanError: no plan fits the memory, or there are more subsets of the devices than can be
+            looked at.
     """
     likes = like_kinds(problem.fleet, problem.spans)
     few = merged(problem, likes)
     check_subsets(few)
-    found = _over(few, subsets(few.fleet), strategy="exact", work=work)
+    found = _over(few, subsets(few.fleet), strategy="exact")
     return replace(found, stages=tuple(dealt(found.stages, problem.fleet, likes)))
 
 
@@ -217,17 +204,16 @@ def exhaustive(problem: Problem) -> Solution:
     return Solution(stages=tuple(stages), strategy="exhaustive")
 
 
-def best_cuts(problem: Problem, groups: Sequence[Counts], *, work: Work | None = None) -> Solution:
+def best_cuts(problem: Problem, groups: Sequence[Counts]) -> Solution:
     """The best plan whose stages have given devices, as a row of Table III gives them.
 
     Args:
         problem: what to partition.
         groups: devices of each kind of each stage; together all of them.
-        work: that may be done, see :func:`~sparsepipe.partition.search.bisection.best_plan`.
 
     Raises:
-        PlanError: there are more stages than layers, the stages do not use each device once, no
-            plan fits the memory, or the search stops before it has found one.
+        PlanError: there are more stages than layers, the stages do not use each device once, or no
+            plan fits the memory.
     """
     used = [tuple(map(sum, zip(*groups[:n], strict=True))) for n in range(1, len(groups) + 1)]
     if used[-1] != problem.fleet.counts or len(groups) > problem.spans.num_layers:
@@ -237,7 +223,7 @@ def best_cuts(problem: Problem, groups: Sequence[Counts], *, work: Work | None =
             remedy="use each device once, and no more stages than there are layers",
         )
     empty = (0,) * len(problem.fleet.kinds)
-    return _over(problem, [empty, *used], adjacent=True, strategy="given devices", work=work)
+    return _over(problem, [empty, *used], adjacent=True, strategy="given devices")
 
 
 def _over(
@@ -246,11 +232,10 @@ def _over(
     *,
     adjacent: bool = False,
     strategy: str,
-    work: Work | None = None,
 ) -> Solution:
     lattice = _lattice(problem, counts, adjacent=adjacent)
     check_states(problem, sum(len(ways.sources_E) for ways in lattice.ways))
-    found = best_plan(problem, lattice, work)
+    found = best_plan(problem, lattice)
     if found is None:
         raise no_room(problem, lattice)
     stages, spans = found
@@ -340,6 +325,10 @@ MOST_WINDOWS = 100_000_000
 layers where some are recomputed: about a minute on one core, and 1 GB."""
 
 
+_SORTED = 0.3
+"""Of the time that looking at a stage takes, what sorting a choice of layers does."""
+
+
 def check_subsets(problem: Problem) -> None:
     """Refuses what would take ``exact`` much more than a minute.
 
@@ -385,7 +374,7 @@ def check_states(problem: Problem, stages: int) -> None:
         raise PlanError(
             f"{states:,} layers have too many pairs of a first and a last one for "
             f"{problem.fleet.num_devices} devices: where layers are recomputed, {each:,} stages "
-            "and bounds are to be looked at for each pair",
+            "and choices of layers are to be looked at for each pair",
             remedy="use task.search=hete_mp, partition over fewer devices, or search without "
             "parallel.strategy.recompute and train with it by that plan (parallel.plan.file)",
         )
@@ -402,10 +391,11 @@ def _figures(problem: Problem, what: SynchronousStages, stages: int) -> int:
     """Of each pair of a first and a last layer, what a search counts at least.
 
     That is once for each number of devices that the first stage may have, where memory counts; and
-    the bounds of stages on each set of kinds, where it chooses the layers. How often a search looks
-    again is limited as it does so (``work.py``).
+    the knapsack of layers on each set of kinds, where it chooses these.
     """
     kinds = len(problem.fleet.kinds)
     searches = len(problem.numbers_of_readers)
     sets = min(stages, 2**kinds - 1) if what.is_automatic else 0
-    return stages * searches + sets * BOUNDS
+    num_layers = problem.spans.num_layers
+    knapsacks = sets * sorted_choices(num_layers) / num_layers**2 * _SORTED
+    return stages * searches + int(knapsacks)

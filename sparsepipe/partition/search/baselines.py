@@ -31,8 +31,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.errors import PlanError
-from sparsepipe.partition.activation_checkpointing.selection import no_more_work
-from sparsepipe.partition.activation_checkpointing.work import MOST_LOOKS, Work
 from sparsepipe.partition.costs.layers import Floats, Spans
 from sparsepipe.partition.costs.model import EQUAL
 from sparsepipe.partition.devices import Choice, Counts, Fleet
@@ -69,8 +67,7 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
 
     Raises:
         PlanError: the hosts have different numbers of devices, there are too many layers for so
-            many, or the plan does not fit the memory, which this search does not look at; or the
-            search for layers that would stops before it knows.
+            many, or the plan does not fit the memory, which this search does not look at.
         ConfigError: the inventory has no such device; or layers are to be chosen, and a stage does
             not fit, whatever is recomputed.
     """
@@ -218,9 +215,6 @@ def ends_for(problem: Problem, *, stages: int) -> list[int] | None:
     Returns:
         As :func:`least_variance`; None as well where what one device reads is too little to be cut
         into so many microbatches.
-
-    Raises:
-        PlanError: so many stages were counted, none of whose plans fits, that the search stops.
     """
     spans, (kind,) = problem.spans, problem.fleet.kinds
     if problem.synchronous is None:
@@ -228,22 +222,15 @@ def ends_for(problem: Problem, *, stages: int) -> list[int] | None:
         return least_variance(spans, stages=stages, memory=problem.memory, room=room)
     if problem.synchronous.microbatches.least_readers > 1:
         return None  # a single device reads too few samples
-    tables = LayerTables(problem, work := Work(MOST_LOOKS))
+    tables = LayerTables(problem)
     runs = SecondRuns(tables, problem.memory)
     spans = replace(spans, compute_s_KI=spans.compute_s_KI + tables.anywhere_I)
     classes = [
         runs.class_of((1,), left=stages - number, stage=number, readers=1)
         for number in range(stages)
     ]
-    while not work.is_done:  # stages are ruled out until all of a plan fit
-        fits_SII = [np.isfinite(runs.seconds_II(own)) for own in classes]
-        ends = least_variance(spans, stages=stages, fits_SII=fits_SII)
-        if ends is None:
-            return None
-        bounds = zip(classes, [0, *ends], ends, strict=False)
-        if np.isfinite([runs.count(own, first, end) for own, first, end in bounds]).all():
-            return ends
-    raise no_more_work()
+    fits_SII = [np.isfinite(runs.seconds_II(own)) for own in classes]
+    return least_variance(spans, stages=stages, fits_SII=fits_SII)
 
 
 def least_variance(

@@ -28,7 +28,7 @@ from functools import cache
 
 import numpy as np
 
-from sparsepipe.partition.activation_checkpointing.bounds import Bounds
+from sparsepipe.partition.activation_checkpointing.knapsack import Knapsack
 from sparsepipe.partition.activation_checkpointing.selection import (
     Chosen,
     HeldStage,
@@ -36,9 +36,7 @@ from sparsepipe.partition.activation_checkpointing.selection import (
     counted,
 )
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans, recomputed_spans
-from sparsepipe.partition.activation_checkpointing.stage import NONE_FITS, Cheapest
 from sparsepipe.partition.activation_checkpointing.stage_memory import StageCost, moved
-from sparsepipe.partition.activation_checkpointing.work import Work
 from sparsepipe.partition.costs.layers import Floats
 from sparsepipe.partition.devices import Choice
 from sparsepipe.partition.memory.model import MemoryModel, room_bytes
@@ -51,18 +49,13 @@ class LayerTables:
 
     Args:
         problem: of profiles, with what is recomputed.
-        work: that looking at layers is taken from; None: there is no end of it.
-
-    Attributes:
-        work: what is left of it.
     """
 
-    def __init__(self, problem: Problem, work: Work | None = None) -> None:
+    def __init__(self, problem: Problem) -> None:
         assert problem.synchronous is not None
         assert len(problem.profiles) == len(problem.fleet.kinds)
         self.problem, self.synchronous = problem, problem.synchronous
-        self.work = Work() if work is None else work
-        self.bounds = cache(self._bounds)
+        self.knapsack = cache(self._knapsack)
         self.chain = cache(self._chain)
         self.weights_II = cache(self._weights_II)
         self.named = cache(self._named)
@@ -100,8 +93,8 @@ class LayerTables:
             [StageCost.of(profiles[k], first=0, last=last, in_flight=1) for k in kinds]
         )
 
-    def _bounds(self, kinds: tuple[int, ...]) -> Bounds:
-        return Bounds(self.chain(kinds), self.work)
+    def _knapsack(self, kinds: tuple[int, ...]) -> Knapsack:
+        return Knapsack.of_chain(self.chain(kinds))
 
     def _weights_II(self, kinds: tuple[int, ...]) -> Floats:
         """Bytes of parameters of each stage."""
@@ -208,7 +201,6 @@ class SecondRuns:
     Attributes:
         tables: of the problem.
         microbatches: of a minibatch.
-        work: what is left of the tables'.
         most_s: that a stage takes longer for what it recomputes, at most.
     """
 
@@ -224,8 +216,6 @@ class SecondRuns:
         self.microbatches = self._what.microbatches
         self._in_flight = cache(self.microbatches.in_flight_of)
         self._seconds: dict[StageClass, Floats] = {}
-        self._found: dict[tuple[StageClass, int, int], Cheapest] = {}
-        self.work = tables.work
         whole = tables.chain(tuple(range(len(self._fleet.kinds))))
         self.most_s = sum(layer.forward_s for layer in whole.layers)
 
@@ -279,7 +269,7 @@ class SecondRuns:
         return found
 
     def seconds_II(self, own: StageClass) -> Floats:
-        """That each stage takes longer for a batch, at least; infinite where it does not fit.
+        """That each stage takes longer for a batch; infinite where it does not fit.
 
         Args:
             own: which class they are of.
@@ -287,91 +277,43 @@ class SecondRuns:
         if own not in self._seconds:
             room_II = self._room_II(own) / own.share
             if self._what.is_automatic:
-                bounds = self.tables.bounds(own.kinds)
-                self._seconds[own] = bounds.seconds_II(room_II, in_flight=own.in_flight)
+                knapsack = self.tables.knapsack(own.kinds)
+                self._seconds[own] = knapsack.seconds_II(room_II, in_flight=own.in_flight)
             else:
                 kept_II, inside_II, again_II = self.tables.named(own.kinds, own.whole)
                 fits_II = own.in_flight * kept_II + inside_II <= room_II * room_bytes(1.0)
                 self._seconds[own] = np.where(fits_II, again_II, np.inf)
         return self._seconds[own]
 
-    def count(self, own: StageClass, first: int, end: int) -> float:
-        """The same of one stage, exactly, which is known from then on.
-
-        Where the work is done before that, it is what is known then; infinite where that is none.
-
-        Args:
-            own: which class the stage is of.
-            first: its first layer.
-            end: the first one behind it.
-        """
-        if self.seconds_II(own)[first, end] < self.at_most(own, first, end):
-            self._look(own, first, end, None)
-        return self.at_most(own, first, end)
-
-    def keeps_to(self, own: StageClass, first: int, end: int, *, most_s: float) -> bool:
-        """Whether a stage takes no more than a time longer; what comes of that is known then.
-
-        Args:
-            own: see :meth:`count`.
-            first: see :meth:`count`.
-            end: see :meth:`count`.
-            most_s: the time, for a batch.
-        """
-        if self.seconds_II(own)[first, end] > most_s:
-            return False
-        if self.at_most(own, first, end) <= most_s:
-            return True
-        return self._look(own, first, end, most_s * own.share)
-
-    def at_most(self, own: StageClass, first: int, end: int) -> float:
-        """What a stage takes longer, as far as is known; infinite where it is not.
-
-        Args:
-            own: see :meth:`count`.
-            first: see :meth:`count`.
-            end: see :meth:`count`.
-        """
-        if not self._what.is_automatic:
-            return float(self.seconds_II(own)[first, end])
-        return self._found.get((own, first, end), NONE_FITS).time_s / own.share
-
     def spans(self, plan: Sequence[Choice]) -> StageSpans | None:
-        """The cheapest layers of each stage, or those that are known where work does not suffice.
-
-        None where the memory does not choose them.
+        """The cheapest layers of each stage; None where the memory does not choose them.
 
         Args:
-            plan: for each of whose stages some are known.
+            plan: whose stages fit.
         """
         if not self._what.is_automatic:
             return None
         found = []
-        for number, (own, stage) in enumerate(zip(self.classes_of(plan), plan, strict=True)):
-            self.work.allow(turns=len(plan) - number)
-            self._look(own, stage.first, stage.end, None)
-            spans = self._found[own, stage.first, stage.end].spans
-            assert spans is not None, "the plan would not have been found"
-            found.append(tuple(moved(spans, stage.first)))
+        for own, stage in zip(self.classes_of(plan), plan, strict=True):
+            room = float(self._room_II(own)[stage.first, stage.end]) / own.share
+            # The same as in the search, and for this stage alone, which mostly is the better one.
+            known = self.tables.knapsack(own.kinds).cheapest(
+                stage.first, stage.end, room, in_flight=own.in_flight
+            )
+            assert known is not None, "the plan would not have been found"
+            alone = self.held(own, stage.first, stage.end).cheapest(self._memory)
+            is_better = alone is not None and alone.time_s / own.share < known.time_s
+            best = alone if alone is not None and is_better else known
+            found.append(tuple(moved(best.spans, stage.first)))
         return tuple(found)
-
-    def _look(self, own: StageClass, first: int, end: int, enough_s: float | None) -> bool:
-        """Looks for layers, see :meth:`HeldStage.cheapest`; whether it finds some."""
-        stage = self.held(own, first, end)
-        found = stage.cheapest(self._memory, enough_s=enough_s, work=self.work)
-        least_II = self.seconds_II(own)
-        least_II[first, end] = max(least_II[first, end], found.least_s / own.share)
-        if found.time_s <= self._found.get((own, first, end), NONE_FITS).time_s:
-            self._found[own, first, end] = found
-        return found.spans is not None
 
     def held(self, own: StageClass, first: int, end: int) -> HeldStage:
         """A stage as the memory of its devices has it.
 
         Args:
-            own: see :meth:`count`.
-            first: see :meth:`count`.
-            end: see :meth:`count`.
+            own: which class it is of.
+            first: its first layer.
+            end: the first layer behind it.
         """
         profiles = self.tables.problem.profiles
         return HeldStage(
@@ -411,7 +353,6 @@ def chosen_of(plan: Sequence[Choice], problem: Problem, spans: StageSpans | None
     Raises:
         ConfigError: the plan has no such layers or stages; or layers are to be chosen, and a stage
             does not fit, whatever is recomputed.
-        PlanError: as much was looked at as may be before it was known whether all stages fit.
     """
     assert problem.synchronous is not None
     runs = SecondRuns(LayerTables(problem), problem.memory)

@@ -20,13 +20,12 @@ from sparsepipe.partition.devices import Choice
 from sparsepipe.partition.memory.microbatches import Microbatches
 from sparsepipe.partition.memory.model import MIB, REPLICA_BUFFERS, plan_bytes, room_bytes
 from sparsepipe.partition.problem import Problem, SynchronousStages
+from sparsepipe.partition.search.bisection import feasible
 from sparsepipe.partition.search.checkpointed_stages import LayerTables, SecondRuns, chosen_of
 from sparsepipe.partition.search.lattice import Lattice
-from sparsepipe.partition.search.reachability import feasible
 from sparsepipe.partition.search.stage_costs import (
     Costs,
     costs_by_readers,
-    plain_costs,
 )
 
 _SHARES = (2, 4, 8, 16)
@@ -132,8 +131,7 @@ def check_room(plan: Sequence[Choice], problem: Problem) -> StageSpans | None:
         Layers to recompute with which it fits, where memory chooses them; else None.
 
     Raises:
-        PlanError: the message says which stage lacks how much, and what would fit; or layers are to
-            be chosen, and as much was looked at as may be before it was known whether all fit.
+        PlanError: the message says which stage lacks how much, and what would fit.
         ConfigError: layers are to be chosen, and a stage does not fit, whatever is recomputed; or
             the plan has no such layers or stages as are to be recomputed.
     """
@@ -243,7 +241,7 @@ def any_fits(
     more_bytes: float = 0.0,
     tables: LayerTables | None = None,
 ) -> bool:
-    """Whether any plan fits the memory, as far as bounds tell where layers are to be chosen.
+    """Whether any plan fits the memory.
 
     Args:
         problem: what to partition.
@@ -254,11 +252,6 @@ def any_fits(
     if problem.synchronous is not None:
         own = LayerTables(problem) if tables is None else tables.of(problem)
         runs = SecondRuns(own, problem.memory, more_bytes=more_bytes)
-        every: Iterator[Costs] = (
-            costs_by_readers(problem, lattice, runs)
-            if problem.synchronous.recomputes
-            else plain_costs(problem, lattice, runs)
-        )
-        return any(map(feasible, every))
+        return any(map(feasible, costs_by_readers(problem, lattice, runs)))
     memory, model = problem.memory, problem.model
     return feasible(Costs(problem.spans, lattice, model, memory, more_bytes=more_bytes))

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparsepipe.partition.costs.layers import Floats, Spans
-from sparsepipe.partition.costs.model import EXACT, CostModel, bottleneck_s, plan_times
+from sparsepipe.partition.costs.model import EXACT, CostModel
 from sparsepipe.partition.devices import Choice
 from sparsepipe.partition.memory.model import MemoryModel, room_bytes
 from sparsepipe.partition.problem import Problem
@@ -281,37 +281,6 @@ class PlainCosts(Costs):
         """As of :class:`Costs`."""
         return self._kept[number]
 
-    def keeps_to(self, plan: Sequence[Choice], bound_s: float) -> bool:
-        """Whether the stages of a plan do so: their times are what they take.
-
-        Args:
-            plan: of this lattice, which keeps to the bound by :meth:`times_s`.
-            bound_s: of their times.
-        """
-        del plan, bound_s
-        return True
-
-    def plan_s(self, plan: Sequence[Choice]) -> float:
-        """Seconds between two minibatches.
-
-        Args:
-            plan: of this lattice.
-        """
-        problem = self._problem
-        return bottleneck_s(plan, problem.spans, problem.fleet, problem.model)
-
-
-def plain_costs(problem: Problem, lattice: Lattice, runs: SecondRuns) -> Iterator[PlainCosts]:
-    """The costs of plans with each number of devices of the first stage, the largest first.
-
-    Args:
-        problem: a chain of layers.
-        lattice: of its devices.
-        runs: see :class:`PlainCosts`.
-    """
-    of_all = PlainCosts(problem, lattice, runs)
-    yield from map(of_all.of_readers, problem.numbers_of_readers)
-
 
 class PairCosts(Costs):
     """Costs of stages of which each takes some seconds more by its begin and its end.
@@ -363,9 +332,8 @@ class PairCosts(Costs):
     def times_s(
         self, node: int, ways_P: Ints, begins_P: Ints, ends_J: Ints, bound_s: float
     ) -> Floats:
-        """As of :class:`Costs`; at least, where layers are to be chosen."""
+        """As of :class:`Costs`, with what is recomputed."""
         times_PJ = super().times_s(node, ways_P, begins_P, ends_J, bound_s)
-        self._runs.work.look_at_pairs(times_PJ.size)
         classes_P = self._classes_E[node][ways_P]
         replicas_P = self.lattice.ways[node].replicas_E[ways_P]
         for number in set(classes_P.tolist()):
@@ -377,48 +345,6 @@ class PairCosts(Costs):
             more_PJ = more_II[begins_P[here_P][:, None], ends_J[None, :]]
             times_PJ[here_P] += more_PJ / replicas_P[here_P][:, None]
         return np.where(times_PJ <= bound_s, times_PJ, np.inf)
-
-    def keeps_to(self, plan: Sequence[Choice], bound_s: float) -> bool:
-        """Whether the stages of a plan do so when they are counted; what comes of it is known then.
-
-        Where one does not, :meth:`times_s` is above the bound for it from then on, unless the work
-        is done: what stages take alone is added up as there, and the slack is far above rounding.
-
-        Args:
-            plan: of this lattice, which keeps to the bound by :meth:`times_s`.
-            bound_s: of their times.
-        """
-        most_s, runs = bound_s * (1 + EXACT / 4), self._runs
-        return all(
-            runs.keeps_to(
-                own,
-                stage.first,
-                stage.end,
-                most_s=(most_s - self._alone_s(stage)) * sum(stage.counts),
-            )
-            for own, stage in zip(runs.classes_of(plan), plan, strict=True)
-        )
-
-    def plan_s(self, plan: Sequence[Choice]) -> float:
-        """Seconds between two minibatches, at most.
-
-        Args:
-            plan: of this lattice, with layers to recompute for each stage that are known to fit.
-        """
-        problem, runs = self._problem, self._runs
-        _, cuts_s = plan_times(plan, problem.spans, problem.fleet, problem.model)
-        times_s = [
-            self._alone_s(stage) + runs.at_most(own, stage.first, stage.end) / sum(stage.counts)
-            for own, stage in zip(runs.classes_of(plan), plan, strict=True)
-        ]
-        return max(*times_s, *cuts_s, 0.0)
-
-    def _alone_s(self, stage: Choice) -> float:
-        """What a stage takes that recomputes nothing, to the bit as :meth:`times_s` has it."""
-        replicas, speed = sum(stage.counts), self.lattice.fleet.sync_bytes_per_s(stage.counts)
-        rows = [self.rows[kind, replicas, speed] for kind, n in enumerate(stage.counts) if n]
-        sums_R = self.sums_RI[rows, stage.end] - self.sums_RI[rows, stage.first]
-        return float(sums_R.max()) / replicas
 
 
 class PlanSeconds:
@@ -443,15 +369,25 @@ class PlanSeconds:
             return [float("inf")] * len(plan)
         runs = self._runs
         return [
-            runs.count(own, stage.first, stage.end) / sum(stage.counts)
+            float(runs.seconds_II(own)[stage.first, stage.end]) / sum(stage.counts)
             for own, stage in zip(runs.classes_of(plan), plan, strict=True)
         ]
 
 
-def costs_by_readers(problem: Problem, lattice: Lattice, runs: SecondRuns) -> Iterator[PairCosts]:
+def costs_by_readers(problem: Problem, lattice: Lattice, runs: SecondRuns) -> Iterator[Costs]:
     """The costs of plans with each number of devices of the first stage, the largest first.
 
     Where memory does not count these change nothing: the costs of all plans.
+
+    Args:
+        problem: a chain of layers, in a synchronous pipeline.
+        lattice: of its devices.
+        runs: what stages recompute.
     """
-    for readers in problem.numbers_of_readers:
-        yield PairCosts(problem, lattice, runs, readers=readers)
+    assert problem.synchronous is not None
+    if problem.synchronous.recomputes:
+        for readers in problem.numbers_of_readers:
+            yield PairCosts(problem, lattice, runs, readers=readers)
+    else:
+        of_all = PlainCosts(problem, lattice, runs)
+        yield from map(of_all.of_readers, problem.numbers_of_readers)

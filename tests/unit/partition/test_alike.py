@@ -16,8 +16,8 @@ from sparsepipe.partition.explanation import device_names
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.partition.problem import Problem, like_kinds, merged
 from sparsepipe.partition.search.algorithms import exact
+from sparsepipe.partition.search.bisection import search
 from sparsepipe.partition.search.lattice import Lattice, stages_between_subsets, subsets
-from sparsepipe.partition.search.reachability import search
 from sparsepipe.partition.search.stage_costs import Costs
 
 MODELS = ("eq4", "pipedream", "sparsepipe_hete")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sparsepipe.errors import ConfigError
+from sparsepipe.partition.activation_checkpointing.knapsack import Knapsack, cheapest
 from sparsepipe.partition.activation_checkpointing.setting import (
     as_setting,
     in_words,
     recomputed_spans,
 )
-from sparsepipe.partition.activation_checkpointing.stage import cheapest
 from sparsepipe.partition.activation_checkpointing.stage_memory import LayerCost, StageCost
 from sparsepipe.profiling import LayerProfile, Profile
 from sparsepipe.schedule import Plan
@@ -24,12 +24,10 @@ from tests.support.recomputing_instances import every_choice
 PLAN = Plan.of(config="1-2-1", cuts=[2, 8], num_layers=10)
 
 
-def marks(spans: tuple[range, ...], length: int) -> list[int]:
-    """What is done with each layer, as ties are decided: 0 kept, 1 begins a span, 2 goes on."""
-    found = [0] * length
-    for span in spans:
-        found[span.start : span.stop] = [1] + [2] * (len(span) - 1)
-    return found
+def spans_of(stage: StageCost, limit_bytes: float) -> tuple[range, ...] | None:
+    """The layers that are cheapest to recompute; None where none fit."""
+    found = cheapest(stage, limit_bytes=limit_bytes)
+    return None if found is None else found.spans
 
 
 def random_stage(rng: random.Random, length: int) -> StageCost:
@@ -65,45 +63,57 @@ def test_the_best_of_all_choices(seed: int) -> None:
         peaks = [stage.peak_bytes(spans) for spans in every]
         limit = rng.uniform(min(peaks) - 1, max(stage.peak_bytes(()), min(peaks) + 1))
         fitting = [spans for spans, peak in zip(every, peaks, strict=True) if peak <= limit]
-        found = cheapest(stage, limit_bytes=limit).spans
+        found = spans_of(stage, limit)
         outcomes.add((bool(fitting), bool(found)))
         if not fitting:
             assert found is None, number
             continue
-        best = min(
-            fitting,
-            key=lambda spans: (
-                stage.time_s(spans),
-                stage.kept_bytes(spans),
-                marks(spans, length),
-            ),
-        )
+        assert found is not None
+        best = min(fitting, key=lambda spans: (stage.time_s(spans), stage.kept_bytes(spans)))
         # Where nothing need be recomputed nothing is, though it might cost no time.
-        assert found == (() if () in fitting else best), number
+        if () in fitting:
+            assert found == (), number
+        assert stage.time_s(found) == pytest.approx(stage.time_s(best)), number
+        assert found in fitting, number
     assert outcomes == {(False, False), (True, False), (True, True)}
 
 
-def test_any_choice_in_a_time_or_none_and_what_all_take_at_least() -> None:
-    outcomes = Counter[str]()
-    for seed in range(200):
-        rng = random.Random(seed)
-        stage = random_stage(rng, rng.randint(2, 7))
-        peaks = {spans: stage.peak_bytes(spans) for spans in every_choice(len(stage.layers))}
-        limit = rng.uniform(min(peaks.values()) - 1, stage.peak_bytes(()))
-        fitting = [stage.time_s(spans) for spans, peak in peaks.items() if peak <= limit]
-        best_s = min(fitting, default=float("inf"))
-        for enough_s in (0.0, rng.uniform(0, 30), best_s, best_s * 0.999):
-            found = cheapest(stage, limit_bytes=limit, enough_s=min(enough_s, 1e9))
-            assert found.least_s <= best_s * (1 + 1e-9), seed
-            outcomes[f"{found.spans is not None}, {best_s <= enough_s}"] += 1
-            if found.spans is None:
-                assert best_s > min(enough_s, 1e9), seed
-                assert found.least_s >= min(enough_s, 1e9), seed
-                continue
-            assert peaks[found.spans] <= limit * (1 + 1e-8)
-            assert found.time_s == pytest.approx(stage.time_s(found.spans))
-            assert best_s <= found.time_s <= enough_s
-    assert outcomes.keys() == {"True, True", "False, False", "False, True"}
+@pytest.mark.parametrize("seed", range(0, 120, 40))
+def test_a_coarse_knapsack_costs_a_plan_at_most_three_percent(seed: int) -> None:
+    """As few caps and choices as of 100 layers, on 9 layers: beside all choices of them."""
+    worst, recomputed = 1.0, 0
+    for number in range(seed, seed + 40):
+        rng = random.Random(number)
+        sizes = [rng.lognormvariate(0.0, 0.5) for _ in range(9)]
+        layers = tuple(
+            LayerCost(
+                forward_s=rng.lognormvariate(0.0, 1.0),
+                saved_bytes=size,
+                begin_bytes=rng.uniform(0.0, size),
+                end_bytes=rng.choice([0.0, size]),
+                output_bytes=size,
+            )
+            for size in sizes
+        )
+        stage = StageCost(layers=layers, input_bytes=1.0, in_flight=rng.choice([1, 2, 4, 8]))
+        choices = {spans: stage.peak_bytes(spans) for spans in every_choice(9)}
+        limit = rng.uniform(min(choices.values()), stage.peak_bytes(()))
+        best_s = min(stage.time_s(spans) for spans, peak in choices.items() if peak <= limit)
+        knapsack = Knapsack(stage, num_caps=12, num_choices=16)
+        seconds_II = knapsack.seconds_II(np.full((10, 10), limit), in_flight=stage.in_flight)
+        found = knapsack.cheapest(0, 9, limit, in_flight=stage.in_flight)
+        if found is None:  # the caps are too coarse for what only just fits
+            assert seconds_II[0, 9] == float("inf")
+            assert limit < min(choices.values()) * 1.03, number
+            continue
+        assert choices[found.spans] <= limit * (1 + 1e-8)
+        assert found.time_s == pytest.approx(stage.time_s(found.spans))
+        assert found.time_s == pytest.approx(seconds_II[0, 9])
+        pass_s = 3 * sum(layer.forward_s for layer in layers)  # backwards take twice as long
+        worst = max(worst, (pass_s + found.time_s) / (pass_s + best_s))
+        recomputed += best_s > 0
+    assert worst < 1.03
+    assert recomputed > 20
 
 
 def test_bytes_and_seconds_by_hand() -> None:
@@ -122,11 +132,11 @@ def test_bytes_and_seconds_by_hand() -> None:
     assert stage.kept_bytes([range(3), range(3, 6)]) == 4 + 8 + 8
     assert stage.inside_bytes(range(3, 6)) == 2 * 8
     assert stage.time_s([range(1, 3), range(4, 6)]) == 4
-    assert cheapest(stage, limit_bytes=3 * 40).spans == ()
-    assert cheapest(stage, limit_bytes=1).spans is None
+    assert spans_of(stage, 3 * 40) == ()
+    assert spans_of(stage, 1) is None
     # The last ReLU keeps what is the output anyway.
     assert stage.peak_bytes([range(5)]) == 3 * 12 + (4 + 3 * 8)
-    assert cheapest(stage, limit_bytes=3 * 12 + 28).spans == (range(5),)
+    assert spans_of(stage, 3 * 12 + 28) == (range(5),)
 
 
 def profile(*, counted: bool) -> Profile:
@@ -180,7 +190,7 @@ def test_as_many_layers_as_a_whole_network_has(in_flight: int) -> None:
     stage = StageCost(layers=tuple(layers), input_bytes=1.0, in_flight=in_flight)
     full, before_s = stage.peak_bytes(()), 0.0
     for share in (0.95, 0.65):
-        spans = cheapest(stage, limit_bytes=share * full).spans
+        spans = spans_of(stage, share * full)
         assert spans
         assert stage.peak_bytes(spans) <= share * full * (1 + 1e-9)
         assert before_s <= stage.time_s(spans) < stage.time_s([range(52)])

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 import pytest
 
-from sparsepipe.errors import ConfigError, PlanError
-from sparsepipe.partition.activation_checkpointing import selection as recomputed_plan
+from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.selection import (
     Chosen,
     choose_spans,
-    no_more_work,
 )
 from sparsepipe.partition.activation_checkpointing.setting import bounds_of, spans_told_by
 from sparsepipe.partition.memory.microbatches import Microbatches, sizes_of
@@ -161,34 +158,3 @@ def test_a_plan_file_tells_the_spans() -> None:
     told = replace(TWO, details={"recomputed": [[0, 1], [3, 3]]})
     assert spans_told_by(Plan.from_json(told.to_json())) == ((range(2),), (range(3, 4),))
     assert spans_told_by(TWO) == ((), ())
-
-
-def test_layers_of_a_given_plan_are_looked_for_while_there_is_work(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What is told of those that were found holds; where none were, that is no lack of memory."""
-    one = plan_on(["gpu/0"], cuts=[], num_layers=12)
-    layers = profile([1.0 + number * 0.37 % 1 for number in range(12)])
-    rows = zip(layers.layers, (20.0 + 13 * number % 31 for number in range(12)), strict=True)
-    gpu = replace(layers, layers=tuple(replace(row, saved_bytes=saved) for row, saved in rows))
-    limits, said = {"here/gpu/0": 50.0 + 3 * 120.0 + 220.0}, set()
-    best = choose_spans(one, {"gpu": gpu}, limits, memory=MEMORY, microbatches=EVEN)
-    assert any(best.spans)
-    assert not caplog.text
-    for most in (1, 1000, 2000, 3000, 4000, 100_000):
-        monkeypatch.setattr(recomputed_plan, "MOST_LOOKS", most)
-        caplog.clear()
-        try:
-            found = choose_spans(one, {"gpu": gpu}, limits, memory=MEMORY, microbatches=EVEN)
-        except PlanError as error:
-            said.add(error.message)
-            continue
-        assert found.peaks_bytes[0] <= found.rooms_bytes[0] * (1 + 1e-8)
-        if not caplog.text:
-            assert found == best
-            said.add("best")
-            continue
-        (told,) = re.findall(r"layers of stage 0 .* up to ([\d.e+]+) ms less", caplog.text)
-        assert 0 < found.times_s[0] - float(told) / 1e3 <= best.times_s[0] * 1.001
-        said.add("some")
-    assert said == {no_more_work().message, "some", "best"}

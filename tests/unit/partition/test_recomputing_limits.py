@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from sparsepipe.errors import ConfigError, PlanError
-from sparsepipe.partition.activation_checkpointing.work import Work
 from sparsepipe.partition.memory.model import MemoryModel
-from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.search import baselines as variance_module
 from sparsepipe.partition.search.algorithms import (
     check_states,
     dp,
@@ -27,7 +22,7 @@ from sparsepipe.partition.search.algorithms import (
 from sparsepipe.partition.search.baselines import mp_by_levels
 from sparsepipe.partition.search.checkpointed_stages import LayerTables
 from sparsepipe.partition.search.reachability import Masks
-from tests.support.recomputing_instances import least_s, problem_of, random_recomputing, seconds_of
+from tests.support.recomputing_instances import least_s, problem_of, seconds_of
 
 
 @pytest.mark.parametrize("setting", ["all", {"layers": [[0, 0]]}, "auto"])
@@ -56,49 +51,6 @@ def test_first_stages_that_have_no_better_plan_are_asked_once(
         counting = replace(problem, memory=MemoryModel(stash=False))
         assert seconds_of(counting, stages) == least_s(counting)
     assert questions[1] <= questions[0] + 3
-
-
-def test_a_search_that_stops_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    """And how much better the best plan may be at most."""
-    said = Counter[str]()
-    for seed in range(40):
-        problem, _ = random_recomputing(seed, "auto")
-        caplog.clear()
-        found_s, told = float("inf"), ""
-        try:
-            found_s = seconds_of(problem, exact(problem, work=Work(1)).stages)
-        except PlanError as error:
-            told = error.message
-        stopped, best_s = "as much as it may" in told + caplog.text, least_s(problem)
-        assert stopped or found_s == pytest.approx(best_s), seed
-        for share in re.findall(r"up to ([\d.]+) % less time", caplog.text):
-            assert best_s >= found_s * (1 - float(share) / 100) * (1 - 1e-9), seed
-        said[f"{stopped}, {found_s < float('inf')}"] += 1
-    assert min(said["True, True"], said["True, False"]) > 0, said
-
-
-def test_variance_ends_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By bounds many cuts may fit, and each has to be counted to know that it does not."""
-    ended = 0
-    for seed in range(60):
-        problem, _ = random_recomputing(seed, "auto")
-        if problem.fleet.num_devices > problem.spans.num_layers:
-            continue
-        device = problem.fleet.kinds[0].name
-        monkeypatch.setattr(variance_module, "MOST_LOOKS", float("inf"))
-        best = _stages_or_none(problem, device)
-        monkeypatch.setattr(variance_module, "MOST_LOOKS", 1)
-        few = _stages_or_none(problem, device)
-        assert few in (None, best), seed
-        ended += few != best
-    assert ended > 0
-
-
-def _stages_or_none(problem: Problem, device: str) -> Any:
-    try:
-        return variance(problem, device=device).stages
-    except (PlanError, ConfigError):
-        return None
 
 
 @pytest.mark.parametrize("found", [mp, mp_by_levels, variance])

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from sparsepipe.errors import ConfigError, PlanError
-from sparsepipe.partition.activation_checkpointing.work import Work
 from sparsepipe.partition.costs.model import plan_times
 from sparsepipe.partition.devices import Choice
 from sparsepipe.partition.explanation import as_plan, explain
@@ -23,9 +22,9 @@ from sparsepipe.partition.search.algorithms import (
     variance,
 )
 from sparsepipe.partition.search.baselines import mp_by_levels
+from sparsepipe.partition.search.bisection import search
 from sparsepipe.partition.search.checkpointed_stages import chosen_of
 from sparsepipe.partition.search.lattice import Lattice, subsets
-from sparsepipe.partition.search.reachability import search
 from sparsepipe.partition.search.stage_costs import Costs, PlanSeconds
 from tests.support.instances import random_problem
 from tests.support.recomputing_instances import (
@@ -167,10 +166,10 @@ def test_telling_stages_apart_changes_no_plan(told: int) -> None:
 
 
 @pytest.mark.full
-def test_a_whole_network_on_unlike_devices(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_whole_network_on_unlike_devices() -> None:
     """As deep as a VGG16: few plans have to be counted, and no cuts nearby are better."""
     problem = network_of(52)
-    found = straight(problem, work=Work(1_000_000)).stages
+    found = straight(problem).stages
     chosen = chosen_of(found, problem)
     assert any(chosen.spans)
     rooms = zip(chosen.peaks_bytes, chosen.rooms_bytes, strict=True)
@@ -189,8 +188,7 @@ def test_a_whole_network_on_unlike_devices(caplog: pytest.LogCaptureFixture) -> 
             other[number - 1] = replace(other[number - 1], end=cut)
             other[number] = replace(other[number], first=cut)
             assert time_s(other) >= best_s * (1 - 1e-9)
-    assert time_s(list(hete_mp(problem, work=Work(1_000_000)).stages)) <= best_s * (1 + 1e-9)
-    assert "not proven" not in caplog.text
+    assert time_s(list(hete_mp(problem).stages)) <= best_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
