@@ -17,6 +17,7 @@ from sparsepipe.config.schema import Config, Limits, Node, NodeMap
 from sparsepipe.config.signature import parameters_of
 from sparsepipe.config.source_signature import Parameters
 from sparsepipe.errors import ConfigError
+from sparsepipe.utils.extensions import DottedPath, is_dotted_path
 
 _INSTRUCTIONS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")
 
@@ -171,7 +172,20 @@ def _check_argument(item: Any, name: str, target: Parameters, path: str) -> Iter
 
 def _check_value(value: Any, hint: Any, path: str) -> Iterator[str]:
     if not fits(value, hint):
-        yield f"'{path}' must be {describe(hint)}, not {value!r}"
+        yield f"'{path}' must be {describe(hint)}, not {value!r}{_nearest_name(value, hint)}"
+
+
+def _nearest_name(value: Any, hint: Any) -> str:
+    """The name that was meant, of those that a hint allows."""
+    options = [hint, *typing.get_args(hint)]
+    names = [
+        name
+        for option in options
+        if typing.get_origin(option) is typing.Literal
+        for name in map(str, typing.get_args(option))
+    ]
+    near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.6)
+    return f" (nearest: {near[0]!r})" if near else ""
 
 
 def fits(value: Any, hint: Any) -> bool:
@@ -224,6 +238,7 @@ _FITS: dict[Any, Callable[[Any], bool]] = {
     float: _is_number,
     bool: lambda value: isinstance(value, bool),
     str: lambda value: isinstance(value, str),
+    DottedPath: is_dotted_path,
     Path: lambda value: isinstance(value, str),
     type(None): lambda value: value is None,
     list: lambda value: isinstance(value, list),
@@ -235,6 +250,7 @@ _WORDS: dict[Any, str] = {
     float: "a number",
     bool: "true or false",
     str: "text",
+    DottedPath: "the dotted path of your own",
     Path: "a path",
     type(None): "null",
     list: "a list",

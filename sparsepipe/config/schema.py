@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
 from sparsepipe.config.target import Target
+from sparsepipe.utils.extensions import DottedPath
 
-Search = Literal["dp", "mp", "variance", "straight", "hete_mp", "exact", "exhaustive"]
+Search = Literal["dp", "mp", "variance", "straight", "hete_mp", "exact", "exhaustive"] | DottedPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,8 @@ class SearchChoice:
     """How a plan is searched for, by ``task=partition`` or for a training.
 
     Attributes:
-        search: ``dp``, ``mp``, ``variance``, ``straight``, ``hete_mp``, ``exact`` or
-            ``exhaustive``; None: none, until somebody chooses one.
+        search: ``dp``, ``mp``, ``variance``, ``straight``, ``hete_mp``, ``exact``,
+            ``exhaustive`` or the dotted path of your own search; None: none, until one is chosen.
         cost_model: what stages and transfers cost, see :mod:`sparsepipe.partition.costs.model`.
         order: in which ``hete_mp`` takes devices.
         device: whose profile counts for all devices in ``mp`` and ``variance``; None: that of the

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.activation_checkpointing.selection import Chosen
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans, bounds_of
-from sparsepipe.partition.costs.model import EQUAL, plan_times
+from sparsepipe.partition.costs.model import EQUAL, CostModel, plan_times
 from sparsepipe.partition.devices import Choice, Fleet, devices_text
 from sparsepipe.partition.memory.model import plan_bytes
 from sparsepipe.partition.problem import Problem, Solution
@@ -179,7 +179,7 @@ def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Pla
     recomputed = bounds_of(explanation.spans or ())
     details = {
         "strategy": solution.strategy,
-        "cost_model": asdict(problem.model),
+        "cost_model": _described(problem.model),
         "order": solution.order,
         "bottleneck_s": explanation.bottleneck_s,
         "bottleneck": explanation.limit,
@@ -197,6 +197,13 @@ def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Pla
         for stage, devices in zip(solution.stages, names, strict=True)
     )
     return Plan(stages=stages, details=details)
+
+
+def _described(model: CostModel) -> dict[str, object]:
+    """A cost model in a plan file; of somebody else's class its path as well."""
+    kind = type(model)
+    path = {} if kind is CostModel else {"class": f"{kind.__module__}.{kind.__qualname__}"}
+    return {**asdict(model), **path}
 
 
 def device_names(stages: Sequence[Choice], fleet: Fleet) -> list[tuple[str, ...]]:

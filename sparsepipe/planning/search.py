@@ -27,7 +27,7 @@ from sparsepipe.partition.costs.model import cost_model
 from sparsepipe.partition.explanation import Explanation, as_plan, explain
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.partition.problem import Problem, Solution, SynchronousStages
-from sparsepipe.partition.search import algorithms as searches
+from sparsepipe.partition.search.algorithms import Search, search_by_name
 from sparsepipe.partition.search.baselines import mp_by_levels
 from sparsepipe.partition.search.checkpointed_stages import chosen_of
 from sparsepipe.planning.device_profiles import origin_of
@@ -241,21 +241,10 @@ def _solve(problem: Problem, choice: SearchChoice, *, device: str | None) -> Sol
             + ", ".join(f"task.{name}" for name in unused)
             + "; hete_mp uses order, mp device and levels, variance device",
         )
+    found: Search = mp_by_levels if choice.levels else search_by_name(search)
     if search == "hete_mp":
-        return searches.hete_mp(problem, order=choice.order)
-    if search == "mp":
-        assert device is not None
-        return (mp_by_levels if choice.levels else searches.mp)(problem, device=device)
-    if search == "variance":
-        assert device is not None
-        return searches.variance(problem, device=device)
-    one_of = {
-        "dp": searches.dp,
-        "straight": searches.straight,
-        "exact": searches.exact,
-        "exhaustive": searches.exhaustive,
-    }
-    return one_of[search](problem)
+        return found(problem, order=choice.order)
+    return found(problem, device=device) if search in _ALIKE else found(problem)
 
 
 def _inventory_details(inventory: Inventory) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from sparsepipe.schedule.synchronous import (
     naive_order,
     one_f_one_b,
     one_f_one_b_order,
+    order_by_name,
     synchronous_by_name,
 )
 from sparsepipe.schedule.timeline import Span, lanes, timeline, unit_times
@@ -55,6 +56,7 @@ __all__ = [
     "naive_order",
     "one_f_one_b",
     "one_f_one_b_order",
+    "order_by_name",
     "passages",
     "peak_predicted",
     "peak_stashed",

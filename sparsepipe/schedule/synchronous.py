@@ -6,10 +6,12 @@ minibatches are in the asynchronous schedule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 from sparsepipe.schedule.actions import Action, Intake, Schedule
 from sparsepipe.schedule.plan import Plan
+from sparsepipe.utils.extensions import by_name
 
 WARMUPS = {"1f1b": 1, "eager_1f1b": 2}
 """Of schedules of one forward, one backward: their warm-up, over the asynchronous schedule's."""
@@ -82,13 +84,32 @@ def eager_order(plan: Plan, rank: int, intake: Intake, microbatches: int) -> Ite
     return _in_turn(plan, rank, intake, microbatches, warmups=WARMUPS["eager_1f1b"])
 
 
-SYNCHRONOUS = {"gpipe": gpipe_order, "1f1b": one_f_one_b_order, "eager_1f1b": eager_order}
-"""What one rank does, of schedules that cut minibatches into microbatches, by their names."""
+MicrobatchOrder = Callable[[Plan, int, Intake, int], Iterator[Action]]
+"""What one rank of a plan does, with a number of microbatches; told as it is asked for."""
+
+SYNCHRONOUS: Mapping[str, MicrobatchOrder] = MappingProxyType(
+    {"gpipe": gpipe_order, "1f1b": one_f_one_b_order, "eager_1f1b": eager_order}
+)
+"""Schedules that cut minibatches into microbatches, by their names."""
+
+
+def order_by_name(name: str) -> MicrobatchOrder:
+    """One of :data:`SYNCHRONOUS`, or somebody else's by its dotted path.
+
+    Of theirs all microbatches of a device are taken to be in flight at once, where memory counts.
+
+    Args:
+        name: of the schedule, or its dotted path.
+
+    Raises:
+        ConfigError: there is no such schedule.
+    """
+    return by_name(name, SYNCHRONOUS, kind="synchronous schedule")
 
 
 def synchronous_by_name(name: str, plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
-    """One of :data:`SYNCHRONOUS`."""
-    order = SYNCHRONOUS[name]
+    """A synchronous schedule, see :func:`order_by_name`."""
+    order = order_by_name(name)
     return _of(plan, lambda rank: order(plan, rank, Intake(minibatches), microbatches))
 
 

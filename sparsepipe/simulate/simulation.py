@@ -26,6 +26,7 @@ from sparsepipe.simulate.cycles import Cycle, Lookout
 from sparsepipe.simulate.engine import Setting, run_actions, simulate
 from sparsepipe.simulate.record import Record
 from sparsepipe.simulate.workload import Workload
+from sparsepipe.utils.extensions import by_name
 
 Order = Callable[[Plan, int, Intake], Iterable[Action]]
 """What a rank does, told as it is asked for."""
@@ -237,19 +238,16 @@ class Simulation:
             workload: the plan and what it costs, for each batch that a device of the first stage
                 reads.
             setting: how ranks talk.
-            schedule: one of :data:`SCHEDULES`.
+            schedule: one of :data:`SCHEDULES`, or the dotted path of a synchronous one, see
+                :func:`~sparsepipe.schedule.order_by_name`.
             microbatches: T; None: :data:`MICROBATCHES` where the schedule has some.
             option: that says T, for errors.
 
         Raises:
             ConfigError: there is no such schedule, or microbatches do not suit it or the plan.
         """
-        recipe = SCHEDULES.get(schedule)
-        if recipe is None:
-            raise ConfigError(
-                f"there is no schedule called {schedule!r}",
-                remedy=f"choose one of {', '.join(SCHEDULES)}",
-            )
+        found = by_name(schedule, SCHEDULES, kind="schedule")
+        recipe = found if isinstance(found, Recipe) else Recipe(order=found, splits=True)
         if recipe is not SCHEDULES["asynchronous"]:
             # Each minibatch ends before the next update: all weights in use are the newest.
             workload = replace(workload, vertical_sync=False)

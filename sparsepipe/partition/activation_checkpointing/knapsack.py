@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,26 +67,28 @@ def cheapest(stage: StageCost, *, limit_bytes: float) -> Recomputation | None:
     return knapsack.cheapest(0, len(stage.layers), limit_bytes, in_flight=stage.in_flight)
 
 
+_At: TypeAlias = tuple[float, float, float]
+"""Bytes, seconds and most bytes in a span of one choice."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Choices:
-    """Of each row, bytes that a minibatch in flight keeps, and seconds."""
+    """Of each row, bytes that a minibatch in flight keeps, seconds, and most bytes in a span."""
 
     bytes_AK: Floats
     time_s_AK: Floats
+    inside_AK: Floats
 
     @classmethod
     def none(cls, rows: int) -> Self:
-        return cls(np.empty((rows, 0)), np.empty((rows, 0)))
+        return cls(*(np.empty((rows, 0)) for _ in range(3)))
 
     @classmethod
     def start(cls, rows: int) -> Self:
-        return cls(np.zeros((rows, 1)), np.zeros((rows, 1)))
+        return cls(*(np.zeros((rows, 1)) for _ in range(3)))
 
     def plus(self, num_bytes: float, time_s: float = 0.0) -> _Choices:
-        return _Choices(self.bytes_AK + num_bytes, self.time_s_AK + time_s)
-
-    def rows(self, rows: slice) -> _Choices:
-        return _Choices(self.bytes_AK[rows], self.time_s_AK[rows])
+        return _Choices(self.bytes_AK + num_bytes, self.time_s_AK + time_s, self.inside_AK)
 
     def best(self, most: int, slack_s: float) -> _Choices:
         """Those that no other one of the row beats; of many about so many (:func:`_thinned`)."""
@@ -98,16 +100,29 @@ class _Choices:
         least_s_AK = np.minimum.accumulate(time_s_AK, axis=1)
         is_best_AK = np.isfinite(bytes_AK)
         is_best_AK[:, 1:] &= time_s_AK[:, 1:] < least_s_AK[:, :-1] - slack_s
-        rows = np.nonzero(is_best_AK)[0]
-        num_bytes, time_s = bytes_AK[is_best_AK], time_s_AK[is_best_AK]
+        rows, places = np.nonzero(is_best_AK)
         if len(rows) and np.bincount(rows).max() > most:
-            taken = _thinned(rows, num_bytes, time_s, most)
-            rows, num_bytes, time_s = rows[taken], num_bytes[taken], time_s[taken]
+            taken = _thinned(rows, bytes_AK[is_best_AK], time_s_AK[is_best_AK], most)
+            rows, places = rows[taken], places[taken]
         columns = np.arange(len(rows)) - np.searchsorted(rows, rows)
         shape = len(bytes_AK), 1 + int(columns.max(initial=0))
-        found = _Choices(np.full(shape, np.inf), np.full(shape, np.inf))
-        found.bytes_AK[rows, columns], found.time_s_AK[rows, columns] = num_bytes, time_s
+        found = _Choices(*(np.full(shape, np.inf) for _ in range(3)))
+        found.bytes_AK[rows, columns] = bytes_AK[rows, places]
+        found.time_s_AK[rows, columns] = time_s_AK[rows, places]
+        found.inside_AK[rows, columns] = self.inside_AK[rows, order_AK[rows, places]]
         return found
+
+    def at(self, row: int, choice: int) -> _At:
+        """One of them."""
+        return (
+            float(self.bytes_AK[row, choice]),
+            float(self.time_s_AK[row, choice]),
+            float(self.inside_AK[row, choice]),
+        )
+
+    def fit_AK(self, room_A: Floats, in_flight: float) -> NDArray[np.bool_]:
+        """Which of them a device has room for."""
+        return np.asarray(in_flight * self.bytes_AK + self.inside_AK <= room_A[:, None])
 
 
 def _thinned(
@@ -139,15 +154,16 @@ def _thinned(
 
 def _together(parts: Sequence[_Choices], rows: int) -> _Choices:
     """All choices of some rows, the last of which may be missing in a part."""
-    width = sum(part.bytes_AK.shape[1] for part in parts)
-    bytes_AK, time_s_AK = np.full((rows, width), np.inf), np.full((rows, width), np.inf)
+    shape = rows, sum(part.bytes_AK.shape[1] for part in parts)
+    found = _Choices(*(np.full(shape, np.inf) for _ in range(3)))
     column = 0
     for part in parts:
-        there, more = part.bytes_AK.shape
-        bytes_AK[:there, column : column + more] = part.bytes_AK
-        time_s_AK[:there, column : column + more] = part.time_s_AK
-        column += more
-    return _Choices(bytes_AK, time_s_AK)
+        there, width = part.bytes_AK.shape
+        columns = slice(column, column := column + width)
+        found.bytes_AK[:there, columns] = part.bytes_AK
+        found.time_s_AK[:there, columns] = part.time_s_AK
+        found.inside_AK[:there, columns] = part.inside_AK
+    return found
 
 
 class Knapsack:
@@ -202,8 +218,8 @@ class Knapsack:
         found_II = np.zeros(room_II.shape)
         for end, choices in self._ends.items():
             room_I1 = room_bytes(1.0) * room_II[:end, end, None]
-            left_A1 = ((room_I1 - self._caps_C) / in_flight).reshape(-1, 1)
-            time_s_AK = np.where(choices.bytes_AK <= left_A1, choices.time_s_AK, np.inf)
+            fits_AK = choices.fit_AK(np.repeat(room_I1[:, 0], caps), in_flight)
+            time_s_AK = np.where(fits_AK, choices.time_s_AK, np.inf)
             seconds_I = time_s_AK.min(axis=1).reshape(end, caps).min(axis=1)
             fits_I = in_flight * self._plain_II[:end, end - 1] <= room_I1[:, 0]
             found_II[:end, end] = np.where(fits_I, 0.0, np.maximum(seconds_I, 0.0))
@@ -226,7 +242,7 @@ class Knapsack:
         walk = _Walk(self, np.full(len(self._caps_C), first), self._caps_C)
         for place in range(first + 1, end + 1):
             choices = walk.go_on(place)
-        fits_AK = choices.bytes_AK <= ((limit - self._caps_C) / in_flight)[:, None]
+        fits_AK = choices.fit_AK(np.full(len(self._caps_C), limit), in_flight)
         if not fits_AK.any():
             return None
         least_s = choices.time_s_AK[fits_AK].min() + self._slack_s
@@ -303,7 +319,8 @@ class _Walk:
             longer = begun.plus(0.0, float(knapsack._until_s_I[place]))
             longer.bytes_AK[too_large_A] = np.inf
             longer.time_s_AK[too_large_A] = np.inf
-            found[begin] = longer
+            inside_AK = np.maximum(longer.inside_AK, inside)
+            found[begin] = _Choices(longer.bytes_AK, longer.time_s_AK, inside_AK)
         return found
 
     def _end(self, place: int, kept: _Choices, again: _Choices) -> list[_Choices]:
@@ -323,7 +340,7 @@ class _Walk:
         """The spans of one of the choices that :meth:`go_on` has found last."""
         kept, again = self._kept[end], self._again[end]
         found = self._best(self._end(end, kept, again), len(self._begins_A))
-        at = found.bytes_AK[row, choice], found.time_s_AK[row, choice]
+        at = found.at(row, choice)
         spans: list[range] = []
         is_again, at = self._nearest(self._end(end, kept, again), [kept, again], row, at)
         place = end
@@ -334,7 +351,7 @@ class _Walk:
                 begin = list(ways)[begin]
                 spans.insert(0, range(begin, place))
                 place = begin
-                at = at[0], at[1] + float(self._knapsack._until_s_I[place])
+                at = at[0], at[1] + float(self._knapsack._until_s_I[place]), at[2]
                 longer = self._border(place)
             else:
                 longer = self._layer(place)
@@ -347,15 +364,15 @@ class _Walk:
         longer: Sequence[_Choices],
         shorter: Sequence[_Choices],
         row: int,
-        at: tuple[float, float],
-    ) -> tuple[int, tuple[float, float]]:
+        at: _At,
+    ) -> tuple[int, _At]:
         """Which way, and which of its choices, has led to bytes and seconds.
 
         Args:
             longer: the choices that each way leads to.
             shorter: the same choices, before it was gone.
             row: of these.
-            at: bytes and seconds that it has led to.
+            at: what it has led to.
         """
         best = float("inf"), 0, 0
         for number, each in enumerate(longer):
@@ -363,16 +380,13 @@ class _Walk:
                 continue
             far_K = abs(each.bytes_AK[row] - at[0]) / (abs(at[0]) or 1.0)
             far_K += abs(each.time_s_AK[row] - at[1]) / (float(self._knapsack._until_s_I[-1]) or 1)
+            far_K += abs(each.inside_AK[row] - at[2]) / (abs(at[2]) or 1.0)
             far_K = np.where(np.isfinite(each.bytes_AK[row]), far_K, np.inf)
             nearest = int(far_K.argmin())
             best = min(best, (float(far_K[nearest]), number, nearest))
         distance, number, nearest = best
         assert distance < 1e-6, "each choice was reached from another one"
-        found = shorter[number]
-        return number, (
-            float(found.bytes_AK[row, nearest]),
-            float(found.time_s_AK[row, nearest]),
-        )
+        return number, shorter[number].at(row, nearest)
 
 
 def sorted_choices(num_layers: int) -> float:

@@ -38,11 +38,15 @@ from types import MappingProxyType
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.costs.layers import Spans
 from sparsepipe.partition.devices import Choice, Fleet
+from sparsepipe.utils.extensions import by_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
     """Seconds a minibatch of stages and of cuts.
+
+    All of it follows from :meth:`sync_s_per_byte` and :meth:`cut_s_per_byte`, which a subclass may
+    replace: a cost model of one's own.
 
     Args:
         name: by which it is chosen.
@@ -124,22 +128,26 @@ def cost_model(name: str | CostModel) -> CostModel:
 
     Args:
         name: of a preset, or the times a parameter byte counts (``2`` or ``4``), ``_``, and
-            ``whole`` or ``shared``; a model of one's own is handed back.
+            ``whole`` or ``shared``; or the dotted path of a subclass of :class:`CostModel` that
+            takes no arguments, or of a function that gives a cost model. One that is a cost model
+            already is handed back.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is none of that name, or the path leads to none.
     """
     if isinstance(name, CostModel):
         return name
-    if name in PRESETS:
-        return PRESETS[name]
     sync, _, cut = name.partition("_")
     if sync in ("2", "4") and cut in ("whole", "shared"):
         return _preset(name, float(sync), True, 2, cut == "shared")
-    raise ConfigError(
-        f"there is no cost model {name!r}",
-        remedy=f"use {', '.join(PRESETS)}, or 2_whole, 2_shared, 4_whole, 4_shared",
-    )
+    found = by_name(name, PRESETS, kind="cost model")
+    model = found if isinstance(found, CostModel) else found()
+    if not isinstance(model, CostModel):
+        raise ConfigError(
+            f"{name} gives no cost model, but {model!r}",
+            remedy="name a subclass of sparsepipe.partition.costs.model.CostModel",
+        )
+    return model
 
 
 def plan_times(

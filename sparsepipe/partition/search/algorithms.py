@@ -24,9 +24,10 @@ knapsack, which is exact for small stages only.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from types import MappingProxyType
 
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.activation_checkpointing.knapsack import sorted_choices
@@ -48,6 +49,7 @@ from sparsepipe.partition.search.exhaustive import exhaustive as all_plans
 from sparsepipe.partition.search.infeasible import check_room, no_room
 from sparsepipe.partition.search.lattice import Lattice, prefixes, stages_between_subsets, subsets
 from sparsepipe.partition.search.stage_costs import PlanSeconds
+from sparsepipe.utils.extensions import by_name
 
 Order = str | Sequence[str]
 
@@ -202,6 +204,70 @@ def exhaustive(problem: Problem) -> Solution:
         few = merged(problem, like_kinds(problem.fleet, problem.spans))
         raise no_room(few, _lattice(few, subsets(few.fleet)))
     return Solution(stages=tuple(stages), strategy="exhaustive")
+
+
+Search = Callable[..., Solution]
+"""From a problem to a solution; what else it takes are options of its own."""
+
+SEARCHES: Mapping[str, Search] = MappingProxyType(
+    {
+        "dp": dp,
+        "mp": mp,
+        "variance": variance,
+        "straight": straight,
+        "hete_mp": hete_mp,
+        "exact": exact,
+        "exhaustive": exhaustive,
+    }
+)
+
+
+def search_by_name(name: str) -> Search:
+    """One of :data:`SEARCHES`, or somebody else's by its dotted path.
+
+    Theirs is called with the problem alone. It gives a :class:`Solution`, or stages as
+    :class:`~sparsepipe.partition.devices.Choice`, the first one first; whether these use each
+    device once and fit the memory is checked.
+
+    Args:
+        name: of the search, or its dotted path.
+
+    Raises:
+        ConfigError: there is no such search.
+    """
+    found: Search = by_name(name, SEARCHES, kind="search")
+    if name in SEARCHES:
+        return found
+
+    def checked(problem: Problem) -> Solution:
+        result = found(problem)
+        solution = result if isinstance(result, Solution) else _solution(tuple(result), name)
+        _check_stages(solution.stages, problem, name)
+        spans = check_room(solution.stages, problem)
+        return replace(solution, spans=solution.spans if spans is None else spans)
+
+    return checked
+
+
+def _solution(stages: tuple[Choice, ...], name: str) -> Solution:
+    return Solution(stages=stages, strategy=name)
+
+
+def _check_stages(stages: Sequence[Choice], problem: Problem, name: str) -> None:
+    """Refuses stages of somebody else's search that are no plan."""
+    bounds = [0, *(stage.end for stage in stages)]
+    used = tuple(map(sum, zip(*(stage.counts for stage in stages), strict=True)))
+    if (
+        [stage.first for stage in stages] != bounds[:-1]
+        or any(stage.end <= stage.first or not any(stage.counts) for stage in stages)
+        or bounds[-1] != problem.spans.num_layers
+        or used != problem.fleet.counts
+    ):
+        raise PlanError(
+            f"what {name} has found is no plan: {list(stages)}",
+            remedy=f"let stages follow one another from layer 0 to before layer "
+            f"{problem.spans.num_layers}, and use each of the devices {problem.fleet.counts} once",
+        )
 
 
 def best_cuts(problem: Problem, groups: Sequence[Counts]) -> Solution:

@@ -28,12 +28,13 @@ from sparsepipe.partition.memory.microbatches import check_microbatches
 from sparsepipe.runtime.base_worker import Microbatch
 from sparsepipe.runtime.batch_norm import MinibatchNorms, NormMode, check_norms
 from sparsepipe.runtime.synchronous_worker import SynchronousWorker
-from sparsepipe.schedule import SYNCHRONOUS, Plan
+from sparsepipe.schedule import SYNCHRONOUS, Plan, order_by_name
 from sparsepipe.strategies.pipeline.layers import Shard
 from sparsepipe.strategies.pipeline.logging import Logs, merge_logs
 from sparsepipe.strategies.pipeline.pipeline import TRAINING, MakeWorker, Settings, StepEvents
 from sparsepipe.strategies.pipeline.stage_plan import Balance
 from sparsepipe.strategies.pipeline.staged import StagedStrategy
+from sparsepipe.utils.extensions import DottedPath
 
 
 class MicrobatchEvents(StepEvents):
@@ -128,11 +129,7 @@ class SynchronousSettings(Settings):
     recompute: Setting = "none"
 
     def __post_init__(self) -> None:
-        if self.schedule not in SYNCHRONOUS:
-            raise ConfigError(
-                f"schedule={self.schedule!r} is unknown",
-                remedy=f"use one of {', '.join(SYNCHRONOUS)}",
-            )
+        order_by_name(self.schedule)
         if self.batch_norm not in list(NormMode):
             raise ConfigError(
                 f"batch_norm={str(self.batch_norm)!r} is unknown",
@@ -177,7 +174,7 @@ class SynchronousSettings(Settings):
         )
         return partial(
             SynchronousWorker,
-            order=SYNCHRONOUS[self.schedule],
+            order=order_by_name(self.schedule),
             microbatches=self.microbatches,
             parameters=dict(shard.parameters()) if trains else {},
             norms=norms,
@@ -247,7 +244,7 @@ class SynchronousPipelineStrategy(StagedStrategy):
     def __init__(
         self,
         *,
-        schedule: Literal["gpipe", "1f1b", "eager_1f1b"] = "gpipe",
+        schedule: Literal["gpipe", "1f1b", "eager_1f1b"] | DottedPath = "gpipe",
         microbatches: int = 4,
         recompute: Literal["none", "all", "auto"] | dict[str, list[Any]] = "none",
         config: str | None = None,

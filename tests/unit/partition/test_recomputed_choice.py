@@ -78,11 +78,11 @@ def test_the_best_of_all_choices(seed: int) -> None:
     assert outcomes == {(False, False), (True, False), (True, True)}
 
 
-@pytest.mark.parametrize("seed", range(0, 120, 40))
-def test_a_coarse_knapsack_costs_a_plan_at_most_three_percent(seed: int) -> None:
-    """As few caps and choices as of 100 layers, on 9 layers: beside all choices of them."""
+@pytest.mark.parametrize("seed", range(0, 48, 16))
+def test_a_plan_takes_at_most_three_percent_longer_than_with_the_best_layers(seed: int) -> None:
+    """By trying all choices of 9 layers whose costs differ much."""
     worst, recomputed = 1.0, 0
-    for number in range(seed, seed + 40):
+    for number in range(seed, seed + 16):
         rng = random.Random(number)
         sizes = [rng.lognormvariate(0.0, 0.5) for _ in range(9)]
         layers = tuple(
@@ -99,13 +99,10 @@ def test_a_coarse_knapsack_costs_a_plan_at_most_three_percent(seed: int) -> None
         choices = {spans: stage.peak_bytes(spans) for spans in every_choice(9)}
         limit = rng.uniform(min(choices.values()), stage.peak_bytes(()))
         best_s = min(stage.time_s(spans) for spans, peak in choices.items() if peak <= limit)
-        knapsack = Knapsack(stage, num_caps=12, num_choices=16)
+        knapsack = Knapsack.of_chain(stage)
         seconds_II = knapsack.seconds_II(np.full((10, 10), limit), in_flight=stage.in_flight)
         found = knapsack.cheapest(0, 9, limit, in_flight=stage.in_flight)
-        if found is None:  # the caps are too coarse for what only just fits
-            assert seconds_II[0, 9] == float("inf")
-            assert limit < min(choices.values()) * 1.03, number
-            continue
+        assert found is not None, number
         assert choices[found.spans] <= limit * (1 + 1e-8)
         assert found.time_s == pytest.approx(stage.time_s(found.spans))
         assert found.time_s == pytest.approx(seconds_II[0, 9])
@@ -113,7 +110,7 @@ def test_a_coarse_knapsack_costs_a_plan_at_most_three_percent(seed: int) -> None
         worst = max(worst, (pass_s + found.time_s) / (pass_s + best_s))
         recomputed += best_s > 0
     assert worst < 1.03
-    assert recomputed > 20
+    assert recomputed > 8
 
 
 def test_bytes_and_seconds_by_hand() -> None:

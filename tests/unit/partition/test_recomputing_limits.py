@@ -122,7 +122,7 @@ def test_no_stage_has_more_devices_than_there_are_microbatches(setting: Any) -> 
         ("all", None, 4, 100, 1000),
         ("all", 99.0, 4, 100, 707),  # a search for each number of devices of the first stage
         ("all", 99.0, 1, 100, 1000),
-        ("auto", 99.0, 4, 100, 581),  # and bounds for one set of kinds
+        ("auto", 99.0, 4, 100, 211),  # and a knapsack for one set of kinds
     ],
 )
 def test_all_that_a_search_builds_counts_beforehand(

@@ -93,7 +93,7 @@ def test_what_a_microbatch_loses_to_messages(schedule: str, stages: int, message
 @pytest.mark.parametrize(
     ("settings", "message", "remedy"),
     [
-        ({"schedule": "gpip"}, "no schedule called 'gpip'", "asynchronous, naive, gpipe, 1f1b"),
+        ({"schedule": "gpip"}, "no schedule 'gpip'", "asynchronous, naive, gpipe, 1f1b"),
         ({"microbatches": 4}, "asynchronous has no microbatches", "gpipe, 1f1b or eager_1f1b"),
         ({"schedule": "naive", "microbatches": 1}, "naive has no microbatches", "leave"),
         (

@@ -194,7 +194,7 @@ def test_the_same_is_done_once_and_what_differs_is_another_run(tmp_path: Path) -
         (
             (*BY_HAND, "task.schedule=gpip"),
             ConfigError,
-            "no schedule called 'gpip'",
+            "no schedule 'gpip'",
             "asynchronous, naive, gpipe, 1f1b",
         ),
         (

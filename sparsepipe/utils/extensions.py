@@ -1,0 +1,70 @@
+"""Choosing by name: one of ours by its own name, somebody else's by its dotted path."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from sparsepipe.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class DottedPath(str):
+    """Type of an option that also takes the dotted path of a callable, by which it is imported."""
+
+    __slots__ = ()
+
+
+def is_dotted_path(name: object) -> bool:
+    """Whether a name is that of somebody else's callable: with a dot in it."""
+    return isinstance(name, str) and "." in name
+
+
+def by_name(name: str, known: Mapping[str, T], *, kind: str) -> T | Callable[..., Any]:
+    """One of ours by its name, or what a dotted path leads to.
+
+    Args:
+        name: of one of ours, or ``package.module.callable``.
+        known: ours, by their names.
+        kind: what it is, for errors.
+
+    Raises:
+        ConfigError: there is none of this name, or the path leads to nothing that can be called;
+            the message has the nearest name.
+    """
+    if name in known:
+        return known[name]
+    if is_dotted_path(name):
+        return _imported(name, kind)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    raise ConfigError(
+        f"there is no {kind} {name!r}" + (f" (nearest: {near[0]!r})" if near else ""),
+        remedy=f"use {', '.join(known)}, or the dotted path of your own: package.module.name",
+    )
+
+
+def _imported(path: str, kind: str) -> Callable[..., Any]:
+    module_name, _, name = path.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise _unusable(path, kind, f"there is no module {error.name!r}") from error
+    if (found := getattr(module, name, None)) is None:
+        names = [each for each in vars(module) if not each.startswith("_")]
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+        hint = f" (nearest: {near[0]!r})" if near else ""
+        raise _unusable(path, kind, f"{module_name} has no {name!r}{hint}")
+    if not callable(found):
+        raise _unusable(path, kind, "it cannot be called")
+    called: Callable[..., Any] = found
+    return called
+
+
+def _unusable(path: str, kind: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"the {kind} {path!r} cannot be used: {reason}",
+        remedy="give the full dotted path of a class or function that can be imported",
+    )
