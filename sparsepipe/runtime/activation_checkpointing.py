@@ -258,11 +258,7 @@ class _KeptInput:
 
 
 class _Level:
-    """Coordinates, with what is derived from them as long as somebody else has it.
-
-    Attributes:
-        coords_N4: of the sites.
-    """
+    """Coordinates, with what is derived from them as long as somebody else has it."""
 
     def __init__(self, cache: CoordinateCache) -> None:
         self.coords_N4 = cache.coords_N4

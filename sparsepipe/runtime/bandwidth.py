@@ -132,11 +132,9 @@ class MessageTime:
 
 
 def pairs_of(hosts: Sequence[int], *, all_up_to: int) -> list[tuple[int, int]]:
-    """Ranks to time between: all pairs where they are few, else one for each link.
+    """Pairs of ranks, by the number of each one's host: all of up to ``all_up_to`` ranks.
 
-    Args:
-        hosts: of each rank, by any number.
-        all_up_to: ranks; with more, one pair inside each host and one between any two.
+    Of more, one pair inside each host and one between any two.
     """
     if len(hosts) <= all_up_to:
         return list(combinations(range(len(hosts)), 2))
@@ -299,11 +297,7 @@ class ReductionTime:
 
 
 def groups_of(hosts: Sequence[int]) -> list[tuple[int, ...]]:
-    """All ranks, and those of each host that has several, where there are several hosts.
-
-    Args:
-        hosts: of each rank, by any number.
-    """
+    """All ranks, and those of each host that has several, by the number of each rank's host."""
     everyone = tuple(range(len(hosts)))
     inside = [tuple(r for r in everyone if hosts[r] == host) for host in sorted({*hosts})]
     return list(dict.fromkeys([everyone, *(ranks for ranks in inside if len(ranks) > 1)]))

@@ -65,12 +65,12 @@ class Microbatch:
     """A part of a minibatch that has gone forward and backward through a stage.
 
     Attributes:
-        minibatch: that it is a part of, by its number in the whole run.
+        minibatch: its number in the whole run.
         number: of the part, from 0.
         samples: at least one.
         weight: share of its loss in the minibatch's.
         loss: the mean over its samples.
-        logs: what its step logged.
+        logs: values that its step logged.
     """
 
     minibatch: int
@@ -206,11 +206,7 @@ class StageWorker(ABC, Generic[_Events]):
         self._evaluated = 0
 
     def watch(self, around: Callable[[Callable[[], AbstractContextManager[None]]], Any]) -> None:
-        """Puts a context around whatever is computed here from now on.
-
-        Args:
-            around: makes it, given what makes the present one.
-        """
+        """Puts a context around what is computed here; ``around`` makes it from the present one."""
         self._slowed = partial(around, self._slowed)
 
     @property

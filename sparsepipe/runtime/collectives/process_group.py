@@ -61,11 +61,7 @@ def world_size() -> int:
 
 
 def assert_world_size(expected: int) -> None:
-    """Refuses to run with another number of ranks than the configuration says.
-
-    Raises:
-        ConfigError: the sizes differ.
-    """
+    """Raises a ConfigError if the number of ranks is not the configuration's."""
     actual = world_size()
     if actual != expected:
         raise ConfigError(
@@ -79,7 +75,7 @@ def assert_world_size(expected: int) -> None:
 def local_rank_first() -> Iterator[None]:
     """Lets the first rank of each host end the block before the host's others leave it.
 
-    However long that takes: no group is joined yet, whose collectives have a time limit.
+    Without a limit: no group is joined yet, whose collectives have one.
     """
     host = os.environ.get("GROUP_RANK", "0")
     with _first(local_rank() == 0, key=f"sparsepipe/{host}/done"):
@@ -119,13 +115,10 @@ def any_rank_failed() -> bool:
 
 
 def first_to_report(text: str) -> bool:
-    """Whether this rank is to report what every rank may find wrong, before they have joined.
+    """Whether this rank is to report an error that every rank may find before they have joined.
 
     The agent ends all ranks when one has ended, so rank 0 may never come to report it: the first
-    one does. Without an agent that keeps the store, there is no other to ask: rank 0 does.
-
-    Args:
-        text: what is to be reported, once.
+    one does. Without an agent that keeps the store, rank 0 does.
     """
     if store_rank() is not None:
         return rank() == 0
@@ -181,11 +174,7 @@ def store_rank() -> int | None:
 
 
 def renumber(numbers: Sequence[int]) -> None:
-    """Leaves the group, to join the next one as other ranks. Every rank must call it.
-
-    Args:
-        numbers: the new one of each rank.
-    """
+    """Leaves the group, to join the next one under other numbers, one a rank; a collective."""
     with collective("renumbering the ranks", host_group()):
         dist.barrier(group=host_group())
     mine = numbers[rank()]
@@ -210,18 +199,14 @@ def host_group() -> dist.ProcessGroup | None:
 
 
 def make_stage_group(stages: Iterable[Iterable[int]], *, backend: str, timeout_s: float) -> Any:
-    """Makes a group for each stage of several ranks; every rank must call it.
-
-    Args:
-        stages: ranks of each stage.
-        backend: of the groups.
-        timeout_s: limit of making each group, and of each of its collectives.
+    """Makes a group for each stage of several ranks, for which every rank must call it.
 
     Returns:
         This rank's; None where its stage has no replicas.
 
     Raises:
-        TransportError: a rank did not take part within ``timeout_s``.
+        TransportError: a rank did not take part within ``timeout_s``, which is also the limit of
+            each collective of the groups.
     """
     mine = None
     for ranks in map(list, stages):

@@ -330,7 +330,7 @@ class JoinRoll:
         self._store: Any = None
 
     def sign(self, store: Any) -> None:
-        """Lets the others know that this rank has come; ``store`` is of this joining alone."""
+        """Lets the others know that this rank has come, at a store of this joining alone."""
         self._store = store
         store.set(_join_key(self._rank), "1")
 

@@ -33,12 +33,7 @@ Messages = Sequence[tuple[Kind, Message]]
 
 
 class Unsendable(Exception):
-    """A value that cannot be sent.
-
-    Args:
-        what: the value.
-        remedy: what to do.
-    """
+    """A value that cannot be sent, and a remedy."""
 
     def __init__(self, what: str, *, remedy: str) -> None:
         super().__init__(what)
@@ -68,7 +63,7 @@ class TensorSpec(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Of the elements."""
+        """Bytes of the elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -79,7 +74,7 @@ def describe(
 
     Args:
         tensor: strided, on the host, a CUDA device or "meta".
-        requires_grad: whether the receiver's shall.
+        requires_grad: of the receiver's.
         inline_bytes: a tensor on the host of at most that size has its bytes in the spec.
 
     Raises:
@@ -183,13 +178,7 @@ class Header:
     def assemble(
         self, host: Sequence[Tensor], on_device: Sequence[Tensor], *, device: torch.device
     ) -> Messages:
-        """The messages.
-
-        Args:
-            host: for each that follows for the host, uint8 memory that holds its bytes.
-            on_device: the same for the device.
-            device: which that is.
-        """
+        """The messages, on uint8 memory of each tensor that follows, on host and device."""
         followed = {"host": iter(host), "device": iter(on_device)}
         tensors = []
         for spec in self.specs:
@@ -281,14 +270,7 @@ def _refusal(kind: Kind, message: Message, what: str, remedy: str) -> ConfigErro
 
 
 class _TensorTable:
-    """Tensors of a packet, each once.
-
-    Attributes:
-        specs: what the receiver must know of each.
-        originals: those that were not copied, as :class:`Packet` has them.
-        size_bytes: of all that have data.
-        inline_bytes: of those whose bytes are in their specs.
-    """
+    """Tensors of a packet, each once, with sums of their bytes: all, and those in the header."""
 
     def __init__(self) -> None:
         self.specs: list[TensorSpec] = []

@@ -119,13 +119,7 @@ class WeightSet:
 class Policy:
     """Chooses the weights of the minibatches in flight; this one is mode ``none``.
 
-    Every minibatch uses the parameters' own memory.
-
-    Args:
-        memory: of the weights.
-
-    Attributes:
-        version: that the parameters hold.
+    Every minibatch uses the parameters' own memory. ``version`` is what they hold.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -236,9 +230,7 @@ class Stash(Policy):
 class VerticalSync(Stash):
     """Chooses among kept versions the one that includes the same minibatches as stage 0's.
 
-    Args:
-        memory: of the weights.
-        replicas: minibatches that one update of this stage includes.
+    An update of this stage includes ``replicas`` minibatches.
     """
 
     def __init__(self, memory: Memory, *, replicas: int) -> None:
@@ -268,11 +260,8 @@ class VerticalSync(Stash):
 class SpecTrain(Policy):
     """Each minibatch has a prediction of its own.
 
-    Args:
-        memory: of the weights.
-        predictor: makes the predictions.
-        predict_backward: predict anew for the backward, over the values that the forward used:
-            gradients of layers then use the forward's activations and the new weights.
+    With ``predict_backward`` it is predicted anew for the backward, over the values that the
+    forward used: gradients of layers then use the forward's activations and the new weights.
     """
 
     def __init__(self, memory: Memory, predictor: Predictor, *, predict_backward: bool) -> None:
