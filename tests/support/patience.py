@@ -1,8 +1,8 @@
-"""How long ranks of the harness take the store at which they leave words to be merely busy.
+"""Longer limits for exchanges with the store, which on a busy machine may answer late.
 
-On a busy machine a word may come late. It does come where the store is on no rank, so ranks
-of tests wait longer for it than users' ranks do. With the product's own limits run the ranks
-of tests/experiment, which its command line starts, and those that call :func:`restore_limits`.
+It does answer where it is on no rank, so ranks of tests wait longer for it than those of users.
+With the product's own limits run ranks that the command line starts, and those that call
+:func:`restore_limits`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Collectives that a rank does not come to: who is told, what, and when."""
+"""Collectives that a rank does not take part in: which error the others raise, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that die or stop: who is told, what, and when."""
+"""Ranks that die or stop: which error their peers raise, and when."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def computing_rank(rank: int, victim: int) -> str:
         net.send(A if rank == 0 else G, victim, message(4))
     with pytest.raises(TransportError):
         net.receive(G if rank == 0 else A, victim, minibatch=4)
-    net.close()  # neither hangs nor hides what was told
+    net.close()  # neither hangs nor hides the first error
     return caught.value.message
 
 

@@ -1,4 +1,4 @@
-"""Ranks that break a rule of the transport: what they, or their peers, are told."""
+"""Ranks that break a rule of the transport: the errors that they, or their peers, raise."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def explained(reports: Path, *exit_codes: int) -> str:
 
 
 @pytest.mark.parametrize("noticed", [False, True])
-def test_of_two_killed_ranks_the_one_killed_for_lingering_is_not_blamed(
+def test_of_two_killed_ranks_the_one_killed_as_unresponsive_is_not_blamed(
     noticed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unresponsive_mark(tmp_path, 0).touch()
@@ -158,11 +158,71 @@ def test_of_two_killed_ranks_the_one_killed_for_lingering_is_not_blamed(
     assert "rank 1 was killed by SIGKILL" in explained(tmp_path, *exit_codes)
 
 
-def test_a_rank_ended_from_outside_is_blamed_and_not_the_one_killed_for_lingering(
+def test_a_rank_ended_from_outside_is_blamed_and_not_the_one_killed_as_unresponsive(
     tmp_path: Path,
 ) -> None:
     unresponsive_mark(tmp_path, 0).touch()
     assert "rank 1 was killed by SIGTERM" in explained(tmp_path, -signal.SIGKILL, -signal.SIGTERM)
+
+
+def missing(rank: int) -> TransportError:
+    return TransportError(f"rank {rank} is gone: its connection broke", remedy="look")
+
+
+KILLED = -signal.SIGKILL
+ENDED = -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    ("reports", "exit_codes", "message"),
+    [
+        # A rank's own error comes first, the package's own kinds of errors before others.
+        ([missing(1), ValueError("mine")], [7, 1], "rank 1 raised ValueError: mine\n"),
+        ([ValueError("mine"), missing(0), OutputError("full", remedy="x")], [1, 7, 1], "full\n"),
+        # Then a killed rank, with what the others reported of it.
+        (
+            [missing(1), None],
+            [7, KILLED],
+            "rank 1 was killed by SIGKILL; rank 0 reported: rank 1 is gone: its connection broke; "
+            "the other ranks were ended\n",
+        ),
+        ([None, None], [ENDED, 3], "rank 1 ended with exit code 3; the other ranks were ended\n"),
+        # Then the first report of a missing rank; others are listed.
+        (
+            [missing(2), missing(0), None],
+            [7, 7, ENDED],
+            "rank 2 is gone: its connection broke; rank 1 reported: rank 0 is gone: its "
+            "connection broke\n",
+        ),
+    ],
+)
+def test_the_first_cause_is_named_and_the_rest_listed(
+    reports: list[Exception | None],
+    exit_codes: list[int],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the order of the ranks is the order in which they reported."""
+    monkeypatch.setenv(REPORT_VARIABLE, str(tmp_path))
+    for rank, error in enumerate(reports):
+        if error is not None:
+            monkeypatch.setattr(time, "time", lambda rank=rank: 1e9 + rank)
+            monkeypatch.setenv("RANK", str(rank))
+            write_failure_report(error, exit_code=1, trace="")
+    assert message in explained(tmp_path, *exit_codes)
+
+
+def test_of_many_reports_the_first_few_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(REPORT_VARIABLE, str(tmp_path))
+    for rank in range(1, 9):
+        monkeypatch.setenv("RANK", str(rank))
+        write_failure_report(missing(0), exit_code=7, trace="")
+    text = explained(tmp_path, KILLED, *[7] * 8)
+    assert text.count("reported: rank 0 is gone") == 3
+    assert "; 5 more ranks reported the like; the other ranks were ended" in text
 
 
 BUSY = """
