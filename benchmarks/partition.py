@@ -30,7 +30,7 @@ from sparsepipe.errors import PlanError
 from sparsepipe.paper.plans import paper_inventory
 from sparsepipe.partition.costs.layers import Spans
 from sparsepipe.partition.costs.model import cost_model
-from sparsepipe.partition.devices import Fleet, Kind
+from sparsepipe.partition.devices import DevicePool, Kind
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.partition.problem import Problem, Solution
 from sparsepipe.partition.search.algorithms import check_subsets, exact, hete_mp
@@ -89,9 +89,9 @@ def synthetic_problem(layers: int, devices: int, *, limits: bool, seed: int = 0)
         for k in range(TYPES)
     )
     hosts = {kind.host: 1e9 for kind in kinds}
-    fleet = Fleet(kinds=kinds, inside=hosts, between=1e9)
+    pool = DevicePool(kinds=kinds, inside=hosts, between=1e9)
     model = cost_model("sparsepipe_hete")
-    return Problem(fleet=fleet, spans=spans, model=model, memory=memory if limits else None)
+    return Problem(pool=pool, spans=spans, model=model, memory=memory if limits else None)
 
 
 def seconds_of(search: str, problem: Problem) -> tuple[float, Solution]:

@@ -63,7 +63,7 @@ class Taken:
     def cost_s(self, solution: Solution) -> float:
         """The bottleneck of a plan by this profile."""
         problem = self.problem
-        return bottleneck_s(solution.stages, problem.spans, problem.fleet, problem.model)
+        return bottleneck_s(solution.stages, problem.spans, problem.pool, problem.model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,11 @@ Used by ``parallel=gpipe parallel.strategy.schedule=pipeline_schedule.first_in_f
 
 from collections.abc import Iterator
 
-from sparsepipe.schedule import Action, Intake, Plan
+from sparsepipe.schedule import Action, MinibatchSupply, Plan
 
 
 def first_in_first_out(
-    plan: Plan, rank: int, intake: Intake, microbatches: int
+    plan: Plan, rank: int, intake: MinibatchSupply, microbatches: int
 ) -> Iterator[Action]:
     """What one rank does: all forwards, all backwards, the update."""
     parts = plan.microbatches_of(rank, microbatches)

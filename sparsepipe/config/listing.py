@@ -143,7 +143,7 @@ def groups_in(directories: Sequence[Traversable]) -> list[Group]:
     """The groups of configuration directories: those that have a default first, in its order."""
     told: dict[str, Group] = {}
     for directory in directories:
-        told = {**_told_by(directory), **told}
+        told = {**_pace_of(directory), **told}
     options: dict[str, dict[str, Option]] = {name: {} for name in told}
     for directory in directories:
         for name, place in _groups(directory):
@@ -186,7 +186,7 @@ def first_comment(text: str) -> str:
     return (sentence.group() if sentence else said).rstrip(" .:;")
 
 
-def _told_by(directory: Traversable) -> dict[str, Group]:
+def _pace_of(directory: Traversable) -> dict[str, Group]:
     """Groups in the defaults list of a directory's ``config.yaml``."""
     file = directory / "config.yaml"
     matches = map(_DEFAULT.match, file.read_text().splitlines()) if file.is_file() else ()

@@ -17,7 +17,7 @@ from sparsepipe.config.division import division_of
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.schema import Parallel, PlanChoice, Synchronous
 from sparsepipe.errors import ConfigError
-from sparsepipe.partition.activation_checkpointing.selection import Chosen, choose_spans
+from sparsepipe.partition.activation_checkpointing.selection import RecomputedLayers, choose_spans
 from sparsepipe.partition.activation_checkpointing.setting import (
     Setting,
     StageSpans,
@@ -25,7 +25,7 @@ from sparsepipe.partition.activation_checkpointing.setting import (
     check_setting,
     in_words,
     recomputed_spans,
-    spans_told_by,
+    spans_in_plan,
 )
 from sparsepipe.partition.memory.microbatches import Microbatches
 from sparsepipe.partition.memory.model import MIB, MemoryModel
@@ -150,7 +150,7 @@ def choose(
     inventory: Inventory,
     parallel: Parallel,
     memory: MemoryModel,
-) -> Chosen:
+) -> RecomputedLayers:
     """The cheapest layers to recompute with which all stages fit their devices.
 
     A batch is what a device of the first stage reads, and what profiles are of.
@@ -182,7 +182,7 @@ def with_spans(plan: Plan, spans: StageSpans) -> Plan:
     What a search has expected of it with other layers to recompute is left out.
     """
     bounds = bounds_of(spans)
-    if bounds == bounds_of(spans_told_by(plan)):
+    if bounds == bounds_of(spans_in_plan(plan)):
         return plan
     left_out = ("recomputed", *_EXPECTED)
     details = {key: value for key, value in plan.details.items() if key not in left_out}
@@ -195,7 +195,7 @@ def given_spans(plan: Plan, parallel: Parallel) -> StageSpans:
     Raises:
         ConfigError: the plan has no such layers or stages, or its file tells of others.
     """
-    setting, own = recompute_of(parallel), spans_told_by(plan)
+    setting, own = recompute_of(parallel), spans_in_plan(plan)
     if setting == "none" and parallel.synchronous is not None:
         return own
     named = recomputed_spans(setting, plan)
@@ -225,7 +225,7 @@ def recompute_argument(parallel: Parallel, details: Mapping[str, Any]) -> dict[s
     return {}
 
 
-def log_chosen(chosen: Chosen) -> None:
+def log_chosen(chosen: RecomputedLayers) -> None:
     """What is recomputed, in words."""
     if not any(chosen.spans):
         log.info("all stages fit their devices without recomputing activations")

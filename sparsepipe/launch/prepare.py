@@ -173,7 +173,7 @@ def _most(search: SearchChoice, spec: RunSpec, ranks: int) -> int:
     if search.search in _ONE_EACH:
         return 1
     stages = synchronous_stages_of(spec.parallel, {})
-    others = 0 if stages is None else max(0, stages.stages_told - 1)  # a device each at least
+    others = 0 if stages is None else max(0, stages.distinct_stages - 1)  # a device each at least
     return max(1, ranks - others)
 
 

@@ -18,7 +18,7 @@ from sparsepipe.paper.printed import printed, stages_of
 from sparsepipe.partition.costs.model import bottleneck_s, cost_model
 from sparsepipe.partition.devices import Choice, Counts, Kind
 from sparsepipe.partition.explanation import as_plan, explain
-from sparsepipe.partition.problem import Problem, Solution, alike_as, taken_in_order
+from sparsepipe.partition.problem import Problem, Solution, as_uniform, taken_in_order
 from sparsepipe.partition.search.algorithms import best_cuts
 from sparsepipe.planning.device_profiles import load_profiles
 from sparsepipe.profiling import Profile
@@ -106,9 +106,9 @@ behind that: the third stage of its row of 6 GPUs may begin anywhere."""
 
 def hete_mp_s(problem: Problem, row: PaperRow) -> float:
     """The bottleneck of the paper's plan of HETE-MP; where it prints no cut, with the best one."""
-    groups = [_counts(stage, problem.fleet.kinds) for stage in row.hete_mp]
+    groups = [_counts(stage, problem.pool.kinds) for stage in row.hete_mp]
     return min(
-        bottleneck_s(plan, problem.spans, problem.fleet, problem.model)
+        bottleneck_s(plan, problem.spans, problem.pool, problem.model)
         for plan in _plans(groups, problem.spans.num_layers)
     )
 
@@ -157,8 +157,8 @@ def paper_mp_plan(
         bandwidth_bytes_per_s: of all links.
     """
     problem = paper_problem(gpus, model, bandwidth_bytes_per_s)
-    best = best_paper_cuts(alike_as(problem, MP_DEVICE), gpus)
-    stages = taken_in_order(best.stages, problem.fleet, range(len(problem.fleet.kinds)))
+    best = best_paper_cuts(as_uniform(problem, MP_DEVICE), gpus)
+    stages = taken_in_order(best.stages, problem.pool, range(len(problem.pool.kinds)))
     solution = Solution(stages=tuple(stages), strategy="paper_mp")
     return as_plan(
         problem,

@@ -30,7 +30,7 @@ from sparsepipe.paper.plans import (
 )
 from sparsepipe.partition.costs.model import EQUAL, bottleneck_s
 from sparsepipe.partition.devices import devices_text
-from sparsepipe.partition.problem import Problem, Solution, alike_as
+from sparsepipe.partition.problem import Problem, Solution, as_uniform
 from sparsepipe.partition.search.algorithms import exact, hete_mp, mp
 from sparsepipe.planning.device_profiles import fingerprint_of
 from sparsepipe.tasks.result import write_result
@@ -159,11 +159,11 @@ def _write_plans(run: Run, model: str, bandwidth: float) -> None:
 
 
 def _bottleneck_s(problem: Problem, solution: Solution) -> float:
-    return bottleneck_s(solution.stages, problem.spans, problem.fleet, problem.model)
+    return bottleneck_s(solution.stages, problem.spans, problem.pool, problem.model)
 
 
 def _mp_row(gpus: int, model: str, bandwidth: float) -> dict[str, Any]:
-    problem = alike_as(paper_problem(gpus, model, bandwidth), MP_DEVICE)
+    problem = as_uniform(paper_problem(gpus, model, bandwidth), MP_DEVICE)
     ours = mp(problem, device=MP_DEVICE)
     printed = best_paper_cuts(problem, gpus)
     ours_s, printed_s = _bottleneck_s(problem, ours), _bottleneck_s(problem, printed)
@@ -184,7 +184,7 @@ def _hete_row(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, 
     ours = hete_mp(problem, order=order)
     ours_s = _bottleneck_s(problem, ours)
     told = PAPER[gpus].hete_mp
-    devices = tuple(devices_text(stage.counts, problem.fleet.kinds) for stage in ours.stages)
+    devices = tuple(devices_text(stage.counts, problem.pool.kinds) for stage in ours.stages)
     same = devices == told and ours.stages[0].end == CUT
     printed_s = hete_mp_s(problem, PAPER[gpus])
     return {
@@ -208,7 +208,7 @@ def _gains_of(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, 
 def _first(
     gpus: int, strategy: str, problem: Problem, ours: Solution, ours_s: float
 ) -> dict[str, Any]:
-    kinds = problem.fleet.kinds
+    kinds = problem.pool.kinds
     return {
         "gpus": gpus,
         "strategy": strategy,
@@ -223,7 +223,7 @@ def _first(
 
 def _best_order_s(problem: Problem) -> float:
     """Of HETE-MP in the best order of kinds."""
-    names = [f"{kind.host}/{kind.name}" for kind in problem.fleet.kinds]
+    names = [f"{kind.host}/{kind.name}" for kind in problem.pool.kinds]
     return min(
         _bottleneck_s(problem, hete_mp(problem, order=list(order))) for order in permutations(names)
     )
@@ -234,7 +234,7 @@ def _gain(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, Any]
     problem = paper_problem(gpus, model, bandwidth)
     heuristic, best = hete_mp(problem, order=order), exact(problem)
     heuristic_s, best_s = _bottleneck_s(problem, heuristic), _bottleneck_s(problem, best)
-    kinds = problem.fleet.kinds
+    kinds = problem.pool.kinds
     return {
         "cost_model": model,
         "bandwidth_mb_per_s": bandwidth / 1e6,

@@ -72,7 +72,7 @@ def kinds_of(inventory: Inventory) -> tuple[Kind, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class DevicePool:
     """Kinds of devices in the inventory's order, and the bandwidth between any two.
 
     Args:
@@ -86,7 +86,7 @@ class Fleet:
     between: float
 
     @classmethod
-    def of(cls, inventory: Inventory, *, bandwidth_bytes_per_s: float | None = None) -> Fleet:
+    def of(cls, inventory: Inventory, *, bandwidth_bytes_per_s: float | None = None) -> DevicePool:
         """The devices of an inventory.
 
         Args:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from sparsepipe.errors import PlanError
-from sparsepipe.partition.activation_checkpointing.selection import Chosen
+from sparsepipe.partition.activation_checkpointing.selection import RecomputedLayers
 from sparsepipe.partition.activation_checkpointing.setting import StageSpans, bounds_of
 from sparsepipe.partition.costs.model import EQUAL, CostModel, plan_times
-from sparsepipe.partition.devices import Choice, Fleet, devices_text
+from sparsepipe.partition.devices import Choice, DevicePool, devices_text
 from sparsepipe.partition.memory.model import plan_bytes
 from sparsepipe.partition.problem import Problem, Solution
 from sparsepipe.partition.search.algorithms import dp
@@ -103,7 +103,9 @@ class Explanation:
         return f"{ratio:.2f}x as fast as data parallelism ({1e3 * self.dp_s:.1f} ms)"
 
 
-def explain(problem: Problem, solution: Solution, chosen: Chosen | None = None) -> Explanation:
+def explain(
+    problem: Problem, solution: Solution, chosen: RecomputedLayers | None = None
+) -> Explanation:
     """What a solution costs on the devices that it names.
 
     For ``mp`` these are the real devices, not those that its search takes for alike.
@@ -113,9 +115,9 @@ def explain(problem: Problem, solution: Solution, chosen: Chosen | None = None) 
         solution: what was found.
         chosen: what its stages recompute; None: nothing.
     """
-    fleet, spans, plan = problem.fleet, problem.spans, solution.stages
-    stages_s, cuts_s = plan_times(plan, spans, fleet, problem.model)
-    kept = None if problem.memory is None else plan_bytes(plan, spans, fleet, problem.memory)
+    pool, spans, plan = problem.pool, problem.spans, solution.stages
+    stages_s, cuts_s = plan_times(plan, spans, pool, problem.model)
+    kept = None if problem.memory is None else plan_bytes(plan, spans, pool, problem.memory)
     if chosen is not None:
         counts = (sum(stage.counts) for stage in plan)
         more_s = [time_s / count for time_s, count in zip(chosen.times_s, counts, strict=True)]
@@ -129,7 +131,7 @@ def explain(problem: Problem, solution: Solution, chosen: Chosen | None = None) 
         sync_s = problem.model.sync_s(
             spans.parameter_bytes(stage.first, stage.end),
             replicas=replicas,
-            bytes_per_s=fleet.sync_bytes_per_s(stage.counts),
+            bytes_per_s=pool.sync_bytes_per_s(stage.counts),
         )
         memory_bytes, limit_bytes = kept[number] if kept else (None, None)
         rows.append(
@@ -137,7 +139,7 @@ def explain(problem: Problem, solution: Solution, chosen: Chosen | None = None) 
                 stage=number,
                 first=stage.first,
                 last=stage.end - 1,
-                devices=devices_text(stage.counts, fleet.kinds),
+                devices=devices_text(stage.counts, pool.kinds),
                 compute_s=time_s - sync_s,
                 sync_s=sync_s,
                 transfer_s=cuts_s[number] if number < len(cuts_s) else 0.0,
@@ -191,7 +193,7 @@ def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Pla
         **({"recomputed": recomputed} if recomputed else {}),
         **origin,
     }
-    names = device_names(solution.stages, problem.fleet)
+    names = device_names(solution.stages, problem.pool)
     stages = tuple(
         Stage(layers=(stage.first, stage.end - 1), devices=devices)
         for stage, devices in zip(solution.stages, names, strict=True)
@@ -206,13 +208,13 @@ def _described(model: CostModel) -> dict[str, object]:
     return {**asdict(model), **path}
 
 
-def device_names(stages: Sequence[Choice], fleet: Fleet) -> list[tuple[str, ...]]:
+def device_names(stages: Sequence[Choice], pool: DevicePool) -> list[tuple[str, ...]]:
     """Each stage's devices by name, those of a kind numbered from 0 in the order of stages."""
-    taken = [0] * len(fleet.kinds)
+    taken = [0] * len(pool.kinds)
     found = []
     for stage in stages:
         names: list[str] = []
-        for k, (kind, count) in enumerate(zip(fleet.kinds, stage.counts, strict=True)):
+        for k, (kind, count) in enumerate(zip(pool.kinds, stage.counts, strict=True)):
             names += [f"{kind.host}/{kind.name}/{taken[k] + n}" for n in range(count)]
             taken[k] += count
         found.append(tuple(names))
@@ -231,4 +233,4 @@ def _dp_s(problem: Problem) -> float | None:
         stages = dp(problem).stages
     except PlanError:
         return None
-    return plan_times(stages, problem.spans, problem.fleet, problem.model)[0][0]
+    return plan_times(stages, problem.spans, problem.pool, problem.model)[0][0]

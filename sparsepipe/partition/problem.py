@@ -2,7 +2,7 @@
 
 How the stages of a synchronous pipeline work, where they are still to be found.
 
-Devices that are alike wherever they are, and a fleet in which they are of one kind.
+Devices that are alike wherever they are, and a pool in which they are of one kind.
 
 Devices of the same model with the same memory are alike on one host, and where one bandwidth holds
 between any two devices, whatever their hosts. ``exact`` then has far fewer
@@ -48,7 +48,7 @@ from sparsepipe.partition.activation_checkpointing.setting import (
 )
 from sparsepipe.partition.costs.layers import Spans, spans_of
 from sparsepipe.partition.costs.model import CostModel
-from sparsepipe.partition.devices import Choice, Counts, Fleet, Kind, kinds_of
+from sparsepipe.partition.devices import Choice, Counts, DevicePool, Kind, kinds_of
 from sparsepipe.partition.memory.microbatches import Microbatches
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.profiling import Profile, check_agreement
@@ -60,7 +60,7 @@ class Problem:
     """A model, devices, and what counts.
 
     Args:
-        fleet: the devices; a plan uses them all.
+        pool: the devices; a plan uses them all.
         spans: what the layers cost on each kind of device.
         model: what stages and transfers cost.
         memory: what stages keep; None: memory is no limit.
@@ -70,7 +70,7 @@ class Problem:
             pipeline.
     """
 
-    fleet: Fleet
+    pool: DevicePool
     spans: Spans
     model: CostModel
     memory: MemoryModel | None = None
@@ -87,15 +87,15 @@ class Problem:
         if self.synchronous is None:
             return [None]
         cut = self.synchronous.microbatches
-        is_free = self.memory is None or all(k.memory_bytes is None for k in self.fleet.kinds)
+        is_free = self.memory is None or all(k.memory_bytes is None for k in self.pool.kinds)
         if is_free and cut.least_readers == 1:
             return [None]
-        return range(min(cut.count, self.fleet.num_devices), cut.least_readers - 1, -1)
+        return range(min(cut.count, self.pool.num_devices), cut.least_readers - 1, -1)
 
     @property
-    def stages_told(self) -> int:
+    def distinct_stages(self) -> int:
         """How many of the first stages have to be told apart."""
-        return 0 if self.synchronous is None else self.synchronous.stages_told
+        return 0 if self.synchronous is None else self.synchronous.distinct_stages
 
     @classmethod
     def of(
@@ -133,11 +133,11 @@ class Problem:
                 "'profile' of the device in the hardware inventory",
             )
         check_agreement({name: profiles[name] for name in names})
-        fleet = Fleet.of(inventory, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
-        found = tuple(profiles[kind.name] for kind in fleet.kinds)
+        pool = DevicePool.of(inventory, bandwidth_bytes_per_s=bandwidth_bytes_per_s)
+        found = tuple(profiles[kind.name] for kind in pool.kinds)
         spans = spans_of(found)
         return cls(
-            fleet=fleet,
+            pool=pool,
             spans=spans,
             model=model,
             memory=memory,
@@ -154,7 +154,7 @@ class Solution:
         stages: first one first.
         strategy: name of the search.
         order: of the kinds, where devices are taken from a sorted list; else None.
-        assumed: fleet and spans that the search saw, where it takes unlike devices for alike.
+        assumed: pool and spans that the search saw, where it takes unlike devices for alike.
         spans: layers of each stage that it has chosen to be recomputed; None: it has chosen none.
     """
 
@@ -170,20 +170,22 @@ class Solution:
         return "-".join(str(sum(stage.counts)) for stage in self.stages)
 
 
-def taken_in_order(stages: Sequence[Choice], fleet: Fleet, order: Sequence[int]) -> list[Choice]:
+def taken_in_order(
+    stages: Sequence[Choice], pool: DevicePool, order: Sequence[int]
+) -> list[Choice]:
     """The same stages on devices taken from a list, one after another.
 
     Args:
         stages: of which only the numbers of their devices count.
-        fleet: the devices.
+        pool: the devices.
         order: of the kinds.
     """
-    devices = [kind for kind in order for _ in range(fleet.kinds[kind].count)]
+    devices = [kind for kind in order for _ in range(pool.kinds[kind].count)]
     taken, found = 0, []
     for stage in stages:
         number = sum(stage.counts)
         mine = devices[taken : taken + number]
-        counts: Counts = tuple(mine.count(kind) for kind in range(len(fleet.kinds)))
+        counts: Counts = tuple(mine.count(kind) for kind in range(len(pool.kinds)))
         found.append(Choice(first=stage.first, end=stage.end, counts=counts))
         taken += number
     return found
@@ -217,7 +219,7 @@ class SynchronousStages:
         return self.setting == "auto"
 
     @property
-    def stages_told(self) -> int:
+    def distinct_stages(self) -> int:
         """How many of the first stages have to be told apart, since some are named."""
         return max(self._stages, default=-1) + 1
 
@@ -237,7 +239,7 @@ class SynchronousStages:
         """Whether a stage is one span by the setting.
 
         Args:
-            stage: its number; one that is not told apart has any from :attr:`stages_told` on.
+            stage: its number; one that is not told apart has any from :attr:`distinct_stages` on.
         """
         return self.setting == "all" or stage in self._stages
 
@@ -262,17 +264,17 @@ class SynchronousStages:
         return frozenset(named)
 
 
-def like_kinds(fleet: Fleet, spans: Spans) -> list[int]:
+def equal_kinds(pool: DevicePool, spans: Spans) -> list[int]:
     """For each kind the number of the first one that is like it.
 
     Args:
-        fleet: the devices.
+        pool: the devices.
         spans: what layers cost on each kind.
     """
     first: dict[object, int] = {}
     found = []
-    for k, kind in enumerate(fleet.kinds):
-        host = "any" if fleet.is_uniform else kind.host
+    for k, kind in enumerate(pool.kinds):
+        host = "any" if pool.is_uniform else kind.host
         like = kind.name, kind.memory_bytes, host, tuple(spans.compute_s_KI[k])
         found.append(first.setdefault(like, k))
     return found
@@ -283,36 +285,36 @@ def merged(problem: Problem, likes: Sequence[int]) -> Problem:
 
     Args:
         problem: as it is.
-        likes: of :func:`like_kinds`.
+        likes: of :func:`equal_kinds`.
     """
-    fleet, spans = problem.fleet, problem.spans
+    pool, spans = problem.pool, problem.spans
     if len(set(likes)) == len(likes):
         return problem
-    inside, between = fleet.inside, fleet.between
-    if fleet.is_uniform:  # a host of one device has now several, on a link that was none
-        between = fleet.cut_bytes_per_s(0, 0)
+    inside, between = pool.inside, pool.between
+    if pool.is_uniform:  # a host of one device has now several, on a link that was none
+        between = pool.cut_bytes_per_s(0, 0)
         inside = dict.fromkeys(inside, between)
     firsts = sorted(set(likes))
     kinds = tuple(
         replace(kind, count=count)
         for kind, count in zip(
-            (fleet.kinds[first] for first in firsts), together(fleet.counts, likes), strict=True
+            (pool.kinds[first] for first in firsts), together(pool.counts, likes), strict=True
         )
     )
     return replace(
         problem,
-        fleet=Fleet(kinds=kinds, inside=inside, between=between),
+        pool=DevicePool(kinds=kinds, inside=inside, between=between),
         spans=replace(spans, compute_s_KI=spans.compute_s_KI[firsts]),
         profiles=tuple(problem.profiles[first] for first in firsts) if problem.profiles else (),
     )
 
 
 def together(counts: Sequence[int], likes: Sequence[int]) -> Counts:
-    """Devices of the kinds of a merged fleet.
+    """Devices of the kinds of a merged pool.
 
     Args:
         counts: of each kind.
-        likes: of :func:`like_kinds`.
+        likes: of :func:`equal_kinds`.
     """
     sums = dict.fromkeys(sorted(set(likes)), 0)
     for like, count in zip(likes, counts, strict=True):
@@ -320,15 +322,15 @@ def together(counts: Sequence[int], likes: Sequence[int]) -> Counts:
     return tuple(sums.values())
 
 
-def dealt(stages: Sequence[Choice], fleet: Fleet, likes: Sequence[int]) -> list[Choice]:
-    """Stages of a merged fleet on the devices that there are, first hosts first.
+def dealt(stages: Sequence[Choice], pool: DevicePool, likes: Sequence[int]) -> list[Choice]:
+    """Stages of a merged pool on the devices that there are, first hosts first.
 
     Args:
         stages: with devices of the merged kinds.
-        fleet: the devices.
-        likes: of :func:`like_kinds`.
+        pool: the devices.
+        likes: of :func:`equal_kinds`.
     """
-    left = list(fleet.counts)
+    left = list(pool.counts)
     found = []
     for stage in stages:
         wanted = dict(zip(sorted(set(likes)), stage.counts, strict=True))
@@ -342,7 +344,7 @@ def dealt(stages: Sequence[Choice], fleet: Fleet, likes: Sequence[int]) -> list[
     return found
 
 
-def alike_as(problem: Problem, device: str) -> Problem:
+def as_uniform(problem: Problem, device: str) -> Problem:
     """The problem with devices that are all like a named one, on links all like the slowest.
 
     Args:
@@ -352,25 +354,25 @@ def alike_as(problem: Problem, device: str) -> Problem:
     Raises:
         ConfigError: the inventory has no such device.
     """
-    fleet, spans = problem.fleet, problem.spans
-    named = [k for k, kind in enumerate(fleet.kinds) if kind.name == device]
+    pool, spans = problem.pool, problem.spans
+    named = [k for k, kind in enumerate(pool.kinds) if kind.name == device]
     if not named:
         raise ConfigError(
             f"there is no device {device!r} in the inventory",
-            remedy=f"name one of {', '.join(dict.fromkeys(kind.name for kind in fleet.kinds))}",
+            remedy=f"name one of {', '.join(dict.fromkeys(kind.name for kind in pool.kinds))}",
         )
-    limits = [kind.memory_bytes for kind in fleet.kinds if kind.memory_bytes is not None]
+    limits = [kind.memory_bytes for kind in pool.kinds if kind.memory_bytes is not None]
     one = Kind(
         name=device,
         host="any",
-        count=fleet.num_devices,
+        count=pool.num_devices,
         memory_bytes=min(limits, default=None),
-        tflops=fleet.kinds[named[0]].tflops,
+        tflops=pool.kinds[named[0]].tflops,
     )
-    speed = min([*fleet.inside.values(), fleet.between])
+    speed = min([*pool.inside.values(), pool.between])
     return replace(
         problem,
-        fleet=Fleet(kinds=(one,), inside={"any": speed}, between=speed),
+        pool=DevicePool(kinds=(one,), inside={"any": speed}, between=speed),
         spans=spans_of(problem.profiles[named[0] : named[0] + 1])
         if problem.profiles
         else replace(spans, compute_s_KI=spans.compute_s_KI[named[:1]]),

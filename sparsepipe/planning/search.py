@@ -29,7 +29,7 @@ from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.partition.problem import Problem, Solution, SynchronousStages
 from sparsepipe.partition.search.algorithms import Search, search_by_name
 from sparsepipe.partition.search.baselines import mp_by_levels
-from sparsepipe.partition.search.checkpointed_stages import chosen_of
+from sparsepipe.partition.search.checkpointed_stages import recomputation_of
 from sparsepipe.planning.device_profiles import origin_of
 from sparsepipe.planning.layer_shares import draw_shares
 from sparsepipe.profiling import Profile
@@ -111,13 +111,13 @@ def find_plan(
     solution = _solve(problem, choice, device=device)
     chosen = None
     if problem.synchronous is not None:
-        chosen = chosen_of(solution.stages, problem, solution.spans)
+        chosen = recomputation_of(solution.stages, problem, solution.spans)
     if automatic and chosen is not None:
         log_chosen(chosen)
     explanation = explain(problem, solution, chosen)
     known = {"model": spec.model.name, **_search_details(choice, device)}
     known |= _origin_details(problem, inventory, profiles)
-    names = dict.fromkeys(kind.name for kind in problem.fleet.kinds)
+    names = dict.fromkeys(kind.name for kind in problem.pool.kinds)
     return Found(
         plan=as_plan(problem, explanation, **known, **origin),
         explanation=explanation,
@@ -210,8 +210,8 @@ def fastest(problem: Problem, search: str) -> str:
         search: that takes all for like one.
     """
     total_s = [float(compute_s_I[-1]) for compute_s_I in problem.spans.compute_s_KI]
-    name = problem.fleet.kinds[total_s.index(min(total_s))].name
-    if len({kind.name for kind in problem.fleet.kinds}) > 1:
+    name = problem.pool.kinds[total_s.index(min(total_s))].name
+    if len({kind.name for kind in problem.pool.kinds}) > 1:
         log.info(
             "%s takes all devices for alike, here for the fastest by its profile: %s",
             search,

@@ -22,14 +22,14 @@ from sparsepipe.runtime.batch_norm import MinibatchNorms
 from sparsepipe.runtime.microbatches import Part, split
 from sparsepipe.runtime.stage import Flight
 from sparsepipe.runtime.transport import Kind
-from sparsepipe.schedule import Action, Intake, Plan
+from sparsepipe.schedule import Action, MinibatchSupply, Plan
 
 
 class Order(Protocol):
     """What a rank does in a run: such as :func:`~sparsepipe.schedule.gpipe_order`."""
 
     def __call__(
-        self, plan: Plan, rank: int, intake: Intake, microbatches: int, /
+        self, plan: Plan, rank: int, intake: MinibatchSupply, microbatches: int, /
     ) -> Iterator[Action]: ...
 
 
@@ -117,7 +117,9 @@ class SynchronousWorker(StageWorker[MinibatchEvents]):
                 self._read = self._cut(batch if self._replica < count else None, count)
         self._taken_gradients()  # any that are left there are not this minibatch's
         with self._norms.gathering():
-            for action in self._order(self._plan, self._rank, Intake(1), self._microbatches):
+            for action in self._order(
+                self._plan, self._rank, MinibatchSupply(1), self._microbatches
+            ):
                 self._do(action)
         assert not self._in_flight
         self._rounds += 1

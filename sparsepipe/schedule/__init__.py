@@ -1,6 +1,6 @@
 """Pure: how a model is split, and what each rank does when."""
 
-from sparsepipe.schedule.actions import Action, Intake, Schedule
+from sparsepipe.schedule.actions import Action, MinibatchSupply, Schedule
 from sparsepipe.schedule.asynchronous import RankOrder, asynchronous, asynchronous_order
 from sparsepipe.schedule.plan import Plan, Stage, balanced
 from sparsepipe.schedule.synchronous import (
@@ -34,7 +34,7 @@ __all__ = [
     "SYNCHRONOUS",
     "WARMUPS",
     "Action",
-    "Intake",
+    "MinibatchSupply",
     "Passage",
     "Plan",
     "RankOrder",

@@ -97,7 +97,7 @@ class Schedule:
         return cls(plan, tuple(tuple(map(Action.parse, line)) for line in lines))
 
 
-class Intake:
+class MinibatchSupply:
     """The minibatches of one run, as its ranks learn of them.
 
     Ranks that ask for more only as they go on need no list of all they will do, and the run may

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from sparsepipe.schedule.actions import Action, Intake, Kind, Schedule
+from sparsepipe.schedule.actions import Action, Kind, MinibatchSupply, Schedule
 from sparsepipe.schedule.plan import Plan
 
 
@@ -107,14 +107,14 @@ class RankOrder:
 def asynchronous(plan: Plan, minibatches: int) -> Schedule:
     """The asynchronous 1F1B schedule of a number of minibatches, drained at the end."""
     ranks = range(plan.num_ranks)
-    orders = (asynchronous_order(plan, rank, Intake(minibatches)) for rank in ranks)
+    orders = (asynchronous_order(plan, rank, MinibatchSupply(minibatches)) for rank in ranks)
     return Schedule(plan, tuple(map(tuple, orders)))
 
 
-def asynchronous_order(plan: Plan, rank: int, intake: Intake) -> Iterator[Action]:
+def asynchronous_order(plan: Plan, rank: int, supply: MinibatchSupply) -> Iterator[Action]:
     """What one rank does, told as it is asked for: a long run has many actions."""
     order = RankOrder(plan, rank)
-    for count in intake.portions(plan.replicas(plan.stage_of(rank))):
+    for count in supply.portions(plan.replicas(plan.stage_of(rank))):
         yield from order.feed(count)
     yield from order.drain()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 
-from sparsepipe.schedule.actions import Action, Intake, Schedule
+from sparsepipe.schedule.actions import Action, MinibatchSupply, Schedule
 from sparsepipe.schedule.plan import Plan
 from sparsepipe.utils.extensions import by_name
 
@@ -22,14 +22,14 @@ def naive(plan: Plan, minibatches: int) -> Schedule:
 
     Where a stage has replicas, each round of its minibatches is under way at a time.
     """
-    return _of(plan, lambda rank: naive_order(plan, rank, Intake(minibatches)))
+    return _of(plan, lambda rank: naive_order(plan, rank, MinibatchSupply(minibatches)))
 
 
-def naive_order(plan: Plan, rank: int, intake: Intake) -> Iterator[Action]:
+def naive_order(plan: Plan, rank: int, supply: MinibatchSupply) -> Iterator[Action]:
     """What one rank does in :func:`naive`, told as it is asked for."""
     stage, replica = plan.stage_of(rank), plan.replica_of(rank)
     replicas = plan.replicas(stage)
-    for number, count in enumerate(intake.portions(replicas)):
+    for number, count in enumerate(supply.portions(replicas)):
         if replica < count:
             yield Action("F", number * replicas + replica)
             yield Action("B", number * replicas + replica)
@@ -44,10 +44,12 @@ def gpipe(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
     return synchronous_by_name("gpipe", plan, minibatches, microbatches=microbatches)
 
 
-def gpipe_order(plan: Plan, rank: int, intake: Intake, microbatches: int) -> Iterator[Action]:
+def gpipe_order(
+    plan: Plan, rank: int, supply: MinibatchSupply, microbatches: int
+) -> Iterator[Action]:
     """What one rank does in :func:`gpipe`, told as it is asked for."""
     parts = plan.microbatches_of(rank, microbatches)
-    for minibatch, _ in enumerate(intake.portions(1)):
+    for minibatch, _ in enumerate(supply.portions(1)):
         yield from (Action("F", minibatch, part) for part in parts)
         yield from (Action("B", minibatch, part) for part in reversed(parts))
         yield Action("U", minibatch)
@@ -62,9 +64,11 @@ def one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
     return synchronous_by_name("1f1b", plan, minibatches, microbatches=microbatches)
 
 
-def one_f_one_b_order(plan: Plan, rank: int, intake: Intake, microbatches: int) -> Iterator[Action]:
+def one_f_one_b_order(
+    plan: Plan, rank: int, supply: MinibatchSupply, microbatches: int
+) -> Iterator[Action]:
     """What one rank does in :func:`one_f_one_b`, told as it is asked for."""
-    return _in_turn(plan, rank, intake, microbatches, warmups=WARMUPS["1f1b"])
+    return _in_turn(plan, rank, supply, microbatches, warmups=WARMUPS["1f1b"])
 
 
 def eager_one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
@@ -79,12 +83,14 @@ def eager_one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Sch
     return synchronous_by_name("eager_1f1b", plan, minibatches, microbatches=microbatches)
 
 
-def eager_order(plan: Plan, rank: int, intake: Intake, microbatches: int) -> Iterator[Action]:
+def eager_order(
+    plan: Plan, rank: int, supply: MinibatchSupply, microbatches: int
+) -> Iterator[Action]:
     """What one rank does in :func:`eager_one_f_one_b`, told as it is asked for."""
-    return _in_turn(plan, rank, intake, microbatches, warmups=WARMUPS["eager_1f1b"])
+    return _in_turn(plan, rank, supply, microbatches, warmups=WARMUPS["eager_1f1b"])
 
 
-MicrobatchOrder = Callable[[Plan, int, Intake, int], Iterator[Action]]
+MicrobatchOrder = Callable[[Plan, int, MinibatchSupply, int], Iterator[Action]]
 """What one rank of a plan does, with a number of microbatches; told as it is asked for."""
 
 SYNCHRONOUS: Mapping[str, MicrobatchOrder] = MappingProxyType(
@@ -110,16 +116,16 @@ def order_by_name(name: str) -> MicrobatchOrder:
 def synchronous_by_name(name: str, plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
     """A synchronous schedule, see :func:`order_by_name`."""
     order = order_by_name(name)
-    return _of(plan, lambda rank: order(plan, rank, Intake(minibatches), microbatches))
+    return _of(plan, lambda rank: order(plan, rank, MinibatchSupply(minibatches), microbatches))
 
 
 def _in_turn(
-    plan: Plan, rank: int, intake: Intake, microbatches: int, *, warmups: int
+    plan: Plan, rank: int, supply: MinibatchSupply, microbatches: int, *, warmups: int
 ) -> Iterator[Action]:
     """One forward, one backward, after the forwards of the warm-up."""
     parts = plan.microbatches_of(rank, microbatches)
     ahead = warmups * plan.warmup(plan.stage_of(rank))
-    for minibatch, _ in enumerate(intake.portions(1)):
+    for minibatch, _ in enumerate(supply.portions(1)):
         for place, part in enumerate(parts):
             yield Action("F", minibatch, part)
             if place >= ahead:

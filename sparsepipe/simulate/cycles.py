@@ -1,29 +1,29 @@
 """Recognises that a run repeats itself, so that the rest of it need not be simulated.
 
-What a run does next follows from where it stands: what each rank does or waits for, and where each
-message and each sum is. If it stands in the same way twice, some minibatches apart, all that
-happened in between happens again and again, until no more minibatches come.
+What a run does next follows from its state: what each rank does or waits for, and where each
+message and each sum is. If it has the same state twice, some minibatches apart, all that happened
+in between happens again and again, until no more minibatches come.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparsepipe.schedule import Intake
+from sparsepipe.schedule import MinibatchSupply
 
 EQUAL = 1e-9
 """Of a cycle: times that differ by less are taken to be the same."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a run stands as the first rank begins an update.
+class RunState:
+    """The state of a run as the first rank begins an update.
 
     Attributes:
         number: of the first minibatch of that update.
         time_s: when it begins.
         places: what each rank does or waits for, and which messages and sums are where.
-            Minibatches are counted from ``number``, so that two standings can be compared.
+            Minibatches are counted from ``number``, so that two states can be compared.
         ends_s: of each thing under way, how long after ``time_s`` it ends.
         busy_s: that each rank has computed so far.
     """
@@ -34,8 +34,8 @@ class Standing:
     ends_s: tuple[float, ...]
     busy_s: tuple[float, ...]
 
-    def repeats(self, earlier: Standing) -> bool:
-        """Whether the run stands as it did then, later and some minibatches on."""
+    def repeats(self, earlier: RunState) -> bool:
+        """Whether the run has the state that it had then, some minibatches on."""
         slack_s = EQUAL * (self.time_s - earlier.time_s)
         return self.places == earlier.places and all(
             abs(now_s - then_s) <= slack_s
@@ -48,7 +48,7 @@ class Cycle:
     """What repeats itself.
 
     Attributes:
-        minibatches: that pass until the run stands in the same way again.
+        minibatches: that pass until the run has the same state again.
         seconds: that this takes.
         busy: of each rank, the share of this time in which it computes.
     """
@@ -58,30 +58,30 @@ class Cycle:
     busy: tuple[float, ...]
 
 
-class Lookout:
+class CycleDetector:
     """Looks for a cycle while a run goes on, and cuts the run short when it has found one.
 
-    To find out where a run stands takes time. So the lookout first compares the times of the first
-    rank's updates. When the last of them repeat, it asks where the run stands, and again a cycle
-    later. If it stands in the same way both times, the cycle is found.
+    The state of a run takes time to find out. So the detector first compares the times of the first
+    rank's updates. When the last of them repeat, it asks for the state, and again a cycle later. If
+    both are the same, the cycle is found.
 
     Then the run is cut short. Minibatches that some rank knows of stay, and of the others as many
     as are left when whole cycles of them are taken out.
 
     Args:
-        intake: tells the ranks how many minibatches there are.
+        supply: tells the ranks how many minibatches there are.
         period: minibatches after which each rank's order of actions repeats itself.
 
     Attributes:
         cycle: that was found; None: none yet.
     """
 
-    def __init__(self, intake: Intake, period: int) -> None:
-        self._intake, self._period = intake, period
+    def __init__(self, supply: MinibatchSupply, period: int) -> None:
+        self._intake, self._period = supply, period
         self._begins_s: list[float] = []  # of the first rank's update, once a period
         self._next = 3  # periods after which to look
         self._cycle = 0  # minibatches after which the times of updates repeat
-        self._first: Standing | None = None  # where the run stood when it was looked at first
+        self._first: RunState | None = None  # where the run stood when it was looked at first
         self._wanted: int | None = None  # minibatch after whose update to look
         self.cycle: Cycle | None = None
 
@@ -108,12 +108,12 @@ class Lookout:
                 self._wanted, self._cycle = number, periods * self._period
         return number == self._wanted
 
-    def sees(self, standing: Standing) -> None:
-        """Is told where the run stands, when that is wanted."""
+    def sees(self, state: RunState) -> None:
+        """Takes the state of the run, once :meth:`wants` has asked for it."""
         if self._first is None:
-            self._first, self._wanted = standing, standing.number + self._cycle
-        elif standing.repeats(self._first):
-            self._found(self._first, standing)
+            self._first, self._wanted = state, state.number + self._cycle
+        elif state.repeats(self._first):
+            self._found(self._first, state)
         else:
             self._first = self._wanted = None
             self._wait()
@@ -121,7 +121,7 @@ class Lookout:
     def _wait(self) -> None:
         self._next = len(self._begins_s) + max(1, len(self._begins_s) // 16)
 
-    def _found(self, first: Standing, second: Standing) -> None:
+    def _found(self, first: RunState, second: RunState) -> None:
         seconds = second.time_s - first.time_s
         busy_s = zip(second.busy_s, first.busy_s, strict=True)
         self.cycle = Cycle(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from sparsepipe.errors import ScheduleError
 from sparsepipe.schedule import Action, Schedule, check
-from sparsepipe.simulate.cycles import EQUAL, Lookout, Standing
+from sparsepipe.simulate.cycles import EQUAL, CycleDetector, RunState
 from sparsepipe.simulate.flows import Events, Flows
 from sparsepipe.simulate.messages import Messages
 from sparsepipe.simulate.network import AS_IN_TRAINING, Algorithm, Network, Sends
@@ -39,7 +39,7 @@ class Engine:
         bucket_bytes: sums begin while the backward runs, in parts of at least so many bytes
             (DDP's buckets); None: with the update, in one part.
         keep: whether spans, transfers and reductions are recorded.
-        lookout: is told where the run stands, when it wants to know.
+        detector: is told the run's state, when it asks for it.
 
     Raises:
         PlanError: sums overlap with the backward, and the costs of layers are not known.
@@ -55,11 +55,11 @@ class Engine:
         algorithm: Algorithm,
         bucket_bytes: float | None,
         keep: bool,
-        lookout: Lookout | None = None,
+        detector: CycleDetector | None = None,
     ) -> None:
         plan = self._plan = workload.plan
         self._workload, self._network = workload, network
-        self._keep, self._lookout = keep, lookout
+        self._keep, self._detector = keep, detector
         self.record = Record(plan=plan, minibatches=0)
         self._events = Events()
         self._flows = Flows(self._events, network.bytes_per_s)
@@ -136,7 +136,7 @@ class Engine:
             sums=self._sums[stage],
             looks_ahead=self._looks_ahead,
             keep=self._keep,
-            updates=self._updates if number == 0 and self._lookout is not None else None,
+            updates=self._updates if number == 0 and self._detector is not None else None,
             returned=self._returned,
         )
 
@@ -171,56 +171,56 @@ class Engine:
         self.record.minibatches = len(returns_s)
 
     def _updates(self, action: Action) -> None:
-        """Asks the lookout, when the first rank begins an update, whether it wants to know more."""
-        assert self._lookout is not None
+        """Asks the detector, as the first rank begins an update, whether it needs the state."""
+        assert self._detector is not None
         number, now_s = self._turn(0, action), self._events.now_s
-        if self._lookout.wants(number, now_s):
+        if self._detector.wants(number, now_s):
             self._seen = number, now_s
             self._events.before_time_goes_on(self._look)
 
     def _look(self) -> None:
-        """Tells the lookout where the run stands, once nothing else is about to happen."""
-        assert self._lookout is not None
+        """Tells the detector the run's state, once nothing else is about to happen."""
+        assert self._detector is not None
         if any(rank.action is None for rank in self._working):
             return  # the run comes to its end: what repeats itself now is not what others did
         number, time_s = self._seen
         self._flows.settle()
-        soon_s = self._events.now_s + EQUAL * time_s / (number + 1)
-        if self._events.next_s <= soon_s:
+        horizon_s = self._events.now_s + EQUAL * time_s / (number + 1)
+        if self._events.next_s <= horizon_s:
             self._events.before_time_goes_on(self._look)
             return
-        self._lookout.sees(self._standing(number, time_s, soon_s))
+        self._detector.sees(self._state(number, time_s, horizon_s))
 
-    def _standing(self, number: int, time_s: float, soon_s: float) -> Standing:
-        """Where the run stands.
+    def _state(self, number: int, time_s: float, horizon_s: float) -> RunState:
+        """The state of the run.
 
         Args:
             number: of the minibatch from which others are counted.
             time_s: from which times are counted.
-            soon_s: what is over by then is taken to be over.
+            horizon_s: what is over by then is taken to be over.
         """
         places: list[object] = []
         ends_s: list[float] = []
         for rank, each in enumerate(self._ranks):
-            action, end_s, updates = each.action, each.end_s, each.free_s > soon_s
+            action, end_s, updates = each.action, each.end_s, each.free_s > horizon_s
             turn = None if action is None else self._turn(rank, action) - number
             part = None if action is None else (action.kind, action.microbatch)
             places.append((turn, part, updates, end_s is None, each.is_held_up, each.keeps))
             ends_s += [each.free_s] if updates else []
             ends_s += [] if end_s is None else [end_s]
-        for key, stands in self._messages.standings(number, soon_s):
-            if stands is not None:
-                places.append((key, stands[0]))
-                ends_s += [] if stands[1] is None else [stands[1]]
+        for key, state in self._messages.states(number, horizon_s):
+            if state is not None:
+                places.append((key, state[0]))
+                ends_s += [] if state[1] is None else [state[1]]
         for stage, sums in enumerate(self._sums):
             if sums is not None:
                 first = number if self._is_split else number // self._plan.replicas(stage)
-                place, due_s = sums.standing(first, soon_s)
+                place, due_s = sums.state(first, horizon_s)
                 places.append((stage, place))
                 ends_s += due_s
         since_s = tuple(end_s - time_s for end_s in ends_s)
         busy_s = tuple(rank.busy_s for rank in self._ranks)
-        return Standing(number, time_s, tuple(places), since_s, busy_s)
+        return RunState(number, time_s, tuple(places), since_s, busy_s)
 
     def _turn(self, rank: int, action: Action) -> int:
         """The minibatch of an action; of an update the first of its minibatches."""
@@ -269,7 +269,7 @@ def run_actions(
     setting: Setting,
     *,
     keep: bool,
-    lookout: Lookout | None = None,
+    detector: CycleDetector | None = None,
 ) -> Record:
     """Lets every rank do its actions in order.
 
@@ -278,7 +278,7 @@ def run_actions(
         actions: of each rank; told as they are needed.
         setting: how ranks talk.
         keep: whether spans, transfers and reductions are recorded.
-        lookout: looks for a cycle meanwhile.
+        detector: looks for a cycle meanwhile.
 
     Raises:
         ScheduleError: ranks wait for one another for ever.
@@ -292,6 +292,6 @@ def run_actions(
         algorithm=setting.algorithm,
         bucket_bytes=setting.bucket_bytes,
         keep=keep,
-        lookout=lookout,
+        detector=detector,
     )
     return engine.run()

@@ -72,7 +72,7 @@ class Flow:
         alone_s: seconds that a message takes which shares no port.
         done: called when the last byte of a message has come; None: nobody is.
         retimed: called when it becomes known that this will be at another time; None: nobody is.
-        is_foreseen: nobody is told of the end of a message that shares no port.
+        is_predicted: nobody is told of the end of a message that shares no port.
 
     Attributes:
         end_s: when the message's last byte comes or came, as far as is known; infinite while that
@@ -88,7 +88,7 @@ class Flow:
         "end_s",
         "has_event",
         "is_done",
-        "is_foreseen",
+        "is_predicted",
         "is_shared",
         "left_bytes",
         "num_bytes",
@@ -106,10 +106,10 @@ class Flow:
         alone_s: float = 0.0,
         done: Told | None = None,
         retimed: Told | None = None,
-        is_foreseen: bool = False,
+        is_predicted: bool = False,
     ) -> None:
         self.ports, self.num_bytes, self.alone_s = ports, num_bytes, alone_s
-        self.done, self.retimed, self.is_foreseen = done, retimed, is_foreseen
+        self.done, self.retimed, self.is_predicted = done, retimed, is_predicted
         self.end_s = self.since_s = 0.0
         self.left_bytes = num_bytes  # since then; where it shares ports, as what follows
         self.rate = 0.0
@@ -145,7 +145,7 @@ class Flows:
         *,
         done: Told | None = None,
         retimed: Told | None = None,
-        is_foreseen: bool = False,
+        is_predicted: bool = False,
     ) -> Flow:
         """A way on which messages can be sent; see :class:`Flow`."""
         alone_s = 0.0
@@ -159,7 +159,7 @@ class Flows:
             alone_s=alone_s,
             done=done,
             retimed=retimed,
-            is_foreseen=is_foreseen,
+            is_predicted=is_predicted,
         )
 
     def start(self, flow: Flow) -> None:
@@ -173,7 +173,7 @@ class Flows:
         for port in flow.ports:
             self._alone[port] = flow
         flow.end_s = now_s + flow.alone_s
-        if not flow.is_foreseen:
+        if not flow.is_predicted:
             self._tell(flow)
 
     def _join(self, flow: Flow) -> None:

@@ -41,7 +41,7 @@ Part: TypeAlias = tuple[int, int | None]
 Place: TypeAlias = tuple[tuple[object, ...], float | None] | None
 """Which messages of a line are where, by minibatches counted from a number; and when the one on its
 way will have come: None where nothing is. None of all where nobody waits either. What comes up to
-``soon_s`` counts as there."""
+``horizon_s`` counts as there."""
 
 Arrived: TypeAlias = Callable[[Part, float, float], None]
 """Told of each message that has come: which, when it began its way, and when that ended."""
@@ -52,7 +52,7 @@ def places_of(parts: Iterable[Part], number: int) -> tuple[Part, ...]:
     return tuple((minibatch - number, microbatch) for minibatch, microbatch in parts)
 
 
-class Line:
+class MessageQueue:
     """Messages of one cargo from one rank to another, one on its way at a time.
 
     Args:
@@ -174,9 +174,9 @@ class Line:
         if self._outbox == 0:
             self._wake_source()
 
-    def standing(self, number: int, soon_s: float) -> Place:
+    def state(self, number: int, horizon_s: float) -> Place:
         """See :data:`Place`."""
-        del soon_s  # what is about to happen has an event
+        del horizon_s  # what is about to happen has an event
         if self._moving is None and not (self._waiting or self._there or self._wanted):
             return None
         waiting, there = places_of(self._waiting, number), places_of(self._there, number)
@@ -187,7 +187,7 @@ class Line:
         return place, self._due_s if flow.is_done else flow.end_s
 
 
-class ForeseenLine:
+class PredictedQueue:
     """Messages of one cargo from one rank to another, one on its way at a time.
 
     Any number of them may wait at the sender.
@@ -237,7 +237,7 @@ class ForeseenLine:
     ) -> None:
         assert inbox is None or inbox > 0
         self._events, self._flows, self._inbox = events, flows, inbox
-        self._flow = flows.way(ports, num_bytes, retimed=self._retimed, is_foreseen=True)
+        self._flow = flows.way(ports, num_bytes, retimed=self._retimed, is_predicted=True)
         self._latency_s, self._wake, self._settle = latency_s, wake, settle
         self._waiting: deque[Part] = deque()
         self._moving: Part | None = None  # the last one that left, until the next one does
@@ -320,25 +320,25 @@ class ForeseenLine:
             if self._waiting:
                 self._await()
 
-    def standing(self, number: int, soon_s: float) -> Place:
+    def state(self, number: int, horizon_s: float) -> Place:
         """See :data:`~sparsepipe.simulate.messages.Place`."""
         waiting, there = places_of(self._waiting, number), places_of(self._there, number)
         if self._moving is None:
             return ((waiting, None, there, self._wanted), None) if self._wanted else None
         moving = self._moving[0] - number, self._moving[1]
-        if self._due_s <= soon_s:
+        if self._due_s <= horizon_s:
             there = there if self._is_taken else (*there, moving)
             if not (waiting or there or self._wanted):
                 return None
             return (waiting, None, there, self._wanted), None
         end_s = self._flow.end_s
-        place = (waiting, (*moving, self._is_taken, end_s <= soon_s), there, self._wanted)
-        return place, end_s if end_s > soon_s else self._due_s
+        place = (waiting, (*moving, self._is_taken, end_s <= horizon_s), there, self._wanted)
+        return place, end_s if end_s > horizon_s else self._due_s
 
 
-AnyLine: TypeAlias = Line | ForeseenLine
+AnyQueue: TypeAlias = MessageQueue | PredictedQueue
 
-Lines: TypeAlias = Mapping[str, list[AnyLine | None]]
+Lines: TypeAlias = Mapping[str, list[AnyQueue | None]]
 """Of a rank, by the kind of action that sends or takes: with each replica of another stage; None
 where it is not made yet. An empty list: there is no such stage."""
 
@@ -379,7 +379,7 @@ class Messages:
         self._network, self._sends = network, sends
         self._events, self._flows, self._transfers = events, flows, transfers
         self._wakes, self._settles = wakes, settles
-        self._lines: dict[tuple[Cargo, int, int], AnyLine] = {}
+        self._lines: dict[tuple[Cargo, int, int], AnyQueue] = {}
         stages = [stage for stage in range(plan.num_stages) for _ in plan.ranks_of(stage)]
         self.takes: list[Lines] = [
             {"F": self._none(stage - 1), "B": self._none(stage + 1)} for stage in stages
@@ -388,13 +388,13 @@ class Messages:
             {"F": self._none(stage + 1), "B": self._none(stage - 1), "U": []} for stage in stages
         ]
 
-    def _none(self, stage: int) -> list[AnyLine | None]:
+    def _none(self, stage: int) -> list[AnyQueue | None]:
         """No line yet with the replicas of a stage."""
         if not 0 <= stage < self._plan.num_stages:
             return []
         return [None] * self._plan.replicas(stage)
 
-    def line_to(self, rank: int, kind: str, replica: int) -> AnyLine:
+    def line_to(self, rank: int, kind: str, replica: int) -> AnyQueue:
         """Makes the line on which a rank's forwards or backwards get what they need.
 
         Args:
@@ -405,7 +405,7 @@ class Messages:
         stage = self._plan.stage_of(rank) + (-1 if kind == "F" else 1)
         return self._make(kind, self._plan.rank_of(stage, replica), rank)
 
-    def line_from(self, rank: int, kind: str, replica: int) -> AnyLine:
+    def line_from(self, rank: int, kind: str, replica: int) -> AnyQueue:
         """Makes the line on which a rank's forwards or backwards hand on what they make.
 
         Args:
@@ -416,12 +416,12 @@ class Messages:
         stage = self._plan.stage_of(rank) + (1 if kind == "F" else -1)
         return self._make(kind, rank, self._plan.rank_of(stage, replica))
 
-    def standings(self, number: int, soon_s: float) -> Iterator[tuple[object, Place]]:
+    def states(self, number: int, horizon_s: float) -> Iterator[tuple[object, Place]]:
         """Of each line, by its cargo and its ends; see :data:`Place`."""
         for key, line in self._lines.items():
-            yield key, line.standing(number, soon_s)
+            yield key, line.state(number, horizon_s)
 
-    def _make(self, kind: str, source: int, target: int) -> AnyLine:
+    def _make(self, kind: str, source: int, target: int) -> AnyQueue:
         plan = self._plan
         first = self._costs[min(plan.stage_of(source), plan.stage_of(target))]
         if kind == "F":
@@ -432,12 +432,12 @@ class Messages:
         self.takes[target][kind][plan.replica_of(source)] = line
         return line
 
-    def _made(self, cargo: Cargo, source: int, target: int, size: float) -> AnyLine:
+    def _made(self, cargo: Cargo, source: int, target: int, size: float) -> AnyQueue:
         ports = self._network.ports(source, target)
         latency_s = self._network.latency_s(source, target)
-        line: AnyLine
+        line: AnyQueue
         if self._settles is not None:
-            line = ForeseenLine(
+            line = PredictedQueue(
                 self._events,
                 self._flows,
                 inbox=self._sends.inbox,
@@ -448,7 +448,7 @@ class Messages:
                 settle=self._settles[target],
             )
         else:
-            line = Line(
+            line = MessageQueue(
                 self._events,
                 self._flows,
                 self._sends,

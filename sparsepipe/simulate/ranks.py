@@ -1,7 +1,7 @@
 """Which updates have to copy weights first.
 
 Those that change what is still needed, as in the worker (:mod:`sparsepipe.runtime.weights`, modes
-``stash`` and ``vertical_sync``). It follows from where a rank stands in the order of its actions,
+``stash`` and ``vertical_sync``). It follows from where a rank is in the order of its actions,
 so that runs that stand alike copy alike.
 
 What a rank does next, and until when.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from sparsepipe.schedule import Action, Plan, Span, included_at
 from sparsepipe.simulate.flows import Events
-from sparsepipe.simulate.messages import AnyLine, Messages
+from sparsepipe.simulate.messages import AnyQueue, Messages
 from sparsepipe.simulate.sums import Sums
 from sparsepipe.simulate.workload import Workload
 
@@ -186,7 +186,7 @@ class Rank:
         self._looks_ahead, self._keep = looks_ahead, keep
         self._updates, self._returned = updates, returned
         self._todo = iter(actions)
-        self._sent: AnyLine | None = None  # on which it sent last
+        self._sent: AnyQueue | None = None  # on which it sent last
         first = next(self._todo, None)
         has_part = first is not None and (first.kind != "U" or sums is not None)
         self.action = first if has_part else None

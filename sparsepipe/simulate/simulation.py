@@ -16,19 +16,19 @@ from sparsepipe.partition.memory.microbatches import check_microbatches, sizes_o
 from sparsepipe.schedule import (
     SYNCHRONOUS,
     Action,
-    Intake,
+    MinibatchSupply,
     Plan,
     Schedule,
     asynchronous_order,
     naive_order,
 )
-from sparsepipe.simulate.cycles import Cycle, Lookout
+from sparsepipe.simulate.cycles import Cycle, CycleDetector
 from sparsepipe.simulate.engine import Setting, run_actions, simulate
 from sparsepipe.simulate.record import Record
 from sparsepipe.simulate.workload import Workload
 from sparsepipe.utils.extensions import by_name
 
-Order = Callable[[Plan, int, Intake], Iterable[Action]]
+Order = Callable[[Plan, int, MinibatchSupply], Iterable[Action]]
 """What a rank does, told as it is asked for."""
 
 Run = tuple[Record, Cycle | None]
@@ -76,7 +76,7 @@ def pace(
 ) -> Pace:
     """How fast a plan runs under a schedule, by default the asynchronous one.
 
-    The run is simulated until it stands as it stood a cycle before (:mod:`.standing`). Then whole
+    The run is simulated until it state as it stood a cycle before (:mod:`.state`). Then whole
     cycles are left out, each of which would take as long as the one that was seen, and the end of
     the run is simulated. Where no cycle is found, all is simulated; and to know how fast the
     pipeline is when it is full, a longer run is, which again is cut short by its cycle.
@@ -97,14 +97,14 @@ def pace(
     period = 1 if splits else math.lcm(*[stage.replicas for stage in plan.stages])
 
     def run(count: int) -> Run:
-        intake = Intake(count)
-        lookout = Lookout(intake, period)
-        actions = [order(plan, rank, intake) for rank in range(plan.num_ranks)]
-        record = run_actions(workload, actions, setting, keep=False, lookout=lookout)
-        return record, lookout.cycle
+        supply = MinibatchSupply(count)
+        detector = CycleDetector(supply, period)
+        actions = [order(plan, rank, supply) for rank in range(plan.num_ranks)]
+        record = run_actions(workload, actions, setting, keep=False, detector=detector)
+        return record, detector.cycle
 
     runs = _runs(run, minibatches, enough=_enough(plan, period))
-    return _told_by(runs, minibatches, splits=splits)
+    return _pace_of(runs, minibatches, splits=splits)
 
 
 def _runs(run: Callable[[int], Run], minibatches: int, *, enough: int) -> list[Run]:
@@ -122,7 +122,7 @@ def _runs(run: Callable[[int], Run], minibatches: int, *, enough: int) -> list[R
     return [first]
 
 
-def _told_by(runs: Sequence[Run], minibatches: int, *, splits: bool) -> Pace:
+def _pace_of(runs: Sequence[Run], minibatches: int, *, splits: bool) -> Pace:
     """What runs tell: the first of them when all ends, the last one the pace."""
     (record, cycle), (longer, its_cycle) = runs[0], runs[-1]
     left_out_s = 0.0
@@ -187,13 +187,13 @@ class Recipe:
             the first.
     """
 
-    order: Callable[[Plan, int, Intake, int], Iterable[Action]]
+    order: Callable[[Plan, int, MinibatchSupply, int], Iterable[Action]]
     splits: bool = False
 
 
 SCHEDULES: Mapping[str, Recipe] = {
-    "asynchronous": Recipe(order=lambda p, rank, intake, _: asynchronous_order(p, rank, intake)),
-    "naive": Recipe(order=lambda p, rank, intake, _: naive_order(p, rank, intake)),
+    "asynchronous": Recipe(order=lambda p, rank, supply, _: asynchronous_order(p, rank, supply)),
+    "naive": Recipe(order=lambda p, rank, supply, _: naive_order(p, rank, supply)),
     **{name: Recipe(order=order, splits=True) for name, order in SYNCHRONOUS.items()},
 }
 
@@ -300,7 +300,7 @@ class Simulation:
 
     def order(self, rank: int, minibatches: int) -> Iterable[Action]:
         """What a rank does in a run of a number of minibatches."""
-        return self._order(self.workload.plan, rank, Intake(minibatches))
+        return self._order(self.workload.plan, rank, MinibatchSupply(minibatches))
 
     def pace(self, minibatches: int) -> Pace:
         """How fast a run of so many minibatches goes.
@@ -316,5 +316,5 @@ class Simulation:
             splits=self.recipe.splits,
         )
 
-    def _order(self, plan: Plan, rank: int, intake: Intake) -> Iterable[Action]:
-        return self.recipe.order(plan, rank, intake, self.microbatches)
+    def _order(self, plan: Plan, rank: int, supply: MinibatchSupply) -> Iterable[Action]:
+        return self.recipe.order(plan, rank, supply, self.microbatches)

@@ -110,7 +110,7 @@ class Sums:
 
     def _ways(self, legs: Sequence[Leg]) -> list[Flow]:
         way, done = self._flows.way, self._moved
-        return [way(leg.ports, leg.num_bytes, done=done, is_foreseen=True) for leg in legs]
+        return [way(leg.ports, leg.num_bytes, done=done, is_predicted=True) for leg in legs]
 
     def backward_begins(self, rank: int, minibatch: int) -> None:
         """A replica begins a backward: its gradients will come one after another."""
@@ -185,14 +185,14 @@ class Sums:
                 self._wake(rank)
         self._begin()
 
-    def standing(self, first: int, soon_s: float) -> tuple[tuple[object, ...], list[float]]:
+    def state(self, first: int, horizon_s: float) -> tuple[tuple[object, ...], list[float]]:
         """Who has come to which sum, and when what moves will have come.
 
         When gradients come of a backward under way is no part of it: that one's end says all.
 
         Args:
             first: the round from which others are counted.
-            soon_s: what is through by then is taken to be through.
+            horizon_s: what is through by then is taken to be through.
         """
         coming = tuple(
             (number - first, tuple(sorted(each.ranks)))
@@ -204,7 +204,7 @@ class Sums:
         phases = self._legs[self._part]
         if self._phase == len(phases):
             return (*place, self._phase), [self._due_s]
-        legs = [(k, leg) for k, leg in enumerate(phases[self._phase]) if leg.end_s > soon_s]
+        legs = [(k, leg) for k, leg in enumerate(phases[self._phase]) if leg.end_s > horizon_s]
         under_way = tuple(k for k, _ in legs)
         return (*place, self._phase, under_way), [leg.end_s for _, leg in legs]
 

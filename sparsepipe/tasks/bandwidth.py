@@ -19,7 +19,7 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.target import Target
 from sparsepipe.errors import ConfigError, HardwareError
 from sparsepipe.partition.costs.model import cost_model
-from sparsepipe.partition.devices import Fleet, Kind
+from sparsepipe.partition.devices import DevicePool, Kind
 from sparsepipe.planning.devices import cuda_devices, words_of_machine
 from sparsepipe.runtime.bandwidth import (
     Benchmark,
@@ -250,9 +250,9 @@ class Links:
 
     def eq4_s(self, reduction: ReductionTime) -> float:
         """What the paper's Eq. 4 takes for the sum, as the partitioner counts it."""
-        fleet = self._fleet
+        pool = self._pool
         hosts = [self.host_of[rank] for rank in reduction.ranks]
-        slowest = fleet.sync_bytes_per_s([hosts.count(kind.host) for kind in fleet.kinds])
+        slowest = pool.sync_bytes_per_s([hosts.count(kind.host) for kind in pool.kinds])
         return cost_model("eq4").sync_s(
             reduction.size_bytes, replicas=len(hosts), bytes_per_s=slowest
         )
@@ -293,10 +293,10 @@ class Links:
         return max(rates) / min(rates)
 
     @property
-    def _fleet(self) -> Fleet:
+    def _pool(self) -> DevicePool:
         inside, between = self.inside, self.between
         names = dict.fromkeys(self.host_of)
-        return Fleet(
+        return DevicePool(
             kinds=tuple(Kind(name=n, host=n, count=self.host_of.count(n)) for n in names),
             inside={n: inside[n].bytes_per_s if n in inside else math.inf for n in names},
             between=math.inf if between is None else between.bytes_per_s,

@@ -17,7 +17,7 @@ from typing import Any
 from sparsepipe.cluster.places import device_name
 from sparsepipe.config.schema import SearchChoice, Synchronous
 from sparsepipe.errors import SparsePipeError
-from sparsepipe.partition.activation_checkpointing.setting import StageSpans, spans_told_by
+from sparsepipe.partition.activation_checkpointing.setting import StageSpans, spans_in_plan
 from sparsepipe.partition.activation_checkpointing.stage_memory import most_kept
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.planning.device_profiles import load_profiles
@@ -89,7 +89,7 @@ def kept_bytes(
             "schedule": synchronous.schedule,
             "microbatches": synchronous.microbatches,
         }
-        spans = spans_told_by(plan)
+        spans = spans_in_plan(plan)
     workload = Workload.of(plan, profiles)
     stages = tuple(
         _counted(costs, stage, own, profiles)

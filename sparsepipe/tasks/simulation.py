@@ -11,7 +11,7 @@ from typing import Any, Self
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.schema import MICROBATCHES_KEY, Parallel
 from sparsepipe.errors import HardwareError, ProfileError
-from sparsepipe.partition.activation_checkpointing.setting import spans_told_by
+from sparsepipe.partition.activation_checkpointing.setting import spans_in_plan
 from sparsepipe.partition.memory.model import MemoryModel, room_bytes
 from sparsepipe.planning.given_plan import data_parallel
 from sparsepipe.plots.timeline import timeline_picture
@@ -159,7 +159,7 @@ class Contest:
         """
         workload = Workload.of(plan, profiles, mode=ways.mode)
         if scheduled.splits:
-            workload = workload.recomputing(spans_told_by(plan), profiles)
+            workload = workload.recomputing(spans_in_plan(plan), profiles)
         simulated = Simulation.of(
             workload,
             ways.setting(plan, inventory, is_dp=is_dp),

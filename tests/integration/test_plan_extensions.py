@@ -102,7 +102,7 @@ def test_stages_that_are_no_plan_are_refused(
     import partition_search  # type: ignore[import-not-found]
 
     def half(problem: Problem) -> list[Choice]:
-        return [Choice(first=0, end=problem.spans.num_layers - 1, counts=problem.fleet.counts)]
+        return [Choice(first=0, end=problem.spans.num_layers - 1, counts=problem.pool.counts)]
 
     monkeypatch.setattr(partition_search, "even_layers", half)
     with pytest.raises(PlanError, match=r"partition_search.even_layers has found is no plan"):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sparsepipe.partition.costs.layers import chain_spans
 from sparsepipe.partition.costs.model import PRESETS, cost_model
-from sparsepipe.partition.devices import Choice, Fleet, Kind
+from sparsepipe.partition.devices import Choice, DevicePool, Kind
 from sparsepipe.partition.memory.model import MemoryModel, plan_bytes
 from sparsepipe.partition.problem import Problem
 from sparsepipe.profiling import LayerProfile, Profile
@@ -36,7 +36,7 @@ def random_problem(seed: int) -> tuple[Problem, list[int]]:
     )
     kinds = _kinds(rng, num_kinds, rng.randint(num_kinds, 5), whole_bytes if limited else None)
     problem = Problem(
-        fleet=_fleet(rng, kinds),
+        pool=_pool(rng, kinds),
         spans=spans,
         model=cost_model(rng.choice(MODELS)),
         memory=memory if limited else None,
@@ -51,35 +51,35 @@ def tight_problem(seed: int) -> tuple[Problem, list[int]]:
     problem, order = random_problem(seed)
     rng = random.Random(f"tight {seed}")
     memory = problem.memory or MemoryModel(reserved_bytes=rng.choice([0.0, 0.1]))
-    kept = dict.fromkeys(range(len(problem.fleet.kinds)), 0.0)
+    kept = dict.fromkeys(range(len(problem.pool.kinds)), 0.0)
     plan = _random_plan(rng, problem, order)
     for stage, (bytes_, _) in zip(
-        plan, plan_bytes(plan, problem.spans, problem.fleet, memory), strict=True
+        plan, plan_bytes(plan, problem.spans, problem.pool, memory), strict=True
     ):
         for k in (k for k, count in enumerate(stage.counts) if count):
             kept[k] = max(kept[k], bytes_)
-    kinds = tuple(replace(kind, memory_bytes=kept[k]) for k, kind in enumerate(problem.fleet.kinds))
-    return replace(problem, memory=memory, fleet=replace(problem.fleet, kinds=kinds)), order
+    kinds = tuple(replace(kind, memory_bytes=kept[k]) for k, kind in enumerate(problem.pool.kinds))
+    return replace(problem, memory=memory, pool=replace(problem.pool, kinds=kinds)), order
 
 
 def like_problem(seed: int) -> tuple[Problem, list[int]]:
     """The same, with kinds that are like another one but for the host, which may be another."""
     problem, order = random_problem(seed)
     rng = random.Random(f"like {seed}")
-    kinds, like = list(problem.fleet.kinds), list(range(len(problem.fleet.kinds)))
+    kinds, like = list(problem.pool.kinds), list(range(len(problem.pool.kinds)))
     for k in range(1, len(kinds)):
         if rng.random() < 0.7:
             like[k] = like[rng.randrange(k)]
             model = kinds[like[k]]
             kinds[k] = replace(kinds[k], name=model.name, memory_bytes=model.memory_bytes)
     spans = replace(problem.spans, compute_s_KI=problem.spans.compute_s_KI[like])
-    fleet = replace(problem.fleet, kinds=tuple(kinds))
-    return replace(problem, fleet=fleet, spans=spans), order
+    pool = replace(problem.pool, kinds=tuple(kinds))
+    return replace(problem, pool=pool, spans=spans), order
 
 
 def _random_plan(rng: random.Random, problem: Problem, order: list[int]) -> list[Choice]:
     """Cuts anywhere in the layers and in the sorted list of devices."""
-    kinds, layers = problem.fleet.kinds, problem.spans.num_layers
+    kinds, layers = problem.pool.kinds, problem.spans.num_layers
     devices = [k for k in order for _ in range(kinds[k].count)]
     stages = rng.randint(1, min(layers, len(devices)))
     cuts = [0, *sorted(rng.sample(range(1, layers), stages - 1)), layers]
@@ -151,10 +151,10 @@ def _kinds(
     )
 
 
-def _fleet(rng: random.Random, kinds: tuple[Kind, ...]) -> Fleet:
+def _pool(rng: random.Random, kinds: tuple[Kind, ...]) -> DevicePool:
     hosts = list(dict.fromkeys(kind.host for kind in kinds))
     if rng.random() < 0.5:
         speed = rng.choice([0.5, 1.0, 2.0, 4.0])
-        return Fleet(kinds=kinds, inside=dict.fromkeys(hosts, speed), between=speed)
+        return DevicePool(kinds=kinds, inside=dict.fromkeys(hosts, speed), between=speed)
     inside = {host: rng.choice([1.0, 2.0, 4.0]) for host in hosts}
-    return Fleet(kinds=kinds, inside=inside, between=rng.choice([0.5, 1.0, 2.0]))
+    return DevicePool(kinds=kinds, inside=inside, between=rng.choice([0.5, 1.0, 2.0]))

@@ -9,7 +9,7 @@ from typing import Any
 from sparsepipe.partition.activation_checkpointing.stage_memory import StageCost
 from sparsepipe.partition.costs.layers import chain_spans
 from sparsepipe.partition.costs.model import PRESETS, cost_model, plan_times
-from sparsepipe.partition.devices import Choice, Fleet, Kind
+from sparsepipe.partition.devices import Choice, DevicePool, Kind
 from sparsepipe.partition.memory.microbatches import Microbatches
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.partition.problem import Problem, SynchronousStages
@@ -60,7 +60,7 @@ def random_recomputing(seed: int, setting: Any) -> tuple[Problem, list[int]]:
         for number in range(num_kinds)
     )
     problem = Problem(
-        fleet=Fleet(kinds=kinds, inside=speeds, between=rng.choice([1.0, 10.0])),
+        pool=DevicePool(kinds=kinds, inside=speeds, between=rng.choice([1.0, 10.0])),
         spans=chain_spans(profiles),
         model=cost_model(rng.choice(list(PRESETS))),
         memory=MemoryModel(stash=False, optimizer=rng.choice([0.0, 1.0]), reserved_bytes=0.5),
@@ -82,7 +82,7 @@ def problem_of(
         for number, name in enumerate("AB"[: len(costs)])
     )
     return Problem(
-        fleet=Fleet(kinds=kinds, inside={"h": 1e3}, between=1e3),
+        pool=DevicePool(kinds=kinds, inside={"h": 1e3}, between=1e3),
         spans=chain_spans(profiles),
         model=cost_model("eq4"),
         memory=MemoryModel(stash=False) if limits else None,
@@ -121,15 +121,15 @@ def network_of(num_layers: int) -> Problem:
 
 def least_s(problem: Problem, order: Sequence[int] | None = None) -> float:
     """Time of the best of all plans with the best of all choices; infinite where none fits."""
-    plans = brute._plans(problem.spans.num_layers, problem.fleet, order)
-    named = problem.synchronous.stages_told if problem.synchronous else 0
+    plans = brute._plans(problem.spans.num_layers, problem.pool, order)
+    named = problem.synchronous.distinct_stages if problem.synchronous else 0
     times_s = (seconds_of(problem, plan) for plan in plans if len(plan) >= named)
     return min(times_s, default=float("inf"))
 
 
 def seconds_of(problem: Problem, plan: Sequence[Choice]) -> float:
     """Time of a plan with the best of all choices; infinite where it does not fit."""
-    stages_s, cuts_s = plan_times(plan, problem.spans, problem.fleet, problem.model)
+    stages_s, cuts_s = plan_times(plan, problem.spans, problem.pool, problem.model)
     more_s = [_more_s(problem, plan, number) for number in range(len(plan))]
     return max([a + b for a, b in zip(stages_s, more_s, strict=True)] + cuts_s)
 
@@ -161,7 +161,7 @@ def _more_s(problem: Problem, plan: Sequence[Choice], number: int) -> float:
     each = 1 + memory.optimizer + memory.gradients + (2 if replicas > 1 else 0)
     limit = min(
         float("inf") if kind.memory_bytes is None else kind.memory_bytes
-        for kind, count in zip(problem.fleet.kinds, stage.counts, strict=True)
+        for kind, count in zip(problem.pool.kinds, stage.counts, strict=True)
         if count
     )
     room = (limit * SLACK - memory.reserved_bytes - each * weights) * SLACK

@@ -20,7 +20,7 @@ from sparsepipe.schedule import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldStage:
+class PlacedStage:
     """A stage, as the memory of its devices has it.
 
     Where these differ, a layer takes as long, and keeps as much, as on the one where that is most,
@@ -87,7 +87,7 @@ class HeldStage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class RecomputedLayers:
     """What is to be recomputed, and what comes of it.
 
     Attributes:
@@ -112,7 +112,7 @@ def choose_spans(
     *,
     memory: MemoryModel,
     microbatches: Microbatches,
-) -> Chosen:
+) -> RecomputedLayers:
     """The spans that take least time of those with which all stages fit, see :func:`cheapest_of`.
 
     Args:
@@ -129,7 +129,7 @@ def choose_spans(
     for number, stage in enumerate(plan.stages):
         names = dict.fromkeys(map(device_name, stage.devices))
         stages.append(
-            HeldStage(
+            PlacedStage(
                 first=stage.layers[0],
                 last=stage.layers[1],
                 profiles=tuple(profiles[name] for name in names),
@@ -142,7 +142,7 @@ def choose_spans(
     return cheapest_of(stages, memory)
 
 
-def cheapest_of(stages: Sequence[HeldStage], memory: MemoryModel | None) -> Chosen:
+def cheapest_of(stages: Sequence[PlacedStage], memory: MemoryModel | None) -> RecomputedLayers:
     """The spans that take least time of those with which stages fit.
 
     Args:
@@ -161,7 +161,9 @@ def cheapest_of(stages: Sequence[HeldStage], memory: MemoryModel | None) -> Chos
     return counted(stages, memory, tuple(spans))
 
 
-def counted(stages: Sequence[HeldStage], memory: MemoryModel | None, spans: StageSpans) -> Chosen:
+def counted(
+    stages: Sequence[PlacedStage], memory: MemoryModel | None, spans: StageSpans
+) -> RecomputedLayers:
     """What comes of recomputing some spans, whether all stages fit or not.
 
     Args:
@@ -174,7 +176,7 @@ def counted(stages: Sequence[HeldStage], memory: MemoryModel | None, spans: Stag
         cost, own = stage.cost(), moved(every, -stage.first)
         times_s.append(cost.time_s(own) / stage.share)
         peaks.append(cost.peak_bytes(own))
-    return Chosen(
+    return RecomputedLayers(
         spans=spans,
         times_s=tuple(times_s),
         peaks_bytes=tuple(peaks),

@@ -85,7 +85,7 @@ def recomputed_spans(setting: Setting, plan: Plan) -> StageSpans:
     return tuple(found)
 
 
-def spans_told_by(plan: Plan) -> StageSpans:
+def spans_in_plan(plan: Plan) -> StageSpans:
     """The spans that a plan file tells, as ``recomputed``: [first, last] of each.
 
     Raises:

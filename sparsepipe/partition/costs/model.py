@@ -37,7 +37,7 @@ from types import MappingProxyType
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.costs.layers import Spans
-from sparsepipe.partition.devices import Choice, Fleet
+from sparsepipe.partition.devices import Choice, DevicePool
 from sparsepipe.utils.extensions import by_name
 
 
@@ -151,7 +151,7 @@ def cost_model(name: str | CostModel) -> CostModel:
 
 
 def plan_times(
-    plan: Sequence[Choice], spans: Spans, fleet: Fleet, model: CostModel
+    plan: Sequence[Choice], spans: Spans, pool: DevicePool, model: CostModel
 ) -> tuple[list[float], list[float]]:
     """Seconds of each stage, and of the transfer behind each stage but the last."""
     stages, cuts = [], []
@@ -163,20 +163,20 @@ def plan_times(
                 ),
                 spans.parameter_bytes(stage.first, stage.end),
                 replicas=sum(stage.counts),
-                bytes_per_s=fleet.sync_bytes_per_s(stage.counts),
+                bytes_per_s=pool.sync_bytes_per_s(stage.counts),
             )
         )
         if number:
-            before = fleet.host_of(plan[number - 1].counts)
-            speed = fleet.cut_bytes_per_s(before, fleet.host_of(stage.counts))
+            before = pool.host_of(plan[number - 1].counts)
+            speed = pool.cut_bytes_per_s(before, pool.host_of(stage.counts))
             each = model.cut_s_per_byte(sum(stage.counts), bytes_per_s=speed)
             cuts.append(each * float(spans.cut_bytes_I[stage.first]))
     return stages, cuts
 
 
-def bottleneck_s(plan: Sequence[Choice], spans: Spans, fleet: Fleet, model: CostModel) -> float:
+def bottleneck_s(plan: Sequence[Choice], spans: Spans, pool: DevicePool, model: CostModel) -> float:
     """Seconds between two minibatches: of the slowest stage or transfer."""
-    stages, cuts = plan_times(plan, spans, fleet, model)
+    stages, cuts = plan_times(plan, spans, pool, model)
     return max(stages + cuts)
 
 

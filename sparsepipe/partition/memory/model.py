@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.costs.layers import Floats, Spans
-from sparsepipe.partition.devices import Choice, Fleet
+from sparsepipe.partition.devices import Choice, DevicePool
 
 _ROUNDING = 1e-9
 
@@ -121,7 +121,7 @@ class MemoryModel:
 
 
 def plan_bytes(
-    plan: Sequence[Choice], spans: Spans, fleet: Fleet, memory: MemoryModel
+    plan: Sequence[Choice], spans: Spans, pool: DevicePool, memory: MemoryModel
 ) -> list[tuple[float, float | None]]:
     """What each device of each stage keeps, and what the smallest of them holds, if known."""
     found = []
@@ -134,16 +134,18 @@ def plan_bytes(
         )
         rooms = [
             kind.memory_bytes
-            for kind, count in zip(fleet.kinds, stage.counts, strict=True)
+            for kind, count in zip(pool.kinds, stage.counts, strict=True)
             if count and kind.memory_bytes is not None
         ]
         found.append((kept, min(rooms, default=None)))
     return found
 
 
-def fits(plan: Sequence[Choice], spans: Spans, fleet: Fleet, memory: MemoryModel | None) -> bool:
+def fits(
+    plan: Sequence[Choice], spans: Spans, pool: DevicePool, memory: MemoryModel | None
+) -> bool:
     """Whether each device holds what its stage keeps."""
     return memory is None or all(
         room is None or kept <= room_bytes(room)
-        for kept, room in plan_bytes(plan, spans, fleet, memory)
+        for kept, room in plan_bytes(plan, spans, pool, memory)
     )

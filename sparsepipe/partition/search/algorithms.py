@@ -32,23 +32,23 @@ from types import MappingProxyType
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.activation_checkpointing.knapsack import sorted_choices
 from sparsepipe.partition.costs.layers import Spans
-from sparsepipe.partition.devices import Choice, Counts, Fleet, Kind
+from sparsepipe.partition.devices import Choice, Counts, DevicePool, Kind
 from sparsepipe.partition.problem import (
     Problem,
     Solution,
     SynchronousStages,
-    alike_as,
+    as_uniform,
     dealt,
-    like_kinds,
+    equal_kinds,
     merged,
     taken_in_order,
 )
 from sparsepipe.partition.search.baselines import ends_for, least_variance
 from sparsepipe.partition.search.bisection import best_plan
 from sparsepipe.partition.search.exhaustive import exhaustive as all_plans
-from sparsepipe.partition.search.infeasible import check_room, no_room
+from sparsepipe.partition.search.infeasible import check_memory, no_fit_error
 from sparsepipe.partition.search.lattice import Lattice, prefixes, stages_between_subsets, subsets
-from sparsepipe.partition.search.stage_costs import PlanSeconds
+from sparsepipe.partition.search.stage_costs import RecomputationSeconds
 from sparsepipe.utils.extensions import by_name
 
 Order = str | Sequence[str]
@@ -63,8 +63,8 @@ def dp(problem: Problem) -> Solution:
     Raises:
         PlanError: it does not fit the memory.
     """
-    fleet = problem.fleet
-    return _over(problem, [(0,) * len(fleet.kinds), fleet.counts], strategy="dp")
+    pool = problem.pool
+    return _over(problem, [(0,) * len(pool.kinds), pool.counts], strategy="dp")
 
 
 def mp(problem: Problem, *, device: str) -> Solution:
@@ -82,10 +82,10 @@ def mp(problem: Problem, *, device: str) -> Solution:
             not fit the real devices, which this search does not see, whatever is recomputed.
         PlanError: no plan fits the memory, or the best one does not fit the real devices.
     """
-    alike = alike_as(problem, device)
-    stages = _over(alike, prefixes(alike.fleet, [0]), strategy="mp").stages
-    taken = taken_in_order(stages, problem.fleet, range(len(problem.fleet.kinds)))
-    spans = check_room(taken, problem)
+    alike = as_uniform(problem, device)
+    stages = _over(alike, prefixes(alike.pool, [0]), strategy="mp").stages
+    taken = taken_in_order(stages, problem.pool, range(len(problem.pool.kinds)))
+    spans = check_memory(taken, problem)
     return Solution(stages=tuple(taken), strategy="mp", assumed=alike, spans=spans)
 
 
@@ -103,8 +103,8 @@ def variance(problem: Problem, *, device: str) -> Solution:
         PlanError: there are more devices than layers, no cuts fit the memory, or the best ones do
             not fit the real devices, which this search does not see.
     """
-    alike = alike_as(problem, device)
-    (kind,) = alike.fleet.kinds
+    alike = as_uniform(problem, device)
+    (kind,) = alike.pool.kinds
     check_states(alike, kind.count)
     spans, number = alike.spans, kind.count
     ends = ends_for(alike, stages=number)
@@ -116,10 +116,10 @@ def variance(problem: Problem, *, device: str) -> Solution:
         )
     if ends is None:
         used = [(count,) for count in range(number + 1)]
-        raise no_room(alike, _lattice(alike, used, adjacent=True))
+        raise no_fit_error(alike, _lattice(alike, used, adjacent=True))
     stages = [Choice(first=first, end=end, counts=(1,)) for first, end in pairwise([0, *ends])]
-    taken = taken_in_order(stages, problem.fleet, range(len(problem.fleet.kinds)))
-    again = check_room(taken, problem)
+    taken = taken_in_order(stages, problem.pool, range(len(problem.pool.kinds)))
+    again = check_memory(taken, problem)
     return Solution(stages=tuple(taken), strategy="variance", assumed=alike, spans=again)
 
 
@@ -134,8 +134,8 @@ def straight(problem: Problem) -> Solution:
     Raises:
         PlanError: there are more devices than layers, or no such plan fits the memory.
     """
-    kinds = range(len(problem.fleet.kinds))
-    each = [kind for kind in kinds for _ in range(problem.fleet.counts[kind])]
+    kinds = range(len(problem.pool.kinds))
+    each = [kind for kind in kinds for _ in range(problem.pool.counts[kind])]
     alone = [tuple(int(kind == one) for kind in kinds) for one in each]
     if len(alone) > problem.spans.num_layers:
         raise PlanError(
@@ -157,9 +157,9 @@ def hete_mp(problem: Problem, *, order: Order = "by_count") -> Solution:
         ConfigError: there is no such order.
         PlanError: no plan fits the memory.
     """
-    kinds = kind_order(order, problem.fleet, problem.spans)
-    found = _over(problem, prefixes(problem.fleet, kinds), strategy="hete_mp")
-    return replace(found, order=_names(kinds, problem.fleet))
+    kinds = kind_order(order, problem.pool, problem.spans)
+    found = _over(problem, prefixes(problem.pool, kinds), strategy="hete_mp")
+    return replace(found, order=_names(kinds, problem.pool))
 
 
 def exact(problem: Problem) -> Solution:
@@ -172,11 +172,11 @@ def exact(problem: Problem) -> Solution:
         PlanError: no plan fits the memory, or there are more subsets of the devices than can be
             looked at.
     """
-    likes = like_kinds(problem.fleet, problem.spans)
+    likes = equal_kinds(problem.pool, problem.spans)
     few = merged(problem, likes)
     check_subsets(few)
-    found = _over(few, subsets(few.fleet), strategy="exact")
-    return replace(found, stages=tuple(dealt(found.stages, problem.fleet, likes)))
+    found = _over(few, subsets(few.pool), strategy="exact")
+    return replace(found, stages=tuple(dealt(found.stages, problem.pool, likes)))
 
 
 def exhaustive(problem: Problem) -> Solution:
@@ -191,18 +191,21 @@ def exhaustive(problem: Problem) -> Solution:
             remedy="use task.search=exact, which finds the best plan as well",
         )
     if problem.synchronous is None:
-        stages = all_plans(problem.spans, problem.fleet, problem.model, problem.memory)
+        stages = all_plans(problem.spans, problem.pool, problem.model, problem.memory)
     else:
-        counted_s, least = PlanSeconds(problem), problem.synchronous.microbatches.least_readers
+        counted_s, least = (
+            RecomputationSeconds(problem),
+            problem.synchronous.microbatches.least_readers,
+        )
 
         def more_s(plan: Sequence[Choice]) -> list[float]:
             has_samples = sum(plan[0].counts) >= least
             return counted_s(plan) if has_samples else [float("inf")] * len(plan)
 
-        stages = all_plans(problem.spans, problem.fleet, problem.model, None, more_s=more_s)
+        stages = all_plans(problem.spans, problem.pool, problem.model, None, more_s=more_s)
     if stages is None:
-        few = merged(problem, like_kinds(problem.fleet, problem.spans))
-        raise no_room(few, _lattice(few, subsets(few.fleet)))
+        few = merged(problem, equal_kinds(problem.pool, problem.spans))
+        raise no_fit_error(few, _lattice(few, subsets(few.pool)))
     return Solution(stages=tuple(stages), strategy="exhaustive")
 
 
@@ -243,7 +246,7 @@ def search_by_name(name: str) -> Search:
         result = found(problem)
         solution = result if isinstance(result, Solution) else _solution(tuple(result), name)
         _check_stages(solution.stages, problem, name)
-        spans = check_room(solution.stages, problem)
+        spans = check_memory(solution.stages, problem)
         return replace(solution, spans=solution.spans if spans is None else spans)
 
     return checked
@@ -261,12 +264,12 @@ def _check_stages(stages: Sequence[Choice], problem: Problem, name: str) -> None
         [stage.first for stage in stages] != bounds[:-1]
         or any(stage.end <= stage.first or not any(stage.counts) for stage in stages)
         or bounds[-1] != problem.spans.num_layers
-        or used != problem.fleet.counts
+        or used != problem.pool.counts
     ):
         raise PlanError(
             f"what {name} has found is no plan: {list(stages)}",
             remedy=f"let stages follow one another from layer 0 to before layer "
-            f"{problem.spans.num_layers}, and use each of the devices {problem.fleet.counts} once",
+            f"{problem.spans.num_layers}, and use each of the devices {problem.pool.counts} once",
         )
 
 
@@ -282,13 +285,13 @@ def best_cuts(problem: Problem, groups: Sequence[Counts]) -> Solution:
             plan fits the memory.
     """
     used = [tuple(map(sum, zip(*groups[:n], strict=True))) for n in range(1, len(groups) + 1)]
-    if used[-1] != problem.fleet.counts or len(groups) > problem.spans.num_layers:
+    if used[-1] != problem.pool.counts or len(groups) > problem.spans.num_layers:
         raise PlanError(
-            f"stages of {list(groups)} devices do not suit {problem.fleet.counts} devices and "
+            f"stages of {list(groups)} devices do not suit {problem.pool.counts} devices and "
             f"{problem.spans.num_layers} layers",
             remedy="use each device once, and no more stages than there are layers",
         )
-    empty = (0,) * len(problem.fleet.kinds)
+    empty = (0,) * len(problem.pool.kinds)
     return _over(problem, [empty, *used], adjacent=True, strategy="given devices")
 
 
@@ -303,24 +306,24 @@ def _over(
     check_states(problem, sum(len(ways.sources_E) for ways in lattice.ways))
     found = best_plan(problem, lattice)
     if found is None:
-        raise no_room(problem, lattice)
+        raise no_fit_error(problem, lattice)
     stages, spans = found
     return Solution(stages=tuple(stages), strategy=strategy, spans=spans)
 
 
 def _lattice(problem: Problem, counts: Sequence[Counts], *, adjacent: bool = False) -> Lattice:
-    told = problem.stages_told
-    return Lattice(problem.fleet, counts, adjacent=adjacent, stages_told=told)
+    told = problem.distinct_stages
+    return Lattice(problem.pool, counts, adjacent=adjacent, distinct_stages=told)
 
 
-def _names(kinds: Sequence[int], fleet: Fleet) -> tuple[str, ...]:
-    return tuple(fleet.kinds[kind].name for kind in kinds)
+def _names(kinds: Sequence[int], pool: DevicePool) -> tuple[str, ...]:
+    return tuple(pool.kinds[kind].name for kind in kinds)
 
 
 ORDERS = ("by_count", "by_speed", "by_tflops")
 
 
-def kind_order(order: str | Sequence[str], fleet: Fleet, spans: Spans) -> list[int]:
+def kind_order(order: str | Sequence[str], pool: DevicePool, spans: Spans) -> list[int]:
     """Numbers of the kinds, in the order in which stages take their devices.
 
     Args:
@@ -328,18 +331,18 @@ def kind_order(order: str | Sequence[str], fleet: Fleet, spans: Spans) -> list[i
             paper's Table III;
             ``by_speed``, those first that run the whole model fastest; ``by_tflops``; or a list
             of the kinds' names. Ties keep the inventory's order.
-        fleet: the devices.
+        pool: the devices.
         spans: what layers cost on each kind.
 
     Raises:
         ConfigError: there is no such order, or a list does not name each kind once.
     """
-    kinds = list(enumerate(fleet.kinds))
+    kinds = list(enumerate(pool.kinds))
     if not isinstance(order, str):
-        return _listed(list(order), fleet.kinds)
+        return _listed(list(order), pool.kinds)
     if order == "by_count":
         of_name: Counter[str] = Counter()
-        for kind in fleet.kinds:
+        for kind in pool.kinds:
             of_name[kind.name] += kind.count
         first = {kind.name: k for k, kind in reversed(kinds)}
         return [
@@ -351,7 +354,7 @@ def kind_order(order: str | Sequence[str], fleet: Fleet, spans: Spans) -> list[i
     if order == "by_speed":
         return [k for k, _ in sorted(kinds, key=lambda entry: spans.compute_s_KI[entry[0], -1])]
     if order == "by_tflops":
-        unknown = [kind.name for kind in fleet.kinds if kind.tflops is None]
+        unknown = [kind.name for kind in pool.kinds if kind.tflops is None]
         if unknown:
             raise ConfigError(
                 f"nobody says how many TFLOP/s {', '.join(unknown)} has",
@@ -401,19 +404,19 @@ def check_subsets(problem: Problem) -> None:
     Raises:
         PlanError: the devices have too many subsets for a model of so many layers.
     """
-    fleet, places = problem.fleet, problem.spans.num_layers + 1
-    stages = stages_between_subsets(fleet)
+    pool, places = problem.pool, problem.spans.num_layers + 1
+    stages = stages_between_subsets(pool)
     if stages * places <= MOST_WINDOWS:
         check_states(problem, stages)
         return
     one = (
         ""
-        if fleet.is_uniform
+        if pool.is_uniform
         else "; or give one bandwidth for all links (task.bandwidth_bytes_per_s), with which like "
         "devices of all hosts count together"
     )
     raise PlanError(
-        f"{fleet.num_devices} devices of {len(fleet.kinds)} kinds have too many subsets for exact: "
+        f"{pool.num_devices} devices of {len(pool.kinds)} kinds have too many subsets for exact: "
         f"{stages:,} stages of them at {places:,} places of the model",
         remedy=f"use task.search=hete_mp{one}",
     )
@@ -439,7 +442,7 @@ def check_states(problem: Problem, stages: int) -> None:
     if problem.synchronous is not None:
         raise PlanError(
             f"{states:,} layers have too many pairs of a first and a last one for "
-            f"{problem.fleet.num_devices} devices: where layers are recomputed, {each:,} stages "
+            f"{problem.pool.num_devices} devices: where layers are recomputed, {each:,} stages "
             "and choices of layers are to be looked at for each pair",
             remedy="use task.search=hete_mp, partition over fewer devices, or search without "
             "parallel.strategy.recompute and train with it by that plan (parallel.plan.file)",
@@ -447,7 +450,7 @@ def check_states(problem: Problem, stages: int) -> None:
     if problem.spans.nested_II is not None:
         raise PlanError(
             f"the graph has {states:,} states, too many pairs of them for "
-            f"{problem.fleet.num_devices} devices: {stages:,} stages to look at for each pair",
+            f"{problem.pool.num_devices} devices: {stages:,} stages to look at for each pair",
             remedy="merge the layers of a block into one node, profile the model as a chain of "
             "blocks, or partition over fewer devices",
         )
@@ -459,7 +462,7 @@ def _figures(problem: Problem, what: SynchronousStages, stages: int) -> int:
     That is once for each number of devices that the first stage may have, where memory counts; and
     the knapsack of layers on each set of kinds, where it chooses these.
     """
-    kinds = len(problem.fleet.kinds)
+    kinds = len(problem.pool.kinds)
     searches = len(problem.numbers_of_readers)
     sets = min(stages, 2**kinds - 1) if what.is_automatic else 0
     num_layers = problem.spans.num_layers

@@ -33,11 +33,11 @@ from numpy.typing import NDArray
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.costs.layers import Floats, Spans
 from sparsepipe.partition.costs.model import EQUAL
-from sparsepipe.partition.devices import Choice, Counts, Fleet
+from sparsepipe.partition.devices import Choice, Counts, DevicePool
 from sparsepipe.partition.memory.model import MemoryModel, room_bytes
-from sparsepipe.partition.problem import Problem, Solution, alike_as
-from sparsepipe.partition.search.checkpointed_stages import LayerTables, SecondRuns
-from sparsepipe.partition.search.infeasible import check_room
+from sparsepipe.partition.problem import Problem, Solution, as_uniform
+from sparsepipe.partition.search.checkpointed_stages import LayerTables, RecomputationCosts
+from sparsepipe.partition.search.infeasible import check_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,33 +71,33 @@ def mp_by_levels(problem: Problem, *, device: str) -> Solution:
         ConfigError: the inventory has no such device; or layers are to be chosen, and a stage does
             not fit, whatever is recomputed.
     """
-    fleet, alike = problem.fleet, alike_as(problem, device)
-    stages, _ = two_levels(alike, fleet)
-    spans = check_room(stages, problem)
+    pool, alike = problem.pool, as_uniform(problem, device)
+    stages, _ = two_levels(alike, pool)
+    spans = check_memory(stages, problem)
     return Solution(stages=tuple(stages), strategy="mp", assumed=alike, spans=spans)
 
 
-def two_levels(alike: Problem, fleet: Fleet) -> tuple[list[Choice], float]:
-    """Stages on the fleet's devices, and the time that PipeDream expects of them.
+def two_levels(alike: Problem, pool: DevicePool) -> tuple[list[Choice], float]:
+    """Stages on the pool's devices, and the time that PipeDream expects of them.
 
     Args:
         alike: layers, and what they cost on one device.
-        fleet: devices in hosts of equally many, and their links.
+        pool: devices in hosts of equally many, and their links.
 
     Raises:
         PlanError: the hosts have different numbers of devices, or there are too many layers for
             so many.
     """
-    each, hosts, layers = _devices_a_host(fleet), len(fleet.inside), alike.spans.num_layers
+    each, hosts, layers = _devices_a_host(pool), len(pool.inside), alike.spans.num_layers
     check_levels(layers, each=each, hosts=hosts)
     compute_s_I = alike.spans.compute_s_KI[0]
     if alike.synchronous is not None:
         compute_s_I = compute_s_I + LayerTables(alike).anywhere_I
     compute_s_II = compute_s_I[None, :] - compute_s_I[:, None]
-    inside = _level(alike, compute_s_II, machines=each, bytes_per_s=min(fleet.inside.values()))
+    inside = _level(alike, compute_s_II, machines=each, bytes_per_s=min(pool.inside.values()))
     host_s_II = inside[each].time_s_II
-    between = _level(alike, host_s_II, machines=hosts, bytes_per_s=fleet.between)
-    free = _Free(fleet)
+    between = _level(alike, host_s_II, machines=hosts, bytes_per_s=pool.between)
+    free = _Free(pool)
     stages = []
     for begin, stop, number in _stages(between, 0, layers, hosts):
         taken = free.hosts(number)
@@ -109,13 +109,13 @@ def two_levels(alike: Problem, fleet: Fleet) -> tuple[list[Choice], float]:
 class _Free:
     """Hosts and devices that no stage has yet, in the inventory's order."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._num_kinds = len(fleet.kinds)
-        self._hosts = list(fleet.inside)
+    def __init__(self, pool: DevicePool) -> None:
+        self._num_kinds = len(pool.kinds)
+        self._hosts = list(pool.inside)
         self._kinds = {
             host: [
                 k
-                for k, kind in enumerate(fleet.kinds)
+                for k, kind in enumerate(pool.kinds)
                 if kind.host == host
                 for _ in range(kind.count)
             ]
@@ -136,9 +136,9 @@ class _Free:
         return tuple(counts)
 
 
-def _devices_a_host(fleet: Fleet) -> int:
+def _devices_a_host(pool: DevicePool) -> int:
     numbers = {
-        host: sum(kind.count for kind in fleet.kinds if kind.host == host) for host in fleet.inside
+        host: sum(kind.count for kind in pool.kinds if kind.host == host) for host in pool.inside
     }
     if len(set(numbers.values())) > 1:
         told = ", ".join(f"{host} {number}" for host, number in numbers.items())
@@ -216,14 +216,14 @@ def ends_for(problem: Problem, *, stages: int) -> list[int] | None:
         As :func:`least_variance`; None as well where what one device reads is too little to be cut
         into so many microbatches.
     """
-    spans, (kind,) = problem.spans, problem.fleet.kinds
+    spans, (kind,) = problem.spans, problem.pool.kinds
     if problem.synchronous is None:
         room = kind.memory_bytes
         return least_variance(spans, stages=stages, memory=problem.memory, room=room)
     if problem.synchronous.microbatches.least_readers > 1:
         return None  # a single device reads too few samples
     tables = LayerTables(problem)
-    runs = SecondRuns(tables, problem.memory)
+    runs = RecomputationCosts(tables, problem.memory)
     spans = replace(spans, compute_s_KI=spans.compute_s_KI + tables.anywhere_I)
     classes = [
         runs.class_of((1,), left=stages - number, stage=number, readers=1)

@@ -2,7 +2,7 @@
 
 The least bottleneck is found by bisection: for a bound on all times, one pass over the lattice
 tells which places of the model can be reached with which devices (Eq. 5, as a question of yes
-and no). Of the plans that reach it :func:`~.reachability.best_tied` chooses one.
+and no). Of the plans that reach it :func:`~.reachability.best_of_ties` chooses one.
 
 In a synchronous pipeline memory depends on the number of devices of the first stage, so that plans
 are searched for one such number after another. What stages recompute is in their times, exactly
@@ -15,9 +15,14 @@ from sparsepipe.partition.activation_checkpointing.setting import StageSpans
 from sparsepipe.partition.costs.model import EQUAL, EXACT
 from sparsepipe.partition.devices import Choice
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.search.checkpointed_stages import LayerTables, SecondRuns
+from sparsepipe.partition.search.checkpointed_stages import LayerTables, RecomputationCosts
 from sparsepipe.partition.search.lattice import Lattice
-from sparsepipe.partition.search.reachability import Masks, Windows, best_tied, reaches
+from sparsepipe.partition.search.reachability import (
+    ChainReachability,
+    PairReachability,
+    best_of_ties,
+    reachability_of,
+)
 from sparsepipe.partition.search.stage_costs import Costs, costs_by_readers
 
 _TINY_S = 1e-300
@@ -40,34 +45,34 @@ def best_plan(problem: Problem, lattice: Lattice) -> tuple[list[Choice], StageSp
     if problem.synchronous is None:
         stages = search(Costs(problem.spans, lattice, problem.model, problem.memory))
         return None if stages is None else (stages, None)
-    runs = SecondRuns(LayerTables(problem), problem.memory)
-    best: tuple[float, Costs, Windows | Masks] | None = None
+    runs = RecomputationCosts(LayerTables(problem), problem.memory)
+    best: tuple[float, Costs, ChainReachability | PairReachability] | None = None
     for costs in costs_by_readers(problem, lattice, runs):
-        windows = reaches(costs)
+        windows = reachability_of(costs)
         most_s = float("inf") if best is None else best[0] * (1 - EQUAL)
         found_s = _least_bottleneck(costs, windows, most_s=most_s)
         if found_s is not None:
             best = found_s, costs, windows
     if best is None:
         return None
-    stages = best_tied(best[1], best[2], best[0])
+    stages = best_of_ties(best[1], best[2], best[0])
     return stages, runs.spans(stages)
 
 
 def search(costs: Costs) -> list[Choice] | None:
     """Stages of the best plan, the first one first; None where no plan fits the memory."""
-    windows = reaches(costs)
+    windows = reachability_of(costs)
     bottleneck_s = _least_bottleneck(costs, windows)
-    return None if bottleneck_s is None else best_tied(costs, windows, bottleneck_s)
+    return None if bottleneck_s is None else best_of_ties(costs, windows, bottleneck_s)
 
 
 def feasible(costs: Costs) -> bool:
     """Whether any plan fits the memory."""
-    return _feasible(costs, reaches(costs), costs.bounds_s()[1])
+    return _feasible(costs, reachability_of(costs), costs.bounds_s()[1])
 
 
 def _least_bottleneck(
-    costs: Costs, windows: Windows | Masks, *, most_s: float = float("inf")
+    costs: Costs, windows: ChainReachability | PairReachability, *, most_s: float = float("inf")
 ) -> float | None:
     """The least time that a plan keeps to; None where none fits the memory within ``most_s``."""
     low_s, high_s = costs.bounds_s()
@@ -88,6 +93,6 @@ def _least_bottleneck(
     return high_s
 
 
-def _feasible(costs: Costs, windows: Windows | Masks, bound_s: float) -> bool:
+def _feasible(costs: Costs, windows: ChainReachability | PairReachability, bound_s: float) -> bool:
     """Whether some plan keeps all stages and transfers within a bound."""
     return bool(windows.reached(bound_s)[costs.lattice.last, -1].any())

@@ -30,8 +30,8 @@ import numpy as np
 
 from sparsepipe.partition.activation_checkpointing.knapsack import Knapsack
 from sparsepipe.partition.activation_checkpointing.selection import (
-    Chosen,
-    HeldStage,
+    PlacedStage,
+    RecomputedLayers,
     cheapest_of,
     counted,
 )
@@ -53,7 +53,7 @@ class LayerTables:
 
     def __init__(self, problem: Problem) -> None:
         assert problem.synchronous is not None
-        assert len(problem.profiles) == len(problem.fleet.kinds)
+        assert len(problem.profiles) == len(problem.pool.kinds)
         self.problem, self.synchronous = problem, problem.synchronous
         self.knapsack = cache(self._knapsack)
         self.chain = cache(self._chain)
@@ -190,7 +190,7 @@ class StageClass:
     whole: bool
 
 
-class SecondRuns:
+class RecomputationCosts:
     """What stages of a problem's plans take longer for what they recompute.
 
     Args:
@@ -212,11 +212,11 @@ class SecondRuns:
         more_bytes: float = 0.0,
     ) -> None:
         self.tables, self._memory, self._more_bytes = tables, memory, more_bytes
-        self._what, self._fleet = tables.synchronous, tables.problem.fleet
+        self._what, self._pool = tables.synchronous, tables.problem.pool
         self.microbatches = self._what.microbatches
         self._in_flight = cache(self.microbatches.in_flight_of)
         self._seconds: dict[StageClass, Floats] = {}
-        whole = tables.chain(tuple(range(len(self._fleet.kinds))))
+        whole = tables.chain(tuple(range(len(self._pool.kinds))))
         self.most_s = sum(layer.forward_s for layer in whole.layers)
 
     def has_work_for(self, replicas: int) -> bool:
@@ -307,7 +307,7 @@ class SecondRuns:
             found.append(tuple(moved(best.spans, stage.first)))
         return tuple(found)
 
-    def held(self, own: StageClass, first: int, end: int) -> HeldStage:
+    def held(self, own: StageClass, first: int, end: int) -> PlacedStage:
         """A stage as the memory of its devices has it.
 
         Args:
@@ -316,7 +316,7 @@ class SecondRuns:
             end: the first layer behind it.
         """
         profiles = self.tables.problem.profiles
-        return HeldStage(
+        return PlacedStage(
             first=first,
             last=end - 1,
             profiles=tuple(profiles[kind] for kind in own.kinds),
@@ -328,7 +328,7 @@ class SecondRuns:
 
     def limit_bytes(self, own: StageClass) -> float:
         """What the smallest device of such stages holds; infinite where nobody knows."""
-        limits = [self._fleet.kinds[kind].memory_bytes for kind in own.kinds]
+        limits = [self._pool.kinds[kind].memory_bytes for kind in own.kinds]
         least = min((limit for limit in limits if limit is not None), default=float("inf"))
         return least + self._more_bytes
 
@@ -342,7 +342,9 @@ class SecondRuns:
         return room_II
 
 
-def chosen_of(plan: Sequence[Choice], problem: Problem, spans: StageSpans | None = None) -> Chosen:
+def recomputation_of(
+    plan: Sequence[Choice], problem: Problem, spans: StageSpans | None = None
+) -> RecomputedLayers:
     """The layers that the setting names, or the cheapest ones that fit; and what comes of it.
 
     Args:
@@ -355,7 +357,7 @@ def chosen_of(plan: Sequence[Choice], problem: Problem, spans: StageSpans | None
             does not fit, whatever is recomputed.
     """
     assert problem.synchronous is not None
-    runs = SecondRuns(LayerTables(problem), problem.memory)
+    runs = RecomputationCosts(LayerTables(problem), problem.memory)
     each = zip(runs.classes_of(plan), plan, strict=True)
     stages = [runs.held(own, stage.first, stage.end) for own, stage in each]
     if spans is None and problem.synchronous.is_automatic:

@@ -10,9 +10,9 @@ from math import comb, prod
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.costs.layers import Spans
 from sparsepipe.partition.costs.model import EQUAL, CostModel, plan_times
-from sparsepipe.partition.devices import Choice, Counts, Fleet
+from sparsepipe.partition.devices import Choice, Counts, DevicePool
 from sparsepipe.partition.memory.model import MemoryModel, fits
-from sparsepipe.partition.problem import like_kinds, together
+from sparsepipe.partition.problem import equal_kinds, together
 
 MOST_PLANS = 200_000
 """About a minute on one core."""
@@ -20,7 +20,7 @@ MOST_PLANS = 200_000
 
 def exhaustive(
     spans: Spans,
-    fleet: Fleet,
+    pool: DevicePool,
     model: CostModel,
     memory: MemoryModel | None,
     *,
@@ -31,7 +31,7 @@ def exhaustive(
 
     Args:
         spans: of a chain of layers.
-        fleet: the devices, all of which are used.
+        pool: the devices, all of which are used.
         model: what stages and cuts cost.
         memory: what stages keep; None: no device's memory is a limit.
         order: of the kinds, if stages take devices from a sorted list; None: any devices.
@@ -40,7 +40,7 @@ def exhaustive(
     Raises:
         PlanError: there are more plans than anybody would wait for.
     """
-    number = how_many(spans.num_layers, fleet, sorted_=order is not None)
+    number = how_many(spans.num_layers, pool, sorted_=order is not None)
     if number > MOST_PLANS:
         raise PlanError(
             f"there are {number:,} plans to try, more than {MOST_PLANS:,}",
@@ -48,45 +48,45 @@ def exhaustive(
         )
     found: list[tuple[list[Choice], list[float], list[float]]] = []
     least_s = float("inf")
-    for plan in _plans(spans.num_layers, fleet, order):
-        stages_s, cuts_s = plan_times(plan, spans, fleet, model)
+    for plan in _plans(spans.num_layers, pool, order):
+        stages_s, cuts_s = plan_times(plan, spans, pool, model)
         time_s = max(stages_s + cuts_s)
         if more_s is not None and time_s <= least_s * (1 + EQUAL):
             stages_s = [a + b for a, b in zip(stages_s, more_s(plan), strict=True)]
             time_s = max(stages_s + cuts_s)
         finite = time_s < float("inf")
-        if finite and time_s <= least_s * (1 + EQUAL) and fits(plan, spans, fleet, memory):
+        if finite and time_s <= least_s * (1 + EQUAL) and fits(plan, spans, pool, memory):
             if time_s < least_s:
                 least_s = time_s
                 found = [entry for entry in found if _is_equal(entry, least_s)]
             found.append((plan, stages_s, cuts_s))
     if not found:
         return None
-    likes = like_kinds(fleet, spans) if order is None else list(range(len(fleet.kinds)))
-    return _best(found, fleet, likes)
+    likes = equal_kinds(pool, spans) if order is None else list(range(len(pool.kinds)))
+    return _best(found, pool, likes)
 
 
-def how_many(num_layers: int, fleet: Fleet, *, sorted_: bool) -> int:
+def how_many(num_layers: int, pool: DevicePool, *, sorted_: bool) -> int:
     """How many plans there are.
 
     Args:
         num_layers: L.
-        fleet: the devices.
+        pool: the devices.
         sorted_: whether stages take devices from a sorted list.
     """
 
     def divisions(stages: int) -> int:
         if sorted_:
-            return comb(fleet.num_devices - 1, stages - 1)
+            return comb(pool.num_devices - 1, stages - 1)
         # Ways to hand out the devices of each kind, less those that leave a stage without any.
         return sum(
             (-1) ** (stages - used)
             * comb(stages, used)
-            * prod(comb(count + used - 1, count) for count in fleet.counts)
+            * prod(comb(count + used - 1, count) for count in pool.counts)
             for used in range(1, stages + 1)
         )
 
-    most = min(num_layers, fleet.num_devices)
+    most = min(num_layers, pool.num_devices)
     return sum(comb(num_layers - 1, s - 1) * divisions(s) for s in range(1, most + 1))
 
 
@@ -97,7 +97,7 @@ def _is_equal(entry: tuple[list[Choice], list[float], list[float]], least_s: flo
 
 def _best(
     found: Sequence[tuple[list[Choice], list[float], list[float]]],
-    fleet: Fleet,
+    pool: DevicePool,
     likes: Sequence[int],
 ) -> list[Choice]:
     """Of equal bottlenecks: by number of stages, second-worst stage, text and hosts in turn."""
@@ -105,7 +105,7 @@ def _best(
     short = [(plan, sorted(stages)) for plan, stages, _ in found if len(plan) == fewest]
     second = min(times[-2] if fewest > 1 else 0.0 for _, times in short)
     last = [p for p, times in short if fewest == 1 or times[-2] <= second * (1 + EQUAL)]
-    kinds = tuple(fleet.kinds[k] for k in sorted(set(likes)))
+    kinds = tuple(pool.kinds[k] for k in sorted(set(likes)))
 
     def key(plan: list[Choice]) -> tuple[list[str], list[list[int]]]:
         alike = [replace(stage, counts=together(stage.counts, likes)) for stage in plan]
@@ -115,8 +115,10 @@ def _best(
     return min(last, key=key)
 
 
-def _plans(num_layers: int, fleet: Fleet, order: Sequence[int] | None) -> Iterator[list[Choice]]:
-    for groups in _divisions(fleet) if order is None else _slices(fleet, order):
+def _plans(
+    num_layers: int, pool: DevicePool, order: Sequence[int] | None
+) -> Iterator[list[Choice]]:
+    for groups in _divisions(pool) if order is None else _slices(pool, order):
         for cuts in combinations(range(1, num_layers), len(groups) - 1):
             bounds = [0, *cuts, num_layers]
             yield [
@@ -125,19 +127,19 @@ def _plans(num_layers: int, fleet: Fleet, order: Sequence[int] | None) -> Iterat
             ]
 
 
-def _slices(fleet: Fleet, order: Sequence[int]) -> Iterator[list[Counts]]:
+def _slices(pool: DevicePool, order: Sequence[int]) -> Iterator[list[Counts]]:
     """The sorted list of devices, cut anywhere."""
-    devices = [kind for kind in order for _ in range(fleet.kinds[kind].count)]
+    devices = [kind for kind in order for _ in range(pool.kinds[kind].count)]
     for stages in range(1, len(devices) + 1):
         for cuts in combinations(range(1, len(devices)), stages - 1):
             bounds = [0, *cuts, len(devices)]
             yield [
-                tuple(devices[bounds[s] : bounds[s + 1]].count(k) for k in range(len(fleet.kinds)))
+                tuple(devices[bounds[s] : bounds[s + 1]].count(k) for k in range(len(pool.kinds)))
                 for s in range(stages)
             ]
 
 
-def _divisions(fleet: Fleet) -> Iterator[list[Counts]]:
+def _divisions(pool: DevicePool) -> Iterator[list[Counts]]:
     """Any devices for the first stage, any of the others for the next."""
 
     def rest(left: Counts) -> Iterator[list[Counts]]:
@@ -148,4 +150,4 @@ def _divisions(fleet: Fleet) -> Iterator[list[Counts]]:
                 after = tuple(a - b for a, b in zip(left, group, strict=True))
                 yield from ([group, *others] for others in rest(after))
 
-    return rest(fleet.counts)
+    return rest(pool.counts)

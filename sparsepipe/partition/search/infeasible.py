@@ -21,7 +21,11 @@ from sparsepipe.partition.memory.microbatches import Microbatches
 from sparsepipe.partition.memory.model import MIB, REPLICA_BUFFERS, plan_bytes, room_bytes
 from sparsepipe.partition.problem import Problem, SynchronousStages
 from sparsepipe.partition.search.bisection import feasible
-from sparsepipe.partition.search.checkpointed_stages import LayerTables, SecondRuns, chosen_of
+from sparsepipe.partition.search.checkpointed_stages import (
+    LayerTables,
+    RecomputationCosts,
+    recomputation_of,
+)
 from sparsepipe.partition.search.lattice import Lattice
 from sparsepipe.partition.search.stage_costs import (
     Costs,
@@ -33,7 +37,7 @@ _SHARES = (2, 4, 8, 16)
 _LOOKING = "a search that looks at the memory of each device: hete_mp or exact"
 
 
-def no_room(problem: Problem, lattice: Lattice) -> PlanError:
+def no_fit_error(problem: Problem, lattice: Lattice) -> PlanError:
     """The error for a problem that no plan over a lattice solves.
 
     Args:
@@ -60,7 +64,7 @@ def no_room(problem: Problem, lattice: Lattice) -> PlanError:
 
 def _no_such_plan(problem: Problem, again: SynchronousStages, lattice: Lattice) -> PlanError:
     """Where not even devices without limits would help."""
-    devices, few = problem.fleet.num_devices, again.microbatches.count
+    devices, few = problem.pool.num_devices, again.microbatches.count
 
     def is_one_with(cut: Microbatches) -> bool:
         changed = replace(problem, synchronous=replace(again, microbatches=cut))
@@ -77,7 +81,7 @@ def _no_such_plan(problem: Problem, again: SynchronousStages, lattice: Lattice) 
             "gives a stage fewer devices: hete_mp or exact",
         )
     return PlanError(
-        f"no plan that is looked at has the stages 0 to {problem.stages_told - 1}, of which "
+        f"no plan that is looked at has the stages 0 to {problem.distinct_stages - 1}, of which "
         "layers are to be recomputed, and in none of those that are named a layer that is "
         "named by itself",
         remedy="name layers in place of stages, or set parallel.strategy.recompute=auto",
@@ -89,7 +93,7 @@ def _too_few_samples(again: SynchronousStages, lattice: Lattice) -> PlanError:
     cut = again.microbatches
     assert cut.batch_size is not None
     firsts = (ways.replicas_E[ways.sources_E == 0].max(initial=0) for ways in lattice.ways)
-    most = max(1, int(max(firsts)) - max(0, again.stages_told - 1))
+    most = max(1, int(max(firsts)) - max(0, again.distinct_stages - 1))
     parts = cut.batch_size * min(most, cut.least_readers - 1)
     return PlanError(
         f"{cut.count} microbatches need {cut.least_readers} devices of the first stage, each of "
@@ -101,7 +105,7 @@ def _too_few_samples(again: SynchronousStages, lattice: Lattice) -> PlanError:
     )
 
 
-def kept_and_room(plan: Sequence[Choice], problem: Problem) -> list[tuple[float, float | None]]:
+def kept_and_limit(plan: Sequence[Choice], problem: Problem) -> list[tuple[float, float | None]]:
     """What each device of each stage keeps, and what the smallest of them holds, if known.
 
     Args:
@@ -113,14 +117,14 @@ def kept_and_room(plan: Sequence[Choice], problem: Problem) -> list[tuple[float,
     """
     assert problem.memory is not None
     if problem.synchronous is None:
-        return plan_bytes(plan, problem.spans, problem.fleet, problem.memory)
-    chosen = chosen_of(plan, problem)
-    rooms = (room for _, room in plan_bytes(plan, problem.spans, problem.fleet, problem.memory))
+        return plan_bytes(plan, problem.spans, problem.pool, problem.memory)
+    chosen = recomputation_of(plan, problem)
+    rooms = (room for _, room in plan_bytes(plan, problem.spans, problem.pool, problem.memory))
     kept = (a + b for a, b in zip(chosen.beside_bytes, chosen.peaks_bytes, strict=True))
     return list(zip(kept, rooms, strict=True))
 
 
-def check_room(plan: Sequence[Choice], problem: Problem) -> StageSpans | None:
+def check_memory(plan: Sequence[Choice], problem: Problem) -> StageSpans | None:
     """Refuses a plan that does not fit the devices.
 
     Args:
@@ -139,11 +143,11 @@ def check_room(plan: Sequence[Choice], problem: Problem) -> StageSpans | None:
         return None
     if problem.synchronous is not None and problem.synchronous.is_automatic:
         try:
-            return chosen_of(plan, problem).spans
+            return recomputation_of(plan, problem).spans
         except ConfigError as error:
             error.remedy += f"; or {_LOOKING}"
             raise
-    for number, (kept, room) in enumerate(kept_and_room(plan, problem)):
+    for number, (kept, room) in enumerate(kept_and_limit(plan, problem)):
         if room is not None and kept > room_bytes(room):
             would = _what_would(problem, lambda changed: _fits(plan, changed))
             raise PlanError(
@@ -163,7 +167,7 @@ def _missing_bytes(problem: Problem, lattice: Lattice, tables: LayerTables | Non
         parameter_bytes,
         spans.stored_bytes(0, spans.num_layers),
         replicas=1,
-        left=problem.fleet.num_devices,
+        left=problem.pool.num_devices,
     )
     low, high = 0.0, max(MIB, whole + REPLICA_BUFFERS * parameter_bytes)
 
@@ -230,7 +234,7 @@ def _with_batch(problem: Problem, share: int) -> Problem:
 
 def _fits(plan: Sequence[Choice], problem: Problem) -> bool:
     return all(
-        room is None or kept <= room_bytes(room) for kept, room in kept_and_room(plan, problem)
+        room is None or kept <= room_bytes(room) for kept, room in kept_and_limit(plan, problem)
     )
 
 
@@ -251,7 +255,7 @@ def any_fits(
     """
     if problem.synchronous is not None:
         own = LayerTables(problem) if tables is None else tables.of(problem)
-        runs = SecondRuns(own, problem.memory, more_bytes=more_bytes)
+        runs = RecomputationCosts(own, problem.memory, more_bytes=more_bytes)
         return any(map(feasible, costs_by_readers(problem, lattice, runs)))
     memory, model = problem.memory, problem.model
     return feasible(Costs(problem.spans, lattice, model, memory, more_bytes=more_bytes))

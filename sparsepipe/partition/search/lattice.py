@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from sparsepipe.partition.devices import SEVERAL, Counts, Fleet
+from sparsepipe.partition.devices import SEVERAL, Counts, DevicePool
 
 Ints = NDArray[np.intp]
 
@@ -59,26 +59,26 @@ class Lattice:
     """Nodes from no device to all, and the stages that lead from one to another.
 
     Args:
-        fleet: the devices.
+        pool: the devices.
         counts: what stages may have used when they end, with nothing and everything; in any
             order.
         adjacent: a stage leads only from one of the counts to the next larger one: the devices
             of each stage are given.
-        stages_told: first stages that are told apart from one another and from later ones.
+        distinct_stages: first stages that are told apart from one another and from later ones.
     """
 
     def __init__(
         self,
-        fleet: Fleet,
+        pool: DevicePool,
         counts: Sequence[Counts],
         *,
         adjacent: bool = False,
-        stages_told: int = 0,
+        distinct_stages: int = 0,
     ) -> None:
-        self.fleet = fleet
-        self.kinds = fleet.kinds
-        self._stages_told = stages_told
-        self._tells_hosts = not fleet.is_uniform
+        self.pool = pool
+        self.kinds = pool.kinds
+        self._stages_told = distinct_stages
+        self._tells_hosts = not pool.is_uniform
         order = sorted(set(counts), key=lambda c: (sum(c), c))
         self.all_used = order[-1]
         self._used_UK = np.array(order, dtype=np.intp)
@@ -127,7 +127,7 @@ class Lattice:
         return [n for n in nodes if self._after(n) == stage] if self._stages_told else nodes
 
     def _hosts(self, groups_BK: Ints) -> Ints:
-        """Where the devices of each group are, as ``Fleet.host_of`` says; 0 where all are alike."""
+        """Where the devices of each group are, as ``DevicePool.host_of``; 0 if all are alike."""
         if not self._tells_hosts:
             return np.zeros(len(groups_BK), dtype=np.intp)
         on_BH = groups_BK @ self._hosts_KH > 0
@@ -137,7 +137,7 @@ class Lattice:
     @property
     def _hosts_KH(self) -> Ints:
         """Whether a kind is on a host, as 0 and 1."""
-        on_KH = [[kind.host == host for host in self.fleet.inside] for kind in self.kinds]
+        on_KH = [[kind.host == host for host in self.pool.inside] for kind in self.kinds]
         return np.array(on_KH, dtype=np.intp)
 
     def _ways(self, host: int, stage: int, befores_B: Ints, groups_BK: Ints) -> Ways:
@@ -151,8 +151,8 @@ class Lattice:
         replicas_E = counts_EK.sum(axis=1)
         used_E = np.array([sum(self.nodes[n].counts) for n in sources_E], dtype=np.intp)
         cut_of = {
-            before: self.fleet.cut_bytes_per_s(before, host)
-            for before in (SEVERAL, *range(len(self.fleet.inside)))
+            before: self.pool.cut_bytes_per_s(before, host)
+            for before in (SEVERAL, *range(len(self.pool.inside)))
         }
         return Ways(
             sources_E=sources_E,
@@ -164,44 +164,44 @@ class Lattice:
         )
 
     def _sync(self, counts_EK: Ints) -> NDArray[np.float64]:
-        """The slowest link between the devices of each stage, as ``Fleet.sync_bytes_per_s``."""
+        """The slowest link between the devices of each stage (``DevicePool.sync_bytes_per_s``)."""
         on_EH = counts_EK @ self._hosts_KH
-        inside_H = np.array(list(self.fleet.inside.values()))
+        inside_H = np.array(list(self.pool.inside.values()))
         inside_E = np.where(on_EH > 1, inside_H, np.inf).min(axis=1, initial=np.inf)
         several_E = (on_EH > 0).sum(axis=1) > 1
         slowest_E: NDArray[np.float64] = np.where(
-            several_E, np.minimum(inside_E, self.fleet.between), inside_E
+            several_E, np.minimum(inside_E, self.pool.between), inside_E
         )
         return slowest_E
 
 
-def prefixes(fleet: Fleet, order: Sequence[int]) -> list[Counts]:
+def prefixes(pool: DevicePool, order: Sequence[int]) -> list[Counts]:
     """Counts of the first 0 to N devices of a list sorted by kind (Algorithm 1).
 
     Args:
-        fleet: the devices.
+        pool: the devices.
         order: numbers of the kinds, those first whose devices come first.
     """
-    used = [0] * len(fleet.kinds)
+    used = [0] * len(pool.kinds)
     found = [tuple(used)]
     for kind in order:
-        for _ in range(fleet.kinds[kind].count):
+        for _ in range(pool.kinds[kind].count):
             used[kind] += 1
             found.append(tuple(used))
     return found
 
 
-def subsets(fleet: Fleet) -> list[Counts]:
+def subsets(pool: DevicePool) -> list[Counts]:
     """Counts of all subsets of the devices, those of a kind being alike."""
-    return list(product(*(range(count + 1) for count in fleet.counts)))
+    return list(product(*(range(count + 1) for count in pool.counts)))
 
 
-def stages_between_subsets(fleet: Fleet) -> int:
+def stages_between_subsets(pool: DevicePool) -> int:
     """How many stages a lattice of all subsets has; where bandwidths differ, at most.
 
     Each of them counts once for each host that the stage before may be on, if that matters.
     """
-    hosts = len({kind.host for kind in fleet.kinds})
-    from_any = prod(count + 1 for count in fleet.counts)
-    pairs = prod((count + 1) * (count + 2) // 2 for count in fleet.counts) - from_any
-    return pairs if fleet.is_uniform else pairs * (hosts + 1)
+    hosts = len({kind.host for kind in pool.kinds})
+    from_any = prod(count + 1 for count in pool.counts)
+    pairs = prod((count + 1) * (count + 2) // 2 for count in pool.counts) - from_any
+    return pairs if pool.is_uniform else pairs * (hosts + 1)

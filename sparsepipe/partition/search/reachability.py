@@ -50,7 +50,7 @@ _ROUNDING = 1e-12
 """Far above what sums of times differ by for being rounded."""
 
 
-class Windows:
+class ChainReachability:
     """Reachable places of a chain of layers: but for a few ends, those that fit are a window."""
 
     def __init__(self, costs: Costs) -> None:
@@ -167,7 +167,7 @@ def _last(sums_I: Floats, most_I: Floats) -> Places:
     return (np.searchsorted(sums_I, most_I, side="right") - 1).astype(np.int32)
 
 
-class Masks:
+class PairReachability:
     """Reachable states of a branching graph, or places of a chain: each pair is looked at."""
 
     def __init__(self, costs: Costs) -> None:
@@ -205,7 +205,7 @@ class Masks:
         return begins, ends
 
     def reached(self, bound_s: float) -> Bools:
-        """As :meth:`Windows.reached`."""
+        """As :meth:`ChainReachability.reached`."""
         nodes = len(self._costs.lattice.nodes)
         reached_VI = np.zeros((nodes, len(self._places_I)), dtype=np.bool_)
         reached_VI[0, 0] = True
@@ -214,12 +214,12 @@ class Masks:
         return reached_VI
 
     def following(self, bound_s: float, begin_VI: Bools) -> Bools:
-        """As :meth:`Windows.following`."""
+        """As :meth:`ChainReachability.following`."""
         nodes = range(len(begin_VI))
         return np.array([self._ends_I(node, bound_s, begin_VI) for node in nodes])
 
     def depart(self, node: int, bound_s: float, targets_I: Bools) -> Bools:
-        """As :meth:`Windows.depart`."""
+        """As :meth:`ChainReachability.depart`."""
         ways, ends_J = (
             range(len(self._costs.lattice.ways[node].sources_E)),
             np.flatnonzero(targets_I),
@@ -229,17 +229,19 @@ class Masks:
         ).reshape(len(ways), len(targets_I))
 
 
-def reaches(costs: Costs) -> Windows | Masks:
+def reachability_of(costs: Costs) -> ChainReachability | PairReachability:
     """What suits the model: windows for a chain, masks for a graph or where costs are of pairs."""
     chain = costs.spans.nested_II is None
-    return Windows(costs) if chain and costs.by_windows else Masks(costs)
+    return ChainReachability(costs) if chain and costs.by_windows else PairReachability(costs)
 
 
 MOST_AT_ONCE = 4_000_000
 """Pairs of a begin and an end whose times are in memory at a time."""
 
 
-def best_tied(costs: Costs, windows: Windows | Masks, bottleneck_s: float) -> list[Choice]:
+def best_of_ties(
+    costs: Costs, windows: ChainReachability | PairReachability, bottleneck_s: float
+) -> list[Choice]:
     """The best of the plans with a bottleneck that some plan reaches."""
     bound_s = bottleneck_s * (1 + EQUAL)
     levels = _live(costs, windows, bound_s, _fewest(costs, windows, bound_s))
@@ -247,7 +249,9 @@ def best_tied(costs: Costs, windows: Windows | Masks, bottleneck_s: float) -> li
     return rest.plan()
 
 
-def _fewest(costs: Costs, windows: Windows | Masks, bound_s: float) -> list[Bools]:
+def _fewest(
+    costs: Costs, windows: ChainReachability | PairReachability, bound_s: float
+) -> list[Bools]:
     """Places by node that 0, 1, ... stages reach and fewer do not, until a plan is whole.
 
     A plan of fewest stages passes only such places: a shorter way to one of them would make the
@@ -264,7 +268,7 @@ def _fewest(costs: Costs, windows: Windows | Masks, bound_s: float) -> list[Bool
 
 
 def _live(
-    costs: Costs, windows: Windows | Masks, bound_s: float, levels: list[Bools]
+    costs: Costs, windows: ChainReachability | PairReachability, bound_s: float, levels: list[Bools]
 ) -> list[Bools]:
     """Of the places reached, those from which a plan of so many stages becomes whole."""
     lattice = costs.lattice

@@ -38,7 +38,11 @@ from sparsepipe.partition.costs.model import EXACT, CostModel
 from sparsepipe.partition.devices import Choice
 from sparsepipe.partition.memory.model import MemoryModel, room_bytes
 from sparsepipe.partition.problem import Problem
-from sparsepipe.partition.search.checkpointed_stages import LayerTables, SecondRuns, StageClass
+from sparsepipe.partition.search.checkpointed_stages import (
+    LayerTables,
+    RecomputationCosts,
+    StageClass,
+)
 from sparsepipe.partition.search.lattice import Lattice, Ways
 
 Bools = NDArray[np.bool_]
@@ -206,7 +210,7 @@ def distinct(columns: Sequence[NDArray[np.generic]]) -> tuple[NDArray[np.float64
     return found, np.asarray(numbers, dtype=np.intp).reshape(-1)
 
 
-class PlainCosts(Costs):
+class SynchronousCosts(Costs):
     """Costs of stages that keep what their microbatches in flight need, and recompute nothing.
 
     Args:
@@ -215,13 +219,13 @@ class PlainCosts(Costs):
         runs: which stages keep as much, and what devices hold.
     """
 
-    def __init__(self, problem: Problem, lattice: Lattice, runs: SecondRuns) -> None:
+    def __init__(self, problem: Problem, lattice: Lattice, runs: RecomputationCosts) -> None:
         super().__init__(problem.spans, lattice, problem.model, None)
         self._problem, self._runs = problem, runs
         self._classes: list[StageClass] = []
         self._kept: list[tuple[Floats, Floats, float]] = []
 
-    def of_readers(self, readers: int | None) -> PlainCosts:
+    def of_readers(self, readers: int | None) -> SynchronousCosts:
         """The same of plans whose first stage has so many devices.
 
         Args:
@@ -282,7 +286,7 @@ class PlainCosts(Costs):
         return self._kept[number]
 
 
-class PairCosts(Costs):
+class RecomputingCosts(Costs):
     """Costs of stages of which each takes some seconds more by its begin and its end.
 
     Args:
@@ -295,7 +299,7 @@ class PairCosts(Costs):
     by_windows = False
 
     def __init__(
-        self, problem: Problem, lattice: Lattice, runs: SecondRuns, *, readers: int | None
+        self, problem: Problem, lattice: Lattice, runs: RecomputationCosts, *, readers: int | None
     ) -> None:
         super().__init__(problem.spans, lattice, problem.model, None)
         self._problem, self._runs, self._readers = problem, runs, readers
@@ -316,7 +320,7 @@ class PairCosts(Costs):
             is_last = left == sum(counts)
             others = not source and self._readers not in (None, sum(counts))
             others = others or not self._runs.has_work_for(sum(counts))
-            if others or (is_last and stage + 1 < self._problem.stages_told):
+            if others or (is_last and stage + 1 < self._problem.distinct_stages):
                 found.append(-1)
                 continue
             readers = self._readers or 1
@@ -347,7 +351,7 @@ class PairCosts(Costs):
         return np.where(times_PJ <= bound_s, times_PJ, np.inf)
 
 
-class PlanSeconds:
+class RecomputationSeconds:
     """What the stages of any plan of a problem take for what they recompute.
 
     Args:
@@ -356,7 +360,7 @@ class PlanSeconds:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._runs = SecondRuns(LayerTables(problem), problem.memory)
+        self._runs = RecomputationCosts(LayerTables(problem), problem.memory)
 
     def __call__(self, plan: Sequence[Choice]) -> list[float]:
         """Seconds of each stage, its replicas sharing them; infinite where it does not fit.
@@ -365,7 +369,7 @@ class PlanSeconds:
         stage of more devices than there are microbatches.
         """
         most = max(sum(stage.counts) for stage in plan)
-        if len(plan) < self._problem.stages_told or not self._runs.has_work_for(most):
+        if len(plan) < self._problem.distinct_stages or not self._runs.has_work_for(most):
             return [float("inf")] * len(plan)
         runs = self._runs
         return [
@@ -374,7 +378,9 @@ class PlanSeconds:
         ]
 
 
-def costs_by_readers(problem: Problem, lattice: Lattice, runs: SecondRuns) -> Iterator[Costs]:
+def costs_by_readers(
+    problem: Problem, lattice: Lattice, runs: RecomputationCosts
+) -> Iterator[Costs]:
     """The costs of plans with each number of devices of the first stage, the largest first.
 
     Where memory does not count these change nothing: the costs of all plans.
@@ -387,7 +393,7 @@ def costs_by_readers(problem: Problem, lattice: Lattice, runs: SecondRuns) -> It
     assert problem.synchronous is not None
     if problem.synchronous.recomputes:
         for readers in problem.numbers_of_readers:
-            yield PairCosts(problem, lattice, runs, readers=readers)
+            yield RecomputingCosts(problem, lattice, runs, readers=readers)
     else:
-        of_all = PlainCosts(problem, lattice, runs)
+        of_all = SynchronousCosts(problem, lattice, runs)
         yield from map(of_all.of_readers, problem.numbers_of_readers)

@@ -11,7 +11,7 @@ import yaml
 from sparsepipe.cluster import Device, Host, Inventory, place_of, places_for
 from sparsepipe.cluster.places import device_name, gpu_indices, places, ranks_of_nodes
 from sparsepipe.errors import HardwareError, PlanError
-from sparsepipe.partition.devices import Choice, Fleet
+from sparsepipe.partition.devices import Choice, DevicePool
 from sparsepipe.partition.explanation import device_names
 
 
@@ -48,12 +48,12 @@ def test_devices_one_by_one() -> None:
 
 
 def test_plans_call_devices_by_the_same_names() -> None:
-    fleet = Fleet.of(TWO, bandwidth_bytes_per_s=1e9)
+    pool = DevicePool.of(TWO, bandwidth_bytes_per_s=1e9)
     stages = [
         Choice(first=0, end=1, counts=(1, 1, 0)),
         Choice(first=1, end=2, counts=(1, 0, 3)),
     ]
-    named = [name for stage in device_names(stages, fleet) for name in stage]
+    named = [name for stage in device_names(stages, pool) for name in stage]
     assert sorted(named) == sorted(place.text for place in places(TWO))
     assert [place_of(TWO, name).text for name in named] == named
 

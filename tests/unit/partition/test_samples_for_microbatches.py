@@ -30,8 +30,8 @@ def four_devices(limits: list[float]) -> Problem:
     """With four alike layers, which links so slow split best that devices of a stage sum."""
     layer = {"forward_s": 1.0, "backward_s": 2.0, "saved_bytes": 1.0, "parameter_bytes": 10.0}
     problem = problem_of([[layer] * 4], limits=limits, setting="none")
-    four = (replace(problem.fleet.kinds[0], count=4),)
-    return replace(problem, fleet=replace(problem.fleet, kinds=four, inside={"h": 1.0}))
+    four = (replace(problem.pool.kinds[0], count=4),)
+    return replace(problem, pool=replace(problem.pool, kinds=four, inside={"h": 1.0}))
 
 
 @pytest.mark.parametrize("limits", [[], [1e3]], ids=["no limits", "limits"])

@@ -10,7 +10,7 @@ import pytest
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.costs.layers import state_spans
 from sparsepipe.partition.costs.model import cost_model, plan_times
-from sparsepipe.partition.devices import Choice, Counts, Fleet, Kind
+from sparsepipe.partition.devices import Choice, Counts, DevicePool, Kind
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.partition.problem import Problem
 from sparsepipe.partition.search import algorithms as size
@@ -38,13 +38,13 @@ def random_states(rng: random.Random, slower: float) -> list[State]:
 def test_the_best_bottleneck_is_that_of_all_nested_splits(seed: int) -> None:
     # The same graph on two kinds of devices, one of them slower.
     states = [random_states(random.Random(seed), slower) for slower in (1.0, 1.5)]
-    fleet = Fleet(
+    pool = DevicePool(
         kinds=(Kind(name="fast", host="h", count=2), Kind(name="slow", host="h", count=1)),
         inside={"h": 4000.0},
         between=4000.0,
     )
     model = cost_model(["eq4", "pipedream", "sparsepipe_hete"][seed % 3])
-    problem = Problem(fleet=fleet, spans=state_spans(states), model=model)
+    problem = Problem(pool=pool, spans=state_spans(states), model=model)
     found = bottleneck(problem, list(hete_mp(problem).stages))
     assert found == pytest.approx(min(bottleneck(problem, p) for p in all_plans(states[0], SLICES)))
 
@@ -52,14 +52,14 @@ def test_the_best_bottleneck_is_that_of_all_nested_splits(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_any_devices_for_each_stage(seed: int) -> None:
     states = [random_states(random.Random(seed), slower) for slower in (1.0, 1.5)]
-    fleet = Fleet(
+    pool = DevicePool(
         kinds=(Kind(name="fast", host="h", count=2), Kind(name="slow", host="h", count=1)),
         inside={"h": 4000.0},
         between=4000.0,
     )
-    problem = Problem(fleet=fleet, spans=state_spans(states), model=cost_model("pipedream"))
+    problem = Problem(pool=pool, spans=state_spans(states), model=cost_model("pipedream"))
     found = bottleneck(problem, list(exact(problem).stages))
-    groups = [list(division) for division in _divisions(fleet)]
+    groups = [list(division) for division in _divisions(pool)]
     assert found == pytest.approx(min(bottleneck(problem, p) for p in all_plans(states[0], groups)))
 
 
@@ -67,7 +67,7 @@ def test_limits_of_memory_and_a_second_host() -> None:
     without = some = 0
     for seed in range(25):
         problem, states = limited_problem(seed)
-        every = [list(division) for division in _divisions(problem.fleet)]
+        every = [list(division) for division in _divisions(problem.pool)]
         for search, groups in ((hete_mp, SLICES), (exact, every)):
             plans = all_plans(states, groups)
             fitting = [plan for plan in plans if has_room(problem, plan)]
@@ -90,7 +90,7 @@ def limited_problem(seed: int) -> tuple[Problem, list[State]]:
     rng = random.Random(f"hosts {seed}")
     states = [random_states(random.Random(seed), slower) for slower in (1.0, 1.5)]
     limits = [rng.uniform(10, 120) if rng.random() < 0.8 else None for _ in range(2)]
-    fleet = Fleet(
+    pool = DevicePool(
         kinds=(
             Kind(name="fast", host="a", count=2, memory_bytes=limits[0]),
             Kind(name="slow", host="b", count=1, memory_bytes=limits[1]),
@@ -99,7 +99,7 @@ def limited_problem(seed: int) -> tuple[Problem, list[State]]:
         between=rng.choice([500.0, 2000.0]),
     )
     problem = Problem(
-        fleet=fleet,
+        pool=pool,
         spans=state_spans(states),
         model=cost_model(["eq4", "pipedream", "sparsepipe_hete"][seed % 3]),
         memory=MemoryModel(stash=bool(seed % 2), optimizer=rng.choice([0.0, 1.0])),
@@ -122,7 +122,7 @@ def has_room(problem: Problem, plan: list[Choice]) -> bool:
             for sums in (problem.spans.parameter_bytes_I, problem.spans.stored_bytes_I)
         )
         kept = sets * parameters + in_flight * stored
-        for kind, count in zip(problem.fleet.kinds, stage.counts, strict=True):
+        for kind, count in zip(problem.pool.kinds, stage.counts, strict=True):
             if count and kind.memory_bytes is not None and kept > kind.memory_bytes:
                 return False
     return True
@@ -131,33 +131,33 @@ def has_room(problem: Problem, plan: list[Choice]) -> bool:
 @pytest.mark.parametrize("seed", range(10))
 def test_levels_of_one_host_are_no_levels(seed: int) -> None:
     states = random_states(random.Random(seed), 1.0)
-    fleet = Fleet(
+    pool = DevicePool(
         kinds=(Kind(name="A", host="h", count=3),), inside={"h": 4000.0}, between=float("inf")
     )
-    problem = Problem(fleet=fleet, spans=state_spans([states]), model=cost_model("pipedream"))
+    problem = Problem(pool=pool, spans=state_spans([states]), model=cost_model("pipedream"))
     by_levels = bottleneck(problem, list(mp_by_levels(problem, device="A").stages))
     assert by_levels == pytest.approx(bottleneck(problem, list(hete_mp(problem).stages)))
 
 
 def test_trying_all_plans_is_for_chains() -> None:
-    fleet = Fleet(kinds=(Kind(name="A", host="h", count=2),), inside={"h": 1.0}, between=1.0)
+    pool = DevicePool(kinds=(Kind(name="A", host="h", count=2),), inside={"h": 1.0}, between=1.0)
     spans = state_spans([random_states(random.Random(0), 1.0)])
     with pytest.raises(PlanError, match="branches") as caught:
-        exhaustive(Problem(fleet=fleet, spans=spans, model=cost_model("eq4")))
+        exhaustive(Problem(pool=pool, spans=spans, model=cost_model("eq4")))
     assert "exact" in caught.value.remedy
 
 
 def test_too_many_pairs_of_states_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet = Fleet(kinds=(Kind(name="A", host="h", count=8),), inside={"h": 1.0}, between=1.0)
+    pool = DevicePool(kinds=(Kind(name="A", host="h", count=8),), inside={"h": 1.0}, between=1.0)
     spans = state_spans([random_states(random.Random(0), 1.0)])
     monkeypatch.setattr(size, "MOST_WINDOWS", 36 * spans.num_layers**2 - 1)
     with pytest.raises(PlanError, match="36 stages") as caught:
-        hete_mp(Problem(fleet=fleet, spans=spans, model=cost_model("eq4")))
+        hete_mp(Problem(pool=pool, spans=spans, model=cost_model("eq4")))
     assert "chain of blocks" in caught.value.remedy
 
 
 def bottleneck(problem: Problem, plan: list[Choice]) -> float:
-    stages, cuts = plan_times(plan, problem.spans, problem.fleet, problem.model)
+    stages, cuts = plan_times(plan, problem.spans, problem.pool, problem.model)
     return max(stages + cuts)
 
 

@@ -7,10 +7,10 @@ import pytest
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.costs.model import bottleneck_s
 from sparsepipe.partition.memory.model import fits
-from sparsepipe.partition.problem import alike_as
+from sparsepipe.partition.problem import as_uniform
 from sparsepipe.partition.search.algorithms import straight
 from tests.support.instances import random_problem, tight_problem
-from tests.unit.partition.test_variance import chain, every_plan, problem_of
+from tests.unit.partition.test_baselines_variance import chain, every_plan, problem_of
 
 
 def test_it_is_faster_than_the_least_variance() -> None:
@@ -25,19 +25,19 @@ def test_it_is_the_best_of_all_plans_of_single_devices(draw: object) -> None:
     outcomes = set()
     for seed in range(60):
         drawn, _ = draw(seed)  # type: ignore[operator]
-        problem = alike_as(drawn, drawn.fleet.kinds[0].name)
+        problem = as_uniform(drawn, drawn.pool.kinds[0].name)
         plans = every_plan(problem)
-        fitting = [p for p in plans if fits(p, problem.spans, problem.fleet, problem.memory)]
+        fitting = [p for p in plans if fits(p, problem.spans, problem.pool, problem.memory)]
         outcomes.add((bool(plans), bool(fitting)))
         if not fitting:
             with pytest.raises(PlanError, match="lacks" if plans else "do not make a stage"):
                 straight(problem)
             continue
         least = min(
-            bottleneck_s(plan, problem.spans, problem.fleet, problem.model) for plan in fitting
+            bottleneck_s(plan, problem.spans, problem.pool, problem.model) for plan in fitting
         )
         found = straight(problem)
         assert bottleneck_s(
-            found.stages, problem.spans, problem.fleet, problem.model
+            found.stages, problem.spans, problem.pool, problem.model
         ) == pytest.approx(least)
     assert (True, True) in outcomes

@@ -43,7 +43,7 @@ def problem(gpus: int, model: str, bandwidth: float = BANDWIDTH) -> Problem:
 
 
 def texts(solved: Problem, stages: object) -> list[str]:
-    return [stage.text(solved.fleet.kinds) for stage in stages]  # type: ignore[attr-defined]
+    return [stage.text(solved.pool.kinds) for stage in stages]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("gpus", HETE_MP)

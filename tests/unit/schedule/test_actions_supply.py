@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 from sparsepipe.schedule import (
-    Intake,
+    MinibatchSupply,
     asynchronous,
     asynchronous_order,
     check,
@@ -21,20 +21,20 @@ from tests.support.plans import plan_of
 
 
 def test_portions_are_what_is_asked_for_and_the_rest() -> None:
-    assert list(Intake(7).portions(3)) == [3, 3, 1]
-    assert list(Intake(6).portions(3)) == [3, 3]
-    assert list(Intake(0).portions(3)) == []
+    assert list(MinibatchSupply(7).portions(3)) == [3, 3, 1]
+    assert list(MinibatchSupply(6).portions(3)) == [3, 3]
+    assert list(MinibatchSupply(0).portions(3)) == []
 
 
 def test_a_lowered_limit_counts_for_every_rank() -> None:
-    intake = Intake(100)
-    slow, fast = intake.portions(2), intake.portions(3)
+    supply = MinibatchSupply(100)
+    slow, fast = supply.portions(2), supply.portions(3)
     assert [next(fast), next(fast), next(slow)] == [3, 3, 2]
-    assert intake.told == 6
-    intake.limit = 7
+    assert supply.told == 6
+    supply.limit = 7
     assert list(fast) == [1]
     assert list(slow) == [2, 2, 1]
-    assert intake.told == 7
+    assert supply.told == 7
 
 
 @pytest.mark.parametrize("config", ["1-1-1", "2-1", "1-3-1", "3-2"])
@@ -44,18 +44,18 @@ def test_a_lowered_limit_counts_for_every_rank() -> None:
         (asynchronous_order, asynchronous),
         (naive_order, naive),
         (
-            lambda plan, rank, intake: gpipe_order(plan, rank, intake, 4),
+            lambda plan, rank, supply: gpipe_order(plan, rank, supply, 4),
             lambda plan, count: gpipe(plan, count, microbatches=4),
         ),
     ],
 )
 def test_a_run_that_is_cut_short_is_the_shorter_run(config: str, order, whole) -> None:
     plan = plan_of(config)
-    intake = Intake(1000)
-    orders = [iter(order(plan, rank, intake)) for rank in range(plan.num_ranks)]
+    supply = MinibatchSupply(1000)
+    orders = [iter(order(plan, rank, supply)) for rank in range(plan.num_ranks)]
     begun = [list(islice(each, 5 + rank)) for rank, each in enumerate(orders)]
-    intake.limit = intake.told + 2
+    supply.limit = supply.told + 2
     ended = [tuple(first) + tuple(rest) for first, rest in zip(begun, orders, strict=True)]
     cut = Schedule(plan, tuple(ended))
     check(cut)
-    assert cut == whole(plan, intake.limit)
+    assert cut == whole(plan, supply.limit)

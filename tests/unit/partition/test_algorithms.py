@@ -12,9 +12,9 @@ import pytest
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.costs.layers import Spans
 from sparsepipe.partition.costs.model import cost_model
-from sparsepipe.partition.devices import Choice, Fleet, Kind
+from sparsepipe.partition.devices import Choice, DevicePool, Kind
 from sparsepipe.partition.explanation import explain
-from sparsepipe.partition.problem import Problem, like_kinds
+from sparsepipe.partition.problem import Problem, equal_kinds
 from sparsepipe.partition.search import exhaustive as brute
 from sparsepipe.partition.search.algorithms import exact, hete_mp
 from tests.support.instances import MODELS, like_problem, random_problem, tight_problem
@@ -26,9 +26,7 @@ Draw = Callable[[int], tuple[Problem, list[int]]]
 
 
 def all_plans(problem: Problem, order: list[int] | None = None) -> list[Choice] | None:
-    return brute.exhaustive(
-        problem.spans, problem.fleet, problem.model, problem.memory, order=order
-    )
+    return brute.exhaustive(problem.spans, problem.pool, problem.model, problem.memory, order=order)
 
 
 def found_by(search: object, *arguments: object, **options: object) -> list[Choice] | None:
@@ -43,7 +41,7 @@ def check(seeds: range, draw: Draw = random_problem) -> int:
     without = 0
     for seed in seeds:
         problem, order = draw(seed)
-        kinds = problem.fleet.kinds
+        kinds = problem.pool.kinds
         names = [f"{kinds[k].host}/{kinds[k].name}" for k in order]
         sorted_ = all_plans(problem, order)
         if len(set(names)) == len(names):
@@ -71,8 +69,8 @@ def test_a_bottleneck_that_is_next_to_nothing_beside_the_longest_time() -> None:
         cut_bytes_I=np.zeros(4),
     )
     kinds = (Kind(name="A", host="h", count=1), Kind(name="B", host="h", count=2))
-    fleet = Fleet(kinds=kinds, inside={"h": 1.0}, between=1.0)
-    problem = Problem(fleet=fleet, spans=spans, model=cost_model("eq4"))
+    pool = DevicePool(kinds=kinds, inside={"h": 1.0}, between=1.0)
+    problem = Problem(pool=pool, spans=spans, model=cost_model("eq4"))
     assert exact(problem).config == "1-1-1"
     assert list(exact(problem).stages) == all_plans(problem)
 
@@ -85,8 +83,8 @@ def test_a_plan_that_takes_no_time() -> None:
         cut_bytes_I=np.zeros(3),
     )
     kinds = (Kind(name="A", host="h", count=2),)
-    fleet = Fleet(kinds=kinds, inside={"h": 1.0}, between=1.0)
-    problem = Problem(fleet=fleet, spans=spans, model=cost_model("eq4"))
+    pool = DevicePool(kinds=kinds, inside={"h": 1.0}, between=1.0)
+    problem = Problem(pool=pool, spans=spans, model=cost_model("eq4"))
     found = exact(problem)
     assert list(found.stages) == all_plans(problem)
     told = explain(problem, found)
@@ -97,10 +95,10 @@ def test_a_plan_that_takes_no_time() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_plans_are_counted_before_they_are_tried(seed: int) -> None:
     problem, order = random_problem(seed)
-    layers, fleet = problem.spans.num_layers, problem.fleet
+    layers, pool = problem.spans.num_layers, problem.pool
     for given in (None, order):
-        plans = sum(1 for _ in brute._plans(layers, fleet, given))
-        assert brute.how_many(layers, fleet, sorted_=given is not None) == plans
+        plans = sum(1 for _ in brute._plans(layers, pool, given))
+        assert brute.how_many(layers, pool, sorted_=given is not None) == plans
 
 
 @pytest.mark.full
@@ -112,7 +110,7 @@ def test_devices_that_are_alike_on_several_hosts() -> None:
     few = QUICK[:60]
     assert 0 < check(few, like_problem) < len(few) / 4
     problems = [like_problem(seed)[0] for seed in few]
-    fewer = [len(set(like_kinds(p.fleet, p.spans))) < len(p.fleet.kinds) for p in problems]
+    fewer = [len(set(equal_kinds(p.pool, p.spans))) < len(p.pool.kinds) for p in problems]
     assert len(few) / 5 < sum(fewer) < len(few)
 
 
@@ -128,19 +126,19 @@ def test_all_cost_models_limits_and_links_are_drawn() -> None:
     )
     assert limits.keys() == {None, *product((True, False), (True, False), (0.0, 1.0, 2.0))}
     assert 150 < limits[None] < 350
-    fleets = Counter((p.fleet.is_uniform, len(p.fleet.inside)) for p in problems)
+    fleets = Counter((p.pool.is_uniform, len(p.pool.inside)) for p in problems)
     assert fleets.keys() == {(True, 1), (True, 2), (False, 2)}
     assert min(fleets.values()) > 40
     assert {p.spans.num_layers for p in problems} == set(range(1, 9))
-    assert {p.fleet.num_devices for p in problems} == set(range(1, 6))
-    assert {len(p.fleet.kinds) for p in problems} == {1, 2, 3}
+    assert {p.pool.num_devices for p in problems} == set(range(1, 6))
+    assert {len(p.pool.kinds) for p in problems} == {1, 2, 3}
 
 
 def test_too_many_plans_are_refused_and_equal_ones_kept_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problem, _ = random_problem(1)
-    number = brute.how_many(problem.spans.num_layers, problem.fleet, sorted_=False)
+    number = brute.how_many(problem.spans.num_layers, problem.pool, sorted_=False)
     monkeypatch.setattr(brute, "MOST_PLANS", number)
     assert all_plans(problem) == found_by(exact, problem)
     monkeypatch.setattr(brute, "MOST_PLANS", number - 1)

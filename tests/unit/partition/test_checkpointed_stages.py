@@ -28,7 +28,7 @@ def test_each_stage_is_as_it_is_by_itself(setting: Any, whole: bool) -> None:
     for seed in range(20):
         problem, _ = random_recomputing(seed, setting)
         tables, places = LayerTables(problem), problem.spans.num_layers + 1
-        kinds = tuple(range(len(problem.fleet.kinds)))
+        kinds = tuple(range(len(problem.pool.kinds)))
         kept_II, inside_II, seconds_II = tables.named(kinds, whole)
         chain = tables.chain(kinds)
         for first in range(places - 1):

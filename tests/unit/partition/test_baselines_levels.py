@@ -12,8 +12,8 @@ import pytest
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.costs.layers import Spans
 from sparsepipe.partition.costs.model import CostModel, cost_model, plan_times
-from sparsepipe.partition.devices import Choice, Fleet, Kind
-from sparsepipe.partition.problem import Problem, alike_as
+from sparsepipe.partition.devices import Choice, DevicePool, Kind
+from sparsepipe.partition.problem import Problem, as_uniform
 from sparsepipe.partition.search.baselines import mp_by_levels, two_levels
 from tests.support.instances import random_problem
 
@@ -31,8 +31,8 @@ def problem_of(seed: int, hosts: int, each: int, model: str | None = None) -> Pr
     )
     inside = {kind.host: INSIDE for kind in kinds}
     drawn = random.Random(seed).choice(["eq4", "pipedream", "sparsepipe_hete"])
-    fleet = Fleet(kinds=kinds, inside=inside, between=BETWEEN)
-    return Problem(fleet=fleet, spans=spans, model=cost_model(model or drawn))
+    pool = DevicePool(kinds=kinds, inside=inside, between=BETWEEN)
+    return Problem(pool=pool, spans=spans, model=cost_model(model or drawn))
 
 
 def recursion(spans: Spans, model: CostModel, hosts: int, each: int) -> float:
@@ -64,8 +64,8 @@ def recursion(spans: Spans, model: CostModel, hosts: int, each: int) -> float:
 @pytest.mark.parametrize(("hosts", "each"), [(2, 2), (3, 1), (1, 3), (2, 3)])
 def test_the_time_is_that_of_the_recursions(seed: int, hosts: int, each: int) -> None:
     problem = problem_of(seed, hosts, each)
-    alike = alike_as(problem, "gpu")
-    stages, time_s = two_levels(alike, problem.fleet)
+    alike = as_uniform(problem, "gpu")
+    stages, time_s = two_levels(alike, problem.pool)
     assert time_s == pytest.approx(recursion(problem.spans, problem.model, hosts, each))
     assert list(mp_by_levels(problem, device="gpu").stages) == stages
     # A stage is on whole groups of hosts, on each of them with as many devices; all are used.
@@ -78,7 +78,7 @@ def test_the_time_is_that_of_the_recursions(seed: int, hosts: int, each: int) ->
 
 
 def own_time(problem: Problem, stages: list[Choice]) -> float:
-    times, cuts = plan_times(stages, problem.spans, problem.fleet, problem.model)
+    times, cuts = plan_times(stages, problem.spans, problem.pool, problem.model)
     return max(times + cuts)
 
 
@@ -88,7 +88,7 @@ def test_each_host_is_a_stage_of_the_second_level() -> None:
     alone = 0
     for seed in range(60):
         problem = problem_of(seed, 2, 2, model="eq4")
-        stages, time_s = two_levels(alike_as(problem, "gpu"), problem.fleet)
+        stages, time_s = two_levels(as_uniform(problem, "gpu"), problem.pool)
         if 0 in stages[0].counts:
             alone += 1
             assert all(0 in stage.counts for stage in stages)
@@ -99,7 +99,7 @@ def test_each_host_is_a_stage_of_the_second_level() -> None:
 def test_a_pipeline_inside_hosts_has_each_stage_on_all_of_them() -> None:
     # Two hosts share the minibatches; inside a host one stage follows the other.
     problem = problem_of(28, 2, 2)
-    stages, _ = two_levels(alike_as(problem, "gpu"), problem.fleet)
+    stages, _ = two_levels(as_uniform(problem, "gpu"), problem.pool)
     assert [stage.counts for stage in stages] == [(1, 1), (1, 1)]
 
 
@@ -112,22 +112,22 @@ def test_too_many_layers_are_refused_with_what_to_do() -> None:
         cut_bytes_I=many,
     )
     kinds = tuple(Kind(name="gpu", host=f"h{n}", count=8) for n in range(4))
-    fleet = Fleet(kinds=kinds, inside={k.host: INSIDE for k in kinds}, between=BETWEEN)
-    problem = Problem(fleet=fleet, spans=spans, model=cost_model("eq4"))
+    pool = DevicePool(kinds=kinds, inside={k.host: INSIDE for k in kinds}, between=BETWEEN)
+    problem = Problem(pool=pool, spans=spans, model=cost_model("eq4"))
     with pytest.raises(PlanError, match="800 layers on 4 hosts of 8 devices") as caught:
         mp_by_levels(problem, device="gpu")
     assert "task.levels=false" in caught.value.remedy
     # One device on one host leaves nothing to share out, whatever the layers.
-    one = Fleet(kinds=(Kind(name="gpu", host="h", count=1),), inside={"h": 1.0}, between=1.0)
-    alone = Problem(fleet=one, spans=replace(spans, compute_s_KI=many[None]), model=problem.model)
+    one = DevicePool(kinds=(Kind(name="gpu", host="h", count=1),), inside={"h": 1.0}, between=1.0)
+    alone = Problem(pool=one, spans=replace(spans, compute_s_KI=many[None]), model=problem.model)
     assert mp_by_levels(alone, device="gpu").config == "1"
 
 
 def test_unequal_hosts_are_refused() -> None:
     problem = problem_of(0, 2, 2)
-    kinds = (problem.fleet.kinds[0], Kind(name="gpu", host="h1", count=3))
+    kinds = (problem.pool.kinds[0], Kind(name="gpu", host="h1", count=3))
     unequal = Problem(
-        fleet=Fleet(kinds=kinds, inside=problem.fleet.inside, between=BETWEEN),
+        pool=DevicePool(kinds=kinds, inside=problem.pool.inside, between=BETWEEN),
         spans=problem.spans,
         model=problem.model,
     )

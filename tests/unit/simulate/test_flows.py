@@ -52,9 +52,9 @@ def drawn(seed: int) -> tuple[list[Message], list[float]]:
     return messages, speeds
 
 
-@pytest.mark.parametrize("is_foreseen", [False, True])
+@pytest.mark.parametrize("is_predicted", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_each_message_ends_when_its_shares_say(seed: int, is_foreseen: bool) -> None:
+def test_each_message_ends_when_its_shares_say(seed: int, is_predicted: bool) -> None:
     """Whether somebody is told of all ends, or counts on those that nothing changes."""
     messages, speeds = drawn(seed)
     events = Events()
@@ -66,21 +66,21 @@ def test_each_message_ends_when_its_shares_say(seed: int, is_foreseen: bool) -> 
         def done(number: int = number) -> None:
             told_s[number] = events.now_s
 
-        way = flows.way(message.ports, message.num_bytes, done=done, is_foreseen=is_foreseen)
+        way = flows.way(message.ports, message.num_bytes, done=done, is_predicted=is_predicted)
         ways.append(way)
         events.at(message.start_s, flows.start, way)
     events.run()
     expected_s = plain_ends_s(messages, speeds)
     assert [way.end_s for way in ways] == pytest.approx(expected_s, rel=1e-9)
     assert all(ways[number].end_s == time_s for number, time_s in told_s.items())
-    if not is_foreseen:
+    if not is_predicted:
         assert len(told_s) == len(messages)
 
 
 def test_a_message_alone_is_no_event_where_it_is_foreseen() -> None:
     events = Events()
     flows = Flows(events, [10.0])
-    way = flows.way((0,), 50.0, is_foreseen=True)
+    way = flows.way((0,), 50.0, is_predicted=True)
     flows.start(way)
     assert (way.end_s, events.next_s) == (5.0, float("inf"))
 
@@ -91,9 +91,9 @@ def test_who_counts_on_a_message_hears_when_that_changes() -> None:
     flows = Flows(events, [10.0])
     heard: list[tuple[float, float]] = []
     way = flows.way(
-        (0,), 50.0, retimed=lambda: heard.append((events.now_s, way.end_s)), is_foreseen=True
+        (0,), 50.0, retimed=lambda: heard.append((events.now_s, way.end_s)), is_predicted=True
     )
-    other = flows.way((0,), 10.0, is_foreseen=True)
+    other = flows.way((0,), 10.0, is_predicted=True)
     flows.start(way)
     events.at(2.0, flows.start, other)
     events.run()

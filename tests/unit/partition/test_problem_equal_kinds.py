@@ -11,10 +11,10 @@ import pytest
 from sparsepipe.errors import PlanError
 from sparsepipe.partition.costs.layers import Spans
 from sparsepipe.partition.costs.model import cost_model, plan_times
-from sparsepipe.partition.devices import Choice, Fleet, Kind
+from sparsepipe.partition.devices import Choice, DevicePool, Kind
 from sparsepipe.partition.explanation import device_names
 from sparsepipe.partition.memory.model import MemoryModel
-from sparsepipe.partition.problem import Problem, like_kinds, merged
+from sparsepipe.partition.problem import Problem, equal_kinds, merged
 from sparsepipe.partition.search.algorithms import exact
 from sparsepipe.partition.search.bisection import search
 from sparsepipe.partition.search.lattice import Lattice, stages_between_subsets, subsets
@@ -38,7 +38,9 @@ def many_hosts(
     parameters = [rng.uniform(0, 4e8) for _ in range(12)]
     stored = [rng.uniform(0, 2e9) for _ in range(12)]
     return Problem(
-        fleet=Fleet(kinds=kinds, inside={f"h{h}": inside for h in range(hosts)}, between=between),
+        pool=DevicePool(
+            kinds=kinds, inside={f"h{h}": inside for h in range(hosts)}, between=between
+        ),
         spans=Spans(
             compute_s_KI=np.array([[0, *np.cumsum(seconds[kind.name])] for kind in kinds]),
             parameter_bytes_I=np.array([0, *np.cumsum(parameters)]),
@@ -52,22 +54,22 @@ def many_hosts(
 
 def unmerged(problem: Problem) -> list[Choice] | None:
     """By the same search, with each host's devices as a kind of their own."""
-    lattice = Lattice(problem.fleet, subsets(problem.fleet))
+    lattice = Lattice(problem.pool, subsets(problem.pool))
     return search(Costs(problem.spans, lattice, problem.model, problem.memory))
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_as_good_as_with_the_hosts_apart(seed: int) -> None:
     problem = many_hosts(seed, hosts=3 - seed % 2, each=1 + seed % 2)
-    likes = like_kinds(problem.fleet, problem.spans)
+    likes = equal_kinds(problem.pool, problem.spans)
     assert likes == [0, 1] * (3 - seed % 2)
-    assert merged(problem, likes).fleet.num_devices == problem.fleet.num_devices
+    assert merged(problem, likes).pool.num_devices == problem.pool.num_devices
     apart = unmerged(problem)
     assert apart is not None
     ours = exact(problem).stages
     assert quality(problem, list(ours)) == pytest.approx(quality(problem, apart))
-    names = [name for stage in device_names(ours, problem.fleet) for name in stage]
-    each = problem.fleet.kinds[0].count
+    names = [name for stage in device_names(ours, problem.pool) for name in stage]
+    each = problem.pool.kinds[0].count
     assert sorted(names) == [
         f"h{h}/{m}/{n}" for h in range(3 - seed % 2) for m in "AB" for n in range(each)
     ]
@@ -75,23 +77,23 @@ def test_as_good_as_with_the_hosts_apart(seed: int) -> None:
 
 def quality(problem: Problem, plan: list[Choice]) -> list[float]:
     """Bottleneck, number of stages, second-worst stage."""
-    stages, cuts = plan_times(plan, problem.spans, problem.fleet, problem.model)
+    stages, cuts = plan_times(plan, problem.spans, problem.pool, problem.model)
     return [max(stages + cuts), len(stages), sorted(stages)[-2] if len(stages) > 1 else 0.0]
 
 
 def test_one_device_a_host_needs_no_link_inside() -> None:
     inside = many_hosts(0, hosts=8, each=1)
-    one_each = replace(inside.fleet, kinds=inside.fleet.kinds[::2], inside=no_links(8))
+    one_each = replace(inside.pool, kinds=inside.pool.kinds[::2], inside=no_links(8))
     assert one_each.is_uniform
     assert one_each.cut_bytes_per_s(0, 0) == 1e9
     problem = replace(
         inside,
-        fleet=one_each,
+        pool=one_each,
         spans=replace(inside.spans, compute_s_KI=inside.spans.compute_s_KI[::2]),
     )
-    likes = like_kinds(problem.fleet, problem.spans)
+    likes = equal_kinds(problem.pool, problem.spans)
     assert likes == [0] * 8
-    few = merged(problem, likes).fleet
+    few = merged(problem, likes).pool
     assert few.counts == (8,)
     assert few.sync_bytes_per_s([3]) == one_each.sync_bytes_per_s([1, 1, 1, 0, 0, 0, 0, 0]) == 1e9
 
@@ -102,14 +104,14 @@ def no_links(hosts: int) -> dict[str, float]:
 
 def test_hosts_with_faster_links_inside_stay_apart() -> None:
     problem = many_hosts(0, hosts=3, each=1, inside=8e9)
-    assert like_kinds(problem.fleet, problem.spans) == list(range(6))
+    assert equal_kinds(problem.pool, problem.spans) == list(range(6))
 
 
 @pytest.mark.parametrize(("inside", "exactly"), [(1e9, True), (8e9, False)])
 def test_stages_are_counted_before_they_are_made(inside: float, exactly: bool) -> None:
-    fleet = many_hosts(0, hosts=2, each=2, inside=inside).fleet
-    made = sum(len(ways.sources_E) for ways in Lattice(fleet, subsets(fleet)).ways)
-    told = stages_between_subsets(fleet)
+    pool = many_hosts(0, hosts=2, each=2, inside=inside).pool
+    made = sum(len(ways.sources_E) for ways in Lattice(pool, subsets(pool)).ways)
+    told = stages_between_subsets(pool)
     assert told == made if exactly else made <= told <= 2 * made
 
 

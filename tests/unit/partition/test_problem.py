@@ -10,7 +10,7 @@ from sparsepipe.cluster import Inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError
 from sparsepipe.partition.costs.layers import chain_spans
 from sparsepipe.partition.costs.model import cost_model
-from sparsepipe.partition.devices import Fleet, Kind
+from sparsepipe.partition.devices import DevicePool, Kind
 from sparsepipe.partition.explanation import as_plan, explain
 from sparsepipe.partition.memory.model import MemoryModel, plan_bytes
 from sparsepipe.partition.problem import Problem
@@ -150,7 +150,7 @@ def test_a_limit_moves_the_plan() -> None:
     tight = problem(MemoryModel(), inventory=room, profiles=profiles)
     held = hete_mp(tight)
     assert held.config == "2-1"
-    for kept, room in plan_bytes(held.stages, tight.spans, tight.fleet, MemoryModel()):
+    for kept, room in plan_bytes(held.stages, tight.spans, tight.pool, MemoryModel()):
         assert room is not None
         assert kept <= room
 
@@ -202,7 +202,7 @@ def test_mp_does_not_promise_what_the_real_devices_cannot_hold() -> None:
 
 def test_orders() -> None:
     given = problem()
-    names = [kind.name for kind in given.fleet.kinds]
+    names = [kind.name for kind in given.pool.kinds]
     assert names == ["A", "B"]
     for order, expected in (
         ("by_count", [1, 0]),
@@ -211,22 +211,22 @@ def test_orders() -> None:
         (["B", "A"], [1, 0]),
         (["here/A", "B"], [0, 1]),
     ):
-        assert kind_order(order, given.fleet, given.spans) == expected
+        assert kind_order(order, given.pool, given.spans) == expected
 
 
 def test_by_count_counts_a_model_over_all_hosts() -> None:
     layout = (("one", "A", 2), ("one", "B", 3), ("two", "A", 2), ("two", "C", 3), ("two", "B", 1))
     kinds = tuple(Kind(host=host, name=name, count=n) for host, name, n in layout)
-    fleet = Fleet(kinds=kinds, inside={"one": 1.0, "two": 1.0}, between=1.0)
+    pool = DevicePool(kinds=kinds, inside={"one": 1.0, "two": 1.0}, between=1.0)
     # Four of A and of B, A listed first; three of C. Those of a model stay together.
-    assert kind_order("by_count", fleet, problem().spans) == [0, 2, 1, 4, 3]
+    assert kind_order("by_count", pool, problem().spans) == [0, 2, 1, 4, 3]
 
 
 @pytest.mark.parametrize("order", ["by_price", ["A"], ["A", "A", "B"], ["A", "B", "C"]])
 def test_an_unknown_order_is_refused(order: object) -> None:
     given = problem()
     with pytest.raises(ConfigError, match="order") as caught:
-        kind_order(order, given.fleet, given.spans)  # type: ignore[arg-type]
+        kind_order(order, given.pool, given.spans)  # type: ignore[arg-type]
     assert caught.value.remedy
 
 

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from sparsepipe.partition.memory.microbatches import Microbatches, sizes_of
-from sparsepipe.schedule import SYNCHRONOUS, Action, Intake, Plan
+from sparsepipe.schedule import SYNCHRONOUS, Action, MinibatchSupply, Plan
 from tests.support.plans import plan_of
 
 CONFIGS = ["-".join(map(str, each)) for n in range(1, 5) for each in product((1, 2, 3), repeat=n)]
@@ -16,7 +16,7 @@ CONFIGS = ["-".join(map(str, each)) for n in range(1, 5) for each in product((1,
 
 def actions_of(schedule: str, plan: Plan, rank: int, count: int) -> list[Action]:
     """Of two minibatches: what the first one leaves would count."""
-    return list(SYNCHRONOUS[schedule](plan, rank, Intake(2), count))
+    return list(SYNCHRONOUS[schedule](plan, rank, MinibatchSupply(2), count))
 
 
 def forwards(actions: Iterable[Action]) -> list[int]:

@@ -13,10 +13,10 @@ import pytest
 from sparsepipe.errors import ConfigError, PlanError
 from sparsepipe.partition.costs.layers import Spans, state_spans
 from sparsepipe.partition.costs.model import bottleneck_s, cost_model
-from sparsepipe.partition.devices import Choice, Fleet, Kind
+from sparsepipe.partition.devices import Choice, DevicePool, Kind
 from sparsepipe.partition.explanation import explain
 from sparsepipe.partition.memory.model import MemoryModel, fits
-from sparsepipe.partition.problem import Problem, alike_as
+from sparsepipe.partition.problem import Problem, as_uniform
 from sparsepipe.partition.search.algorithms import best_cuts, hete_mp, variance
 from sparsepipe.partition.search.baselines import least_variance
 from tests.support.instances import random_problem, tight_problem
@@ -36,8 +36,8 @@ def chain(seconds: list[float]) -> Spans:
 
 def problem_of(spans: Spans, devices: int, **options: object) -> Problem:
     kind = Kind(name="A", host="h", count=devices)
-    fleet = Fleet(kinds=(kind,), inside={"h": 1.0}, between=1.0)
-    return Problem(fleet=fleet, spans=spans, model=cost_model("eq4"), **options)  # type: ignore[arg-type]
+    pool = DevicePool(kinds=(kind,), inside={"h": 1.0}, between=1.0)
+    return Problem(pool=pool, spans=spans, model=cost_model("eq4"), **options)  # type: ignore[arg-type]
 
 
 def spread(seconds: list[int], bounds: list[int]) -> Fraction:
@@ -72,11 +72,11 @@ def least_bottleneck(spans: Spans) -> float:
     """Of three stages of a device each."""
     problem = problem_of(spans, 3)
     found = best_cuts(problem, [(1,), (1,), (1,)])
-    return bottleneck_s(found.stages, spans, problem.fleet, problem.model)
+    return bottleneck_s(found.stages, spans, problem.pool, problem.model)
 
 
 def every_plan(problem: Problem) -> list[list[Choice]]:
-    layers, devices = problem.spans.num_layers, problem.fleet.num_devices
+    layers, devices = problem.spans.num_layers, problem.pool.num_devices
     bounds = [[0, *cuts, layers] for cuts in combinations(range(1, layers), devices - 1)]
     return [
         [Choice(first=a, end=b, counts=(1,)) for a, b in pairwise(one)]
@@ -90,20 +90,20 @@ def test_limits_of_memory_rule_cuts_out(draw: object) -> None:
     outcomes = set()
     for seed in range(80):
         drawn, _ = draw(seed)  # type: ignore[operator]
-        problem = alike_as(drawn, drawn.fleet.kinds[0].name)
+        problem = as_uniform(drawn, drawn.pool.kinds[0].name)
         compute_I = problem.spans.compute_s_KI[0]
         plans = every_plan(problem)
-        fitting = [p for p in plans if fits(p, problem.spans, problem.fleet, problem.memory)]
+        fitting = [p for p in plans if fits(p, problem.spans, problem.pool, problem.memory)]
         outcomes.add((bool(plans), bool(fitting), len(fitting) < len(plans)))
         if not fitting:
             with pytest.raises(PlanError, match="lacks" if plans else "do not make a stage"):
-                variance(problem, device=problem.fleet.kinds[0].name)
+                variance(problem, device=problem.pool.kinds[0].name)
             continue
 
         def squares(plan: list[Choice], compute_I: np.ndarray = compute_I) -> float:
             return float(np.var([compute_I[stage.end] - compute_I[stage.first] for stage in plan]))
 
-        found = variance(problem, device=problem.fleet.kinds[0].name)
+        found = variance(problem, device=problem.pool.kinds[0].name)
         assert list(found.stages) in fitting
         least = min(map(squares, fitting))
         assert squares(list(found.stages)) <= least * (1 + 1e-6) + 1e-12
@@ -140,8 +140,8 @@ def test_unlike_devices_count_as_the_named_one_and_keep_their_order() -> None:
         cut_bytes_I=np.zeros(5),
     )
     kinds = (Kind(name="A", host="h", count=2), Kind(name="B", host="h", count=1))
-    fleet = Fleet(kinds=kinds, inside={"h": 1.0}, between=1.0)
-    problem = Problem(fleet=fleet, spans=spans, model=cost_model("eq4"))
+    pool = DevicePool(kinds=kinds, inside={"h": 1.0}, between=1.0)
+    problem = Problem(pool=pool, spans=spans, model=cost_model("eq4"))
     assert [s.end for s in variance(problem, device="A").stages] == [2, 3, 4]
     found = variance(problem, device="B")
     assert [s.end for s in found.stages] == [1, 2, 4]
@@ -163,12 +163,12 @@ def test_the_real_devices_must_hold_the_plan() -> None:
         cut_bytes_I=none,
     )
     kinds = tuple(Kind(name=n, host="h", count=1, memory_bytes=20.0 * 2**20) for n in "AB")
-    fleet = Fleet(kinds=kinds, inside={"h": 1.0}, between=1.0)
-    problem = Problem(fleet=fleet, spans=spans, model=cost_model("eq4"), memory=MemoryModel())
+    pool = DevicePool(kinds=kinds, inside={"h": 1.0}, between=1.0)
+    problem = Problem(pool=pool, spans=spans, model=cost_model("eq4"), memory=MemoryModel())
     assert variance(problem, device="A").config == "1-1"  # 16 MiB in the first, 8 in the second
-    small = replace(fleet, kinds=(replace(kinds[0], memory_bytes=12.0 * 2**20), kinds[1]))
+    small = replace(pool, kinds=(replace(kinds[0], memory_bytes=12.0 * 2**20), kinds[1]))
     with pytest.raises(PlanError, match="lacks 4 MiB") as caught:
-        variance(replace(problem, fleet=small), device="A")
+        variance(replace(problem, pool=small), device="A")
     assert "1/2 of the batch size" in caught.value.remedy
 
 

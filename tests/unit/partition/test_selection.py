@@ -8,10 +8,10 @@ import pytest
 
 from sparsepipe.errors import ConfigError
 from sparsepipe.partition.activation_checkpointing.selection import (
-    Chosen,
+    RecomputedLayers,
     choose_spans,
 )
-from sparsepipe.partition.activation_checkpointing.setting import bounds_of, spans_told_by
+from sparsepipe.partition.activation_checkpointing.setting import bounds_of, spans_in_plan
 from sparsepipe.partition.memory.microbatches import Microbatches, sizes_of
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.profiling import LayerProfile, Profile
@@ -60,7 +60,7 @@ WEIGHTS_BYTES = 50.0 + 3 * 20.0
 
 def chosen(
     room: float, plan: Plan = TWO, *, cut: Microbatches = EVEN, **profiles: Profile
-) -> Chosen:
+) -> RecomputedLayers:
     devices = [device for stage in plan.stages for device in stage.devices]
     limits = dict.fromkeys(devices, WEIGHTS_BYTES + room)
     return choose_spans(plan, profiles or GPU, limits, memory=MEMORY, microbatches=cut)
@@ -109,7 +109,7 @@ def test_1f1b_has_less_in_flight() -> None:
         ("1-3", "eager_1f1b", [7, 1]),
     ],
 )
-def test_microbatches_in_flight(config: str, schedule: str, expected: list[int]) -> None:
+def test_microbatches(config: str, schedule: str, expected: list[int]) -> None:
     cut = Microbatches(schedule=schedule, count=8, batch_size=None)
     plan = Plan.of(config=config, cuts=range(1, len(expected)), num_layers=4)
     assert [cut.in_flight(plan, stage) for stage in range(plan.num_stages)] == expected
@@ -156,5 +156,5 @@ def test_devices_of_a_stage_that_differ_recompute_the_same() -> None:
 
 def test_a_plan_file_tells_the_spans() -> None:
     told = replace(TWO, details={"recomputed": [[0, 1], [3, 3]]})
-    assert spans_told_by(Plan.from_json(told.to_json())) == ((range(2),), (range(3, 4),))
-    assert spans_told_by(TWO) == ((), ())
+    assert spans_in_plan(Plan.from_json(told.to_json())) == ((range(2),), (range(3, 4),))
+    assert spans_in_plan(TWO) == ((), ())

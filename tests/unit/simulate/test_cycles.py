@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sparsepipe.cluster import Link
-from sparsepipe.schedule import Intake
-from sparsepipe.simulate.cycles import Lookout, Standing, cycle_of
+from sparsepipe.schedule import MinibatchSupply
+from sparsepipe.simulate.cycles import CycleDetector, RunState, cycle_of
 from sparsepipe.simulate.flows import Events, Flows
 from sparsepipe.simulate.network import Network
 from sparsepipe.simulate.sums import Sums
@@ -29,36 +29,36 @@ def test_when_times_seem_to_repeat(ends_s: list[float], cycle: int | None) -> No
     assert cycle_of(ends_s) == cycle
 
 
-def seen(number: int, place: object, *, time_s: float, end_s: float = 0.5) -> Standing:
-    return Standing(number, time_s, (place,), (end_s,), (time_s / 2, time_s))
+def seen(number: int, place: object, *, time_s: float, end_s: float = 0.5) -> RunState:
+    return RunState(number, time_s, (place,), (end_s,), (time_s / 2, time_s))
 
 
 def test_a_cycle_is_found_when_all_stands_as_before_and_cuts_the_run_short() -> None:
-    intake = Intake(1000)
-    lookout = Lookout(intake, 2)
-    intake.told = 13
+    supply = MinibatchSupply(1000)
+    detector = CycleDetector(supply, 2)
+    supply.told = 13
     wanted = []
     for number in range(9):
-        if lookout.wants(number, 0.5 * number):
+        if detector.wants(number, 0.5 * number):
             wanted.append(number)
-            lookout.sees(seen(number, "as ever", time_s=0.5 * number))
+            detector.sees(seen(number, "as ever", time_s=0.5 * number))
     assert wanted == [4, 6], "after three periods, and one later"
-    assert lookout.cycle is not None
-    assert (lookout.cycle.minibatches, lookout.cycle.seconds) == (2, 1.0)
-    assert lookout.cycle.busy == (0.5, 1.0)
-    assert intake.limit == 14, "what is known of by now, and as even as 1000"
+    assert detector.cycle is not None
+    assert (detector.cycle.minibatches, detector.cycle.seconds) == (2, 1.0)
+    assert detector.cycle.busy == (0.5, 1.0)
+    assert supply.limit == 14, "what is known of by now, and as even as 1000"
 
 
 def test_times_that_repeat_are_no_cycle_while_something_else_changes() -> None:
-    intake = Intake(1000)
-    lookout = Lookout(intake, 1)
+    supply = MinibatchSupply(1000)
+    detector = CycleDetector(supply, 1)
     for number in range(40):
-        if lookout.wants(number, float(number)):
+        if detector.wants(number, float(number)):
             filling = min(number, 20)
-            lookout.sees(seen(number, ("in the queue", filling), time_s=float(number)))
-        assert lookout.cycle is None or number > 20
-    assert lookout.cycle is not None
-    assert intake.limit == 0
+            detector.sees(seen(number, ("in the queue", filling), time_s=float(number)))
+        assert detector.cycle is None or number > 20
+    assert detector.cycle is not None
+    assert supply.limit == 0
 
 
 def test_what_ends_at_another_time_is_no_cycle() -> None:
@@ -84,7 +84,7 @@ def test_the_phases_of_a_sum_are_told_apart() -> None:
     )
     found: list[tuple[object, list[float]]] = []
     for time_s in (1.0, 5.0):
-        events.at(time_s, lambda _: found.append(sums.standing(0, events.now_s)), None)
+        events.at(time_s, lambda _: found.append(sums.state(0, events.now_s)), None)
     for rank in range(2):
         sums.reached(rank, 0)
     events.run()

@@ -23,8 +23,8 @@ from sparsepipe.partition.search.algorithms import (
     straight,
     variance,
 )
-from sparsepipe.partition.search.checkpointed_stages import chosen_of
-from sparsepipe.partition.search.reachability import Masks
+from sparsepipe.partition.search.checkpointed_stages import recomputation_of
+from sparsepipe.partition.search.reachability import PairReachability
 from tests.support.recomputing_instances import least_s, problem_of, random_recomputing, seconds_of
 
 
@@ -44,15 +44,15 @@ def on(devices: int, layers: int, *, limit: float | None, **costs: float) -> Pro
     each = {"forward_s": 1.0, "backward_s": 2.0, "saved_bytes": 1.0, **costs}
     limits = [] if limit is None else [limit]
     problem = problem_of([[each] * layers], limits=limits, setting="none")
-    kinds = (replace(problem.fleet.kinds[0], count=devices),)
-    return replace(problem, fleet=replace(problem.fleet, kinds=kinds))
+    kinds = (replace(problem.pool.kinds[0], count=devices),)
+    return replace(problem, pool=replace(problem.pool, kinds=kinds))
 
 
 def no_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Masks, bound_s: float) -> Any:
+    def refuse(self: PairReachability, bound_s: float) -> Any:
         raise AssertionError("pairs of a begin and an end were looked at")
 
-    monkeypatch.setattr(Masks, "reached", refuse)
+    monkeypatch.setattr(PairReachability, "reached", refuse)
 
 
 def time_s(found: Any, problem: Problem, **options: Any) -> float:
@@ -75,7 +75,7 @@ def test_ends_are_found_without_looking_at_pairs(
     outcomes = Counter[tuple[bool, bool]]()
     for seed in seeds:
         problem, order = random_recomputing(seed, "none")
-        kinds = problem.fleet.kinds
+        kinds = problem.pool.kinds
         names = [f"{kinds[kind].host}/{kinds[kind].name}" for kind in order]
         best_s = least_s(problem)
         assert time_s(exact, problem) == pytest.approx(best_s), seed
@@ -145,7 +145,7 @@ def test_a_batch_in_parts_is_no_more_than_a_batch(setting: Any) -> None:
         assert found(problem).config == "1-1-1-1"
     assert all(found(problem, device="A").config == "1-1-1-1" for found in (mp, variance))
     solution = straight(problem)
-    chosen = chosen_of(solution.stages, problem, solution.spans)
+    chosen = recomputation_of(solution.stages, problem, solution.spans)
     assert not any(chosen.spans)
     told = explain(problem, solution, chosen)
     assert [row.memory_bytes for row in told.rows] == pytest.approx([1.03] * 4)
@@ -160,8 +160,8 @@ def test_what_later_stages_keep_of_several_readers_counts() -> None:
         {"forward_s": 1.0, "backward_s": 2.0, "saved_bytes": 1.0, "parameter_bytes": 0.01},
     ]
     problem = problem_of([layers], limits=[2.0], setting="none")
-    four = (replace(problem.fleet.kinds[0], count=4),)
-    problem = in_parts(replace(problem, fleet=replace(problem.fleet, kinds=four)), "gpipe", 6)
+    four = (replace(problem.pool.kinds[0], count=4),)
+    problem = in_parts(replace(problem, pool=replace(problem.pool, kinds=four)), "gpipe", 6)
     solution = exact(problem)
     assert solution.config != "3-1"
     assert seconds_of(problem, solution.stages) == pytest.approx(least_s(problem))
@@ -176,19 +176,19 @@ def test_one_stage_of_which_whole_batches_would_not_fit_is_told_as_such(found: A
 
     def solved(limit: float) -> tuple[Problem, Solution]:
         problem = in_parts(on(2, 2, limit=limit, activation_bytes=0.01), "1f1b", 4)
-        slow = replace(problem.fleet, inside={"h": 1e-4}, between=1e-4)
-        problem = replace(problem, fleet=slow)
+        slow = replace(problem.pool, inside={"h": 1e-4}, between=1e-4)
+        problem = replace(problem, pool=slow)
         return problem, found(problem)
 
     problem, solution = solved(1.8)
     assert solution.config == "2"
-    told = explain(problem, solution, chosen_of(solution.stages, problem))
+    told = explain(problem, solution, recomputation_of(solution.stages, problem))
     assert told.rows[0].memory_bytes == pytest.approx(1.0, abs=0.1)
     assert told.dp_s is None
     expected = "one stage on all devices, in microbatches: whole batches would not fit"
     assert told.verdict() == expected
     problem, solution = solved(2.2)
-    told = explain(problem, solution, chosen_of(solution.stages, problem))
+    told = explain(problem, solution, recomputation_of(solution.stages, problem))
     assert told.dp_s == pytest.approx(3.0)
     assert "data parallelism" in told.verdict()
 
@@ -205,11 +205,11 @@ def test_a_refusal_names_what_would_fit() -> None:
 def test_without_limits_the_plan_is_that_of_the_times(found: Any) -> None:
     for seed in range(20):
         problem, _ = random_recomputing(seed, "none")
-        if found is straight and problem.fleet.num_devices > problem.spans.num_layers:
+        if found is straight and problem.pool.num_devices > problem.spans.num_layers:
             continue
-        free = tuple(replace(kind, memory_bytes=None) for kind in problem.fleet.kinds)
-        problem = replace(problem, fleet=replace(problem.fleet, kinds=free))
-        problem = in_parts(problem, "1f1b", problem.fleet.num_devices)
+        free = tuple(replace(kind, memory_bytes=None) for kind in problem.pool.kinds)
+        problem = replace(problem, pool=replace(problem.pool, kinds=free))
+        problem = in_parts(problem, "1f1b", problem.pool.num_devices)
         assert found(problem) == found(replace(problem, synchronous=None, memory=None)), seed
 
 

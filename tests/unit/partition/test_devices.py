@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparsepipe.partition.devices import SEVERAL, Fleet, Kind
+from sparsepipe.partition.devices import SEVERAL, DevicePool, Kind
 
 INF = float("inf")
 KINDS = (
@@ -13,7 +13,7 @@ KINDS = (
     Kind(name="C", host="fast", count=1),
     Kind(name="D", host="slow", count=2),
 )
-FLEET = Fleet(kinds=KINDS, inside={"fast": 8.0, "slow": 2.0}, between=4.0)
+FLEET = DevicePool(kinds=KINDS, inside={"fast": 8.0, "slow": 2.0}, between=4.0)
 
 
 @pytest.mark.parametrize(
@@ -66,11 +66,11 @@ def test_the_link_between_two_stages(host: int, following: int, speed: float) ->
 def test_one_bandwidth_for_all_is_known_as_such(
     inside: dict[str, float], between: float, uniform: bool
 ) -> None:
-    assert Fleet(kinds=KINDS, inside=inside, between=between).is_uniform is uniform
+    assert DevicePool(kinds=KINDS, inside=inside, between=between).is_uniform is uniform
 
 
 def test_alone_a_host_needs_no_link_to_others() -> None:
-    alone = Fleet(kinds=KINDS[:1], inside={"fast": 8.0}, between=INF)
+    alone = DevicePool(kinds=KINDS[:1], inside={"fast": 8.0}, between=INF)
     assert alone.is_uniform
     assert alone.cut_bytes_per_s(0, 0) == 8.0
     assert alone.sync_bytes_per_s((2,)) == 8.0

@@ -23,9 +23,9 @@ from sparsepipe.partition.search.algorithms import (
 )
 from sparsepipe.partition.search.baselines import mp_by_levels
 from sparsepipe.partition.search.bisection import search
-from sparsepipe.partition.search.checkpointed_stages import chosen_of
+from sparsepipe.partition.search.checkpointed_stages import recomputation_of
 from sparsepipe.partition.search.lattice import Lattice, subsets
-from sparsepipe.partition.search.stage_costs import Costs, PlanSeconds
+from sparsepipe.partition.search.stage_costs import Costs, RecomputationSeconds
 from tests.support.instances import random_problem
 from tests.support.recomputing_instances import (
     least_s,
@@ -60,8 +60,8 @@ def time_of(found: Any, problem: Problem, **options: Any) -> float:
         plan = found(problem, **options).stages
     except PlanError:
         return float("inf")
-    stages_s, cuts_s = plan_times(plan, problem.spans, problem.fleet, problem.model)
-    more_s = chosen_of(plan, problem).times_s
+    stages_s, cuts_s = plan_times(plan, problem.spans, problem.pool, problem.model)
+    more_s = recomputation_of(plan, problem).times_s
     each = zip(stages_s, more_s, plan, strict=True)
     told_s = max([s + more / sum(stage.counts) for s, more, stage in each] + cuts_s)
     assert told_s == pytest.approx(seconds_of(problem, plan))
@@ -78,7 +78,7 @@ def test_what_trying_all_plans_and_choices_finds(name: str, seeds: range) -> Non
         problem, order = random_recomputing(seed, setting)
         if not fits_layers(problem, setting):
             continue
-        kinds = problem.fleet.kinds
+        kinds = problem.pool.kinds
         names = [f"{kinds[kind].host}/{kinds[kind].name}" for kind in order]
         best_s, sorted_s = least_s(problem), least_s(problem, order)
         assert time_of(exact, problem) == pytest.approx(best_s), seed
@@ -96,7 +96,7 @@ def test_what_is_told_is_what_was_searched_by() -> None:
             solution = exact(problem)
         except PlanError:
             continue
-        chosen = chosen_of(solution.stages, problem)
+        chosen = recomputation_of(solution.stages, problem)
         told = explain(problem, solution, chosen)
         assert told.bottleneck_s == pytest.approx(least_s(problem)), seed
         assert all(
@@ -122,10 +122,10 @@ def test_heuristics_keep_to_the_memory(name: str) -> None:
     setting, fitting, refused = SETTINGS[name], 0, 0
     for seed in range(40):
         problem, _ = random_recomputing(seed, setting)
-        devices = problem.fleet.num_devices
+        devices = problem.pool.num_devices
         if not fits_layers(problem, setting) or devices > problem.spans.num_layers:
             continue
-        device = problem.fleet.kinds[0].name
+        device = problem.pool.kinds[0].name
         best_s = time_of(straight, problem)
         for found in (mp, variance):
             try:
@@ -133,11 +133,11 @@ def test_heuristics_keep_to_the_memory(name: str) -> None:
             except (PlanError, ConfigError):
                 # Of devices that are alike these searches look at as much as others do.
                 other_s = best_s if found is variance else time_of(exact, problem)
-                alike = len(problem.fleet.kinds) == 1
+                alike = len(problem.pool.kinds) == 1
                 refused += alike
                 assert not alike or other_s == float("inf"), (found, seed)
                 continue
-            chosen_of(stages, problem)
+            recomputation_of(stages, problem)
             assert seconds_of(problem, stages) < float("inf"), (found, seed)
             fitting += 1
             if len(stages) == devices:
@@ -150,12 +150,12 @@ def test_heuristics_keep_to_the_memory(name: str) -> None:
 def test_telling_stages_apart_changes_no_plan(told: int) -> None:
     for seed in range(60):
         problem, _ = random_problem(seed)
-        counts = subsets(problem.fleet)
+        counts = subsets(problem.pool)
         both = [
             search(
                 Costs(
                     problem.spans,
-                    Lattice(problem.fleet, counts, stages_told=number),
+                    Lattice(problem.pool, counts, distinct_stages=number),
                     problem.model,
                     problem.memory,
                 )
@@ -170,14 +170,14 @@ def test_a_whole_network_on_unlike_devices() -> None:
     """As deep as a VGG16: few plans have to be counted, and no cuts nearby are better."""
     problem = network_of(52)
     found = straight(problem).stages
-    chosen = chosen_of(found, problem)
+    chosen = recomputation_of(found, problem)
     assert any(chosen.spans)
     rooms = zip(chosen.peaks_bytes, chosen.rooms_bytes, strict=True)
     assert all(peak <= room * (1 + 1e-8) for peak, room in rooms)
-    seconds = PlanSeconds(problem)
+    seconds = RecomputationSeconds(problem)
 
     def time_s(plan: list[Choice]) -> float:
-        stages_s, cuts_s = plan_times(plan, problem.spans, problem.fleet, problem.model)
+        stages_s, cuts_s = plan_times(plan, problem.spans, problem.pool, problem.model)
         return max(*(a + b for a, b in zip(stages_s, seconds(plan), strict=True)), *cuts_s)
 
     best_s = time_s(list(found))
@@ -210,7 +210,7 @@ def test_second_runs_move_the_cut(setting: Any, cuts: list[int], bottleneck_s: f
     problem = problem_of([[{"forward_s": 2.0, "backward_s": 1.0}] * 4], limits=[], setting=setting)
     solution = straight(problem)
     assert [stage.first for stage in solution.stages[1:]] == cuts
-    told = explain(problem, solution, chosen_of(solution.stages, problem))
+    told = explain(problem, solution, recomputation_of(solution.stages, problem))
     assert told.bottleneck_s == bottleneck_s
     assert told.dp_s == 6.0, "which recomputes nothing"
     by_variance = variance(problem, device="A").stages

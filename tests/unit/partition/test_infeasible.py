@@ -21,7 +21,7 @@ from sparsepipe.partition.search.algorithms import (
 )
 from sparsepipe.partition.search.baselines import mp_by_levels
 from sparsepipe.partition.search.checkpointed_stages import LayerTables
-from sparsepipe.partition.search.reachability import Masks
+from sparsepipe.partition.search.reachability import PairReachability
 from tests.support.recomputing_instances import least_s, problem_of, seconds_of
 
 
@@ -31,13 +31,13 @@ def test_first_stages_that_have_no_better_plan_are_asked_once(
 ) -> None:
     """The best plan has all four devices in one stage, and is found first."""
     asked: list[float] = []
-    reached = Masks.reached
+    reached = PairReachability.reached
 
-    def counted(self: Masks, bound_s: float) -> Any:
+    def counted(self: PairReachability, bound_s: float) -> Any:
         asked.append(bound_s)
         return reached(self, bound_s)
 
-    monkeypatch.setattr(Masks, "reached", counted)
+    monkeypatch.setattr(PairReachability, "reached", counted)
     questions = []
     for limit in (None, 99.0):
         problem = problem_of(

@@ -11,7 +11,7 @@ from torch import nn
 from sparsepipe.runtime.weights import Weights
 from sparsepipe.schedule import (
     Action,
-    Intake,
+    MinibatchSupply,
     Plan,
     RankOrder,
     Schedule,
@@ -77,7 +77,7 @@ def really_copied(plan: Plan, minibatches: int, rank: int, mode: str) -> list[bo
                     pass
                 found.append(parameter.data_ptr() != before)
 
-    for count in Intake(minibatches).portions(plan.replicas(0)):
+    for count in MinibatchSupply(minibatches).portions(plan.replicas(0)):
         do(order.feed(count))
     weights.keep_from(None)
     do(order.drain())
