@@ -3,6 +3,7 @@
 #   make demo       measure, split and train a sparse network on two unlike devices, compare speeds
 #   make test       the quick suite
 #   make test-full  all tests: the quick suite, make smoke and what takes longer
+#   make coverage   the quick suite, and the lines of sparsepipe/ that it runs in all processes
 #   make notebooks  executes the notebooks, on recorded ledgers
 #   make smoke      half of the paper's Table II, killed once on its way, and others, as small as can be
 #   make gpu        figures of a GPU, in starts of nine minutes that go on with each other; outputs/gpu
@@ -27,7 +28,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs_ready
 
-.PHONY: setup demo test test-full notebooks smoke gpu docs lint format clean
+.PHONY: setup demo test test-full coverage notebooks smoke gpu docs lint format clean
 .DELETE_ON_ERROR:
 
 setup: $(READY)
@@ -52,6 +53,11 @@ test: $(READY)
 
 test-full: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
+
+coverage: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest -m "not full and not smoke" -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --sort=cover
 
 notebooks: $(READY)
 	$(BIN)/python -m pytest tests/integration/test_notebooks.py $(PYTEST_ARGS)

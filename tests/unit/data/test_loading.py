@@ -192,7 +192,7 @@ if __name__ == "__main__":  # so that workers have no reason of their own to imp
 """
 
 
-@pytest.mark.parametrize("once", [True, False])
+@pytest.mark.parametrize("once", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_workers_have_what_their_server_has_imported(tmp_path: Path, once: bool) -> None:
     script = tmp_path / "script.py"
     script.write_text(IMPORTED_ONCE)
