@@ -77,7 +77,7 @@ class _KeepLines(argparse.RawDescriptionHelpFormatter):
 
 
 def _spec(scale: str, network: str, resolution: int) -> RunSpec:
-    asked = ("experiment=table2", f"scale={scale}", f"network={network}", "data=shapes")
+    asked = ("experiment=table2", f"scale={scale}", f"paper/network={network}", "data=shapes")
     with initialize_config_dir(str(compose.config_dir()), version_base="1.3"):
         words = compose.admit([*asked, f"data.resolution={resolution}"])
         return compose.resolve(hydra_compose(compose.CONFIG_NAME, words))

@@ -137,7 +137,7 @@ def _epochs(jobs: Jobs, network: str, resolution: int) -> Row:
     """Epochs of one of Table II's trainings on one device, cut short; TF32 as torch has it."""
     result, _ = jobs.run(
         *_cell(network, resolution),
-        "trial=one_device",
+        "paper/trial=one_device",
         "task.test=false",
         f"trainer.max_epochs={_EPOCHS}",
         f"trainer.limit_train_batches={_EPOCH_SHARE}",
@@ -152,7 +152,7 @@ def _fig8(jobs: Jobs, network: str, resolution: int) -> Row:
     result, _ = jobs.run(
         "experiment=fig8",
         "scale=paper",
-        f"network={network}",
+        f"paper/network={network}",
         f"data.resolution={resolution}",
         "task.isolated=false",
         "task.gallery=0",
@@ -171,7 +171,7 @@ def _largest(jobs: Jobs, network: str, resolution: int, budget_bytes: float | No
     start = 16 if network == "dense" and budget_bytes else 128
     result, _ = jobs.run(
         *_cell(network, resolution),
-        "trial=largest_batch",
+        "paper/trial=largest_batch",
         "task.isolated=false",
         f"task.start={start}",
         "task.precision=0.1",
@@ -184,7 +184,7 @@ def _cell(network: str, resolution: int) -> tuple[str, ...]:
     return (
         "experiment=table2",
         "scale=paper",
-        f"network={network}",
+        f"paper/network={network}",
         f"data.resolution={resolution}",
     )
 

@@ -54,7 +54,11 @@ def pages(conf: Path) -> dict[str, str]:
     )
     found = {"index": _index(groups)}
     found[GENERAL] = "\n".join(["# Keys outside the groups\n", *_HEAD, *rows])
-    return found | {group.name: "\n".join(_page(conf, group)) for group in groups}
+    return found | {_page_name(group): "\n".join(_page(conf, group)) for group in groups}
+
+
+def _page_name(group: Group) -> str:
+    return group.name.replace("/", "-")
 
 
 def keys_of(conf: Path, name: str, at: str = "") -> dict[str, Key]:
@@ -229,7 +233,9 @@ def _index(groups: list[Group]) -> str:
     ]
     for group in groups:
         default = f"`{group.default}`" if group.default else ""
-        lines.append(f"| [{group.name}]({group.name}.md) | {default} | {_text(group.line)} |")
+        lines.append(
+            f"| [{group.name}]({_page_name(group)}.md) | {default} | {_text(group.line)} |"
+        )
     return "\n".join([*lines, f"| [outside the groups]({GENERAL}.md) | | name, seed, paths, … |"])
 
 

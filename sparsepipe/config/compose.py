@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sparsepipe.config.check import check, suggest
+from sparsepipe.config.listing import PARTS
 from sparsepipe.config.outputs import expanded
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.scales import KEY, in_place_of_scale
@@ -74,6 +75,8 @@ OmegaConf.register_new_resolver("listed_devices", _listed_devices, replace=True)
 OmegaConf.register_new_resolver("choose", _choose, replace=True)
 OmegaConf.register_new_resolver("short", _short, replace=True)
 OmegaConf.register_new_resolver("sweep_or", _sweep_or, replace=True)
+_MOVED_GROUPS = {"network": "paper/network", "trial": "paper/trial"}
+"""Present names of groups, by those of earlier versions."""
 _OF_TRIALS = ("batch_shared_by", "depth", "partition")
 """Keys that settings of a run are made of, and that are none themselves."""
 _NOT_RECORDED = ("checkpoint", "data.cache_dir", "data.root", "force", "hydra", "logger", "paths")
@@ -96,6 +99,11 @@ def config_dir() -> Path:
         f"no configuration directory beside or inside {package}",
         remedy="install sparsepipe from its wheel, or run from a complete checkout",
     )
+
+
+def assets_dir() -> Path:
+    """The directory of profiles and plans that come with the package."""
+    return Path(__file__).resolve().parent.parent / "assets"
 
 
 def config_loader(directories: Sequence[str] = ()) -> ConfigLoader:
@@ -195,7 +203,7 @@ def explain(error: Exception, overrides: Sequence[str], loader: ConfigLoader) ->
 
 
 def _name_problems(overrides: Sequence[str], loader: ConfigLoader) -> Iterator[str]:
-    groups = [name for name in loader.list_groups("") if name != "hydra"]
+    groups = list(_groups(loader))
     keys = sorted({*groups, *Config.__dataclass_fields__})
     for override in _parse(overrides):
         name = override.key_or_group
@@ -209,7 +217,21 @@ def _name_problems(overrides: Sequence[str], loader: ConfigLoader) -> Iterator[s
                         f"there are: {listed}"
                     )
         elif "." not in name and not name.startswith("hydra") and name not in keys:
-            yield f"unknown key or group '{name}'{suggest(name, keys)}"
+            moved = _MOVED_GROUPS.get(name)
+            hint = f" (it is now '{moved}')" if moved else suggest(name, keys)
+            yield f"unknown key or group '{name}'{hint}"
+
+
+def _groups(loader: ConfigLoader) -> Iterator[str]:
+    """Those to choose from; of a directory without options of its own, the directories in it."""
+    for name in loader.list_groups(""):
+        if name in ("hydra", PARTS):
+            continue
+        if loader.get_group_options(name, ObjectType.CONFIG):
+            yield name
+        else:
+            below = loader.get_group_options(name, ObjectType.GROUP)
+            yield from (f"{name}/{each}" for each in below if each != PARTS)
 
 
 def _options(group: str, loader: ConfigLoader) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytorch_lightning as pl
 from torch import nn
 
-from sparsepipe.config.compose import config_dir
+from sparsepipe.config.compose import assets_dir
 from sparsepipe.config.outputs import expanded
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, PlanError
@@ -157,7 +157,7 @@ def _found(name: str) -> Path:
     Raises:
         PlanError: it is none of those, and named as if it were.
     """
-    path, shipped = expanded(name), config_dir() / name
+    path, shipped = expanded(name), assets_dir() / name
     if path.exists() or path.is_absolute():
         return path
     there = sorted(str(Path(name).with_name(file.name)) for file in shipped.parent.glob("*.json"))

@@ -18,6 +18,8 @@ from typing import Protocol
 from sparsepipe.config.check import suggest
 from sparsepipe.errors import ConfigError
 
+PARTS = "base"
+"""Directories of this name hold what options are made of, and no options."""
 _DEFAULT = re.compile(
     r"^  - (?:override )?(?P<group>[\w/]+): (?P<option>\S+)(?: +# (?P<line>.+))?$"
 )
@@ -202,12 +204,15 @@ def _pace_of(directory: Traversable) -> dict[str, Group]:
 
 
 def _groups(directory: Traversable) -> Iterator[tuple[str, Traversable]]:
-    """The directories that are groups: those of Hydra are a level further in."""
+    """The directories that are groups; of one without options of its own, those in it."""
     for entry in _sorted(directory):
-        if entry.name == "hydra":
-            yield from ((f"hydra/{below.name}", below) for below in _sorted(entry))
-        elif entry.is_dir():
+        if not entry.is_dir() or entry.name == PARTS:
+            continue
+        if any(below.name.endswith(".yaml") for below in entry.iterdir()):
             yield entry.name, entry
+        else:
+            inner = (below for below in _sorted(entry) if below.is_dir() and below.name != PARTS)
+            yield from ((f"{entry.name}/{below.name}", below) for below in inner)
 
 
 def _options(directory: Traversable, *, below: str = "") -> Iterator[Option]:

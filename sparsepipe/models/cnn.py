@@ -6,9 +6,9 @@ Source: Zhang and Sun, "A Parallel Pipeline Design for Training Deep Neural Netw
 with 5x5 kernels on images of 28x28, in pipelines of up to eight. Where that is silent, as on the
 number of layers, their channels and the head, this is our choice: 24 convolutions, of which all
 but the first one are alike, behind a pooling that leaves 14x14. With ReLU and pooling the first one
-takes less than another (measured: conf/profiles/pipeline_depth/core.json); so twelve, six and three
-in a stage are nearly equal shares of two, four and eight stages. There is no normalization, which
-would see microbatches.
+takes less than another (measured: assets/profiles/pipeline_depth/core.json); so twelve, six and
+three in a stage are nearly equal shares of two, four and eight stages. There is no normalization,
+which would see microbatches.
 """
 
 from __future__ import annotations

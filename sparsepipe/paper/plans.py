@@ -1,6 +1,6 @@
 """The paper's model on the paper's GPUs, and the splits that its Table III prints, as plans.
 
-``conf/plans/paper`` holds the plans of its MP, which ``experiment=table3`` writes.
+``sparsepipe/assets/plans/paper`` holds the plans of its MP, which ``experiment=table3`` writes.
 """
 
 from __future__ import annotations

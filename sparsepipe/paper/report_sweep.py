@@ -35,7 +35,7 @@ _OF_NO_FIGURE = (
 """Keys and groups that commands have otherwise, or that change nothing in a table."""
 _OF_CELLS = {
     "": ("parallel", "parallel.devices", "parallel.num_nodes", "parallel.strategy", "task"),
-    "network": ("data.point_ratio", "data.representation", "model", "representation"),
+    "paper/network": ("data.point_ratio", "data.representation", "model", "representation"),
 }
 """Keys and groups that say of which cell a run is; some do where an experiment sweeps a group."""
 
@@ -76,9 +76,11 @@ def _wanted_of_job(overrides: Iterable[str], swept: Collection[str]) -> Wanted:
             continue
         elif _is_of_cell(name, swept):
             is_of_cells = False
-        elif first == "task" and "trial" in swept:
+        elif first == "task" and "paper/trial" in swept:
             of_task.append(word)
-        elif first != "parallel" or "trial" not in swept:  # else only some cells could take it
+        elif (
+            first != "parallel" or "paper/trial" not in swept
+        ):  # else only some cells could take it
             kept.append(word)
     told = tuple(kept) if kept or is_of_cells else None
     return Wanted(scale=scale, overrides=told, of_task=tuple(of_task))
@@ -87,7 +89,7 @@ def _wanted_of_job(overrides: Iterable[str], swept: Collection[str]) -> Wanted:
 def _is_of_cell(name: str, swept: Collection[str]) -> bool:
     told = [key for group, keys in _OF_CELLS.items() if not group or group in swept for key in keys]
     is_of_swept_task = name.startswith("task.") and "task" in swept
-    of_strategy = name.startswith("parallel.strategy.") and "trial" not in swept
+    of_strategy = name.startswith("parallel.strategy.") and "paper/trial" not in swept
     return name in told or is_of_swept_task or of_strategy
 
 

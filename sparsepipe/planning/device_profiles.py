@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsepipe.cluster import Device, Inventory
-from sparsepipe.config.compose import config_dir
+from sparsepipe.config.compose import assets_dir
 from sparsepipe.config.outputs import expanded
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ProfileError
@@ -238,7 +238,7 @@ def load_profile(name: str) -> Profile:
         ProfileError: it is missing, or neither.
     """
     path = expanded(name)
-    shipped = config_dir() / name
+    shipped = assets_dir() / name
     found: Path = shipped if not path.exists() and shipped.exists() else path
     if found.suffix == ".txt":
         return graph_profile(read_graph(found), meta={"source": str(found)})

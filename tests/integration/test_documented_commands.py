@@ -36,20 +36,20 @@ def test_variables_may_stand_before_a_command_and_every_option_counts(tmp_path: 
     document.write_text(
         "Or `OMP_NUM_THREADS=1 sparsepipe scale=desk`.\n\n"
         "```\n"
-        "A=1 B=$HERE sparsepipe -m network=dense,sparse seed=1 task.x=1,2  # said\n"
-        "my_sparsepipe network=no\n"
+        "A=1 B=$HERE sparsepipe -m paper/network=dense,sparse seed=1 task.x=1,2  # said\n"
+        "my_sparsepipe paper/network=no\n"
         "```\n"
     )
     swept, alone = commands_in(document)
     assert alone.words == ("scale=desk",)
     assert list(swept.jobs) == [
-        ["network=dense", "seed=1", "task.x=1"],
-        ["network=sparse", "seed=1", "task.x=1"],
+        ["paper/network=dense", "seed=1", "task.x=1"],
+        ["paper/network=sparse", "seed=1", "task.x=1"],
     ]
 
 
 def test_the_serial_run_of_the_study_of_depth_is_one_of_them() -> None:
-    assert ("experiment=pipeline_depth", "trial=pipeline_depth/serial") in COMMANDS
+    assert ("experiment=pipeline_depth", "paper/trial=pipeline_depth/serial") in COMMANDS
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/experiments.md", "experiments/fig9/README.md"])

@@ -15,7 +15,7 @@ def test_few_shapes_of_few_classes_are_tested_at_scale_smoke() -> None:
     text = (ROOT / "docs/experiments.md").read_text(encoding="utf-8")
     (told,) = re.findall(r"^\| tested on \| ([^|]*) \|", text, re.MULTILINE)
     batches, shapes, of_all, classes = map(int, re.findall(r"\d+", told))
-    config = composed("experiment=table2", "scale=smoke", "trial=one_device")
+    config = composed("experiment=table2", "scale=smoke", "paper/trial=one_device")
     assert batches == config.trainer.limit_test_batches
     assert shapes == batches * config.data.get("batch_size")
     per_class = config.data.get("source")["test_per_class"]

@@ -127,9 +127,9 @@ def test_optuna_searches_what_an_experiment_sweeps(experiment: str) -> None:
     searched, fixed = create_params_from_overrides(swept)
     assert math.prod(len(found.choices) for found in searched.values()) == SWEPT[experiment]
     assert fixed == {"scale": "smoke"}
-    given = compose.admit(["scale=desk", "network=sparse", "data.resolution=32"])
+    given = compose.admit(["scale=desk", "paper/network=sparse", "data.resolution=32"])
     _, fixed = create_params_from_overrides([*swept, *given])
-    assert fixed == {"scale": "desk", "network": "sparse", "++data.resolution": "32"}
+    assert fixed == {"scale": "desk", "paper/network": "sparse", "++data.resolution": "32"}
     assert set(fixed) - {"scale"} <= set(searched), "by the same names, which is how they give way"
 
 
@@ -211,7 +211,11 @@ def swept_cells(shell: Shell, experiment: str, *overrides: str) -> list[dict[str
 @pytest.mark.timeout(600)
 @LAUNCHERS
 def test_cells_of_table_2_that_others_launch(shell: Shell, launcher: tuple[str, ...]) -> None:
-    narrow = ("trial=one_device", "network=sparse_p050,sparse_p025", "data.resolution=32")
+    narrow = (
+        "paper/trial=one_device",
+        "paper/network=sparse_p050,sparse_p025",
+        "data.resolution=32",
+    )
     found = swept_cells(shell, "table2", *narrow, *launcher)
     assert sorted(result["data.point_ratio"] for result in found) == [0.25, 0.5]
     assert all(0 <= result["test/accuracy"] <= 1 for result in found)
@@ -222,7 +226,7 @@ def test_cells_of_table_2_that_others_launch(shell: Shell, launcher: tuple[str, 
 @needs("optuna")
 def test_a_rate_for_figure_8_is_searched_for_by_optuna(shell: Shell) -> None:
     search = (
-        "network=sparse",
+        "paper/network=sparse",
         "data.resolution=32",
         "hydra/sweeper=optuna",
         "hydra.sweeper.direction=maximize",

@@ -23,12 +23,12 @@ from tests.support.same_ledgers import is_of_the_moment
 
 KILLS, EPOCHS, SEEDS = 3, 2, 1
 TRIALS, TRAININGS = ("one_device", "two_ranks", "batch_search"), 2
-PROBES = 4  # of conf/trial/batch_search.yaml: 2, 4, 8 and 16 shapes
+PROBES = 4  # of conf/paper/trial/batch_search.yaml: 2, 4, 8 and 16 shapes
 SWEEP = (
     "hydra/launcher=sparsepipe",
     "hydra.launcher.cores_per_rank=1",
     "hardware.accelerator=cpu",
-    f"trial={','.join(TRIALS)}",
+    f"paper/trial={','.join(TRIALS)}",
     f"trainer.max_epochs={EPOCHS}",
     f"seed={','.join(map(str, range(SEEDS)))}",
     "data.delay_s=0.02",

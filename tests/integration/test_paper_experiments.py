@@ -20,7 +20,11 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "desk_steps.py"
 
 
 def test_a_cell_of_table_2_on_one_device_and_on_four(shell: Shell) -> None:
-    asked = ("network=sparse_p025", "data.resolution=32", "trial=one_device,four_devices")
+    asked = (
+        "paper/network=sparse_p025",
+        "data.resolution=32",
+        "paper/trial=one_device,four_devices",
+    )
     swept = shell.sweep("experiment=table2", *FEW, *asked)
     assert swept.code == 0, swept.err
     results = [read_json(path) for path in shell.cwd.glob("outputs/table2/*/result.json")]
@@ -43,7 +47,7 @@ def test_a_cell_of_table_2_on_one_device_and_on_four(shell: Shell) -> None:
 
 
 def test_the_largest_batch_of_a_cell_of_table_2(shell: Shell) -> None:
-    done = shell("experiment=table2", *FEW, "trial=largest_batch", "task.start=16")
+    done = shell("experiment=table2", *FEW, "paper/trial=largest_batch", "task.start=16")
     result = read_json(done.run / "result.json")
     assert (result["largest_batch"], result["limited_by"]) == (16, "most")
     assert 0 < result["step_memory_bytes"] <= result["budget_bytes"] == 300e6
@@ -56,7 +60,7 @@ def test_the_largest_batch_of_a_cell_of_table_2(shell: Shell) -> None:
 
 def test_dense_networks_of_figure_8_until_they_do_not_fit(shell: Shell) -> None:
     # Twice 16 MB for each of 4 shapes at 100^3, many times over: no step of it fits into 300 MB.
-    asked = ("network=dense", "data.resolution=32,100")
+    asked = ("paper/network=dense", "data.resolution=32,100")
     swept = shell.sweep("experiment=fig8", *FEW, "task.timed_batches=2", *asked)
     assert swept.code == 0, swept.err
     results = [read_json(path) for path in shell.cwd.glob("outputs/fig8/*/result.json")]

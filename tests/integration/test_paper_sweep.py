@@ -11,7 +11,7 @@ from tests.support.command_line import Shell
 from tests.support.reported_cells import cells, there
 
 FEW = ("scale=smoke", "data.source.train_per_class=1", "data.source.test_per_class=1")
-NARROW = ("trial=one_device", "network=sparse_p025", "data.resolution=32")
+NARROW = ("paper/trial=one_device", "paper/network=sparse_p025", "data.resolution=32")
 HEADS = ("grid", "devices", "network", "p")
 SPARSE, DENSE = ("32³", "1", "sparse", "0.25"), ("32³", "1", "dense", "1")
 TRAINED = ("train_accuracy", "test_accuracy", "epoch_time")

@@ -80,4 +80,4 @@ def test_a_task_tells_what_the_document_says(task: str, job: Job) -> None:
 @pytest.mark.full
 def test_table_3_tells_what_the_document_says(job: Job) -> None:
     few = ("task.exact_bandwidths_bytes_per_s=[60e6]", "task.bandwidths_bytes_per_s=[60e6]")
-    check(job("task=table3", "hardware=paper_8gpu", *few))
+    check(job("task=paper/table3", "hardware=paper_8gpu", *few))

@@ -39,10 +39,10 @@ def as_desk(overrides: Sequence[str], keys: Sequence[str]) -> Mapping[str, Any]:
     assert overrides[0] == "experiment=table2"
     assert "scale=desk" in overrides
     given = dict(word.split("=", 1) for word in overrides)
-    share = given.get("network", "").partition("_p")[2]
+    share = given.get("paper/network", "").partition("_p")[2]
     values = {
         **DESK,
-        "data.batch_size": 4 if given.get("trial") == "four_devices" else 16,
+        "data.batch_size": 4 if given.get("paper/trial") == "four_devices" else 16,
         "data.point_ratio": int(share) / 100 if share else 1.0,
         "task.budget_bytes": 2.75e9,
         "task.steps": 2,

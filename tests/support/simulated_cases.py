@@ -26,7 +26,7 @@ def result(done: RunDir) -> dict[str, Any]:
 
 def layers_s(profile: str, layers: slice) -> float:
     """Forward and backward, read from the file as it is shipped."""
-    text = (Path("conf/profiles/paper") / profile).read_text()
+    text = (Path("sparsepipe/assets/profiles/paper") / profile).read_text()
     return sum(
         each["forward_s"] + each["backward_s"] for each in json.loads(text)["layers"][layers]
     )

@@ -17,6 +17,7 @@ from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf
 
 from sparsepipe.config.compose import config_dir, config_loader
+from sparsepipe.config.listing import groups_in
 from sparsepipe.config.schema import Config
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "site" / "configuration.py"
@@ -38,9 +39,7 @@ def pages(script: ModuleType) -> dict[str, str]:
 
 
 def hydras_groups() -> list[str]:
-    of_files = {path.name for path in config_dir().iterdir() if path.is_dir()}
-    loader = config_loader()
-    return [group for group in loader.list_groups("") if group in of_files and list(options(group))]
+    return [group.name for group in groups_in([config_dir()])]
 
 
 def options(group: str, below: str = "") -> Iterator[str]:
@@ -70,11 +69,12 @@ def rows(page: str) -> dict[str, list[str]]:
 
 def test_every_group_has_a_page_with_its_options(pages: dict[str, str]) -> None:
     groups = hydras_groups()
-    assert set(pages) == {"index", "general", *groups}
+    assert set(pages) == {"index", "general", *(group.replace("/", "-") for group in groups)}
     assert len(groups) > 10
     for group in groups:
-        assert f"[{group}]({group}.md)" in pages["index"]
-        found = re.findall(r"^\| \[`([\w/]+)`\]", pages[group], re.MULTILINE)
+        page = group.replace("/", "-")
+        assert f"[{group}]({page}.md)" in pages["index"]
+        found = re.findall(r"^\| \[`([\w/]+)`\]", pages[page], re.MULTILINE)
         assert sorted(found) == sorted(options(group))
 
 
@@ -82,23 +82,23 @@ def test_every_group_has_a_page_with_its_options(pages: dict[str, str]) -> None:
 def test_every_key_of_every_option_has_a_row(pages: dict[str, str], group: str) -> None:
     listed = rows(pages[group])
     for option in options(group):
-        value = composed(f"{group}={option}").to_dict()[group]
+        value = composed(f"{group}={option}")[group]
         assert not {*keys(value, group)} - {*listed, group}, option
 
 
 def test_keys_outside_the_groups_have_a_row_with_comment(pages: dict[str, str]) -> None:
     listed = rows(pages["general"])
     outside = KEYS - set(hydras_groups())
-    top = {key: value for key, value in composed().to_dict().items() if key in outside}
+    top = {key: value for key, value in composed().items() if key in outside}
     assert not {key for name in top for key in keys(top[name], name)} - set(listed)
     assert not outside - set(listed)
-    assert [key for key, cells in listed.items() if not cells[-1]] == ["paths"]
+    assert [key for key, cells in listed.items() if not cells[-1]] == []
 
 
 def test_values_are_those_that_hydra_composes(script: ModuleType) -> None:
     """Where a base file and a file that builds on it write the same key, the latter counts."""
     for option in options("parallel"):
-        value = composed(f"parallel={option}").to_dict()["parallel"]
+        value = composed(f"parallel={option}")["parallel"]
         for key, found in script.keys_of(config_dir(), f"parallel/{option}").items():
             there: Any = value
             for part in key.split("."):

@@ -59,7 +59,7 @@ class Asked:
     def overrides(self) -> tuple[str, ...]:
         """Of the command that makes a run of it."""
         cuts = () if self.depth == 1 else (f"partition={self.partition}",)
-        return (f"trial={self.trial}", *cuts)
+        return (f"paper/trial={self.trial}", *cuts)
 
     @property
     def serial(self) -> Asked:

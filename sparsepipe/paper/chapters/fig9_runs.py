@@ -284,8 +284,8 @@ def _task(setting: Setting) -> tuple[str, ...]:
     link = setting.link_bytes_per_s
     if setting in EXPECTED:
         own = "emulated" if setting.kind == "emulated" else f"simulated_{(link or 0) / 1e6:g}"
-        return (f"task=fig9/{own}",)
+        return (f"task=paper/fig9_{own}",)
     own = "emulated" if setting.kind == "emulated" else "simulated_125"
     network = (f"task.network={setting.network}",) if setting.network else ()
     speed = (f"task.link_bytes_per_s={link:g}",) if link is not None else ()
-    return (f"task=fig9/{own}", *network, *speed)
+    return (f"task=paper/fig9_{own}", *network, *speed)

@@ -89,7 +89,9 @@ def _sweep(asked: Sequence[Asked], setting: DepthSetting, commands: Commands) ->
         trials.setdefault(setting.parts_of(each.schedule), {})[each.trial] = None
     if asked == ROWS and len(trials) == 1:
         return commands.sweep()
-    found = (commands.sweep(f"trial={','.join(names)}", *parts) for parts, names in trials.items())
+    found = (
+        commands.sweep(f"paper/trial={','.join(names)}", *parts) for parts, names in trials.items()
+    )
     return " && ".join(found)
 
 

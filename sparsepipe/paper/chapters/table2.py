@@ -64,11 +64,11 @@ def _cell_of(row: Row) -> tuple[str, ...] | None:
 
 def _train(asked: Asked) -> tuple[str, ...]:
     trial = "one_device" if asked.devices == 1 else "four_devices"
-    return (f"trial={trial}", *asked.overrides)
+    return (f"paper/trial={trial}", *asked.overrides)
 
 
 def _fit(asked: Asked) -> tuple[str, ...]:
-    return ("trial=largest_batch", *asked.overrides)
+    return ("paper/trial=largest_batch", *asked.overrides)
 
 
 def _block(rows: Sequence[Row], commands: Commands, setting: Setting | None) -> Block:
@@ -95,15 +95,15 @@ def _trial(setting: Setting, rows: Sequence[Row], commands: Commands) -> tuple[s
     """Overrides of searches whose trials were not the usual ones, which no training knows."""
     searches = [row for row in rows if row.get("task_name") == FITTING]
     told = {key: row[key] for row in searches for key in OF_TRIALS if key in row}
-    where = (*setting.overrides, "trial=largest_batch")
+    where = (*setting.overrides, "paper/trial=largest_batch")
     return commands.unlike(where, told) if told else ()
 
 
 def _sweep(commands: Commands, trial: Sequence[str]) -> str:
     if not trial:
         return commands.sweep()
-    trainings = commands.sweep("trial=one_device,four_devices")
-    return f"{trainings} && {commands.sweep('trial=largest_batch', *trial)}"
+    trainings = commands.sweep("paper/trial=one_device,four_devices")
+    return f"{trainings} && {commands.sweep('paper/trial=largest_batch', *trial)}"
 
 
 def _cells(

@@ -51,7 +51,7 @@ class Asked:
     def overrides(self) -> tuple[str, ...]:
         """Of the command line."""
         ratio = "" if self.point_ratio == 1 else f"_p{100 * self.point_ratio:03.0f}"
-        return (f"network={self.network}{ratio}", f"data.resolution={self.resolution}")
+        return (f"paper/network={self.network}{ratio}", f"data.resolution={self.resolution}")
 
 
 def accuracy(runs: Sequence[Row], split: str) -> Ours | None:

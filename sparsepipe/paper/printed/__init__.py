@@ -3,7 +3,7 @@
 Zhai, He, Banerjee, Rangarajan, Ranka, "SparsePipe: Parallel Deep Learning for 3D Point Clouds".
 ``table1`` to ``table3`` are its Tables I to III, ``fig9`` what the text says of Fig. 9; of Fig. 7
 and Fig. 8 it prints curves and bars without figures. ``fig7`` is computed from the authors' own
-measurements of a TITAN Xp, the GPU of that figure (``conf/profiles/paper``).
+measurements of a TITAN Xp, the GPU of that figure (``sparsepipe/assets/profiles/paper``).
 
 ``pipeline_depth`` is Table I of another one: Zhang, Sun, "A Parallel Pipeline Design for Training
 Deep Neural Networks" (TensorFlow, 8 cores, 64 GB; a CNN with 5x5 kernels, 42,000 images of 28x28).

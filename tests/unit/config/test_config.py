@@ -15,24 +15,22 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from sparsepipe.config.check import fits
 from sparsepipe.config.compose import CONFIG_NAME, config_dir
+from sparsepipe.config.listing import groups_in
 from sparsepipe.config.schema import TrainerArguments
 from sparsepipe.errors import ConfigError, HardwareError
 from tests.support.command_line import Shell, composed
 
-# Options of a directory in a group are called by both: task=fig9/emulated.
 OPTIONS = [
-    (path.parent.relative_to(config_dir()).as_posix(), path.stem)
-    for path in sorted(config_dir().glob("*/**/*.yaml"))
+    (group.name, option.name) for group in groups_in([config_dir()]) for option in group.options
 ]
 
-GLOBAL = ("experiment", "network", "scale", "trial")
+GLOBAL = ("experiment", "paper/network", "paper/trial", "scale")
 """Groups that set keys of others."""
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes(group: str, option: str) -> None:
-    group, _, below = group.partition("/")
-    config = composed(f"{group}={below}/{option}" if below else f"{group}={option}")
+    config = composed(f"{group}={option}")
     assert group in GLOBAL or group in config.to_dict()
 
 
@@ -76,15 +74,16 @@ def test_help_lists_the_options_that_compose(tmp_path: Path) -> None:
         for group, options in re.findall(r"^([\w/]+): (.+)$", said.out, re.MULTILINE)
         for option in options.split(", ")
     }
+    ours = (f"{group}/{option}".rpartition("/") for group, option in OPTIONS)
     assert listed == {
-        *OPTIONS,
+        *((directory, option) for directory, _, option in ours),
         ("data", "vectors"),
         ("model", "mlp"),
         ("model", "own"),
         ("experiment", "tiny"),
         ("hardware", "cores"),
-        ("trial", "batch_search"),
-        ("trial", "two_ranks"),
+        ("paper/trial", "batch_search"),
+        ("paper/trial", "two_ranks"),
     }
 
 
@@ -187,7 +186,7 @@ def test_several_mistakes_are_told_at_once() -> None:
         ),
         pytest.param(["experiment=tinny"], 2, "(nearest: 'tiny')", marks=pytest.mark.full),
         pytest.param(
-            ["task=fig9/emulatd"], 2, "(nearest: 'fig9/emulated')", marks=pytest.mark.full
+            ["task=fig9/emulatd"], 2, "(nearest: 'paper/fig9_emulated')", marks=pytest.mark.full
         ),
         pytest.param(
             ["trainer.max_epochs=abc"],

@@ -169,7 +169,7 @@ def gap() -> dict[str, str]:
 def test_the_command_of_a_gap_fills_it_beside_a_run_with_other_threads(place: Place) -> None:
     """D-1 is there with two threads, a cell with one: with one D-1 is another run."""
     here = ("experiment=table2", "name=mine", *FEW, "data.resolution=32")
-    dense, sparse = (*here, "network=dense"), (*here, "network=sparse_p025")
+    dense, sparse = (*here, "paper/network=dense"), (*here, "paper/network=sparse_p025")
     two = place(*dense, threads=2)
     finish(two, *dense, threads=2)
     finish(place(*sparse, threads=1), *sparse, threads=1)

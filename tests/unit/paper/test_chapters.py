@@ -109,7 +109,8 @@ def test_each_way_to_take_fig9_has_a_block_of_its_own() -> None:
     }
     lacking = cell(found["simulated, 100 MB/s between hosts"], "speedup", "7", "exact")
     assert lacking.command == (
-        "sparsepipe experiment=fig9 task=fig9/simulated_100 hardware=paper_7gpu parallel=exact"
+        "sparsepipe experiment=fig9 task=paper/fig9_simulated_100 hardware=paper_7gpu "
+        "parallel=exact"
     )
 
 
@@ -135,10 +136,10 @@ def test_commands_of_other_links_name_them() -> None:
     )  # fmt: skip
     at_60 = found["simulated, 60 MB/s between hosts"]
     assert at_60.sweep == (
-        "sparsepipe -m experiment=fig9 task=fig9/simulated_125 task.link_bytes_per_s=6e+07"
+        "sparsepipe -m experiment=fig9 task=paper/fig9_simulated_125 task.link_bytes_per_s=6e+07"
     )
     unlimited = found["emulated (loopback), links not limited"]
-    assert "task=fig9/emulated task.network=loopback" in unlimited.sweep
+    assert "task=paper/fig9_emulated task.network=loopback" in unlimited.sweep
 
 
 def refused(network: str, resolution: int) -> Row:
@@ -184,7 +185,7 @@ def test_what_does_not_fit_is_no_missing_cell() -> None:
     lacking = cell(block, "memory", "200³", "dense")
     assert lacking.missing
     assert lacking.command == (
-        "sparsepipe experiment=fig8 scale=desk network=dense data.resolution=200"
+        "sparsepipe experiment=fig8 scale=desk paper/network=dense data.resolution=200"
     )
     assert FIG8.draw is not None
     assert FIG8.draw(block) is not None

@@ -26,7 +26,12 @@ from tests.support.command_line import Shell, composed
 from tests.support.sweep_cases import leave_record
 
 FIG9 = "experiment=fig9"
-TASKS = ["fig9/simulated_50", "fig9/simulated_100", "fig9/simulated_125", "fig9/emulated"]
+TASKS = [
+    "paper/fig9_simulated_50",
+    "paper/fig9_simulated_100",
+    "paper/fig9_simulated_125",
+    "paper/fig9_emulated",
+]
 HARDWARE = [f"paper_{gpus}gpu" for gpus in GPUS]
 
 
@@ -50,9 +55,9 @@ def test_the_sweep_is_the_figure() -> None:
         [f"task={task}", f"hardware={hardware}", f"parallel={parallel}"]
         for task, hardware, parallel in wanted
     ]
-    fewer = swept("task=fig9/simulated_125", "parallel=dp,hete_mp")
+    fewer = swept("task=paper/fig9_simulated_125", "parallel=dp,hete_mp")
     assert len(fewer) == 2 * len(HARDWARE)
-    assert {job[0] for job in fewer} == {"task=fig9/simulated_125"}
+    assert {job[0] for job in fewer} == {"task=paper/fig9_simulated_125"}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -88,7 +93,7 @@ def test_each_task_has_the_link_of_its_panel(task: str) -> None:
     ("parallel", "time_scale"), [("dp", 2.5), ("paper_mp", 2.5), ("hete_mp", 2.5), ("exact", 10)]
 )
 def test_emulated_sums_inside_hosts_have_time(parallel: str, time_scale: float) -> None:
-    config = composed(FIG9, "task=fig9/emulated", f"parallel={parallel}")
+    config = composed(FIG9, "task=paper/fig9_emulated", f"parallel={parallel}")
     assert as_emulated(config).to_dict()["hardware"]["time_scale"] == time_scale
 
 
@@ -104,7 +109,7 @@ def test_a_sweep_in_part_ends_with_its_figure(tmp_path: Path) -> None:
     """Real simulations, given to the callback as Hydra gives them."""
     told = {}
     for number, strategy in enumerate(("paper_mp", "hete_mp", "exact")):
-        overrides = ["hardware=paper_5gpu", f"parallel={strategy}", "task=fig9/simulated_125"]
+        overrides = ["hardware=paper_5gpu", f"parallel={strategy}", "task=paper/fig9_simulated_125"]
         run = None
         if strategy != "exact":
             asked = (f"paths.outputs={tmp_path}", FIG9, *overrides, "task.timeline_minibatches=2")
@@ -130,7 +135,7 @@ def test_a_sweep_in_part_ends_with_its_figure(tmp_path: Path) -> None:
     assert split == pytest.approx(pace[0] / pace[1])
     assert ours["exact", "speedup"] == "", "its job has failed"
     text = (made / "report.md").read_text()
-    assert "job 3 (hardware=paper_5gpu parallel=exact task=fig9/simulated_125)" in text
+    assert "job 3 (hardware=paper_5gpu parallel=exact task=paper/fig9_simulated_125)" in text
     (picture,) = made.glob("*.png")
     with Image.open(picture) as image:
         image.verify()
@@ -152,7 +157,7 @@ def test_the_command_ends_with_the_figure(tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "sparsepipe", "-m", FIG9, "hardware=paper_5gpu"),
-            *("parallel=hete_mp", "task=fig9/simulated_50,fig9/simulated_125"),
+            *("parallel=hete_mp", "task=paper/fig9_simulated_50,paper/fig9_simulated_125"),
         ],
         cwd=tmp_path,
         env=Shell(tmp_path).environment,

@@ -73,7 +73,11 @@ def test_speedups_follow_from_the_paces() -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_bar_comes_out_again(tmp_path: Path, link: int, gpus: int, strategy: str) -> None:
     row = record()["simulated", float(link), gpus][strategy]
-    asked = (f"task=fig9/simulated_{link}", f"hardware=paper_{gpus}gpu", f"parallel={strategy}")
+    asked = (
+        f"task=paper/fig9_simulated_{link}",
+        f"hardware=paper_{gpus}gpu",
+        f"parallel={strategy}",
+    )
     done = run_job(composed(f"paths.outputs={tmp_path}", "experiment=fig9", *asked))
     found = json.loads(done.result.read_text())
     for name in ("minibatches_per_s", "speedup_over_dp", "speedup_over_dp_without_overlap"):

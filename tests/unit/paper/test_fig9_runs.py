@@ -67,14 +67,14 @@ def test_over_hete_mp() -> None:
     assert len(cell(whole, "over_hete_mp", "5", "exact").ours.runs) == 3
     assert value(whole, "over_hete_mp", "5", "DP") == pytest.approx(0.4)
     lacking = cell(whole, "over_hete_mp", "8", "MP, the paper's split")
-    task = "task=fig9/simulated_125 hardware=paper_8gpu"
+    task = "task=paper/fig9_simulated_125 hardware=paper_8gpu"
     assert lacking.command == f"{COMMAND} {task} parallel=hete_mp", "which is what it lacks"
     assert lacking.missing
 
 
 def test_what_a_speedup_lacks_is_data_parallelism() -> None:
     block = fig9(simulated("exact", 5, 0.25))[AT_125]
-    task = "task=fig9/simulated_125 hardware=paper_5gpu"
+    task = "task=paper/fig9_simulated_125 hardware=paper_5gpu"
     assert cell(block, "speedup", "5", "exact").command == f"{COMMAND} {task} parallel=dp"
     assert cell(block, "speedup", "5", "MP").command == f"{COMMAND} {task} parallel=mp"
 
@@ -91,7 +91,7 @@ def test_emulations_are_beside_simulations_over_the_same_link() -> None:
     assert off.column.text(off.ours.value) == "-8.6"
     assert {run["kind"] for run in off.ours.runs} == {"simulated", "emulated"}
     lacking = cell(found[EMULATED], "off_simulation", "5", "DP")
-    task = "task=fig9/simulated_125 hardware=paper_5gpu"
+    task = "task=paper/fig9_simulated_125 hardware=paper_5gpu"
     assert (lacking.missing, lacking.command) == (True, f"{COMMAND} {task} parallel=dp")
     assert "off_simulation" not in {column.key for column in found[AT_125].columns}
 

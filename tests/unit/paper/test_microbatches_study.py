@@ -26,7 +26,7 @@ TWO = ("hardware.accelerator=cpu", "data.root=.")
 def test_the_sweep_has_each_way_with_each_seed() -> None:
     ways = ("whole", "accumulated", "gpipe", "sync_1f1b")
     assert jobs_of(["-m", NAME]) == {
-        frozenset({NAME, f"trial=microbatches/{way}", f"seed={seed}"})
+        frozenset({NAME, f"paper/trial=microbatches/{way}", f"seed={seed}"})
         for way in ways
         for seed in range(3)
     }
@@ -39,8 +39,8 @@ def test_the_sweep_has_each_way_with_each_seed() -> None:
 def test_ways_in_parts_differ_in_devices_and_schedule_alone(
     way: str, ranks: int, schedule: str
 ) -> None:
-    config = composed(NAME, f"trial=microbatches/{way}", *TWO)
-    whole = composed(NAME, "trial=microbatches/whole", *TWO)
+    config = composed(NAME, f"paper/trial=microbatches/{way}", *TWO)
+    whole = composed(NAME, "paper/trial=microbatches/whole", *TWO)
     strategy = config.parallel.strategy.arguments
     assert num_ranks(config, build_inventory(config)) == ranks
     assert (strategy["schedule"], strategy["microbatches"]) == (schedule, 4)

@@ -37,7 +37,7 @@ ALIKE = "parallel.search.profiles={core: profiles/pipeline_depth/alike.json}"
 
 
 def trial(name: str, *more: str) -> RunSpec:
-    return composed(NAME, f"trial=pipeline_depth/{name}", *more)
+    return composed(NAME, f"paper/trial=pipeline_depth/{name}", *more)
 
 
 def test_every_cell_is_a_job_of_the_sweep_and_every_job_a_cell() -> None:
@@ -64,7 +64,7 @@ def words_of(command: str) -> list[str]:
 @pytest.mark.parametrize("profiles", [None, ALIKE])
 def test_every_command_is_one_of_a_run_that_its_cell_is_for(profiles: str | None) -> None:
     """As far as can be told before data are read, and an emulation reads none."""
-    asked = [f"trial=pipeline_depth/{name}" for name in ("serial_emulated", "gpipe_8")]
+    asked = [f"paper/trial=pipeline_depth/{name}" for name in ("serial_emulated", "gpipe_8")]
     given = [] if profiles is None else [profiles]
     rows = [made_by(NAME, trial, *given, kind="emulated", task_name="train_emulated")
             for trial in asked]  # fmt: skip
@@ -76,44 +76,44 @@ def test_every_command_is_one_of_a_run_that_its_cell_is_for(profiles: str | None
     told = dict.fromkeys(cell.command for cell in block.cells if cell.command)
     for command in told:
         config, inventory, ranks = resolve_run(composed(*words_of(command)))
-        (name,) = [word for word in words_of(command) if word.startswith("trial=")]
+        (name,) = [word for word in words_of(command) if word.startswith("paper/trial=")]
         assert name.endswith(f"_{ranks}") or (ranks == 1 and "/serial" in name), command
-        trials.add(name.removeprefix("trial="))
+        trials.add(name.removeprefix("paper/trial="))
         if config.hardware.get("emulate"):
             emulated.add(prepare(config, inventory).path)
     assert (len(told), len(emulated)) == ((26, 17) if profiles is None else (17, 17))
-    swept = [word for word in words_of(block.sweep) if word.startswith("trial=")]
+    swept = [word for word in words_of(block.sweep) if word.startswith("paper/trial=")]
     if profiles is None:
         assert not swept
     else:
-        assert set(swept[0].removeprefix("trial=").split(",")) == trials
+        assert set(swept[0].removeprefix("paper/trial=").split(",")) == trials
 
 
 @pytest.mark.full
 def test_commands_of_other_microbatches_are_those_of_synchronous_runs_alone() -> None:
     parts = "parallel.strategy.microbatches=8"
     ran = {"strategy": "gpipe straight", "ranks": 2, "schedule": "gpipe"}
-    row = made_by(NAME, "trial=pipeline_depth/gpipe_2", parts, **ran)
+    row = made_by(NAME, "paper/trial=pipeline_depth/gpipe_2", parts, **ran)
     commands = Commands(experiment="pipeline_depth", usual=usual)
     (block,) = PIPELINE_DEPTH.blocks([row], commands)
     assert block.title.endswith("T = 8")
     trials: dict[bool, set[str]] = {False: set(), True: set()}
     for command in {cell.command for cell in block.cells if cell.command}:
         composed(*words_of(command))  # or it would be refused
-        (name,) = [word for word in words_of(command) if word.startswith("trial=")]
+        (name,) = [word for word in words_of(command) if word.startswith("paper/trial=")]
         is_synchronous = "asynchronous" not in name and "serial" not in name
         assert (parts in words_of(command)) == is_synchronous
-        trials[is_synchronous].add(name.removeprefix("trial="))
+        trials[is_synchronous].add(name.removeprefix("paper/trial="))
     for sweep, more in zip(block.sweep.split(" && "), ([], [parts]), strict=True):
         *start, swept = words_of(sweep)[:3]
         assert [*start, *words_of(sweep)[3:]] == ["-m", NAME, *more]
-        assert set(swept.removeprefix("trial=").split(",")) == trials[bool(more)]
+        assert set(swept.removeprefix("paper/trial=").split(",")) == trials[bool(more)]
 
 
 def serial(run_id: str, *more: str) -> dict:
     """The result of the emulated run of one device, with overrides."""
     ran = {"kind": "emulated", "task_name": "train_emulated", "strategy": "single", "ranks": 1}
-    asked = (NAME, "trial=pipeline_depth/serial_emulated", *more)
+    asked = (NAME, "paper/trial=pipeline_depth/serial_emulated", *more)
     return made_by(*asked, run_id=run_id, samples_per_s=100.0, **ran)
 
 

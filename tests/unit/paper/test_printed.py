@@ -33,7 +33,7 @@ def test_figures_keep_the_digits_of_print() -> None:
 
 
 def test_the_inventory_has_the_gpus_of_table1() -> None:
-    """conf/hardware/paper_8gpu.yaml is what simulations and task=table1 take them from."""
+    """conf/hardware/paper_8gpu.yaml is what simulations and task=paper/table1 take them from."""
     printed_ = {
         (row["server"], row["gpu"].casefold()): (
             int(row["count"]),
@@ -72,7 +72,7 @@ def test_fig9_tells_what_is_derived() -> None:
 
 
 def test_fig7_follows_from_the_authors_measurements() -> None:
-    profile = json.loads((ROOT / "conf/profiles/paper/titan_xp.json").read_text())
+    profile = json.loads((ROOT / "sparsepipe/assets/profiles/paper/titan_xp.json").read_text())
     layers = profile["layers"]
     costs = {
         "compute_percent": [layer["forward_s"] + layer["backward_s"] for layer in layers],

@@ -20,9 +20,9 @@ from tests.support.command_line import composed
 from tests.support.reported_runs import made_by
 from tests.support.sweep_cases import leave_record
 
-TABLE2 = ("scale", "trial", "++data.resolution", "network")
+TABLE2 = ("scale", "paper/trial", "++data.resolution", "paper/network")
 FIG9 = ("task", "hardware", "parallel")
-CELL = ("trial=one_device", "++data.resolution=32", "network=dense")
+CELL = ("paper/trial=one_device", "++data.resolution=32", "paper/network=dense")
 POINTS = ("data=modelnet40_points", "data.root=here/points")
 
 
@@ -74,7 +74,7 @@ def test_what_not_every_cell_takes_is_apart(tmp_path: Path) -> None:
     words = ("++task.budget_bytes=1e9", "++parallel.grace_s=5")
     (found,) = wanted_of(jobs(tmp_path, ("scale=desk", *CELL, *words)), TABLE2)
     assert found == Wanted(scale="desk", overrides=(), of_task=("task.budget_bytes=1e9",))
-    (of_fig8,) = wanted_of(jobs(tmp_path / "b", words), ("scale", "network"))
+    (of_fig8,) = wanted_of(jobs(tmp_path / "b", words), ("scale", "paper/network"))
     assert of_fig8.overrides == ("task.budget_bytes=1e9", "parallel.grace_s=5")
 
 
@@ -123,7 +123,8 @@ def left_by(command: str, **figures: object) -> dict[str, object]:
 
 def test_runs_with_other_overrides_leave_a_sweeps_own_untold() -> None:
     usually = made_by(
-        *("experiment=table2", "scale=smoke", "trial=one_device", "network=sparse"), run_id="a"
+        *("experiment=table2", "scale=smoke", "paper/trial=one_device", "paper/network=sparse"),
+        run_id="a",
     )
     there, wanted = blocks("table2", SMALL, rows=[usually])
     assert [run["run_id"] for run in there.runs] == ["a"]
@@ -148,7 +149,7 @@ def test_data_at_several_places_are_a_table_each() -> None:
 def test_several_seeds_are_a_sweep_of_their_cell() -> None:
     (found,) = blocks("fig8", Wanted(scale="smoke", overrides=(), seeds="seed=0,1"))
     start = "sparsepipe -m experiment=fig8 scale=smoke seed=0,1"
-    assert found.cells[0].command == f"{start} network=dense data.resolution=32"
+    assert found.cells[0].command == f"{start} paper/network=dense data.resolution=32"
     assert found.sweep == start
     (one,) = blocks("fig8", Wanted(scale="smoke", overrides=(), seeds="seed=7"))
     assert composed(*words(one.cells[0].command)).to_dict()["seed"] == 7
@@ -165,11 +166,11 @@ def test_searches_of_table2_have_the_budget_and_trainings_have_not() -> None:
     assert "task.gallery" not in told["batch"]
     trainings, searches = found.sweep.split(" && ")
     assert "task." not in trainings
-    assert searches.endswith("trial=largest_batch task.budget_bytes=1e9")
+    assert searches.endswith("paper/trial=largest_batch task.budget_bytes=1e9")
 
 
 def test_groups_of_fig9_have_overrides_that_count(tmp_path: Path) -> None:
-    job = ("task=fig9/simulated_50", "hardware=paper_5gpu", "parallel=exact")
+    job = ("task=paper/fig9_simulated_50", "hardware=paper_5gpu", "parallel=exact")
     more = ("++parallel.search.cost_model=eq4", "++data.batch_size=8")
     wanted = wanted_of(jobs(tmp_path, ("experiment=fig9", *job, *more)), FIG9)
     found = blocks("fig9", *wanted)

@@ -85,7 +85,7 @@ def test_commands_of_a_sweep_whose_jobs_all_failed_have_its_overrides(
     tmp_path: Path, asked: tuple[str, ...], told: str
 ) -> None:
     for number, network in enumerate(("dense", "sparse")):
-        cell = ("trial=one_device", "++data.resolution=32", f"network={network}")
+        cell = ("paper/trial=one_device", "++data.resolution=32", f"paper/network={network}")
         words = ("experiment=table2", "scale=smoke", *asked, *cell)
         code = 1 if told else ConfigError.exit_code
         leave_record(tmp_path / "sweep", number, *words, run=None, exit_code=code)
@@ -94,7 +94,9 @@ def test_commands_of_a_sweep_whose_jobs_all_failed_have_its_overrides(
         commands = {row["command"] for row in csv.DictReader(stream)}
     assert len(commands) == 24
     more = f" {told}" if told else ""
-    assert all(f"experiment=table2 scale=smoke{more} trial=" in command for command in commands)
+    assert all(
+        f"experiment=table2 scale=smoke{more} paper/trial=" in command for command in commands
+    )
 
 
 def test_commands_write_where_the_sweep_does(tmp_path: Path) -> None:
@@ -105,15 +107,15 @@ def test_commands_write_where_the_sweep_does(tmp_path: Path) -> None:
 
 
 def test_jobs_that_did_not_finish_are_named(tmp_path: Path) -> None:
-    leave_record(tmp_path / "sweep", 0, "network=sparse", run=tmp_path)
-    leave_record(tmp_path / "sweep", 2, "++data.resolution=50", "network=dense", run=None)
+    leave_record(tmp_path / "sweep", 0, "paper/network=sparse", run=tmp_path)
+    leave_record(tmp_path / "sweep", 2, "++data.resolution=50", "paper/network=dense", run=None)
     made = at_the_end_of_a_sweep(tmp_path, "table2")
     for name in ("report.md", "report.html"):
         text = (made / name).read_text()
-        assert "job 3 (data.resolution=50 network=dense)" in text
+        assert "job 3 (data.resolution=50 paper/network=dense)" in text
         assert "it broke" in text
         assert "remedy: mend it" in text
-        assert "network=sparse)" not in text
+        assert "paper/network=sparse)" not in text
 
 
 @pytest.mark.full

@@ -19,7 +19,7 @@ GPUS = {
     5: "1 x TITAN V, 4 x RTX 2080 Ti",
     8: "1 x TITAN V, 3 x TITAN Xp, 4 x RTX 2080 Ti",
 }
-SMALL = ("experiment=table2", "scale=smoke", "trial=one_device", "network=sparse")
+SMALL = ("experiment=table2", "scale=smoke", "paper/trial=one_device", "paper/network=sparse")
 
 
 def commands(name: str, scale: str | None = None) -> Commands:

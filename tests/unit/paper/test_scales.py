@@ -127,7 +127,7 @@ def test_a_single_run_is_swept_at_the_scale_that_a_report_asks_for(
 @pytest.mark.parametrize("scale", ["smoke", "desk"])
 def test_four_devices_share_the_batch_of_one(scale: str) -> None:
     one, four = (
-        config_of(["experiment=table2", f"scale={scale}", f"trial={trial}"])
+        config_of(["experiment=table2", f"scale={scale}", f"paper/trial={trial}"])
         for trial in ("one_device", "four_devices")
     )
     assert (one.parallel.devices, four.parallel.devices) == (1, 4)
@@ -178,7 +178,12 @@ def test_without_a_scale_all_is_as_it_was() -> None:
 def test_a_batch_of_the_paper_is_found_by_a_whole_share_too(monkeypatch) -> None:
     monkeypatch.setenv("MODELNET40", "somewhere")
     for ratio, batch in (("1", 128), ("1.0", 128), ("0.5", 64)):
-        asked = ["experiment=table2", "scale=paper", "network=dense", f"data.point_ratio={ratio}"]
+        asked = [
+            "experiment=table2",
+            "scale=paper",
+            "paper/network=dense",
+            f"data.point_ratio={ratio}",
+        ]
         assert config_of(asked).data.get("batch_size") == batch
 
 
@@ -208,7 +213,7 @@ def test_a_scale_narrows_what_fig_9_sweeps() -> None:
     assert len(whole) == 4 * 4 * 5
     assert len(smoke) == 5
     for job in smoke:
-        assert {"task=fig9/simulated_125", "hardware=paper_5gpu"} <= set(job)
+        assert {"task=paper/fig9_simulated_125", "hardware=paper_5gpu"} <= set(job)
     wider = jobs("fig9", "scale=smoke", "hardware=paper_5gpu,paper_8gpu")
     assert {word for job in wider for word in job if word.startswith("hardware")} == {
         "hardware=paper_5gpu",
@@ -221,17 +226,17 @@ def test_a_scale_narrows_what_the_study_of_depth_sweeps() -> None:
     smoke, whole = (jobs("pipeline_depth", *scale) for scale in (["scale=smoke"], []))
     assert len(whole) == 14 * 2
     assert sorted(_swept(job) for job in smoke) == [
-        ["partition=straight", "trial=pipeline_depth/serial_emulated"],
-        ["partition=straight", "trial=pipeline_depth/sync_1f1b_4"],
+        ["partition=straight", "paper/trial=pipeline_depth/serial_emulated"],
+        ["partition=straight", "paper/trial=pipeline_depth/sync_1f1b_4"],
     ]
     wider = jobs("pipeline_depth", "scale=smoke", "partition=variance,straight")
     assert len(wider) == 2 * 2
 
 
 def test_the_command_line_narrows_what_the_study_of_depth_sweeps() -> None:
-    swept = jobs("pipeline_depth", "partition=variance", "trial=pipeline_depth/gpipe_8")
+    swept = jobs("pipeline_depth", "partition=variance", "paper/trial=pipeline_depth/gpipe_8")
     assert [_swept(job) for job in swept] == [
-        ["partition=variance", "trial=pipeline_depth/gpipe_8"]
+        ["partition=variance", "paper/trial=pipeline_depth/gpipe_8"]
     ]
 
 
@@ -246,7 +251,7 @@ def test_several_scales_of_fig_9_take_what_any_of_them_takes(asked: str) -> None
     assert not [word for job in swept for word in job if word.startswith("scale=")]
     twice = jobs("fig9", "scale=smoke,smoke", "hydra.mode=MULTIRUN")
     assert len(twice) == 5
-    assert all("task=fig9/simulated_125" in job for job in twice)
+    assert all("task=paper/fig9_simulated_125" in job for job in twice)
 
 
 @pytest.mark.parametrize("option", ["-m", "--multirun", "hydra.mode=MULTIRUN"])

@@ -14,7 +14,7 @@ from sparsepipe.paper.table1 import table
 from sparsepipe.profiling.timing import Speed
 from sparsepipe.utils.files import read_json
 
-TABLE = ("task=table1", "task.matrix_size=64", "task.copy_bytes=1048576", "task.repeats=5")
+TABLE = ("task=paper/table1", "task.matrix_size=64", "task.copy_bytes=1048576", "task.repeats=5")
 # The paper's Table I: of each kind how many, single-precision TFLOP/s, GB, GB/s.
 PAPER = {
     "TITAN V": ("1", 13.8, 12, 653),

@@ -233,21 +233,21 @@ def test_missing_cells_name_the_command_that_fills_them() -> None:
     lacking = cell(block, "test_accuracy", "50³", "4", "sparse", "0.25")
     assert lacking.missing
     assert lacking.command == (
-        "sparsepipe experiment=table2 scale=desk trial=four_devices network=sparse_p025 "
-        "data.resolution=50"
+        "sparsepipe experiment=table2 scale=desk paper/trial=four_devices "
+        "paper/network=sparse_p025 data.resolution=50"
     )
     assert cell(block, "batch", "32³", "4", "sparse", "0.5").command == (
-        "sparsepipe experiment=table2 scale=desk trial=largest_batch network=sparse_p050 "
-        "data.resolution=32"
+        "sparsepipe experiment=table2 scale=desk paper/trial=largest_batch "
+        "paper/network=sparse_p050 data.resolution=32"
     )
     assert block.sweep == "sparsepipe -m experiment=table2 scale=desk"
 
 
 def test_what_a_ratio_lacks_may_be_its_baseline() -> None:
     (block,) = blocks(training("sparse", 32), fitting("sparse", 32, batch=100))
-    first = "network=dense data.resolution=32"
-    assert cell(block, "speedup", *S1).command.endswith(f"trial=one_device {first}")
-    assert cell(block, "batch_ratio", *S1).command.endswith(f"trial=largest_batch {first}")
+    first = "paper/network=dense data.resolution=32"
+    assert cell(block, "speedup", *S1).command.endswith(f"paper/trial=one_device {first}")
+    assert cell(block, "batch_ratio", *S1).command.endswith(f"paper/trial=largest_batch {first}")
     crowded = training("sparse", 32, ranks=4)
     (block,) = blocks(crowded)
     assert value(block, "speedup", *S4) == "no speedup", "whatever the baseline"
@@ -265,7 +265,7 @@ def test_an_empty_ledger_has_every_cell_missing() -> None:
     assert len(block.cells) == 16 * 6
     assert all(each.missing for each in block.cells)
     assert block.cells[0].command == (
-        "sparsepipe experiment=table2 trial=one_device network=dense data.resolution=32"
+        "sparsepipe experiment=table2 paper/trial=one_device paper/network=dense data.resolution=32"
     )
 
 

@@ -64,7 +64,7 @@ def recorded(workplace: Path) -> Path:
         (("data=modelnet40_points",), 0.6, {"train_shapes": 9843}),
     ):
         for trial in ("one_device", "largest_batch"):
-            words = (*SWEEP[:3], *data, f"trial={trial}", "network=sparse")
+            words = (*SWEEP[:3], *data, f"paper/trial={trial}", "paper/network=sparse")
             told = {**made_by(*words, **more), "test/accuracy": test}
             places = ("run_id", "data.root", "data.cache_dir")  # which no result tells
             known = {key: value for key, value in told.items() if key not in places}

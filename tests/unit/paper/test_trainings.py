@@ -115,8 +115,8 @@ def test_searches_with_one_seed_are_taken_together() -> None:
     assert (exact.value, exact.note, exact.counts) == (300, "", True)
     (block,) = TABLE2.blocks([lacking(ended), fitting("dense", 32, **early)])
     assert (
-        "largest batch, network=dense data.resolution=32: runs a, b all have seed 0 and differ in "
-        "task.most: sizes that any has tried count"
+        "largest batch, paper/network=dense data.resolution=32: runs a, b all have seed 0 and "
+        "differ in task.most: sizes that any has tried count"
     ) in block.notes
 
 

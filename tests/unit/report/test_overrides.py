@@ -20,8 +20,8 @@ S4 = ("32³", "4", "sparse", "1")
 D1 = ("32³", "1", "dense", "1")
 GPUS = {"hardware_accelerator": "cuda", "hardware_devices": "4 x RTX 2080 Ti"}
 DESK_COMMAND = (
-    *("experiment=table2", "scale=desk", "trial=one_device"),
-    *("network=sparse", "data.resolution=32"),
+    *("experiment=table2", "scale=desk", "paper/trial=one_device"),
+    *("paper/network=sparse", "data.resolution=32"),
 )
 
 
@@ -166,7 +166,7 @@ def test_runs_with_overrides_are_neither_averaged_nor_compared_with_others() -> 
 
 
 def test_their_commands_have_the_overrides() -> None:
-    words = ["scale=desk", "optim=adamw", "data.batch_size=8", "network=sparse"]
+    words = ["scale=desk", "optim=adamw", "data.batch_size=8", "paper/network=sparse"]
     made = {**recorded_adamw(1e-3), "data.batch_size": 8, "hydra.overrides": words}
     (block,) = tables(trained("sparse", **made))
     assert "; optim=adamw; data.batch_size=8; " in block.title
@@ -174,7 +174,7 @@ def test_their_commands_have_the_overrides() -> None:
         "sparsepipe -m experiment=table2 scale=desk optim=adamw data.batch_size=8"
     )
     lacking = cell(block, "speedup", *S1).command
-    assert " optim=adamw data.batch_size=8 trial=one_device network=dense " in lacking
+    assert " optim=adamw data.batch_size=8 paper/trial=one_device paper/network=dense " in lacking
 
 
 def test_a_run_that_the_command_of_two_tables_gives_is_in_both() -> None:
@@ -243,13 +243,13 @@ def test_batches_within_unlike_budgets_are_apart() -> None:
     assert cell(small, "batch_ratio", *S1).missing
     assert value(usual, "test_accuracy", *D1) == value(small, "test_accuracy", *D1)
     fit = cell(small, "batch_ratio", *S1).command
-    assert "trial=largest_batch network=dense" in fit
+    assert "paper/trial=largest_batch paper/network=dense" in fit
     assert fit.endswith(" task.budget_bytes=1000000000")
     assert "task" not in cell(usual, "batch", *S4).command
     assert "task" not in cell(small, "test_accuracy", *S1).command, "trainings have no budget"
     assert small.sweep == (
-        "sparsepipe -m experiment=table2 scale=desk trial=one_device,four_devices && "
-        "sparsepipe -m experiment=table2 scale=desk trial=largest_batch "
+        "sparsepipe -m experiment=table2 scale=desk paper/trial=one_device,four_devices && "
+        "sparsepipe -m experiment=table2 scale=desk paper/trial=largest_batch "
         "task.budget_bytes=1000000000"
     )
 
@@ -258,7 +258,7 @@ def test_commands_have_the_steps_of_trials() -> None:
     trials = [fitting("sparse", 32, batch=9, **MADE, **{"task.steps": steps}) for steps in (1, 2)]
     one, two = tables(*trials)
     assert cell(one, "batch_ratio", *S1).command.endswith(" task.steps=1")
-    assert one.sweep.endswith("trial=largest_batch task.steps=1")
+    assert one.sweep.endswith("paper/trial=largest_batch task.steps=1")
     assert "task" not in cell(two, "batch_ratio", *S1).command
 
 

@@ -194,7 +194,7 @@ def test_missing_cells_are_named_with_their_commands(
 ) -> None:
     text = (written[0] / name).read_text()
     command = (
-        "sparsepipe experiment=table2 scale=desk trial=one_device network=sparse_p025 "
+        "sparsepipe experiment=table2 scale=desk paper/trial=one_device paper/network=sparse_p025 "
         "data.resolution=50"
     )
     assert text.count(command) == 1
@@ -202,7 +202,7 @@ def test_missing_cells_are_named_with_their_commands(
     row = "grid 50³, devices 1, network sparse, p 0.25"
     assert f"{row}: {of_training}" in text
     assert f"{row}: largest batch, batch over D-1" in text, "which another command fills"
-    assert "sparsepipe -m experiment=fig9 task=fig9/emulated" in text
+    assert "sparsepipe -m experiment=fig9 task=paper/fig9_emulated" in text
 
 
 def test_csv_has_a_row_for_each_cell(written: tuple[Path, list[FilledChapter]]) -> None:

@@ -106,7 +106,7 @@ def test_no_other_task_is_told_of_batches(
 
 def test_the_device_that_a_task_measures_is_named(run: Callable[..., Run]) -> None:
     found = user_error(
-        torch.OutOfMemoryError(CUDA), run("task=table1", GPUS, "task.device='TITAN Xp'")
+        torch.OutOfMemoryError(CUDA), run("task=paper/table1", GPUS, "task.device='TITAN Xp'")
     )
     assert found is not None
     assert found.message == f"TITAN Xp ran out of memory: {CUDA}"

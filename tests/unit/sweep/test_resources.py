@@ -50,7 +50,7 @@ SIMULATED = ("task=simulate", "hardware=paper_5gpu", "parallel=hete_mp")
         (("parallel=dp", "parallel.devices=2", "hardware=cores"), 1, Demand(ranks=2, cores=2)),
         (("parallel=dp", "parallel.devices=8", "hardware=cores"), 1, Demand(ranks=8, cores=4)),
         (SIMULATED, None, Demand(ranks=1, cores=1)),
-        (("task=table3", "hardware=paper_8gpu"), None, Demand(ranks=1, cores=1)),
+        (("task=paper/table3", "hardware=paper_8gpu"), None, Demand(ranks=1, cores=1)),
     ],
 )
 def test_needs_of_jobs(
@@ -114,7 +114,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         # Which ones, the search or the task finds out, or an inventory says.
         (("parallel=hete_mp",), KINDS),
         (("task=profile", "task.device=TITAN"), KINDS),
-        (("task=table1", "task.device=TITAN"), KINDS),
+        (("task=paper/table1", "task.device=TITAN"), KINDS),
         (("hardware=paper_8gpu",), KINDS),
         # None at all.
         (("hardware.accelerator=cpu",), ()),
@@ -174,7 +174,7 @@ def test_a_plan_finds_its_devices_among_the_gpus_of_its_job(
 @pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize("kind", ["RTX", "TITAN"])
 def test_a_task_that_measures_a_gpu_finds_the_one_that_it_names(kind: str) -> None:
-    config = composed("task=table1", f"task.device={kind}")
+    config = composed("task=paper/table1", f"task.device={kind}")
     granted = Slots(machine=GPUS).grant(needs(config, GPUS, Settings()))
     assert granted is not None
     inventory = build_inventory(config)

@@ -66,7 +66,7 @@ def test_the_plan_is_drawn_over_every_device(tmp_path: Path) -> None:
     done = run(tmp_path, *PAPER)
     devices = {}
     for name in ("TITAN V", "TITAN Xp", "RTX 2080 Ti"):
-        file = Path("conf/profiles/paper") / f"{name.lower().replace(' ', '_')}.json"
+        file = Path("sparsepipe/assets/profiles/paper") / f"{name.lower().replace(' ', '_')}.json"
         layers = json.loads(file.read_text())["layers"]
         devices[name] = Costs(
             compute_s=[layer["forward_s"] + layer["backward_s"] for layer in layers],
@@ -104,7 +104,7 @@ def test_the_same_is_done_once_and_another_profile_is_another_run(tmp_path: Path
     time_ns = first.result.stat().st_mtime_ns
     assert run(tmp_path, *PAPER).path == first.path
     assert first.result.stat().st_mtime_ns == time_ns
-    profile = json.loads((Path("conf/profiles/paper/titan_v.json")).read_text())
+    profile = json.loads((Path("sparsepipe/assets/profiles/paper/titan_v.json")).read_text())
     profile["layers"][30]["forward_s"] = 9.0
     slow = tmp_path / "slow.json"
     slow.write_text(json.dumps(profile))

@@ -78,7 +78,9 @@ def test_data_parallelism_waits_for_the_slowest_and_for_its_sums(tmp_path: Path)
     slowest_s = max(
         layers_s("titan_v.json", slice(None)), layers_s("rtx_2080_ti.json", slice(None))
     )
-    weights = json.loads(Path("conf/profiles/paper/titan_v.json").read_text())["layers"]
+    weights = json.loads(Path("sparsepipe/assets/profiles/paper/titan_v.json").read_text())[
+        "layers"
+    ]
     size = sum(layer["parameter_bytes"] for layer in weights)
     round_s = slowest_s + 2 * 4 / 5 * size / 125e6  # a ring over the link between the servers
     assert apart["minibatch_s"] == pytest.approx(round_s / 5, rel=1e-6)
@@ -172,7 +174,7 @@ def test_the_same_is_done_once_and_what_differs_is_another_run(tmp_path: Path) -
     time_ns = first.result.stat().st_mtime_ns
     assert run(tmp_path, *SEARCHED, "parallel.grace_s=7").path == first.path
     assert first.result.stat().st_mtime_ns == time_ns
-    measured = json.loads(Path("conf/profiles/paper/titan_v.json").read_text())
+    measured = json.loads(Path("sparsepipe/assets/profiles/paper/titan_v.json").read_text())
     measured["layers"][30]["forward_s"] = 9.0
     slow = tmp_path / "slow.json"
     slow.write_text(json.dumps(measured))
