@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,13 +11,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import SparsePipeError
+from sparsepipe.paper.chapters.trainings import OF_MEMORY, OTHERS
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runs.signals import SignalWatch
+from sparsepipe.tasks.fitting.fit_batch import Found, _limit
 from sparsepipe.tasks.fitting.memory import (
     Seen,
     limit_files,
@@ -25,7 +29,7 @@ from sparsepipe.tasks.fitting.memory import (
     took_much,
     total_in,
 )
-from sparsepipe.tasks.fitting.prober import Prober
+from sparsepipe.tasks.fitting.prober import Outcome, Prober
 from sparsepipe.tasks.fitting.steps import _noting
 from sparsepipe.tasks.task import Run
 from sparsepipe.utils.files import read_json
@@ -242,3 +246,25 @@ def test_one_that_the_kernel_kills_for_the_memory_of_others_is_asked_once_more(
     assert "batch size 1: a process that tried it out was killed" in done.err
     result = read_json(done.run / "result.json")
     assert (result["largest_batch"], result["probed_outcomes"]) == (1, ["fits"])
+
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def test_reports_know_the_reasons_that_searches_give() -> None:
+    assert {*get_args(Outcome)} - {"fits", "too_few_shapes"} == OF_MEMORY  # that one is of data
+    ended = Found(largest=4, refused=None)
+    given = {_limit(ended, None, limited_by_data=by_data) for by_data in (False, True)}  # type: ignore[arg-type]
+    assert given == set(OTHERS)
+
+
+def test_documents_tell_them() -> None:
+    (told,) = re.findall(r"another reason \(`limited_by` is ([^)]*)\)", read("reports.md"))
+    assert {*re.findall(r"`(\w+)`", told)} == set(OTHERS)
+    for name in ("results.md", "experiments.md"):
+        (row,) = re.findall(r"^\| `limited_by` \|(.*)\|$", read(name), re.MULTILINE)
+        assert OF_MEMORY | set(OTHERS) <= {*re.findall(r"`(\w+)`", row)}
+
+
+def read(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")

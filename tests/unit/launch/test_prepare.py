@@ -1,4 +1,4 @@
-"""How many threads somebody has chosen is part of what a run on one processor is."""
+"""Trainings whose batches have fewer samples than they are to be cut into are refused."""
 
 from __future__ import annotations
 
@@ -8,20 +8,176 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
+from sparsepipe.config.build import build_inventory
+from sparsepipe.errors import ConfigError
 from sparsepipe.launch.job import run_job
-from sparsepipe.launch.prepare import prepare, resolve_run
+from sparsepipe.launch.prepare import (
+    prepare,
+    refuse_empty_microbatches,
+    refuse_few_microbatches,
+    resolve_run,
+)
+from sparsepipe.planning.plan_resolution import resolve_plan
 from sparsepipe.runs.rundir import RunDir
+from sparsepipe.schedule import Plan
 from sparsepipe.sweep import callbacks
 from sparsepipe.utils.files import read_json
 from sparsepipe.utils.host import usable_cores
 from tests.support.command_line import Shell, composed
+from tests.support.emulated_cases import hosts
+from tests.support.planned_cases import MODEL, SLOW, TWO, given, profile
+from tests.support.plans import plan_on
 from tests.support.quota_group import quota_group
 from tests.support.reported_runs import leave, made_by
+from tests.support.simulated_cases import BY_HAND, run
+
+CUT = "parallel.strategy.microbatches="
+STRAIGHT, BOTH = "parallel.plan.config=1-1", "parallel.plan.config=2"
+SEARCH = "parallel.search.search="
+SEARCHED = f"{SEARCH}hete_mp"
+SECOND = "parallel.strategy.recompute={stages: [1]}"  # which a plan has to have
+
+
+@pytest.mark.parametrize(
+    ("stages", "parts", "message", "most"),
+    [
+        ((STRAIGHT,), 3, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
+        (("parallel.plan.cuts=[2]",), 4, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
+        ((), 4, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
+        ((BOTH,), 5, "data.batch_size=2 on each of 2 devices gives 4 samples", "to 4 or fewer"),
+        ((SEARCHED,), 5, "data.batch_size=2 on each of 2 devices gives 4 samples", "to 4 or fewer"),
+        ((f"{SEARCH}straight",), 3, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
+        ((f"{SEARCH}variance",), 3, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
+        ((SEARCHED, SECOND), 3, "data.batch_size=2 gives 2 samples", "to 2 or fewer"),
+    ],
+)
+def test_refused_before_ranks_start(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stages: tuple[str, ...],
+    parts: int,
+    message: str,
+    most: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = composed(*MODEL, *TWO, "parallel=gpipe", *stages, f"{CUT}{parts}")
+    with pytest.raises(ConfigError) as refused:
+        prepare(config, build_inventory(config))
+    assert message in refused.value.message
+    assert f"microbatches={parts} are to be cut" in refused.value.message
+    assert most in refused.value.remedy
+
+
+def test_not_refused_where_all_have_samples() -> None:
+    for stages, parts in ((STRAIGHT, 2), (BOTH, 4), (SEARCHED, 4)):
+        asked = (*MODEL, *TWO, "parallel=sync_1f1b", stages)
+        refuse_empty_microbatches(composed(*asked, f"{CUT}{parts}"), ranks=2)
+        with pytest.raises(ConfigError):  # one more than that is the first that is refused
+            refuse_empty_microbatches(composed(*asked, f"{CUT}{parts + 1}"), ranks=2)
+
+
+def test_a_plan_that_a_search_has_found_says_how_many_devices_read(tmp_path: Path) -> None:
+    config = composed(*MODEL, *TWO, "parallel=gpipe", SEARCHED, f"{CUT}4")
+    kept = tmp_path / "plan.json"
+    kept.write_text(Plan.of(config="2", cuts=[], num_layers=4).to_json())
+    refuse_empty_microbatches(config, ranks=2, kept=kept)
+    kept.write_text(Plan.of(config="1-1", cuts=[2], num_layers=4).to_json())
+    with pytest.raises(ConfigError, match=r"data\.batch_size=2 gives 2 samples"):
+        refuse_empty_microbatches(config, ranks=2, kept=kept)
+
+
+def test_a_search_finds_a_plan_whose_microbatches_all_have_samples(tmp_path: Path) -> None:
+    """On so slow a link two stages would be faster, the first of which reads two samples."""
+    measured = profile([1, 1, 1, 1])
+    measured = replace(measured, meta={**measured.meta, "batch_size": 2})
+    asked = (*MODEL, *TWO, "parallel=gpipe", SEARCHED, SLOW, f"{CUT}4", given(tmp_path, measured))
+    config, directory = composed(*asked), RunDir(tmp_path / "run")
+    resolve_plan(config, build_inventory(config), directory, run_job=None)
+    assert Plan.from_json(directory.plan.read_text()).config == "2"
+    refuse_empty_microbatches(config, ranks=2, kept=directory.plan)
+
+
+def test_what_trains_on_no_batches_of_data_is_not_refused(tmp_path: Path) -> None:
+    cut = ("parallel=gpipe", STRAIGHT, f"{CUT}9", "data.batch_size=2")
+    refuse_empty_microbatches(composed(*hosts(tmp_path, slow=1), *cut), ranks=2)
+    refuse_empty_microbatches(composed("experiment=tiny", "task=evaluate", *TWO, *cut), ranks=2)
+    with pytest.raises(ConfigError):  # what does train on them is refused for the same
+        refuse_empty_microbatches(composed(*MODEL, *TWO, *cut), ranks=2)
+
+
+pytestmark = pytest.mark.usefixtures("workplace")
+ON = ("experiment=tiny", "hardware=cores")
+PARTS = "parallel.strategy.microbatches"
+
+
+@pytest.mark.parametrize("parallel", ["gpipe", "sync_1f1b", "eager_1f1b"])
+@pytest.mark.parametrize(
+    ("plan", "most", "stage"),
+    [
+        (("parallel.plan.config=1-3-2",), 3, 1),
+        (("parallel.plan.config=3-1", "parallel.plan.cuts=[2]"), 3, 0),
+        (("parallel.plan.config=4",), 4, 0),
+    ],
+)
+def test_a_plan_by_hand(parallel: str, plan: tuple[str, ...], most: int, stage: int) -> None:
+    def asked(count: int) -> int:
+        return resolve_run(composed(*ON, f"parallel={parallel}", *plan, f"{PARTS}={count}"))[2]
+
+    with pytest.raises(ConfigError) as refused:
+        asked(most - 1)
+    told = f"{PARTS}={most - 1} are fewer than the {most} devices of stage {stage}"
+    assert refused.value.message.startswith(told)
+    assert f"set {PARTS} to {most} or more" in refused.value.remedy
+    assert asked(most) >= most
+
+
+def test_a_plan_file(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(plan_on(["test/core/0", "test/core/1"]).to_json())
+    given = (*ON, "parallel=gpipe", f"parallel.plan.file={tmp_path / 'plan.json'}")
+    with pytest.raises(ConfigError, match="fewer than the 2 devices of stage 0"):
+        resolve_run(composed(*given, f"{PARTS}=1"))
+    assert resolve_run(composed(*given, f"{PARTS}=2"))[2] == 2
+
+
+def test_no_number_of_parts() -> None:
+    with pytest.raises(ConfigError, match=f"^{PARTS}=0 is no number of parts"):
+        resolve_run(composed(*ON, "parallel=gpipe", f"{PARTS}=0"))
+
+
+def test_who_has_none_is_not_asked() -> None:
+    for parallel in ("pipeline", "hete_mp"):
+        plan = (f"parallel={parallel}", "parallel.plan.config=5-1")
+        assert resolve_run(composed(*ON, *plan))[2] == 6
+
+
+def test_a_plan_that_a_search_has_found(tmp_path: Path) -> None:
+    """As one that does not look at it, ``mp`` by levels: refused before ranks start."""
+    config = composed(*ON, "parallel=gpipe", f"{PARTS}=1", "parallel.search.search=mp")
+    refuse_few_microbatches(config, kept=tmp_path / "plan.json")
+    (tmp_path / "plan.json").write_text(plan_on(["test/core/0", "test/core/1"]).to_json())
+    with pytest.raises(ConfigError, match=rf"^{PARTS}=1 are fewer than the 2 devices of stage 0"):
+        refuse_few_microbatches(config, kept=tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("told", "option"),
+    [
+        ((*BY_HAND, "task.schedule=1f1b", "task.microbatches=3"), "task.microbatches"),
+        ((*BY_HAND, "parallel=gpipe", f"{PARTS}=3"), PARTS),
+    ],
+)
+def test_simulations_are_refused_as_trainings_are(
+    tmp_path: Path, told: tuple[str, ...], option: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{option}=3 are fewer than the 4 devices of stage 0"):
+        run(tmp_path, *told)
+
 
 VARIABLE, ANNOUNCED = "OMP_NUM_THREADS", "SPARSEPIPE_SWEEP_THREADS"
 SOME, OTHERS = (str(usable_cores() + more) for more in (1, 2))

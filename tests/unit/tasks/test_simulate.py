@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from sparsepipe.config.build import build_inventory
 from sparsepipe.errors import ConfigError, HardwareError, PlanError, ProfileError, ScheduleError
+from sparsepipe.launch.job import run_job
+from sparsepipe.launch.prepare import prepare
 from sparsepipe.schedule import Plan
-from tests.support.command_line import Shell
+from sparsepipe.tasks.simulate import in_one_process
+from tests.support.command_line import Shell, composed
 from tests.support.emulated_cases import profile
 from tests.support.simulated_cases import BY_HAND, PAPER, SEARCHED, layers_s, result, run
 
@@ -279,3 +283,88 @@ def test_a_sweep_ends_with_throughputs_and_their_ratios(tmp_path: Path) -> None:
     assert "| simulated |" in dp
     assert "1.00x" in dp
     assert "4-1 at 24" in searched
+
+
+PAPER = ("task=simulate", "hardware=paper_7gpu", "task.timeline_minibatches=1")
+
+
+def identity(outputs: Path, *overrides: str) -> str:
+    config = composed(f"paths.outputs={outputs}", *PAPER, *overrides)
+    inventory = build_inventory(config)
+    return prepare(in_one_process(config), inventory).run_id
+
+
+def plan_and_pace(outputs: Path, *overrides: str) -> tuple[list[object], float]:
+    done = run_job(composed(f"paths.outputs={outputs}", *PAPER, *overrides))
+    plan = Plan.from_json(done.plan.read_text())
+    stages: list[object] = [(stage.layers, stage.devices) for stage in plan.stages]
+    return stages, float(json.loads(done.result.read_text())["minibatch_s"])
+
+
+def test_a_plan_is_searched_for_the_link_that_is_simulated(tmp_path: Path) -> None:
+    """As it is for an inventory that has such a link."""
+    slow = plan_and_pace(tmp_path, "parallel=exact", "task.link_bytes_per_s=10e6")
+    same = plan_and_pace(tmp_path, "parallel=exact", "hardware.value.link.bytes_per_s=10e6")
+    assert slow == same
+    fast, _ = plan_and_pace(tmp_path, "parallel=exact", "task.link_bytes_per_s=10e9")
+    assert slow[0] != fast
+
+
+def test_a_bandwidth_of_the_search_comes_before_the_link(tmp_path: Path) -> None:
+    at_60 = ("parallel=hete_mp", "parallel.search.bandwidth_bytes_per_s=60e6")
+    slow, slow_s = plan_and_pace(tmp_path, *at_60, "task.link_bytes_per_s=10e6")
+    fast, fast_s = plan_and_pace(tmp_path, *at_60, "task.link_bytes_per_s=10e9")
+    assert slow == fast
+    assert fast_s < slow_s
+
+
+@pytest.mark.parametrize("parallel", ["dp", "paper_mp"])
+def test_what_searches_nothing_has_no_settings_of_searches(tmp_path: Path, parallel: str) -> None:
+    settings = ("bandwidth_bytes_per_s=60e6", "cost_model=eq4", "reserved_bytes=1e9", "search=mp")
+    chosen = [f"parallel.search.{setting}" for setting in settings]
+    assert identity(tmp_path, f"parallel={parallel}", *chosen) == identity(
+        tmp_path, f"parallel={parallel}"
+    )
+
+
+def test_what_searches_has_them(tmp_path: Path) -> None:
+    settings = ("grace_s=7", "search.bandwidth_bytes_per_s=60e6", "search.reserved_bytes=1e9")
+    base, same, *others = (
+        identity(tmp_path, "parallel=hete_mp", *more)
+        for more in ([], *([f"parallel.{setting}"] for setting in settings))
+    )
+    assert same == base
+    assert len({base, *others}) == 3
+
+
+def test_memory_of_data_parallelism_leaves_the_settings_of_searches_alone(tmp_path: Path) -> None:
+    """A finished run is taken up again whatever they are, so that they may change nothing."""
+    paths = [tmp_path / name for name in ("plain", "reserved")]
+    settings: list[list[str]] = [[], ["parallel.search.reserved_bytes=1e9"]]
+    plain, reserved = (
+        run_job(composed(f"paths.outputs={path}", *PAPER, "parallel=dp", *more)).path
+        for path, more in zip(paths, settings, strict=True)
+    )
+    assert (plain / "devices.csv").read_text() == (reserved / "devices.csv").read_text()
+
+
+@pytest.mark.full  # three searches and simulations
+def test_mp_and_exact_are_searched_for_the_links_that_there_are(tmp_path: Path) -> None:
+    """Without one bandwidth for all links, as ``-m parallel=dp,mp,hete_mp,exact`` asks for them."""
+    files = {"TITAN V": "titan_v.json", "RTX 2080 Ti": "rtx_2080_ti.json"}
+    found = {}
+    for strategy in ("mp", "exact"):
+        done = run(tmp_path, *PAPER, f"parallel={strategy}")
+        found[strategy], plan = result(done), Plan.from_json(done.plan.read_text())
+        assert plan.details["strategy"] == strategy
+        assert plan.details["bandwidth_bytes_per_s"] is None
+        assert len({device for stage in plan.stages for device in stage.devices}) == 5
+        for stage in plan.stages:  # which no link makes faster than its devices can
+            layers = slice(stage.layers[0], stage.layers[1] + 1)
+            names = [device.split("/")[1] for device in stage.devices]
+            least_s = min(layers_s(files[name], layers) for name in names) / len(names)
+            assert found[strategy]["minibatch_s"] >= least_s * (1 - 1e-9)
+    by_hand = result(run(tmp_path, *BY_HAND))
+    assert found["exact"]["minibatch_s"] < found["mp"]["minibatch_s"]
+    assert found["exact"]["minibatch_s"] < by_hand["minibatch_s"], "Table III's, for equal links"
+    assert all(each["speedup_over_dp"] > 1 for each in found.values())
