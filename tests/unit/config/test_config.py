@@ -89,7 +89,7 @@ def test_help_lists_the_options_that_compose(tmp_path: Path) -> None:
 
 def test_trainer_arguments_are_lightnings() -> None:
     known = set(inspect.signature(pl.Trainer).parameters)
-    # Decided by other groups or by the run directory (sparsepipe/tasks/run.py).
+    # Decided by other groups or by the run directory (sparsepipe/tasks/task.py).
     elsewhere = {"accelerator", "callbacks", "default_root_dir", "devices", "enable_checkpointing",
                  "logger", "num_nodes", "strategy", "use_distributed_sampler"}  # fmt: skip
     ours = set(TrainerArguments.__dataclass_fields__)

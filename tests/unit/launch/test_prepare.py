@@ -259,7 +259,7 @@ def test_another_launcher_computes_with_the_threads_that_it_says(run_id: Identif
 UNSAID = ("env", "-u", VARIABLE)
 LIMITED = """
 import torch
-from sparsepipe.launch.threads import limit_threads
+from sparsepipe.launch.execute import limit_threads
 limit_threads()
 print(torch.get_num_threads())
 """
