@@ -100,7 +100,6 @@ class RankedStrategy(DDPStrategy):
     Args:
         slowdown: factor by which this rank's device is made slower.
         **options: of Lightning's DDP strategy.
-        slowdown: what makes it slower.
     """
 
     def __init__(self, *, slowdown: float = 1.0, **options: Any) -> None:
