@@ -15,8 +15,8 @@ from torch import Tensor
 from sparsepipe.strategies import PipelineStrategy, SynchronousPipelineStrategy
 from tests.support.pipeline_cases import QUIET, weights
 from tests.support.processes import run
-from tests.unit.strategies.test_pipeline_checkpoints import StartState, same
-from tests.unit.strategies.test_synchronous_training import loaders, make_net
+from tests.unit.strategies.test_sharding import StartState, same
+from tests.unit.strategies.test_synchronous import loaders, make_net
 
 EPOCHS, STEPS = 3, 4  # of an epoch; its last batch is smaller
 STRATEGIES: dict[str, Callable[[], Any]] = {

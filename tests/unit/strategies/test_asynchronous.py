@@ -25,6 +25,8 @@ from tests.support.pipeline_cases import (
 from tests.support.processes import run
 
 PLANS: Mapping[str, list[int]] = {"1-1": [3], "1-1-1": [2, 5]}
+
+
 EPOCHS = 3
 
 

@@ -21,9 +21,13 @@ from tests.support.processes import run
 from tests.support.synchronous_cases import Case, loader, make_net, train
 
 RUNNING = ("running_mean", "running_var")
+
+
 FP32 = {"dense": 1e-6, "sparse": 1e-6, "residual": 3e-6}
 """Share of the largest element by which two orders of summing differ after two epochs, at most. In
 the deepest network single biases came to 1.0e-6."""
+
+
 FP64 = 1e-10
 """The same in double precision: also of the least biases, which are of 1e-6."""
 

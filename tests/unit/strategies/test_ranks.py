@@ -1,19 +1,24 @@
-"""What ranks that do not read, or have read all of theirs, take part in."""
+"""What ranks that do not read take part in, and how many batches an evaluation has in flight."""
 
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score
 
+from sparsepipe.strategies import PipelineStrategy, SynchronousPipelineStrategy
 from tests.support.pipeline_cases import (
     CLASSES,
+    QUIET,
+    Dense,
     Net,
     dealt,
     dense_layers,
@@ -195,3 +200,63 @@ def test_an_error_says_where_and_ends_the_other_ranks(
         assert numbers
         assert min(map(int, numbers)) >= 4
     assert max(last.ended_s, *(other.ended_s for other in others)) < 40
+
+
+BATCHES = 40
+
+
+HELD_S = 1.0
+
+
+class Timed(nn.Module):
+    """Notes when it has run in evaluation.
+
+    Args:
+        held_s: what its first run takes.
+    """
+
+    def __init__(self, held_s: float = 0.0) -> None:
+        super().__init__()
+        self._held_s = held_s
+        self.times: list[float] = []
+
+    def forward(self, value: Tensor) -> Tensor:
+        if not self.training:
+            time.sleep(0.0 if self.times else self._held_s)
+            self.times.append(time.monotonic())
+        return value
+
+
+def ends(rank: int, schedule: str | None) -> list[float]:
+    """When this rank's stage had run each batch of a validation."""
+    torch.manual_seed(0)
+    timed = Timed(), Timed(HELD_S)
+    net = Net(nn.Sequential(nn.Linear(6, 8), timed[0], nn.Linear(8, CLASSES), timed[1]))
+    options: dict[str, Any] = {"config": "1-1", "cuts": [2], "timeout_s": 60}
+    strategy: Any
+    if schedule is None:
+        strategy = PipelineStrategy(**options)
+    else:
+        strategy = SynchronousPipelineStrategy(schedule=schedule, microbatches=32, **options)
+    trainer = pl.Trainer(
+        **QUIET, max_epochs=1, devices=2, strategy=strategy, num_sanity_val_steps=0
+    )
+    trainer.fit(
+        net,
+        DataLoader(Dense(32), batch_size=32),
+        DataLoader(Dense(BATCHES * 4), batch_size=4),
+    )
+    return timed[rank].times
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "eager_1f1b", None])
+def test_the_first_stage_is_held_back(schedule: str | None) -> None:
+    """By a last stage that stays with its first batch.
+
+    Two batches lie in the sender's queue, one waits for room there, one is under way, one lies
+    ready, and one is computed.
+    """
+    first, last = run(ends, 2, schedule)
+    assert len(first) == len(last) == BATCHES
+    assert sum(end < last[0] for end in first) <= 6

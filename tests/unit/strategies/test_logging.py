@@ -1,4 +1,4 @@
-"""Repeated logs give what self.log gives, and cost one call of it."""
+"""Repeated logs give what self.log gives; those of microbatches are put together as one step's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
-from sparsepipe.strategies.pipeline.logging import Logged, LogReplay
+from sparsepipe.strategies.pipeline.logging import Logged, LogReplay, merge_logs
 from tests.support.pipeline_cases import plain_trainer
 
 BATCHES = 5
@@ -88,3 +88,75 @@ def test_other_options_for_the_same_name_are_refused_as_by_self_log() -> None:
 
     with pytest.raises(pl.utilities.exceptions.MisconfigurationException, match="twice"):
         plain_trainer(max_epochs=1).fit(Changing(), DataLoader(torch.rand(6, 4), batch_size=3))
+
+
+def note(
+    value: Any,
+    name: str = "loss",
+    *,
+    dtype: Any = torch.float32,
+    metric: str | None = None,
+    **o: Any,
+) -> Logged:
+    return Logged(name, value, dtype, metric, o)
+
+
+def test_means_count_samples() -> None:
+    (found,) = merge_logs([(3, (note(1.0),)), (2, (note(2.0),)), (2, (note(4.0),))])
+    assert found == note((3 + 4 + 8) / 7)
+
+
+def test_sizes_that_were_logged_count_before_those_of_the_microbatches() -> None:
+    """As where a step weights by something else than samples; they add up."""
+    (found,) = merge_logs([(3, (note(1.0, batch_size=10),)), (2, (note(2.0, batch_size=30),))])
+    assert found == note(1.75, batch_size=40)
+
+
+@pytest.mark.parametrize(
+    ("reduce_fx", "value"),
+    [("sum", 7.0), (torch.sum, 7.0), ("max", 4.0), ("min", 1.0), (torch.max, 4.0), ("mean", 2.2)],
+)
+def test_values_are_reduced_as_over_steps(reduce_fx: Any, value: float) -> None:
+    parts = [
+        (samples, (note(number, reduce_fx=reduce_fx),))
+        for samples, number in ((2, 1.0), (2, 2.0), (1, 4.0))
+    ]
+    (found,) = merge_logs(parts)
+    if reduce_fx == "mean":
+        value = (2 * 1 + 2 * 2 + 4) / 5
+    assert found == note(value, reduce_fx=reduce_fx)
+
+
+def test_equal_values_stay_what_they_are() -> None:
+    (found,) = merge_logs([(samples, (note(0.1, dtype=None),)) for samples in (3, 3, 7)])
+    assert found.value == 0.1
+
+
+def test_means_of_counts_are_fractions() -> None:
+    (found,) = merge_logs([(1, (note(1, dtype=torch.int64),)), (1, (note(2, dtype=torch.int64),))])
+    assert (found.value, found.dtype) == (1.5, torch.float32)
+    (total,) = merge_logs([(1, (note(2, dtype=torch.int64, reduce_fx="sum"),))] * 2)
+    assert (total.value, total.dtype) == (4, torch.int64)
+
+
+def test_metrics_without_a_value_have_none() -> None:
+    with_value = note(0.5, "accuracy", metric="accuracy")
+    without = note(None, "accuracy", dtype=None, metric="accuracy")
+    assert merge_logs([(1, (with_value,)), (3, (without,))])[0].value is None
+    (found,) = merge_logs([(1, (with_value,)), (3, (note(0.75, "accuracy", metric="accuracy"),))])
+    assert (found.value, found.metric) == (0.6875, "accuracy")
+
+
+def test_calls_are_matched_by_name_and_order() -> None:
+    """Also where a microbatch leaves some out."""
+    first = (note(1.0, "a"), note(2.0, "b"), note(3.0, "a"))
+    second = (note(5.0, "a"), note(7.0, "c"))
+    found = merge_logs([(1, first), (1, second)])
+    assert [(each.name, each.value) for each in found] == [
+        ("a", 3.0), ("b", 2.0), ("a", 3.0), ("c", 7.0)
+    ]  # fmt: skip
+
+
+def test_a_single_microbatch_is_told_as_it_is() -> None:
+    logs = (note(1.0), note(2, dtype=torch.int64))
+    assert merge_logs([(5, logs)]) is logs

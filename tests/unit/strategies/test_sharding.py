@@ -22,6 +22,8 @@ from tests.support.pipeline_cases import (
 from tests.support.processes import outcomes, run
 
 CUTS = {"1-1": [3], "2-1": [3], "1-1-1": [2, 5]}
+
+
 STEPS = 5  # in an epoch
 
 

@@ -23,6 +23,8 @@ from tests.support.pipeline_cases import QUIET, Net, make_loader, make_net, weig
 from tests.support.processes import run
 
 SLOWDOWN = 5.0
+
+
 BUSY_S = 0.01
 
 
