@@ -1,6 +1,6 @@
 """A sparse backend, a data source and a task from outside of the package, by ``_target_``.
 
-The examples of the documentation, which stay short enough to be read.
+The examples of docs/extending.md.
 """
 
 from __future__ import annotations
@@ -18,20 +18,15 @@ from sparsepipe.errors import ConfigError
 from sparsepipe.launch.job import run_job
 from sparsepipe.utils.files import read_json
 from tests.support.command_line import composed
-
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+from tests.support.guide_cases import write_files
 
 
 @pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    for path in EXAMPLES.glob("*.py"):
+def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path / "examples"))
+    for path in write_files("extending", tmp_path / "examples"):
+        assert len(path.read_text().splitlines()) <= 30, "examples are short enough to be read"
         monkeypatch.delitem(sys.modules, path.stem, raising=False)
-
-
-@pytest.mark.parametrize("name", ["sparse_backend", "data_source", "parameter_count"])
-def test_an_example_is_short(name: str) -> None:
-    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 30
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A partition search, a cost model and a schedule from outside of the package, by dotted path.
 
-The examples of the documentation, which stay short enough to be read.
+The examples of docs/extending.md.
 """
 
 from __future__ import annotations
@@ -17,23 +17,19 @@ from sparsepipe.partition.problem import Problem
 from sparsepipe.schedule import Plan, check, order_by_name, synchronous_by_name
 from sparsepipe.strategies.pipeline.synchronous import SynchronousPipelineStrategy
 from tests.support.command_line import composed
+from tests.support.guide_cases import write_files
 from tests.support.simulated_cases import SEARCHED, result
 from tests.support.simulated_cases import run as simulated
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 PAPER = ("task=partition", "hardware=paper_8gpu", "task.bandwidth_bytes_per_s=60e6")
 
 
 @pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    for path in EXAMPLES.glob("*.py"):
+def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path / "examples"))
+    for path in write_files("extending", tmp_path / "examples"):
+        assert len(path.read_text().splitlines()) <= 30, "examples are short enough to be read"
         monkeypatch.delitem(sys.modules, path.stem, raising=False)
-
-
-@pytest.mark.parametrize("name", ["partition_search", "cost_model", "pipeline_schedule"])
-def test_an_example_is_short(name: str) -> None:
-    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 30
 
 
 def plan_by(outputs: Path, *overrides: str) -> Plan:

@@ -1,4 +1,4 @@
-"""A chapter of reports that another package adds: the example of docs/reports.md."""
+"""A chapter of reports that another package adds: the example of docs/extending.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparsepipe.paper import chapters
 from tests.support.command_line import composed
 from tests.support.reported_runs import leave
 
-TEXT = (Path(__file__).parents[3] / "docs" / "reports.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[3] / "docs" / "extending.md").read_text(encoding="utf-8")
 (TOML,) = re.findall(r"```toml\n(\[project\.entry-points.*?)```", TEXT, re.DOTALL)
 (EXAMPLE,) = re.findall(r"```python\n((?:(?!```).)*?CHAPTER = .*?)```", TEXT, re.DOTALL)
 
