@@ -1,15 +1,4 @@
-"""The devices that a model is split over, by kind: what they compute with, and how they talk.
-
-Which of several plans with the same bottleneck is the best one.
-
-Times that differ by a billionth count as equal. Of plans whose slowest stage or transfer is
-equal, those with the fewest stages are better; of these, those whose second-worst stage takes
-less time; of these, the one whose text comes first, stage by stage. (``exact`` leaves hosts that
-make no difference out of the text, see ``alike.py``.)
-
-Shape suffixes: V nodes of the lattice; I places a model can be cut at; P stages that begin at
-one place each; J places where they may end.
-"""
+"""The devices that a model is split over, by kind: what they compute with, and how they talk."""
 
 from __future__ import annotations
 
@@ -34,8 +23,8 @@ class Kind:
         name: the model.
         host: name of the host.
         count: how many.
-        memory_bytes: of one of them; None where nobody knows.
-        tflops: peak, in 1e12 floating-point operations a second; None where nobody knows.
+        memory_bytes: of one of them; None where unknown.
+        tflops: peak, in 1e12 floating-point operations a second; None where unknown.
     """
 
     name: str

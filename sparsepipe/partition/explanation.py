@@ -33,8 +33,8 @@ class StageRow:
             shared by its replicas.
         sync_s: all-reduce between the replicas.
         transfer_s: of the activation and its gradient across the cut behind it.
-        memory_bytes: that each of its devices keeps; None where nobody asked.
-        memory_limit_bytes: of its smallest device; None where nobody knows.
+        memory_bytes: that each of its devices keeps; None where memory does not count.
+        memory_limit_bytes: of its smallest device; None where unknown.
         utilisation: share of the time between two minibatches in which it computes or reduces.
     """
 
@@ -202,7 +202,7 @@ def as_plan(problem: Problem, explanation: Explanation, **origin: object) -> Pla
 
 
 def _described(model: CostModel) -> dict[str, object]:
-    """A cost model in a plan file; of somebody else's class its path as well."""
+    """A cost model in a plan file; of another package's class its path as well."""
     kind = type(model)
     path = {} if kind is CostModel else {"class": f"{kind.__module__}.{kind.__qualname__}"}
     return {**asdict(model), **path}

@@ -1,36 +1,9 @@
-"""What is to be partitioned, and what came of it.
+"""What is to be partitioned, and the solution that a search finds.
 
-How the stages of a synchronous pipeline work, where they are still to be found.
-
-Devices that are alike wherever they are, and a pool in which they are of one kind.
-
-Devices of the same model with the same memory are alike on one host, and where one bandwidth holds
-between any two devices, whatever their hosts. ``exact`` then has far fewer
-subsets to look at. Of the plans that differ only in the hosts of like devices it takes the one
-whose stages, one after another, have those of the hosts that the inventory lists first.
-
-The searches by name: from a problem to the best plan of a kind.
-
-========== ====================================================================================
-``dp``      one stage: data parallelism over all devices
-``mp``      PipeDream: all devices count as alike, with the profile of one that is named
-``variance`` Zhang and Sun: each device is a stage, and stages cost as nearly the same as can be;
-            all devices count as alike
-``straight`` each device is a stage, and the slowest is as fast as can be
-``hete_mp`` SparsePipe (Algorithms 1 and 2): stages take devices from a list sorted by kind
-``exact``   any devices for each stage
-``exhaustive`` the same by trying all plans
-========== ====================================================================================
-
-All but ``exhaustive`` and ``variance`` are one search (``search.py``) over different lattices of
-devices. With one bandwidth between all devices ``exact`` is optimal over all contiguous splits and
-all subsets of devices; with a bandwidth for each link it is optimal if a stage's all-reduce runs at
-its slowest link, and a transfer between stages that are not on one and the same host at the link
-between hosts. ``mp`` and ``hete_mp`` are optimal in the same sense among the plans that they look
-at; ``variance`` (``variance.py``) looks for something else. Where stages recompute layers, times
-and memory are counted with that (``counted_search.py``). Where the memory chooses these, all but
-``exhaustive`` stop after so much work, and say so: by how much the best plan may be better, or, as
-a :class:`~sparsepipe.errors.PlanError`, that they have found none, though there may be some.
+Devices of the same model with the same memory are equal on one host, and on all hosts where one
+bandwidth holds between any two devices. ``exact`` takes equal devices together, and so has far
+fewer subsets to look at. Of the plans that differ only in the hosts of equal devices it takes the
+one whose stages, one after another, have those of the hosts that the inventory lists first.
 """
 
 from __future__ import annotations
@@ -94,7 +67,7 @@ class Problem:
 
     @property
     def distinct_stages(self) -> int:
-        """How many of the first stages have to be told apart."""
+        """How many of the first stages have to be distinguished."""
         return 0 if self.synchronous is None else self.synchronous.distinct_stages
 
     @classmethod
@@ -117,7 +90,7 @@ class Problem:
             memory: what stages keep; None: memory is no limit.
             bandwidth_bytes_per_s: one bandwidth for all links, whatever the inventory says.
             synchronous: how the stages of a synchronous pipeline work. With plans of a branching
-                graph, by which nobody trains, it does not count.
+                graph, which is not trained by, it does not count.
 
         Raises:
             ProfileError: a device has no profile, or they are of different models.
@@ -220,7 +193,7 @@ class SynchronousStages:
 
     @property
     def distinct_stages(self) -> int:
-        """How many of the first stages have to be told apart, since some are named."""
+        """How many of the first stages have to be distinguished, since some are named."""
         return max(self._stages, default=-1) + 1
 
     def with_batch(self, share: int) -> SynchronousStages:
@@ -239,7 +212,8 @@ class SynchronousStages:
         """Whether a stage is one span by the setting.
 
         Args:
-            stage: its number; one that is not told apart has any from :attr:`distinct_stages` on.
+            stage: its number; one that is not distinguished has :attr:`distinct_stages`
+                or any larger one.
         """
         return self.setting == "all" or stage in self._stages
 
@@ -333,12 +307,12 @@ def dealt(stages: Sequence[Choice], pool: DevicePool, likes: Sequence[int]) -> l
     left = list(pool.counts)
     found = []
     for stage in stages:
-        wanted = dict(zip(sorted(set(likes)), stage.counts, strict=True))
+        needed = dict(zip(sorted(set(likes)), stage.counts, strict=True))
         taken = []
         for kind, like in enumerate(likes):
-            number = min(left[kind], wanted[like])
+            number = min(left[kind], needed[like])
             left[kind] -= number
-            wanted[like] -= number
+            needed[like] -= number
             taken.append(number)
         found.append(replace(stage, counts=tuple(taken)))
     return found

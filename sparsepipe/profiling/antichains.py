@@ -51,7 +51,7 @@ def antichain_states(graph: Graph) -> list[State]:
 
     States of as many layers keep the order in which a search through the graph, breadth first
     from its first layer, meets them. Each layer's output counts once, and only where a layer
-    outside waits for it; PipeDream also counts some outputs that nobody outside needs.
+    outside waits for it; PipeDream also counts some outputs that no stage outside needs.
 
     Raises:
         ProfileError: there are more than :data:`MOST_STATES`.

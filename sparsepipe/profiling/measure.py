@@ -81,12 +81,12 @@ def measure(
         sizes = _sizes(layers, batches, passes, device)
     shares_s = {} if updates is None else updates.shares_s(layers)
     rows = _rows(layers, passes, {**sizes, **shares_s})
-    told = {
+    known = {
         "num_warmup": num_warmup,
         "num_measured": num_measured,
         **_of_steps(batches, steps_s),
     }
-    return Profile(layers=tuple(rows), meta={**told, **(meta or {})})
+    return Profile(layers=tuple(rows), meta={**known, **(meta or {})})
 
 
 def _of_steps(batches: Sequence[Any], steps_s: Sequence[float]) -> dict[str, Any]:

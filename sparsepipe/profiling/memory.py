@@ -1,7 +1,4 @@
-"""How many bytes of tensors are alive, where the device does not count them itself.
-
-What each layer keeps for its backward pass: tensors that torch saves, and kernel maps.
-"""
+"""Bytes that layers keep for their backward, and most bytes that are alive at a time."""
 
 from __future__ import annotations
 
@@ -81,7 +78,7 @@ def layer_peaks(layers: nn.Sequential, batches: Sequence[Any]) -> tuple[list[flo
     the backward the gradients that it makes, but not the one that it gets.
 
     Args:
-        layers: the network, in the mode that is asked about; statistics of norm layers move on,
+        layers: the network, in the mode to be measured; statistics of norm layers move on,
             and parameters have no gradients afterwards.
         batches: its inputs, of which the one counts that takes most; they are left as they are.
 
@@ -121,7 +118,7 @@ def heaviest(layers: nn.Sequential, batches: Sequence[Any]) -> Any:
     """The batch of which a forward pass keeps most.
 
     Args:
-        layers: the network, in the mode that is asked about; statistics of norm layers move on.
+        layers: the network, in the mode to be measured; statistics of norm layers move on.
         batches: its inputs; they are left as they are.
     """
     return max(batches, key=lambda batch: sum(saved_bytes(layers, batch)))
@@ -136,7 +133,7 @@ def saved_bytes(layers: nn.Sequential, batch: Any) -> list[float]:
     it; what only the backward derives does not count, nor what other libraries keep to themselves.
 
     Args:
-        layers: the network, in the mode that is asked about; statistics of norm layers move on.
+        layers: the network, in the mode to be measured; statistics of norm layers move on.
         batch: its input; it is left as it is.
     """
     return [float(size) for size in _kept_by(list(layers), fresh(batch)).sizes]
@@ -153,7 +150,7 @@ def border_bytes(layers: nn.Sequential, batch: Any) -> tuple[list[float], list[f
     one for each layer.
 
     Args:
-        layers: the network, in the mode that is asked about; statistics of norm layers move on.
+        layers: the network, in the mode to be measured; statistics of norm layers move on.
         batch: its input; it is left as it is.
 
     Returns:
@@ -227,7 +224,7 @@ class _Kept:
         return next((end for end in ends if not self.borders[end] & before), ends[-1])
 
     def give(self, value: Any) -> None:
-        """Counts what a layer has given, and nobody has saved yet."""
+        """Counts what a layer has given, and no layer has saved yet."""
         tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
         counted = self._there | self._alive.keys()

@@ -1,7 +1,4 @@
-"""What each layer of a model costs on one device, and the file that keeps it.
-
-Whether profiles of several devices are of one model, run in the same way.
-"""
+"""What each layer of a model costs on one device, and the file that keeps it."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class LayerProfile:
             coordinates, without a header of 4 KiB that tells how they are put together.
         parameter_bytes: of its parameters.
         saved_bytes: what the forward keeps for the backward, kernel maps included, of the batch
-            that keeps most; None where nobody counted it.
+            that keeps most; None where it was not counted.
         begin_bytes: what a stage that begins with this layer keeps beside the ``saved_bytes`` of
             its layers: the input it received, and kernel maps that it builds anew; None as above.
         end_bytes: what a stage that ends with it keeps beside them: its output; None as above.
@@ -41,10 +38,10 @@ class LayerProfile:
         backward_spread_s: between the quartiles of the measured backward times.
         kernel_map_s: the part of the forward time in which kernel maps are built.
         peak_bytes: most memory in use in the layer's forward or backward pass, beyond what was in
-            use before its forward: by CUDA's allocator, elsewhere of tensors (see ``alive.py``).
+            use before its forward: by CUDA's allocator, elsewhere of tensors (see ``memory.py``).
             The gradient that the layer gets counts with the layer behind it.
         update_s: the layer's share of the time in which the optimizer updates all parameters;
-            None where nobody measured it, as in the paper.
+            None where it was not measured, as in the paper.
         copy_s: the layer's share of the time in which all parameters that are trained are copied
             to other memory, as a pipeline copies stashed weights; None as above.
     """
@@ -172,7 +169,7 @@ class Profile:
 
     @property
     def input_bytes(self) -> float:
-        """What the first layer gets; 0 where nobody measured it."""
+        """What the first layer gets; 0 where it was not measured."""
         return float(self.meta.get("input_bytes", 0.0))
 
     def to_json(self) -> str:

@@ -1,9 +1,4 @@
-"""Time as a device sees it.
-
-Forward and backward of a network in one piece, for comparison with its layers' times.
-
-How fast a device computes and how fast its memory is, as data sheets tell; here measured.
-"""
+"""Times on a device: marks in its work, a network's whole step, and the device's own speed."""
 
 from __future__ import annotations
 
@@ -25,7 +20,7 @@ class Clock:
     """Marks in the work of a device, and the seconds between them.
 
     On CUDA marks are events in the current stream, and nothing waits for the device until the
-    seconds are asked for; elsewhere they are readings of a monotonic clock.
+    seconds are read; elsewhere they are readings of a monotonic clock.
 
     Args:
         device: that does the work.

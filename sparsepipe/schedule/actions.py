@@ -3,8 +3,6 @@
 Sends, receives and all-reduces are not listed, since the plan implies them: a forward takes
 what the stage before made of the same minibatch, a backward what the stage behind did, and an
 update waits for all replicas of its stage.
-
-How many minibatches a run has: said before, or settled while it goes on.
 """
 
 from __future__ import annotations
@@ -107,15 +105,15 @@ class MinibatchSupply:
         minibatches: of the run.
 
     Attributes:
-        limit: minibatches of the run; it may be lowered, not below ``told``.
-        told: minibatches that some rank knows of.
+        limit: minibatches of the run; it may be lowered, not below ``announced``.
+        announced: minibatches that some rank knows of.
     """
 
-    __slots__ = ("limit", "told")
+    __slots__ = ("announced", "limit")
 
     def __init__(self, minibatches: int) -> None:
         self.limit = minibatches
-        self.told = 0
+        self.announced = 0
 
     def portions(self, size: int) -> Iterator[int]:
         """Minibatches for one rank: how many come next, ``size`` each time and the rest at last.
@@ -127,5 +125,5 @@ class MinibatchSupply:
         while come < self.limit:
             count = min(size, self.limit - come)
             come += count
-            self.told = max(self.told, come)
+            self.announced = max(self.announced, come)
             yield count

@@ -20,7 +20,7 @@ def _action(kind: Kind, number: int) -> Action:
 
 
 class RankOrder:
-    """What one rank does, told as minibatches come.
+    """What one rank does, generated as minibatches come.
 
     Nobody needs to know how many will come: the order of actions is the same for all, but for
     the end, where the pipeline drains. Minibatches are numbered from 0 after every drain.
@@ -74,7 +74,7 @@ class RankOrder:
     def feed(self, count: int = 1) -> Iterator[Action]:
         """What this rank does when ``count`` more minibatches enter the pipeline.
 
-        The generator must be run to its end before the next is asked for.
+        The generator must be run to its end before the next one.
         """
         end = self._come + count
         first = self._come + (self._replica - self._come) % self._replicas
@@ -112,7 +112,7 @@ def asynchronous(plan: Plan, minibatches: int) -> Schedule:
 
 
 def asynchronous_order(plan: Plan, rank: int, supply: MinibatchSupply) -> Iterator[Action]:
-    """What one rank does, told as it is asked for: a long run has many actions."""
+    """What one rank does, generated one action at a time: a long run has many actions."""
     order = RankOrder(plan, rank)
     for count in supply.portions(plan.replicas(plan.stage_of(rank))):
         yield from order.feed(count)

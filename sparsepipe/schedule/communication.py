@@ -1,10 +1,9 @@
-"""How the replicas of a stage sum their gradients in the order of their ranks, on which hosts.
+"""How ranks communicate, in training as in a simulation.
 
-Two ways give the same bits. *Direct*: each rank adds one part of the vector and hands it to all
-others. *Chain*: partial sums go from rank to rank, each of which adds its own addend, and the sums
-come back the same way, chunk after chunk, so that neighbours send each other the whole vector once.
-
-How many messages lie at a rank, in training as in a simulation.
+The replicas of a stage sum their gradients in the order of their ranks, in one of two ways that
+give the same bits. *Direct*: each rank adds one part of the vector and hands it to all others.
+*Chain*: partial sums go from rank to rank, each of which adds its own addend, and the sums come
+back the same way, chunk after chunk, so that neighbours send each other the whole vector once.
 """
 
 from __future__ import annotations
@@ -82,6 +81,6 @@ def chain_load(hosts: Sequence[Hashable]) -> int:
 
 
 INBOX_DEPTH = 1
-"""Messages of one kind from one rank that lie ready before they are asked for. The next one is not
-begun until this one is taken, so that a rank's memory does not depend on how far its peers are
+"""Messages of one kind from one rank that lie ready before the receiver takes them. The next one is
+not begun until this one is taken, so that a rank's memory does not depend on how far its peers are
 ahead."""

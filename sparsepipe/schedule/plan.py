@@ -2,8 +2,6 @@
 
 Ranks are numbered stage after stage. Minibatch ``m`` is handled in a stage of ``r`` replicas
 by replica ``m mod r``, forward and backward (round robin; PipeDream, section 3.2).
-
-Cuts that share a per-layer cost evenly over stages, whatever the cost counts.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def naive(plan: Plan, minibatches: int) -> Schedule:
 
 
 def naive_order(plan: Plan, rank: int, supply: MinibatchSupply) -> Iterator[Action]:
-    """What one rank does in :func:`naive`, told as it is asked for."""
+    """What one rank does in :func:`naive`, generated one action at a time."""
     stage, replica = plan.stage_of(rank), plan.replica_of(rank)
     replicas = plan.replicas(stage)
     for number, count in enumerate(supply.portions(replicas)):
@@ -47,7 +47,7 @@ def gpipe(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
 def gpipe_order(
     plan: Plan, rank: int, supply: MinibatchSupply, microbatches: int
 ) -> Iterator[Action]:
-    """What one rank does in :func:`gpipe`, told as it is asked for."""
+    """What one rank does in :func:`gpipe`, generated one action at a time."""
     parts = plan.microbatches_of(rank, microbatches)
     for minibatch, _ in enumerate(supply.portions(1)):
         yield from (Action("F", minibatch, part) for part in parts)
@@ -67,7 +67,7 @@ def one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Schedule:
 def one_f_one_b_order(
     plan: Plan, rank: int, supply: MinibatchSupply, microbatches: int
 ) -> Iterator[Action]:
-    """What one rank does in :func:`one_f_one_b`, told as it is asked for."""
+    """What one rank does in :func:`one_f_one_b`, generated one action at a time."""
     return _in_turn(plan, rank, supply, microbatches, warmups=WARMUPS["1f1b"])
 
 
@@ -86,12 +86,12 @@ def eager_one_f_one_b(plan: Plan, minibatches: int, *, microbatches: int) -> Sch
 def eager_order(
     plan: Plan, rank: int, supply: MinibatchSupply, microbatches: int
 ) -> Iterator[Action]:
-    """What one rank does in :func:`eager_one_f_one_b`, told as it is asked for."""
+    """What one rank does in :func:`eager_one_f_one_b`, generated one action at a time."""
     return _in_turn(plan, rank, supply, microbatches, warmups=WARMUPS["eager_1f1b"])
 
 
 MicrobatchOrder = Callable[[Plan, int, MinibatchSupply, int], Iterator[Action]]
-"""What one rank of a plan does, with a number of microbatches; told as it is asked for."""
+"""What one rank of a plan does, with a number of microbatches; generated one action at a time."""
 
 SYNCHRONOUS: Mapping[str, MicrobatchOrder] = MappingProxyType(
     {"gpipe": gpipe_order, "1f1b": one_f_one_b_order, "eager_1f1b": eager_order}
@@ -100,7 +100,7 @@ SYNCHRONOUS: Mapping[str, MicrobatchOrder] = MappingProxyType(
 
 
 def order_by_name(name: str) -> MicrobatchOrder:
-    """One of :data:`SYNCHRONOUS`, or somebody else's by its dotted path.
+    """One of :data:`SYNCHRONOUS`, or another package's by its dotted path.
 
     Of theirs all microbatches of a device are taken to be in flight at once, where memory counts.
 

@@ -1,11 +1,7 @@
-"""When every action of a schedule begins and ends, if each takes a given time.
+"""When every action of a schedule begins and ends, and how long stages wait.
 
 Every rank does its actions in order, each as soon as its input is there. Sending takes no
 time; an update begins when all replicas of its stage have come to it.
-
-How much of their time stages wait: the bubble of a pipeline. Pure.
-
-Times are in any unit. What a rank computes are intervals that do not overlap.
 """
 
 from __future__ import annotations
@@ -178,6 +174,6 @@ def bubbles(ranks: Sequence[Busy]) -> list[float]:
         ranks: forwards and backwards of one minibatch on each rank; updates are none of them.
     """
     every = [interval for intervals in ranks for interval in intervals]
-    assert every, "nobody computes anything"
+    assert every, "no rank computes anything"
     begin, end = min(a for a, _ in every), max(b for _, b in every)
     return idle_shares(ranks, begin=begin, end=end)

@@ -178,7 +178,7 @@ class _Play:
         """Ends when all are through.
 
         Raises:
-            ScheduleError: somebody is not, or gets what it does not expect.
+            ScheduleError: a rank is not, or gets what it does not expect.
         """
         while self._ready:
             rank = self._ready.popleft()

@@ -78,7 +78,7 @@ def until_return(plan: Plan, stage: int) -> int:
     With replicas, ranks before the stage take the place of stages (as they do for the forwards
     ahead): a stage of r replicas takes r times as long for its part, and updates r times less
     often. The last minibatches before a drain are predicted in the same way, though fewer updates
-    follow: nobody knows yet that they are the last.
+    follow: it is not known yet that they are the last.
     """
     return plan.ranks_of(stage).start // (2 * plan.replicas(stage))
 
@@ -90,7 +90,7 @@ class Tally:
 
     Args:
         plan: the stages and their ranks.
-        rank: whose actions are told.
+        rank: whose actions are given.
 
     Attributes:
         stashed: the most at a time so far under weight stashing, the newest included.
@@ -117,8 +117,8 @@ class Tally:
         elif action.kind == "B":
             del self._in_flight[key]
         else:
-            asked = included_at(self._plan, action.number) // self._replicas
-            self._in_flight[key] = self._updates, asked
+            requested = included_at(self._plan, action.number) // self._replicas
+            self._in_flight[key] = self._updates, requested
             if self._kept_from is not None:
                 following = action.number + self._replicas
                 self._kept_from = included_at(self._plan, following) // self._replicas
@@ -131,9 +131,12 @@ class Tally:
     def _count(self) -> None:
         newest, in_flight = self._updates, self._in_flight.values()
         kept = () if self._kept_from is None else range(self._kept_from, newest)
-        versions, asked = {version for version, _ in in_flight}, {asked for _, asked in in_flight}
+        versions, requested = (
+            {version for version, _ in in_flight},
+            {requested for _, requested in in_flight},
+        )
         self.stashed = max(self.stashed, len({newest, *versions}))
-        self.vertical = max(self.vertical, len({newest, *kept, *asked}))
+        self.vertical = max(self.vertical, len({newest, *kept, *requested}))
         self.predicted = max(self.predicted, 1 + len(in_flight))
 
 

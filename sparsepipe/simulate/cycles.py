@@ -77,7 +77,7 @@ class CycleDetector:
     """
 
     def __init__(self, supply: MinibatchSupply, period: int) -> None:
-        self._intake, self._period = supply, period
+        self._supply, self._period = supply, period
         self._begins_s: list[float] = []  # of the first rank's update, once a period
         self._next = 3  # periods after which to look
         self._cycle = 0  # minibatches after which the times of updates repeat
@@ -86,7 +86,7 @@ class CycleDetector:
         self.cycle: Cycle | None = None
 
     def wants(self, number: int, time_s: float) -> bool:
-        """Whether to look now; asked as each update of the first rank begins.
+        """Whether to look now; called as each update of the first rank begins.
 
         Ranks begin with forwards only, so that what is seen before each of them has done a
         backward says nothing of what follows. The third period is late enough: each rank has a
@@ -129,8 +129,8 @@ class CycleDetector:
             seconds=seconds,
             busy=tuple(min(1.0, (b - a) / seconds) if seconds else 0.0 for b, a in busy_s),
         )
-        told = self._intake.told
-        self._intake.limit = told + (self._intake.limit - told) % self._cycle
+        announced = self._supply.announced
+        self._supply.limit = announced + (self._supply.limit - announced) % self._cycle
 
 
 def cycle_of(times_s: list[float]) -> int | None:

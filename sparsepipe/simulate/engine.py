@@ -4,8 +4,6 @@ What the pipeline's worker does, on costs: a rank takes its actions in order; a 
 the activation, a backward for the gradient, an update for the sum over the replicas; messages and
 sums are on their way while ranks compute, on links that they share. A gradient goes upstream
 before the replicas meet.
-
-Runs a schedule on costs.
 """
 
 from __future__ import annotations
@@ -28,18 +26,18 @@ from sparsepipe.simulate.workload import Workload
 class Engine:
     """One run.
 
-    Ranks look ahead where the conditions for that hold (:mod:`.foresight`).
+    Ranks look ahead where the conditions for that hold (:mod:`.messages`).
 
     Args:
         workload: the plan, and what it costs.
-        actions: of each rank, in order; told as they are needed.
+        actions: of each rank, in order; generated as they are needed.
         network: that ranks talk over.
         sends: how messages are handed over.
         algorithm: of sums over replicas.
         bucket_bytes: sums begin while the backward runs, in parts of at least so many bytes
             (DDP's buckets); None: with the update, in one part.
         keep: whether spans, transfers and reductions are recorded.
-        detector: is told the run's state, when it asks for it.
+        detector: gets the run's state, when it asks for it.
 
     Raises:
         PlanError: sums overlap with the backward, and the costs of layers are not known.
@@ -75,7 +73,7 @@ class Engine:
         self._seen = 0, 0.0  # the last update of the first rank: its first minibatch, and when
 
     def _sums_of(self, stage: int, algorithm: Algorithm, bucket_bytes: float | None) -> Sums | None:
-        """None: there is nothing to sum, and nobody waits for anybody, as in training."""
+        """None: there is nothing to sum, and no rank waits, as in training."""
         ranks, costs = self._plan.ranks_of(stage), self._workload.stages[stage]
         if len(ranks) == 1 or not costs.parameter_bytes:
             return None
@@ -102,7 +100,7 @@ class Engine:
     ) -> tuple[Messages, list[Rank]]:
         """The ranks, and the lines between them: either knows the other."""
         wakes: list[Callable[[], None]] = []
-        settles: list[Callable[[float], None]] = []
+        reschedules: list[Callable[[float], None]] = []
         messages = Messages(
             self._workload,
             self._network,
@@ -111,11 +109,11 @@ class Engine:
             self._flows,
             transfers=self.record.transfers if self._keep else None,
             wakes=wakes,
-            settles=settles if self._looks_ahead else None,
+            reschedules=reschedules if self._looks_ahead else None,
         )
         ranks = [self._rank(number, each, messages) for number, each in enumerate(actions)]
         wakes += [rank.go_on for rank in ranks]
-        settles += [rank.settle for rank in ranks]
+        reschedules += [rank.schedule_end for rank in ranks]
         return messages, ranks
 
     def _rank(self, number: int, actions: Iterable[Action], messages: Messages) -> Rank:
@@ -184,7 +182,7 @@ class Engine:
         if any(rank.action is None for rank in self._working):
             return  # the run comes to its end: what repeats itself now is not what others did
         number, time_s = self._seen
-        self._flows.settle()
+        self._flows.update_rates()
         horizon_s = self._events.now_s + EQUAL * time_s / (number + 1)
         if self._events.next_s <= horizon_s:
             self._events.before_time_goes_on(self._look)
@@ -275,7 +273,7 @@ def run_actions(
 
     Args:
         workload: what they cost.
-        actions: of each rank; told as they are needed.
+        actions: of each rank; generated as they are needed.
         setting: how ranks talk.
         keep: whether spans, transfers and reductions are recorded.
         detector: looks for a cycle meanwhile.

@@ -1,6 +1,4 @@
-"""What happens next: a queue of calls, each at its time.
-
-Bytes on their way, where several ways share what they run through.
+"""The event queue, and bytes on their way over ports that several messages share.
 
 Each message runs through one or more ports (a network card's sending side, another one's
 receiving side). A port gives every message that runs through it the same share, and a message
@@ -17,7 +15,7 @@ from typing import Any, TypeAlias
 
 
 class Events:
-    """Calls in the order of their times, those of one time in the order they were asked for.
+    """Calls in the order of their times, those of one time in the order in which they were added.
 
     Attributes:
         now_s: time of the call that runs.
@@ -37,7 +35,7 @@ class Events:
         heapq.heappush(self._heap, (time_s, self._asked, call, argument))
 
     def before_time_goes_on(self, call: Callable[[], None]) -> None:
-        """Calls ``call()`` now, after everything else that happens now or has been asked to.
+        """Calls ``call()`` now, after everything else that happens now.
 
         What it asks for in turn of this kind comes after the next call of all.
         """
@@ -70,9 +68,9 @@ class Flow:
         ports: that it runs through; none: it takes no time.
         num_bytes: of each message.
         alone_s: seconds that a message takes which shares no port.
-        done: called when the last byte of a message has come; None: nobody is.
-        retimed: called when it becomes known that this will be at another time; None: nobody is.
-        is_predicted: nobody is told of the end of a message that shares no port.
+        done: called when the last byte of a message has come; None: it is not called.
+        retimed: called when it turns out that this will be at another time; None: it is not.
+        is_predicted: the end of a message that shares no port is no event.
 
     Attributes:
         end_s: when the message's last byte comes or came, as far as is known; infinite while that
@@ -193,11 +191,11 @@ class Flows:
 
     def _change(self, ports: Iterable[int]) -> None:
         if not self._changed:
-            self._events.before_time_goes_on(self.settle)
+            self._events.before_time_goes_on(self.update_rates)
         for port in ports:
             self._changed[port] = None
 
-    def settle(self) -> None:
+    def update_rates(self) -> None:
         """Gives whatever shares ports that have changed its new rate."""
         if not self._changed:
             return

@@ -1,27 +1,19 @@
-"""The lines in which messages wait between two ranks, one for each direction's cargo.
+"""The queues in which messages wait between two ranks, one for each direction's cargo.
 
-Here each thing that happens to a message is an event. Runs that meet the conditions of
-:mod:`.foresight` do with fewer.
+In a :class:`MessageQueue` each thing that happens to a message is an event. But most of a long
+run's events would be messages that arrive, and a message that shares no link arrives at the time
+that was known when it left. So the receiver that waits at a :class:`PredictedQueue` begins its next
+action at the predicted time, and no event is needed. Where messages share links, the time may
+change while they are on their way: then the receiver is called, and begins earlier or later.
 
-Lines whose receivers know beforehand when a message comes.
-
-Most of a long run's events would be messages that have come. But a message that shares no link
-comes when it was to come as it left; and nothing keeps it from being taken then. So a receiver that
-waits for a message on its way begins what that is for at the time foreseen, and no event is needed.
-Where messages share links, the time may become another while they are on their way: then the
-receiver is told, and begins earlier or later.
-
-That is right where four conditions hold; in other runs each message's arrival is an event
-(:mod:`.lines`):
+That is right where four conditions hold; other runs have a :class:`MessageQueue` for each pair:
 
 - a sender has room for any number of messages (no ``outbox``), so that it never waits for one to
   leave;
 - a receiver has room for one at least (``inbox`` is not 0), so that a message need not wait until
-  it is asked for;
-- sums follow the backward (no ``bucket_bytes``), so that no sum hangs on when a backward begins;
-- spans, transfers and sums are not recorded, so that nobody wants to know of what has no event.
-
-The lines on which ranks send one another what forwards and backwards make.
+  its receiver is ready for it;
+- sums follow the backward (no ``bucket_bytes``), so that no sum depends on when a backward begins;
+- spans, transfers and sums are not recorded, since there are no events to record them at.
 """
 
 from __future__ import annotations
@@ -40,7 +32,7 @@ Part: TypeAlias = tuple[int, int | None]
 
 Place: TypeAlias = tuple[tuple[object, ...], float | None] | None
 """Which messages of a line are where, by minibatches counted from a number; and when the one on its
-way will have come: None where nothing is. None of all where nobody waits either. What comes up to
+way will have come: None where nothing is. None of all where no rank waits either. What comes up to
 ``horizon_s`` counts as there."""
 
 Arrived: TypeAlias = Callable[[Part, float, float], None]
@@ -62,7 +54,7 @@ class MessageQueue:
         ports: between the two ranks.
         latency_s: the same.
         num_bytes: of each message.
-        arrived: see :data:`Arrived`; None: nobody is.
+        arrived: see :data:`Arrived`; None: it is not called.
         wake_source: called when its sender may have room.
         wake_target: called when its receiver may have what it waits for.
     """
@@ -200,7 +192,7 @@ class PredictedQueue:
         latency_s: the same.
         num_bytes: of each message.
         wake: called when the receiver waits for a message and can know when it comes.
-        settle: called when the receiver counts on a message, with the time at which that comes
+        reschedule: called when the receiver counts on a message, with the time at which that comes
             now.
     """
 
@@ -213,7 +205,7 @@ class PredictedQueue:
         "_is_taken",
         "_latency_s",
         "_moving",
-        "_settle",
+        "_reschedule",
         "_taken_s",
         "_there",
         "_waiting",
@@ -233,12 +225,12 @@ class PredictedQueue:
         latency_s: float,
         num_bytes: float,
         wake: Callable[[], None],
-        settle: Callable[[float], None],
+        reschedule: Callable[[float], None],
     ) -> None:
         assert inbox is None or inbox > 0
         self._events, self._flows, self._inbox = events, flows, inbox
         self._flow = flows.way(ports, num_bytes, retimed=self._retimed, is_predicted=True)
-        self._latency_s, self._wake, self._settle = latency_s, wake, settle
+        self._latency_s, self._wake, self._reschedule = latency_s, wake, reschedule
         self._waiting: deque[Part] = deque()
         self._moving: Part | None = None  # the last one that left, until the next one does
         self._due_s = 0.0  # when it comes; infinite while that is not known
@@ -303,7 +295,7 @@ class PredictedQueue:
         """What moves will come at another time than it seemed."""
         self._due_s = self._flow.end_s + self._latency_s
         if self._is_taken:
-            self._settle(self._due_s)
+            self._reschedule(self._due_s)
         elif self._wanted:
             self._wake()
         if self._waiting:
@@ -354,8 +346,8 @@ class Messages:
         flows: that carry them.
         transfers: where those that have come are written down; None: they are not.
         wakes: of each rank, called when it may go on.
-        settles: of each rank, called when what it counts on comes at another time, with that; None:
-            ranks count on nothing that has not come.
+        reschedules: of each rank, called with the new time where a message that it counts on comes
+            at another time; None: ranks count on no message that has not come.
 
     Attributes:
         takes: of each rank, lines to it.
@@ -372,13 +364,13 @@ class Messages:
         *,
         transfers: list[Transfer] | None,
         wakes: Sequence[Callable[[], None]],
-        settles: Sequence[Callable[[float], None]] | None,
+        reschedules: Sequence[Callable[[float], None]] | None,
     ) -> None:
         plan = workload.plan
         self._plan, self._costs = plan, workload.stages
         self._network, self._sends = network, sends
         self._events, self._flows, self._transfers = events, flows, transfers
-        self._wakes, self._settles = wakes, settles
+        self._wakes, self._reschedules = wakes, reschedules
         self._lines: dict[tuple[Cargo, int, int], AnyQueue] = {}
         stages = [stage for stage in range(plan.num_stages) for _ in plan.ranks_of(stage)]
         self.takes: list[Lines] = [
@@ -436,7 +428,7 @@ class Messages:
         ports = self._network.ports(source, target)
         latency_s = self._network.latency_s(source, target)
         line: AnyQueue
-        if self._settles is not None:
+        if self._reschedules is not None:
             line = PredictedQueue(
                 self._events,
                 self._flows,
@@ -445,7 +437,7 @@ class Messages:
                 latency_s=latency_s,
                 num_bytes=size,
                 wake=self._wakes[target],
-                settle=self._settles[target],
+                reschedule=self._reschedules[target],
             )
         else:
             line = MessageQueue(

@@ -1,11 +1,9 @@
-"""Which ports a message between two ranks runs through, and how fast these are.
+"""Which ports a message between two ranks runs through, and which bytes a sum moves.
 
 Every host has a network card, every device a connection to the others of its host; each sends
 and receives at the same time at the link's bandwidth (full duplex). What several ranks of a host
 send to other hosts shares its card. A host's devices are joined by a switch that carries them all
 at once.
-
-How messages and sums go over the network: waiting lines, and which bytes a sum moves.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Which updates have to copy weights first.
+"""What a rank does next and until when, and which updates have to copy weights first.
 
-Those that change what is still needed, as in the worker (:mod:`sparsepipe.runtime.weights`, modes
-``stash`` and ``vertical_sync``). It follows from where a rank is in the order of its actions,
-so that runs that stand alike copy alike.
-
-What a rank does next, and until when.
+These are the updates that change what is still needed, as in the worker
+(:mod:`sparsepipe.runtime.weights`, modes ``stash`` and ``vertical_sync``). It follows from where a
+rank is in the order of its actions, so that runs in the same state copy alike.
 """
 
 from __future__ import annotations
@@ -76,7 +74,7 @@ class VerticalStash(Stash):
 
     @property
     def _drains(self) -> bool:
-        """Whether no more minibatches come, asked at an update.
+        """Whether no more minibatches come, at an update.
 
         Each update but those of the drain follows a forward, once all forwards ahead have run.
         """
@@ -109,10 +107,10 @@ def stash_of(workload: Workload, rank: int) -> Stash:
 class Rank:
     """A rank, and its next action or the one under way.
 
-    A rank that looks ahead settles an action's end as soon as what that needs is on its way, and
+    A rank that looks ahead schedules an action's end as soon as what that needs is on its way, and
     counts on an update's end from its beginning: neither that a message has come nor that an
-    update is over is an event then, but the end that was settled may change until the action has
-    begun (:mod:`.foresight`).
+    update is over is an event then, but that end may change until the action has
+    begun (:mod:`.messages`).
 
     A rank that begins with an update has no part of any minibatch: a schedule has more replicas
     than microbatches. It comes to sums as the others do. Where there are none it does nothing, as
@@ -121,7 +119,7 @@ class Rank:
     Args:
         events: in which actions end.
         number: of the rank.
-        actions: in order; told as they are needed.
+        actions: in order; generated as they are needed.
         seconds: of each kind of action.
         copy_s: of a copy of the weights, where an update makes one first.
         stash: tells where it does; None: never.
@@ -129,12 +127,12 @@ class Rank:
         sums: of its stage; None: that has no other replica.
         looks_ahead: see above.
         keep: whether spans are written down.
-        updates: called with each update as it begins; None: nobody wants to know.
+        updates: called with each update as it begins; None: it is not called.
         returned: called with each minibatch that is back from all stages.
 
     Attributes:
         action: that is next or under way; None: nothing is left to do, or ever was.
-        end_s: when that ends; None: it is not settled.
+        end_s: when that ends; None: it is not known.
         free_s: from when on it could begin that; with nothing left to do, since when.
         busy_s: that all actions before that took.
         spans: of these, if they are written down.
@@ -231,9 +229,9 @@ class Rank:
         if kind == "B" and self._sums is not None:
             self._sums.backward_begins(self._number, action.number)
         self.free_s = max(self.free_s, self._events.now_s)  # an update may be under way
-        self.settle(there_s)
+        self.schedule_end(there_s)
 
-    def settle(self, there_s: float) -> None:
+    def schedule_end(self, there_s: float) -> None:
         """Settles when an action ends.
 
         Args:
@@ -260,7 +258,7 @@ class Rank:
         if self._looks_ahead or not seconds:
             self._over(action, now_s + seconds)
             return True
-        self.settle(now_s)
+        self.schedule_end(now_s)
         return False
 
     def _lasts_s(self, kind: str) -> float:

@@ -66,7 +66,7 @@ class Record:
         end_s: when the last rank had done its last action.
         busy_s: of each rank, spent in forwards, backwards and updates.
         returns_s: of each minibatch, when its last backward in stage 0 ended.
-        spans: what ranks computed, rank by rank and in order; empty where nobody asked for it.
+        spans: what ranks computed, rank by rank and in order; empty where it is not recorded.
         transfers: in the order of their ends; the same.
         reductions: in the order of their ends; the same.
     """

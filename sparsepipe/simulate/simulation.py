@@ -1,6 +1,6 @@
-"""How fast a long run goes: it is simulated until it repeats itself, the rest follows from that.
+"""A workload under one of the schedules, by its name; and how fast a long run of it goes.
 
-A workload under one of the schedules, by its name.
+A long run is simulated until it repeats itself; the rest follows from that.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sparsepipe.simulate.workload import Workload
 from sparsepipe.utils.extensions import by_name
 
 Order = Callable[[Plan, int, MinibatchSupply], Iterable[Action]]
-"""What a rank does, told as it is asked for."""
+"""What a rank does, generated one action at a time."""
 
 Run = tuple[Record, Cycle | None]
 """What happened, and the cycle by which it was cut short; None: none was found."""
@@ -76,7 +76,7 @@ def pace(
 ) -> Pace:
     """How fast a plan runs under a schedule, by default the asynchronous one.
 
-    The run is simulated until it state as it stood a cycle before (:mod:`.state`). Then whole
+    The run is simulated until it has the state of a cycle before (:mod:`.cycles`). Then whole
     cycles are left out, each of which would take as long as the one that was seen, and the end of
     the run is simulated. Where no cycle is found, all is simulated; and to know how fast the
     pipeline is when it is full, a longer run is, which again is cut short by its cycle.
@@ -173,7 +173,7 @@ def _measured(record: Record, *, splits: bool) -> Cycle:
 
 
 MICROBATCHES = 4
-"""Where a schedule splits minibatches and nobody says into how many."""
+"""Into how many parts a schedule splits minibatches by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +181,7 @@ class Recipe:
     """How a schedule is made.
 
     Args:
-        order: what a rank of a plan does, told as it is asked for, with the number of
+        order: what a rank of a plan does, generated one action at a time, with the number of
             microbatches.
         splits: whether minibatches are split into microbatches. Then every minibatch goes like
             the first.

@@ -20,7 +20,7 @@ def buckets(parameter_bytes: Sequence[float], bucket_bytes: float) -> list[tuple
     """How gradients are put together for sums while the backward runs, as DDP does it.
 
     A bucket takes layers in the order of the backward until it holds so many bytes. DDP has a
-    smaller first one only where it is not told how many.
+    smaller first one only where no size is given.
 
     Args:
         parameter_bytes: of each layer, in the order of the backward.

@@ -39,8 +39,8 @@ def trace_text(record: Record, *, memory: Sequence[Sequence[Level]] = ()) -> str
         *_summed(record),
         *_kept(memory),
     ]
-    told = {"kind": "simulated", "config": record.plan.config}
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": told})
+    about = {"kind": "simulated", "config": record.plan.config}
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about})
 
 
 def _lines(record: Record) -> dict[tuple[int, Cargo, int], int]:
@@ -91,7 +91,7 @@ def _computed(span: Span) -> Event:
         _NAMES[span.action.kind],
         place=(span.rank, _COMPUTES),
         time_s=(span.start, span.end),
-        told={"number": span.action.number},
+        details={"number": span.action.number},
     )
 
 
@@ -101,7 +101,7 @@ def _slice(
     *,
     place: tuple[int, int],
     time_s: tuple[float, float],
-    told: Mapping[str, Any],
+    details: Mapping[str, Any],
 ) -> Event:
     """Something that lasts.
 
@@ -110,7 +110,7 @@ def _slice(
         category: of its kind, by which it is coloured.
         place: process and thread.
         time_s: begin and end.
-        told: what else is shown of it when it is selected.
+        details: what else is shown of it when it is selected.
     """
     return {
         "ph": "X",
@@ -120,7 +120,7 @@ def _slice(
         "tid": place[1],
         "ts": time_s[0] * _MICRO,
         "dur": (time_s[1] - time_s[0]) * _MICRO,
-        "args": dict(told),
+        "args": dict(details),
     }
 
 
@@ -135,7 +135,7 @@ def _sent(record: Record, lines: Mapping[tuple[int, Cargo, int], int]) -> Iterat
             sent.cargo,
             place=place,
             time_s=(sent.start_s, sent.end_s),
-            told={"bytes": sent.num_bytes, "target": sent.target},
+            details={"bytes": sent.num_bytes, "target": sent.target},
         )
         arrow = {"name": sent.cargo, "cat": "message", "id": number}
         yield _at(place, sent.start_s, {"ph": "s", **arrow})
@@ -159,7 +159,7 @@ def _summed(record: Record) -> Iterator[Event]:
             "all-reduce",
             place=(_of_sums(record, reduction.stage), 0),
             time_s=(reduction.start_s, reduction.end_s),
-            told={"bytes": reduction.num_bytes},
+            details={"bytes": reduction.num_bytes},
         )
 
 

@@ -31,7 +31,7 @@ class PlacedStage:
         last: its last one, inclusive.
         profiles: of its devices, each once.
         replicas: r, how many devices it has; 2 may stand for any number above 1.
-        limit_bytes: memory of the smallest of them; infinite where nobody knows.
+        limit_bytes: memory of the smallest of them; infinite where unknown.
         in_flight: microbatches that a device has begun and not ended, at most; smaller ones than
             the largest count less.
         share: size of the largest of these over that of the profiles' batch.

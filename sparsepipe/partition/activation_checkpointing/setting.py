@@ -24,7 +24,7 @@ def check_setting(setting: object) -> None:
     """Refuses what says no layers, whatever the model and its plan.
 
     Args:
-        setting: as :data:`Setting`; ``auto``, which somebody is to replace by what it finds.
+        setting: as :data:`Setting`; ``auto``, which a search replaces by layers.
 
     Raises:
         ConfigError: it is something else, or names a layer or a stage twice.
@@ -58,7 +58,7 @@ def recomputed_spans(setting: Setting, plan: Plan) -> StageSpans:
     check_setting(setting)
     stages = [range(stage.layers[0], stage.layers[1] + 1) for stage in plan.stages]
     if isinstance(setting, str):
-        assert setting != "auto", "somebody is to choose first"
+        assert setting != "auto", "a search chooses layers first"
         return tuple((stage,) if setting == "all" else () for stage in stages)
     whole, spans = _stages(setting), _layers(setting)
     for number in whole:

@@ -54,7 +54,7 @@ class StageCost:
     def of(
         cls, profile: Profile, *, first: int, last: int, in_flight: float, share: float = 1.0
     ) -> StageCost:
-        """From a profile; where nobody counted what a layer saves, it is its input.
+        """From a profile; where it was not counted what a layer saves, it is its input.
 
         Args:
             profile: of a chain of layers.

@@ -89,7 +89,7 @@ def chain_spans(profiles: Sequence[Profile]) -> Spans:
     """Of a model whose layers follow one another.
 
     Bytes are those of the profile where they are most, so that a plan does not promise more
-    than a device can hold. Where nobody counted what a layer saves, it is its input.
+    than a device can hold. Where it was not counted what a layer saves, it is its input.
 
     Args:
         profiles: one for each kind of device, of the same layers.

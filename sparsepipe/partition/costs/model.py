@@ -9,24 +9,6 @@ come from, PipeDream's and those of the paper's authors, divide the bytes that e
 by the m devices that share an all-reduce, let a gradient cross each cut as well, and differ in
 how often they count a parameter and in whether receiving replicas share a transfer. None of them
 has a latency: that of a link in the inventory does not count here.
-
-What a plan costs: the times of its stages and transfers, and the memory it takes.
-
-Which of several plans with the same bottleneck is the best one.
-
-Times that differ by a billionth count as equal. Of plans whose slowest stage or transfer is
-equal, those with the fewest stages are better; of these, those whose second-worst stage takes
-less time; of these, the one whose text comes first, stage by stage. (``exact`` leaves hosts that
-make no difference out of the text, see ``alike.py``.)
-
-Shape suffixes: V nodes of the lattice; I places a model can be cut at; P stages that begin at
-one place each; J places where they may end.
-
-The best plan over a lattice of devices: exact, for stages that follow one another.
-
-The least bottleneck is found by bisection: for a bound on all times, one pass over the lattice
-tells which places of the model can be reached with which devices (Eq. 5, as a question of yes
-and no). Of the plans that reach it ``ties.py`` chooses one.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Microbatches:
         schedule: ``gpipe``, ``1f1b``, ``eager_1f1b`` or the dotted path of another one.
         count: T, into which what all devices of the first stage read is cut.
         batch_size: samples that each of these reads, and of which the profiles are; None where
-            nobody knows: microbatches are taken for even then.
+            unknown: microbatches are taken to be equal then.
     """
 
     schedule: str

@@ -1,7 +1,4 @@
-"""What a stage keeps in the memory of each of its devices.
-
-What a plan costs: the times of its stages and transfers, and the memory it takes.
-"""
+"""What a stage keeps in the memory of each of its devices."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ _ROUNDING = 1e-9
 _Bytes = TypeVar("_Bytes", float, Floats)
 
 MIB = 2**20
-"""Bytes: what people are told of memory is in these."""
+"""Bytes; messages give memory in these."""
 
 REPLICA_BUFFERS = 2.0
 """Bytes for each byte of parameters that a replica keeps for averaging gradients, at most: the sum

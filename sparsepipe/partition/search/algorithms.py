@@ -226,7 +226,7 @@ SEARCHES: Mapping[str, Search] = MappingProxyType(
 
 
 def search_by_name(name: str) -> Search:
-    """One of :data:`SEARCHES`, or somebody else's by its dotted path.
+    """One of :data:`SEARCHES`, or another package's by its dotted path.
 
     Theirs is called with the problem alone. It gives a :class:`Solution`, or stages as
     :class:`~sparsepipe.partition.devices.Choice`, the first one first; whether these use each
@@ -257,7 +257,7 @@ def _solution(stages: tuple[Choice, ...], name: str) -> Solution:
 
 
 def _check_stages(stages: Sequence[Choice], problem: Problem, name: str) -> None:
-    """Refuses stages of somebody else's search that are no plan."""
+    """Refuses stages of another package's search that are no plan."""
     bounds = [0, *(stage.end for stage in stages)]
     used = tuple(map(sum, zip(*(stage.counts for stage in stages), strict=True)))
     if (
@@ -312,8 +312,7 @@ def _over(
 
 
 def _lattice(problem: Problem, counts: Sequence[Counts], *, adjacent: bool = False) -> Lattice:
-    told = problem.distinct_stages
-    return Lattice(problem.pool, counts, adjacent=adjacent, distinct_stages=told)
+    return Lattice(problem.pool, counts, adjacent=adjacent, distinct_stages=problem.distinct_stages)
 
 
 def _names(kinds: Sequence[int], pool: DevicePool) -> tuple[str, ...]:
@@ -357,7 +356,7 @@ def kind_order(order: str | Sequence[str], pool: DevicePool, spans: Spans) -> li
         unknown = [kind.name for kind in pool.kinds if kind.tflops is None]
         if unknown:
             raise ConfigError(
-                f"nobody says how many TFLOP/s {', '.join(unknown)} has",
+                f"the inventory does not give the TFLOP/s of {', '.join(unknown)} has",
                 remedy="write tflops into the hardware inventory, or use by_speed",
             )
         return [k for k, kind in sorted(kinds, key=lambda entry: -(entry[1].tflops or 0))]

@@ -1,25 +1,20 @@
-"""PipeDream by levels: first inside a host, then over hosts (Narayanan et al., section 3.1).
+"""Two partitioners of others: PipeDream's for several levels of machines, and Zhang and Sun's.
 
-PipeDream's optimizer for machines of several levels takes hosts of equally many devices that are
-all alike. Its first level finds the best pipeline of every span of layers on the devices of one
-host, with the bandwidth inside; its second takes a host for a device, whose time for a span is
-that of the first level's pipeline, with the bandwidth between hosts. A stage of the second level
-on h hosts has each of its first level's stages h times.
-
-Shape suffixes: I = L + 1 places a model can be cut at; [i, j] is the span from i to before j.
-
-Stages whose costs vary least: the heuristic of Zhang and Sun for equal devices.
+PipeDream's optimizer for machines of several levels (Narayanan et al., section 3.1) takes hosts of
+equally many devices that are all equal. Its first level finds the best pipeline of every span of
+layers on the devices of one host, with the bandwidth inside; its second takes a host for a device,
+whose time for a span is that of the first level's pipeline, with the bandwidth between hosts. A
+stage of the second level on h hosts has each of its first level's stages h times.
 
 Zhang and Sun, "A Parallel Pipeline Design for Training Deep Neural Networks", cut the layers such
 that the variance of what stages cost is least. Each of K equal devices is a stage. The mean is
 what all layers cost over K, whatever the cuts are, so that the sum of squared deviations from it
 is one of single stages, and a dynamic program over (stages left, place) finds the least. The cost
-of a stage is that of its layers: transfers do not count. Nor do second runs of layers that depend
-on the cuts, as where the memory chooses these layers: the mean would depend on the cuts as well.
+of a stage is that of its layers: transfers do not count. Nor does recomputation that depends on
+the cuts, as where the memory chooses the layers: the mean would depend on the cuts as well.
 
-Shape suffixes: S stages; I places a model can be cut at.
-
-Whether a search will end within about a minute.
+Shape suffixes: S stages; I = L + 1 places a model can be cut at; [i, j] is the span from i to
+before j.
 """
 
 from __future__ import annotations
@@ -141,9 +136,9 @@ def _devices_a_host(pool: DevicePool) -> int:
         host: sum(kind.count for kind in pool.kinds if kind.host == host) for host in pool.inside
     }
     if len(set(numbers.values())) > 1:
-        told = ", ".join(f"{host} {number}" for host, number in numbers.items())
+        counted = ", ".join(f"{host} {number}" for host, number in numbers.items())
         raise PlanError(
-            f"the hosts have different numbers of devices: {told}",
+            f"the hosts have different numbers of devices: {counted}",
             remedy="partition them flat (task.levels=false), or with hete_mp or exact",
         )
     return next(iter(numbers.values()))
@@ -251,7 +246,7 @@ def least_variance(
         spans: of the model on one kind of device.
         stages: K.
         memory: what stages keep; None: memory is no limit.
-        room: bytes of each device; None: nobody knows.
+        room: bytes of each device; None: unknown.
         fits_SII: for each stage, whether it fits by its begin and its end, in place of the memory.
 
     Returns:

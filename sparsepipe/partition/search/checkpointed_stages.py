@@ -1,22 +1,10 @@
-"""Layers of a problem as tables by where a stage begins and ends, for searches of a plan.
-
-Each is made when it is first asked for, for the kinds of devices that a stage has: its layers are
-as slow, and keep as much, as on the worst of these.
-
-Shape suffixes: I places a model can be cut at: the first is a stage's begin, the second its end.
-
-What stages take, and whether they fit, that run layers once more, for searches of a plan.
+"""What stages take and keep that recompute layers, by where they begin and end.
 
 What a stage recomputes adds its forward to the stage's time, for each layer as long as it takes on
-the slowest of the stage's devices, and takes part of what it keeps away.
-
-Where layers are chosen by the memory (``auto``), a stage's best choice takes a while to find, and a
-search looks at thousands of stages. So it goes by bounds (``bounds.py``), and has
-those stages counted that matter (``counted_search.py``).
+the slowest of the stage's devices, and takes part of what it keeps away. Tables are made when they
+are first needed, for the kinds of devices that a stage has.
 
 Shape suffixes: I places a model can be cut at: the first is a stage's begin, the second its end.
-
-What the stages of a plan that a search has found recompute, on the devices that there are.
 """
 
 from __future__ import annotations
@@ -327,7 +315,7 @@ class RecomputationCosts:
         )
 
     def limit_bytes(self, own: StageClass) -> float:
-        """What the smallest device of such stages holds; infinite where nobody knows."""
+        """What the smallest device of such stages holds; infinite where unknown."""
         limits = [self._pool.kinds[kind].memory_bytes for kind in own.kinds]
         least = min((limit for limit in limits if limit is not None), default=float("inf"))
         return least + self._more_bytes

@@ -47,7 +47,7 @@ class Node:
     Args:
         counts: of each kind.
         host: of the last of these stages, where bandwidths differ; else 0.
-        stage: how many these stages are, as far as that is told apart.
+        stage: how many these stages are, as far as they are distinguished.
     """
 
     counts: Counts
@@ -64,7 +64,7 @@ class Lattice:
             order.
         adjacent: a stage leads only from one of the counts to the next larger one: the devices
             of each stage are given.
-        distinct_stages: first stages that are told apart from one another and from later ones.
+        distinct_stages: first stages that are distinguished from one another and from later ones.
     """
 
     def __init__(

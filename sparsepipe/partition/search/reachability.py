@@ -1,9 +1,5 @@
 """Which places of a model can be reached with which devices, within a bound on all times.
 
-Shape suffixes: E stages that end at one node of the lattice (see ``lattice.py``); V nodes; I
-places a model can be cut at; P some of them; R, C and M rows of sums, of stages and of memory (see
-``costs.py``); T rates of transfers.
-
 In a chain of layers the ends that fit a begin follow one another: a stage that begins at i may end
 behind it up to the last j with ``W[j] <= W[i] + bound * m``, for each of its kinds, and up to the
 last one that its devices' memory lets it. So some stage ends at j if, of the stages that may begin
@@ -11,24 +7,16 @@ before j, one may end at j or behind it.
 
 The memory makes an exception of a few places. Where an output that no layer saves is larger than
 what the next layers save, a stage that ends with it keeps more than one that goes on. The ends
-behind it, up to where as much is saved, are in no window: whether a stage may end there is asked
-of each begin.
+behind it, up to where as much is saved, are tested for each begin.
 
-Which of several plans with the same bottleneck is the best one.
+Of several plans with the same bottleneck (times that differ by a billionth count as equal) those
+with the fewest stages are better; of these, those whose second-worst stage takes less time; of
+these, the one whose text comes first, stage by stage. (``exact`` leaves hosts that make no
+difference out of the text.)
 
-Times that differ by a billionth count as equal. Of plans whose slowest stage or transfer is
-equal, those with the fewest stages are better; of these, those whose second-worst stage takes
-less time; of these, the one whose text comes first, stage by stage. (``exact`` leaves hosts that
-make no difference out of the text, see ``alike.py``.)
-
-Shape suffixes: V nodes of the lattice; I places a model can be cut at; P stages that begin at
-one place each; J places where they may end.
-
-The best plan over a lattice of devices: exact, for stages that follow one another.
-
-The least bottleneck is found by bisection: for a bound on all times, one pass over the lattice
-tells which places of the model can be reached with which devices (Eq. 5, as a question of yes
-and no). Of the plans that reach it ``ties.py`` chooses one.
+Shape suffixes: E stages that end at one node of the lattice; V nodes; I places a model can be cut
+at; P some of them, where stages begin; J places where they may end; R, C and M rows of sums, of
+stages and of memory (see ``stage_costs.py``); T rates of transfers.
 """
 
 from __future__ import annotations

@@ -1,28 +1,20 @@
 """Times and memory of all stages that a search may choose from, as arrays.
 
-Shape suffixes: E stages that end at one node of the lattice (see ``lattice.py``); I places a
-model can be cut at; K kinds of devices; R rows of sums: kinds, numbers of replicas and bandwidths
-that occur together; C stages that cost the same: kinds, replicas and bandwidth; M numbers of
-minibatches in flight and of replicas, and room for them; T rates of transfers; P stages that begin
-at one place each; J places where they may end.
-
 The time of a stage of m devices is the largest of ``(W[j] - W[i]) / m`` over its kinds, with
-``W`` the sum of compute and, for each byte of parameters, of the all-reduce.
+``W`` the sum of compute and, for each byte of parameters, of the all-reduce. Where stages recompute
+layers it is no difference of sums, so that each pair of a begin and an end is looked at, as for
+branching graphs.
 
-Costs of plans of a synchronous pipeline whose stages run no layer twice.
+In a synchronous pipeline a stage keeps what its microbatches in flight need. Their sizes depend on
+the number of devices of the first stage: plans are searched for one such number after another,
+where memory counts. A stage with more devices than there are microbatches is left out: the strategy
+refuses it.
 
-A stage keeps what its microbatches in flight need. How large these are depends on the number of
-devices of the first stage: plans are searched for one such number after another, where memory
-counts. A stage with more devices than there are microbatches is left out: the strategy refuses it.
-
-Shape suffixes: E stages that end at one node of the lattice, or at any, one node after another;
-I places a model can be cut at; K kinds of devices; C classes of stages that keep as much.
-
-Costs of plans whose stages recompute layers.
-
-What a stage takes is no difference of sums then, so that each pair of a begin and an end is looked
-at, as for branching graphs. The sizes of microbatches depend on the number of devices of the first
-stage: plans are searched for one such number after another.
+Shape suffixes: E stages that end at one node of the lattice, or at any, one node after another; I
+places a model can be cut at; K kinds of devices; R rows of sums: kinds, numbers of replicas and
+bandwidths that occur together; C stages that cost the same: kinds, replicas and bandwidth; M
+numbers of minibatches in flight and of replicas, and room for them; T rates of transfers; P stages
+that begin at one place each; J places where they may end.
 """
 
 from __future__ import annotations
@@ -70,7 +62,7 @@ class Costs:
         rooms_E: which of the M rooms it has, for each node; empty without limits.
         num_rooms: M.
         by_windows: in a chain of layers the ends that suit a begin follow one another, but for
-            what their memory leaves out (see ``windows.py``).
+            what their memory leaves out (see ``reachability.py``).
     """
 
     by_windows = True

@@ -1,4 +1,4 @@
-"""Runs whose length is settled while they go on."""
+"""Runs whose length is decided while they go on."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def test_a_lowered_limit_counts_for_every_rank() -> None:
     supply = MinibatchSupply(100)
     slow, fast = supply.portions(2), supply.portions(3)
     assert [next(fast), next(fast), next(slow)] == [3, 3, 2]
-    assert supply.told == 6
+    assert supply.announced == 6
     supply.limit = 7
     assert list(fast) == [1]
     assert list(slow) == [2, 2, 1]
-    assert supply.told == 7
+    assert supply.announced == 7
 
 
 @pytest.mark.parametrize("config", ["1-1-1", "2-1", "1-3-1", "3-2"])
@@ -54,7 +54,7 @@ def test_a_run_that_is_cut_short_is_the_shorter_run(config: str, order, whole) -
     supply = MinibatchSupply(1000)
     orders = [iter(order(plan, rank, supply)) for rank in range(plan.num_ranks)]
     begun = [list(islice(each, 5 + rank)) for rank, each in enumerate(orders)]
-    supply.limit = supply.told + 2
+    supply.limit = supply.announced + 2
     ended = [tuple(first) + tuple(rest) for first, rest in zip(begun, orders, strict=True)]
     cut = Schedule(plan, tuple(ended))
     check(cut)

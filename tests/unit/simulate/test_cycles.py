@@ -36,7 +36,7 @@ def seen(number: int, place: object, *, time_s: float, end_s: float = 0.5) -> Ru
 def test_a_cycle_is_found_when_all_stands_as_before_and_cuts_the_run_short() -> None:
     supply = MinibatchSupply(1000)
     detector = CycleDetector(supply, 2)
-    supply.told = 13
+    supply.announced = 13
     wanted = []
     for number in range(9):
         if detector.wants(number, 0.5 * number):
