@@ -97,7 +97,8 @@ def _names(rows: Sequence[Row]) -> str:
 
 def differing(runs: Sequence[Row]) -> list[str]:
     """Keys of settings, and of the machine, whose values are not the same in all runs."""
-    keys = dict.fromkeys(key for run in runs for key in run if "." in key or key in _NO_SETTINGS)
+    known = (key for run in runs for key in run if not key.startswith("hydra."))
+    keys = dict.fromkeys(key for key in known if "." in key or key in _NO_SETTINGS)
     return [key for key in keys if len({repr(run.get(key)) for run in runs}) > 1]
 
 
