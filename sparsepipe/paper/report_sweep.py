@@ -15,7 +15,7 @@ from sparsepipe.config.scales import scales_of
 from sparsepipe.config.sweep_environment import sweep_directory
 from sparsepipe.config.target import Target
 from sparsepipe.errors import ConfigError, SparsePipeError
-from sparsepipe.report.commands import Wanted
+from sparsepipe.report.commands import Request
 from sparsepipe.sweep.launch import hydra_config
 from sparsepipe.sweep.record import JobRecord, records_of
 
@@ -40,32 +40,32 @@ _OF_CELLS = {
 """Keys and groups that say of which cell a run is; some do where an experiment sweeps a group."""
 
 
-def wanted_of(records: Sequence[JobRecord], swept: Iterable[str]) -> list[Wanted]:
-    """What to tell the gaps of, by the scale and the overrides of jobs.
+def requests_of(records: Sequence[JobRecord], swept: Iterable[str]) -> list[Request]:
+    """Runs whose missing cells the report lists, by the scale and the overrides of jobs.
 
     Args:
         records: of all jobs of the sweep.
-        swept: keys and groups that the experiment sweeps by itself: its cells tell them.
+        swept: keys and groups that the experiment sweeps by itself: they select its cells.
 
     Returns:
         None of them where any of their jobs has finished, since its run has a table, nor of jobs
         that were refused. Nothing where there are too many.
     """
     own = {name.lstrip("+") for name in swept}
-    jobs: dict[Wanted, list[JobRecord]] = {}
+    jobs: dict[Request, list[JobRecord]] = {}
     for record in records:
         if record.exit_code == ConfigError.exit_code:
             continue  # refused, as any command with these overrides would be
-        jobs.setdefault(_wanted_of_job(record.overrides, own), []).append(record)
+        jobs.setdefault(_request_of_job(record.overrides, own), []).append(record)
     found = [
-        replace(wanted, seeds=_seeds(theirs))
-        for wanted, theirs in jobs.items()
+        replace(request, seeds=_seeds(theirs))
+        for request, theirs in jobs.items()
         if all(each.run is None for each in theirs)
     ]
     return found if len(found) <= _MOST else []
 
 
-def _wanted_of_job(overrides: Iterable[str], swept: Collection[str]) -> Wanted:
+def _request_of_job(overrides: Iterable[str], swept: Collection[str]) -> Request:
     scale, kept, of_task, is_of_cells = None, [], [], True
     for word in (each.lstrip("+") for each in overrides):
         name, _, value = word.lstrip("~").partition("=")
@@ -82,15 +82,17 @@ def _wanted_of_job(overrides: Iterable[str], swept: Collection[str]) -> Wanted:
             first != "parallel" or "paper/trial" not in swept
         ):  # else only some cells could take it
             kept.append(word)
-    told = tuple(kept) if kept or is_of_cells else None
-    return Wanted(scale=scale, overrides=told, of_task=tuple(of_task))
+    overriding = tuple(kept) if kept or is_of_cells else None
+    return Request(scale=scale, overrides=overriding, of_task=tuple(of_task))
 
 
 def _is_of_cell(name: str, swept: Collection[str]) -> bool:
-    told = [key for group, keys in _OF_CELLS.items() if not group or group in swept for key in keys]
+    cells = [
+        key for group, keys in _OF_CELLS.items() if not group or group in swept for key in keys
+    ]
     is_of_swept_task = name.startswith("task.") and "task" in swept
     of_strategy = name.startswith("parallel.strategy.") and "paper/trial" not in swept
-    return name in told or is_of_swept_task or of_strategy
+    return name in cells or is_of_swept_task or of_strategy
 
 
 def _seeds(records: Sequence[JobRecord]) -> str:
@@ -103,10 +105,10 @@ def _seeds(records: Sequence[JobRecord]) -> str:
 class SweepReport(Callback):
     """Writes ``report/`` beside the sweep's table, as ``task=report`` does.
 
-    All finished runs of the experiment count, whichever sweep they are of; of cells at this one's
-    scale and with its overrides it tells also where no job has finished. Jobs that did not finish
-    are named. Where a tracker is chosen, it gets the report as a run of its own. Of sweeps of
-    anything but the paper's tables and figures there is no report.
+    It is made of all finished runs of the experiment, whichever sweep they are of. Of cells at this
+    sweep's scale and with its overrides it lists also those of which no job has finished, and it
+    names the jobs that did not finish. A tracker gets the report as a run of its own. A sweep of an
+    experiment that no chapter is about has no report.
     """
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
@@ -125,7 +127,7 @@ class SweepReport(Callback):
                 outputs=str(config.paths.outputs),
                 exhibits=[experiment],
                 swept=_scales(config),
-                wanted=wanted_of(
+                requests=requests_of(
                     records_of(sweep_directory(config)),
                     map(str, config.hydra.sweeper.get("params") or {}),
                 ),
@@ -150,7 +152,7 @@ def _scales(config: DictConfig) -> list[str]:
 
 
 def _failures(config: DictConfig) -> list[Failure]:
-    """Jobs of the sweep that did not finish, as they are told at its end."""
+    """Jobs of the sweep that did not finish, with their errors."""
     from sparsepipe.report.documents import Failure
 
     return [

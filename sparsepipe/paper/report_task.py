@@ -18,11 +18,11 @@ from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.errors import ConfigError, NoRunsError
 from sparsepipe.paper.chapters import CHAPTERS
 from sparsepipe.report.chapter import Row
-from sparsepipe.report.commands import Commands, Wanted
+from sparsepipe.report.commands import Commands, Request
 from sparsepipe.report.documents import Failure
 from sparsepipe.report.layout import FilledChapter
 from sparsepipe.report.measurements import plain_rows
-from sparsepipe.report.overrides import usual
+from sparsepipe.report.overrides import composed_values
 from sparsepipe.report.writing import write_report
 from sparsepipe.runs.ledger import load_results
 from sparsepipe.runs.ledger_table import rows_of
@@ -42,7 +42,7 @@ _OUTPUTS = "paths.outputs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """What a report is asked for.
+    """Which chapters a report has, and where their runs are.
 
     Attributes:
         exhibits: tables and figures of the paper, by name.
@@ -50,8 +50,8 @@ class Reported:
         outputs: the directory that runs are written to.
         source: a directory of runs or a ledger.
         scale: rows of this scale count alone; None: all.
-        scales: whose cells are told of even where no run has one of them.
-        wanted: likewise, at a scale and with overrides.
+        scales: their missing cells are listed even where there is no run at all.
+        requests: likewise, at a scale and with overrides.
     """
 
     exhibits: tuple[str, ...]
@@ -60,7 +60,7 @@ class Reported:
     source: Path
     scale: str | None
     scales: tuple[str, ...] = ()
-    wanted: tuple[Wanted, ...] = ()
+    requests: tuple[Request, ...] = ()
 
     @classmethod
     def of(
@@ -72,7 +72,7 @@ class Reported:
         where: str | None = None,
         scale: str | None = None,
         swept: Sequence[str] = (),
-        wanted: Sequence[Wanted] = (),
+        requests: Sequence[Request] = (),
     ) -> Self:
         """By a configuration and the arguments of ``task=report``.
 
@@ -82,8 +82,8 @@ class Reported:
             exhibits: see ``task=report``.
             where: likewise.
             scale: likewise.
-            swept: scales of a sweep, of whose cells is told; rows of others count all the same.
-            wanted: what else it was asked for and has no finished run of; likewise.
+            swept: scales of a sweep, whose missing cells are listed; rows of others count too.
+            requests: further runs that the sweep requested and of which none has finished.
 
         Raises:
             ConfigError: nothing of the paper has such a name.
@@ -97,7 +97,7 @@ class Reported:
             source=expanded(where or outputs),
             scale=scale,
             scales=tuple(swept) if scale is None else (scale,),
-            wanted=tuple(wanted),
+            requests=tuple(requests),
         )
 
     def rows(self) -> dict[str, list[Row]]:
@@ -110,21 +110,21 @@ class Reported:
 
     def commands(self) -> dict[str, Commands]:
         """What makes the commands that fill the cells of each exhibit."""
-        is_usual = usual((), (_OUTPUTS,)).get(_OUTPUTS) == self.outputs
+        is_usual = composed_values((), (_OUTPUTS,)).get(_OUTPUTS) == self.outputs
         return {
             exhibit: Commands(
                 experiment=exhibit,
                 name=self.name,
                 outputs=None if is_usual else self.outputs,
                 scales=self.scales,
-                wanted=self.wanted,
-                usual=usual,
+                requests=self.requests,
+                composed=composed_values,
             )
             for exhibit in self.exhibits
         }
 
     def _rows(self, experiment: str) -> list[Row]:
-        """Of an experiment; none where it has none, which is no reason not to tell of gaps."""
+        """Rows of an experiment; none where it has no finished run, since gaps are reported too."""
         try:
             frame = load_results(self.source, experiment=experiment)
         except NoRunsError as error:
@@ -135,10 +135,10 @@ class Reported:
 
 
 def _names(name: str, exhibits: Sequence[str] | None) -> list[str]:
-    asked = list(exhibits or [name])
-    if asked == [ALL]:
+    names = list(exhibits or [name])
+    if names == [ALL]:
         return list(CHAPTERS)
-    for each in asked:
+    for each in names:
         if each not in CHAPTERS:
             raise ConfigError(
                 f"the paper has no table or figure '{each}' to report on{suggest(each, CHAPTERS)}",
@@ -146,7 +146,7 @@ def _names(name: str, exhibits: Sequence[str] | None) -> list[str]:
                 f"{', '.join(CHAPTERS)}; of runs with a name= of their own say with task.exhibits= "
                 "what they are of, such as task.exhibits=[table2]",
             )
-    return list(dict.fromkeys(asked))
+    return list(dict.fromkeys(names))
 
 
 _read: dict[Reported, dict[str, list[Row]]] = {}
@@ -198,7 +198,7 @@ class Report(Task):
         figures = [block.filled for chapter in chapters for block in chapter.blocks]
         counts = {
             "figures": sum(filled for filled, _ in figures),
-            "figures_missing": sum(wanted - filled for filled, wanted in figures),
+            "figures_missing": sum(total - filled for filled, total in figures),
         }
         write_result(run, {"exhibits": list(reported.exhibits), **counts})
 
@@ -237,7 +237,7 @@ def write_chapters(
 
     Args:
         directory: of its files.
-        reported: what is asked for.
+        reported: its chapters.
         rows: finished runs of each exhibit.
         failures: jobs that have left none.
 
@@ -254,15 +254,15 @@ def write_chapters(
     )
     for chapter in chapters:
         for block in chapter.blocks:
-            filled, wanted = block.filled
+            filled, total = block.filled
             setting = f" ({block.title})" if block.title else ""
             log.info(
                 "%s%s: %d of %d figures%s",
                 chapter.exhibit.title,
                 setting,
                 filled,
-                wanted,
-                f"; to fill all: {block.sweep}" if filled < wanted and block.sweep else "",
+                total,
+                f"; to fill all: {block.sweep}" if filled < total and block.sweep else "",
             )
     log.info("page: %s", directory / "report.html")
     return chapters

@@ -79,7 +79,7 @@ class Table1(Task):
         multiplied = multiply_speed(here, size=self.matrix_size, **effort)
         copied = copy_speed(here, size_bytes=self.copy_bytes, **effort)
         rows = table(place, run.inventory, multiplied=multiplied, copied=copied)
-        _tell(run, rows, _method(self.matrix_size, self.copy_bytes, self.repeats))
+        _write_table(run, rows, _method(self.matrix_size, self.copy_bytes, self.repeats))
         write_result(
             run,
             {
@@ -98,7 +98,7 @@ class Table1(Task):
         return ", ".join([*words_of_machine(), f"{torch.get_num_threads()} threads"])
 
 
-def _tell(run: Run, rows: Sequence[Mapping[str, str]], method: str) -> None:
+def _write_table(run: Run, rows: Sequence[Mapping[str, str]], method: str) -> None:
     """Prints and writes the table and how it was taken."""
     text = markdown_table(list(rows[0]), [list(row.values()) for row in rows])
     log.info("%s\n\n%s", method, text)

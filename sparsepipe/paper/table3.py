@@ -3,7 +3,7 @@
 Zhai et al., SparsePipe, Table III: how MP (PipeDream's optimizer) and HETE-MP split a sparse
 VGG16 with batch normalization over 5 to 8 GPUs of three kinds. The profiles and the inventories
 are those of ``hardware=paper_5gpu`` to ``paper_8gpu``. The paper prints no bandwidth, so that one
-is assumed for the whole table, and a second table tells what others yield.
+is assumed for the whole table, and a second table shows what others yield.
 """
 
 from __future__ import annotations
@@ -183,15 +183,15 @@ def _hete_row(gpus: int, model: str, bandwidth: float, order: str) -> dict[str, 
     problem = paper_problem(gpus, model, bandwidth)
     ours = hete_mp(problem, order=order)
     ours_s = _bottleneck_s(problem, ours)
-    told = PAPER[gpus].hete_mp
+    printed_devices = PAPER[gpus].hete_mp
     devices = tuple(devices_text(stage.counts, problem.pool.kinds) for stage in ours.stages)
-    same = devices == told and ours.stages[0].end == CUT
+    same = devices == printed_devices and ours.stages[0].end == CUT
     printed_s = hete_mp_s(problem, PAPER[gpus])
     return {
         **_first(gpus, "HETE-MP", problem, ours, ours_s),
         "paper_config": PAPER[gpus].hete_config,
-        "paper_devices": ", ".join(told),
-        "paper_layers": f"0-{CUT - 1}, {_second_layers(len(told), problem)}",
+        "paper_devices": ", ".join(printed_devices),
+        "paper_layers": f"0-{CUT - 1}, {_second_layers(len(printed_devices), problem)}",
         "paper_bottleneck_ms": 1e3 * printed_s,
         "verdict": _verdict(same, printed_s, ours_s),
     }

@@ -58,7 +58,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """Bars of one kind; a group and strategy without one stays empty, and is said to be.
+    """Bars of one kind; a group and strategy without one is labelled "none".
 
     Attributes:
         title: says how they came about.

@@ -343,11 +343,11 @@ def draw_schedule(directory: RunDir, synchronous: Synchronous | None = None) -> 
         schedule = synchronous_by_name(synchronous.schedule, plan, _MINIBATCHES, microbatches=parts)
         stages = stages and [time_s / parts for time_s in stages]
     times = unit_times(backward=_BACKWARD_TIME, stages=stages)
-    told = "times as its search expected" if expected_s else "all stages alike"
+    times_text = "times as its search expected" if expected_s else "all stages alike"
     timeline_picture(
         schedule_lanes(schedule, schedule_times(schedule, times)),
         directory.path / "timeline.png",
-        title=f"{name} pipeline {plan.config}, {told}",
+        title=f"{name} pipeline {plan.config}, {times_text}",
         unit_name="milliseconds" if expected_s else f"time (forward of one {unit} = 1)",
         max_width_in=_WIDTH_IN,
     )

@@ -165,7 +165,7 @@ class Block:
     """Figures that came about alike, and so may be compared with each other.
 
     Attributes:
-        title: what they have in common; empty where nothing is to be told.
+        title: what they have in common; empty where there is nothing to add.
         cells: row by row.
         notes: what is to be known of the whole block.
         sweep: the command that fills all of it; empty where there is none.

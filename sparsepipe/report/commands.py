@@ -9,18 +9,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from sparsepipe.report.overrides import Usual, word
+from sparsepipe.report.overrides import Composed, word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """A scale, and what was asked for beside it.
+class Request:
+    """Runs that a sweep requested: a scale, and further overrides.
 
     Attributes:
         scale: of the experiment; None: none.
         overrides: of all commands; None: runs at the scale will do whatever their overrides.
         of_task: overrides of the task, which not every cell's command takes.
-        seeds: an override with the seed or the seeds; empty: the usual one. No run is wanted
+        seeds: an override with the seed or the seeds; empty: the usual one. No run is request
             because of it, as cells are means over seeds.
     """
 
@@ -32,12 +32,12 @@ class Wanted:
     @property
     def title(self) -> str:
         """In words, without places, which belong to a machine."""
-        told = (word for word in self.overrides or () if not word.startswith("data.root="))
-        return self._in_words(told)
+        words = (word for word in self.overrides or () if not word.startswith("data.root="))
+        return self._in_words(words)
 
     @property
     def placed_title(self) -> str:
-        """With them, where nothing else tells it from others."""
+        """In words with places, where only these distinguish it from others."""
         return self._in_words(self.overrides or ())
 
     @property
@@ -51,9 +51,9 @@ class Wanted:
         """Of the command line, but for the task."""
         return (*self.setting, self.seeds) if self.seeds else self.setting
 
-    def _in_words(self, told: Iterable[str]) -> str:
+    def _in_words(self, words: Iterable[str]) -> str:
         scale = (f"scale {self.scale}",) if self.scale else ()
-        return "; ".join((*scale, *told, *self.of_task))
+        return "; ".join((*scale, *words, *self.of_task))
 
 
 _FROM_ENVIRONMENT = re.compile(r"[\w.]+=\$\w+")
@@ -67,23 +67,23 @@ class Commands:
         experiment: the option of that group.
         name: that its runs were given in place of the experiment's own; None: none.
         outputs: the directory that its runs are written to; None: the usual one.
-        scales: whose cells are told of even where no run has one of them.
-        wanted: likewise, at a scale and with overrides.
+        scales: whose cells are words of even where no run has one of them.
+        requests: likewise, at a scale and with overrides.
         given: overrides of every command.
         of_task: of the task, which not every cell's command takes; the exhibit knows which do.
         environment: variables that every command needs, as ``NAME=value``.
-        usual: tells what is set without being given; None: nobody knows.
+        composed: returns values of keys in the configuration that overrides compose; None: unknown.
     """
 
     experiment: str
     name: str | None = None
     outputs: str | None = None
     scales: tuple[str, ...] = ()
-    wanted: tuple[Wanted, ...] = ()
+    requests: tuple[Request, ...] = ()
     given: tuple[str, ...] = ()
     of_task: tuple[str, ...] = ()
     environment: tuple[str, ...] = ()
-    usual: Usual | None = None
+    composed: Composed | None = None
 
     def one(self, *overrides: str) -> str:
         """A command that makes one run; a run for each seed where several are given.
@@ -102,20 +102,20 @@ class Commands:
         """Commands that all have these overrides and no others, but for the name and the place."""
         return replace(self, given=overrides, environment=tuple(environment))
 
-    def unlike(self, overrides: Sequence[str], wanted: Mapping[str, Any]) -> tuple[str, ...]:
-        """Further overrides, of keys that would not be as wanted with these alone.
+    def unlike(self, overrides: Sequence[str], expected: Mapping[str, Any]) -> tuple[str, ...]:
+        """Further overrides, of keys that would not be as expected with these alone.
 
         Args:
             overrides: keys or groups with their values.
-            wanted: values by their keys.
+            expected: values by their keys.
         """
-        if self.usual is None:
+        if self.composed is None:
             return ()
-        usual = self.usual((f"experiment={self.experiment}", *overrides), tuple(wanted))
+        found = self.composed((f"experiment={self.experiment}", *overrides), tuple(expected))
         return tuple(
             word(key, value)
-            for key, value in wanted.items()
-            if key in usual and usual[key] != value
+            for key, value in expected.items()
+            if key in found and found[key] != value
         )
 
     def _line(self, options: Sequence[str], overrides: Sequence[str]) -> str:
@@ -137,62 +137,61 @@ _PLACES = ("data.cache_dir", "data.root")
 """Keys that say where data are: the same data may be elsewhere."""
 
 
-def of_missing(commands: Commands, told: Collection[Commands]) -> dict[str, Commands]:
+def of_missing(commands: Commands, words: Collection[Commands]) -> dict[str, Commands]:
     """Commands of the cells that no run is for, by the title of their block.
 
     Args:
-        commands: of the experiment; they say what is asked for.
-        told: those of the blocks that there are.
+        commands: of the experiment, with the requests.
+        words: those of the blocks that there are.
 
     Returns:
-        Some for each scale, with its overrides, that is asked for and is that of no block. Where
-        nothing is asked for and there is no block, those of the one scale at which the experiment
-        is swept by itself, if it is swept at one.
+        Commands for each request that no block has. Without requests and blocks, those of the
+        scale at which the experiment is swept by default, if it has one.
     """
     lacking = [
-        wanted
-        for wanted in _wanted(commands, is_any_told=bool(told))
-        if not any(_is_told(wanted, block) for block in told)
+        request
+        for request in _requests(commands, is_any_covered=bool(words))
+        if not any(_is_covered(request, block) for block in words)
     ]
-    is_alone = not told and len(lacking) == 1 and not lacking[0].overrides
+    is_alone = not words and len(lacking) == 1 and not lacking[0].overrides
     alike = Counter(title for title, _ in {(each.title, each.setting) for each in lacking})
     return {
-        "" if is_alone else _title(wanted, alike): replace(
-            commands.giving(*wanted.given), of_task=wanted.of_task
+        "" if is_alone else _title(request, alike): replace(
+            commands.giving(*request.given), of_task=request.of_task
         )
-        for wanted in lacking
+        for request in lacking
     }
 
 
-def _title(wanted: Wanted, alike: Mapping[str, int]) -> str:
+def _title(request: Request, alike: Mapping[str, int]) -> str:
     """Of its own where only places differ: else one block would be that of several."""
-    return wanted.title if alike[wanted.title] == 1 else wanted.placed_title
+    return request.title if alike[request.title] == 1 else request.placed_title
 
 
-def _wanted(commands: Commands, *, is_any_told: bool) -> list[Wanted]:
-    precise = {wanted.scale for wanted in commands.wanted}
-    found = [Wanted(scale=scale) for scale in commands.scales if scale not in precise]
-    found += commands.wanted
-    if found or is_any_told:
+def _requests(commands: Commands, *, is_any_covered: bool) -> list[Request]:
+    precise = {request.scale for request in commands.requests}
+    found = [Request(scale=scale) for scale in commands.scales if scale not in precise]
+    found += commands.requests
+    if found or is_any_covered:
         return found
-    return [Wanted(scale=_swept_scale(commands))]
+    return [Request(scale=_swept_scale(commands))]
 
 
 def _swept_scale(commands: Commands) -> str | None:
     """None where the experiment has none, or nobody knows."""
-    if commands.usual is None:
+    if commands.composed is None:
         return None
     experiment = f"experiment={commands.experiment}"
-    found = commands.usual((experiment,), (_SWEPT_SCALE,)).get(_SWEPT_SCALE)
+    found = commands.composed((experiment,), (_SWEPT_SCALE,)).get(_SWEPT_SCALE)
     return None if found is None else str(found)
 
 
-def _is_told(wanted: Wanted, block: Commands) -> bool:
-    """Whether runs of what is wanted come into a block that is there."""
+def _is_covered(request: Request, block: Commands) -> bool:
+    """Whether runs of what is request come into a block that is there."""
     scales = {word for word in block.given if word.startswith("scale=")}
-    if scales != ({f"scale={wanted.scale}"} if wanted.scale else set()):
+    if scales != ({f"scale={request.scale}"} if request.scale else set()):
         return False
-    return wanted.overrides is None or _unplaced(wanted.setting) == _unplaced(block.given)
+    return request.overrides is None or _unplaced(request.setting) == _unplaced(block.given)
 
 
 def _unplaced(words: Sequence[str]) -> set[str]:

@@ -14,7 +14,7 @@ from sparsepipe.report.chapter import MISSING, Block, Cell, Chapter, Column, Com
 _ROW_IN = 0.27
 _PANEL_IN = 2.9
 _LABEL_IN, _LETTER_IN = 0.45, 0.075  # of rows: without letters, and for each
-# Shape and filling tell them apart without colour.
+# Shape and filling distinguish them without colour.
 _OURS: dict[str, Any] = {
     "marker": "o", "markersize": 7.0, "markerfacecolor": style.BLUE, "markeredgecolor": style.INK,
     "linestyle": "none",

@@ -115,15 +115,15 @@ class ShownBlock:
     def filled(self) -> tuple[int, int]:
         """Cells with a figure of ours, and all that may have one."""
         ours = [text for row in self.rows for text in row if text.role is Role.OURS]
-        wanted = [text for text in ours if text.text != NOTHING]
-        return sum(text.text != MISSING for text in wanted), len(wanted)
+        fillable = [text for text in ours if text.text != NOTHING]
+        return sum(text.text != MISSING for text in fillable), len(fillable)
 
     @property
     def counted(self) -> str:
         """The same in a sentence."""
-        filled, wanted = self.filled
+        filled, fillable = self.filled
         words = f", {self.uncounted} of them in words or as a bound" if self.uncounted else ""
-        return f"{filled} of {wanted} figures are there{words}."
+        return f"{filled} of {fillable} figures are there{words}."
 
 
 def shown(exhibit: Chapter, block: Block) -> ShownBlock:

@@ -69,7 +69,7 @@ def unlike_notes(
     *,
     of_one_seed: str = "the mean is of all",
 ) -> list[str]:
-    """What is to be said of runs that were averaged, if they are not alike but for their seeds.
+    """Notes on runs that were averaged although they differ in more than their seeds.
 
     Args:
         rows: of one figure.
@@ -83,8 +83,8 @@ def unlike_notes(
     for seed, runs in by_seed.items():
         if len(runs) > 1:
             keys = ", ".join(differing(runs)) or "nothing that is recorded"
-            told = f"runs {_names(runs)} all have seed {seed} and differ in {keys}"
-            notes.append(f"{told}: {of_one_seed}")
+            which = f"runs {_names(runs)} all have seed {seed} and differ in {keys}"
+            notes.append(f"{which}: {of_one_seed}")
     keys = ", ".join(key for key in differing(rows) if matters(key))
     if keys and not notes:
         notes.append(f"runs {_names(rows)} differ in {keys}: the mean is of all")

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from sparsepipe.config import compose
 from sparsepipe.runs.ledger_table import Row
 
-Usual = Callable[[Sequence[str], Sequence[str]], Mapping[str, Any]]
+Composed = Callable[[Sequence[str], Sequence[str]], Mapping[str, Any]]
 """Values of some keys in the configuration that overrides compose, without unknown ones."""
 Matters = Callable[[str], bool]
 """Whether a group or dotted key of the configuration affects the figures of a chapter."""
@@ -66,30 +66,30 @@ def of_memory(key: str) -> bool:
 
 
 def overrides_of(
-    row: Row, command: Sequence[str], usual: Usual, matters: Matters
+    row: Row, command: Sequence[str], composed: Composed, matters: Matters
 ) -> tuple[str, ...]:
     """The overrides that a run was made with and that its cell's command does not imply.
 
     Args:
         row: the run.
         command: overrides of the command of its cell.
-        usual: composes configurations.
+        composed: composes configurations.
         matters: which groups and keys count.
     """
     if row.get(_OVERRIDES) is not None:
         words = _recorded(row, matters)
-        wanted = usual(command, [_key_of(name) for name in words])
-        return tuple(words[name] for name in words if _differs(row, name, wanted))
-    wanted = usual(command, _keys(row, matters))
+        expected = composed(command, [_key_of(name) for name in words])
+        return tuple(words[name] for name in words if _differs(row, name, expected))
+    expected = composed(command, _keys(row, matters))
     return tuple(
         word(_MAY_BE_NULL.get(key, key) if row.get(key) is None else key, row.get(key))
         for key in _keys(row, matters)
-        if _differs(row, key, wanted)
+        if _differs(row, key, expected)
     )
 
 
 def is_made_by(
-    row: Row, command: Sequence[str], others: Sequence[str], usual: Usual, matters: Matters
+    row: Row, command: Sequence[str], others: Sequence[str], composed: Composed, matters: Matters
 ) -> bool:
     """Whether a command with further overrides gives a run's configuration.
 
@@ -97,15 +97,15 @@ def is_made_by(
         row: the run; keys that it does not have are not compared.
         command: overrides of the command of its cell.
         others: further ones.
-        usual: composes configurations.
+        composed: composes configurations.
         matters: which groups and keys count.
     """
     set_keys = [each.partition("=")[0] for each in others]
     null = [key for key in set_keys if matters(key) and key not in row and _has_none(row, key)]
     own = (*_keys(row, matters), *_recorded(row, matters))
-    wanted = usual((*command, *others), (*map(_key_of, own), *null))
-    lacks = any(wanted.get(key) is not None for key in null)
-    return not lacks and not any(_differs(row, name, wanted) for name in own)
+    expected = composed((*command, *others), (*map(_key_of, own), *null))
+    lacks = any(expected.get(key) is not None for key in null)
+    return not lacks and not any(_differs(row, name, expected) for name in own)
 
 
 def _recorded(row: Row, matters: Matters) -> dict[str, str]:
@@ -134,17 +134,17 @@ def _keys(row: Row, matters: Matters) -> tuple[str, ...]:
     return tuple(sorted(found.union(null)))
 
 
-def _differs(row: Row, name: str, wanted: Mapping[str, Any]) -> bool:
+def _differs(row: Row, name: str, expected: Mapping[str, Any]) -> bool:
     """Whether a run has another value of a dotted key, or another choice of a group."""
     key = _key_of(name)
     value = row.get(name if "." in name else f"{_CHOICE}{name}")
-    return key in wanted and not _same(value, wanted[key])
+    return key in expected and not _same(value, expected[key])
 
 
-def _same(found: Any, wanted: Any) -> bool:
-    """Whether a ledger's value, which may be text in a column of several types, is as wanted."""
-    return bool(found == wanted) or (
-        isinstance(found, str) and found in (str(wanted), json.dumps(wanted, default=str))
+def _same(found: Any, expected: Any) -> bool:
+    """Whether a ledger's value, which may be text in a column of several types, is as expected."""
+    return bool(found == expected) or (
+        isinstance(found, str) and found in (str(expected), json.dumps(expected, default=str))
     )
 
 
@@ -165,7 +165,7 @@ def _text(value: Any) -> str:
     return str(value) if is_plain else json.dumps(value, ensure_ascii=False)
 
 
-def usual(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
+def composed_values(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
     """What keys are where the command line has these overrides.
 
     Args:
@@ -173,7 +173,7 @@ def usual(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
         keys: dotted.
 
     Returns:
-        None for a key that is not there; without keys that only the machine at hand tells, and
+        None for a key that is not there; without keys that only this machine knows, and
         nothing where the overrides compose nothing.
     """
     config = _composed(tuple(overrides))
@@ -192,7 +192,7 @@ def usual(overrides: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=_KEPT)
 def _composed(overrides: tuple[str, ...]) -> DictConfig | None:
-    """Not resolved: who asks for a key may find other variables than who asked before."""
+    """Not resolved, since environment variables may change between lookups."""
     loader = compose.config_loader()
     try:
         return loader.load_configuration(

@@ -96,18 +96,18 @@ def load_results(
     Args:
         where: a directory of runs, of an experiment or of several; or a ledger's file (Parquet or
             CSV). Ledgers in directories at or below that have no runs count as well, a run that is
-            in several of them once; of one further below that is none it is said why, and the
-            others count. ``~`` and environment variables count.
+            in several of them once; an unreadable one further below is skipped with a
+            warning. ``~`` and environment variables count.
         experiment: only its runs: those below the directory of this name and those that ledgers
             elsewhere have of it; without such a directory all whose ``name`` it is.
         kind: only runs of this kind.
 
     Raises:
-        NoRunsError: there is no such file or directory, no finished run in it or none that is asked
-            for.
+        NoRunsError: there is no such file or directory, no finished run in it or none of that
+            experiment and kind.
         DataError: runs that are there cannot be read, a file is no ledger, or a run is there twice.
     """
-    source = _meant(where)
+    source = _expanded(where)
     if source.is_file():
         rows = _chosen(_rows_of_file(source), "name", experiment, source)
     else:
@@ -132,13 +132,13 @@ def gather(experiment_dir: PathLike, *, to: PathLike | None = None) -> pd.DataFr
         DataError: there is no finished run, one is there twice, a file cannot be written, or
             another process has been writing them for long.
     """
-    source = _meant(experiment_dir)
+    source = _expanded(experiment_dir)
     if not source.is_dir():
         raise DataError(
             f"there is no directory {source}",
             remedy="give the directory of an experiment's runs, such as outputs/demo",
         )
-    directory = source if to is None else _meant(to)
+    directory = source if to is None else _expanded(to)
     with ledger_locked(directory):  # what others finish meanwhile, they write after this
         return _write(_table(_finished(read_tree(source), source)), directory)
 
@@ -157,7 +157,7 @@ def _write(frame: pd.DataFrame, directory: Path) -> pd.DataFrame:
     return frame
 
 
-def _meant(path: PathLike) -> Path:
+def _expanded(path: PathLike) -> Path:
     return Path(os.path.expandvars(os.fspath(path))).expanduser()
 
 
@@ -205,7 +205,7 @@ def _ledgers(root: Path) -> list[Path]:
 
 
 def _rows_found(file: Path, *, asked_for: bool) -> list[dict[str, Any]]:
-    """Of a file with a ledger's name, which may be anybody's where it was not asked for."""
+    """Of a file with a ledger's name, which may be anybody's own unless it was given."""
     try:
         return _rows_of_file(file)
     except DataError as error:
@@ -221,11 +221,11 @@ def _rows_found(file: Path, *, asked_for: bool) -> list[dict[str, Any]]:
 
 def _finished(tree: Tree, source: Path) -> list[dict[str, Any]]:
     if not tree.rows:
-        told = [f"{tree.unfinished} unfinished"] if tree.unfinished else []
-        told += [f"{tree.broken} with a broken result.json"] if tree.broken else []
+        others = [f"{tree.unfinished} unfinished"] if tree.unfinished else []
+        others += [f"{tree.broken} with a broken result.json"] if tree.broken else []
         kind = DataError if tree.broken else NoRunsError
         raise kind(
-            f"{source} has no finished run" + (f", but {' and '.join(told)}" if told else ""),
+            f"{source} has no finished run" + (f", but {' and '.join(others)}" if others else ""),
             remedy="run the experiment (sparsepipe -m experiment=NAME), or again, which goes on "
             "with unfinished runs; or give the directory where its runs are",
         )
@@ -283,7 +283,7 @@ def _read_csv(source: Path) -> list[dict[str, Any]]:
 def _chosen(
     rows: list[dict[str, Any]], key: str, value: str | None, source: Path
 ) -> list[dict[str, Any]]:
-    """Rows with a value, which some must have; all where none is asked for."""
+    """Rows with a value, which some must have; all rows for None."""
     if value is None:
         return rows
     found = [row for row in rows if row.get(key) == value]

@@ -137,7 +137,7 @@ def ordered(names: Iterable[str]) -> list[str]:
 
 
 def known_dtype(name: str) -> Dtype | None:
-    """The type of a column whose values are all of it; None where they tell it."""
+    """The type of a column whose values are all of it; None where the values decide."""
     if name in _KNOWN:
         return _KNOWN[name].dtype
     return "float64" if "/" in name else None  # most are metrics: test/accuracy/chair

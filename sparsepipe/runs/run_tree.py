@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _BEGUN, _RESULT, _DONE = "config.yaml", "result.json", "DONE.json"
 _REPORT = "report"
-"""The task whose runs have no figures of their own: they tell of others."""
+"""The task whose runs have no figures of their own: they describe others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Tree:
 def read_tree(root: Path) -> Tree:
     """Reads all finished runs at or below a directory.
 
-    Of a result that cannot be read it is said why and what to do; the other runs count. Runs may
+    A result that cannot be read is skipped with a warning. Runs may
     begin, end and be removed while the tree is read.
 
     Raises:
@@ -57,7 +57,7 @@ def read_tree(root: Path) -> Tree:
             row = None
             if _is_done(path):  # else it was started anew meanwhile
                 broken += 1
-                _tell_broken(path, error)
+                _warn_of_broken(path, error)
                 continue
         if row is None:
             unfinished += 1
@@ -82,7 +82,7 @@ def directories_without_runs(root: Path, names: Collection[str]) -> list[Path]:
     """Directories with a file of one of these names and no finished run at or below them.
 
     Reports do not count, which are no rows. A finished run whose result cannot be read does: it may
-    be one, and :func:`read_tree` tells of it.
+    be one, and :func:`read_tree` warns of it.
 
     Raises:
         DataError: a directory cannot be read.
@@ -151,11 +151,11 @@ def _read_run(path: Path) -> dict[str, Any]:
     found = read_json(path / _RESULT)
     if not isinstance(found, dict):
         raise DataError(f"{path / _RESULT} holds no mapping of keys to values", remedy="")
-    told = {"name": path.absolute().parent.name, "run_id": path.name, "finished_at": _ended(path)}
-    return {**found, **{key: item for key, item in told.items() if found.get(key) is None}}
+    known = {"name": path.absolute().parent.name, "run_id": path.name, "finished_at": _ended(path)}
+    return {**found, **{key: item for key, item in known.items() if found.get(key) is None}}
 
 
-def _tell_broken(path: Path, error: DataError) -> None:
+def _warn_of_broken(path: Path, error: DataError) -> None:
     log.warning(
         "%s; the run is left out. remedy: remove %s and give the run's command again, which "
         "then writes its result anew",

@@ -27,7 +27,7 @@ _TASKS = ("train", "train_emulated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class DepthRow:
     """A row.
 
     Attributes:
@@ -62,22 +62,22 @@ class Asked:
         return (f"paper/trial={self.trial}", *cuts)
 
     @property
-    def serial(self) -> Asked:
+    def serial(self) -> DepthRow:
         """What its speedup is over."""
-        return Asked(depth=1, emulated=self.emulated)
+        return DepthRow(depth=1, emulated=self.emulated)
 
     def runs(self, rows: Sequence[Row]) -> list[Row]:
         """Those that are of it, whatever their seed."""
-        return [row for row in rows if asked_of(row) == self]
+        return [row for row in rows if depth_row_of(row) == self]
 
 
 ROWS = tuple(
-    asked
+    entry
     for emulated, depths in ((False, (2,)), (True, (4, 8)))
-    for asked in (
-        Asked(depth=1, emulated=emulated),
+    for entry in (
+        DepthRow(depth=1, emulated=emulated),
         *(
-            Asked(depth=depth, schedule=schedule, partition=partition, emulated=emulated)
+            DepthRow(depth=depth, schedule=schedule, partition=partition, emulated=emulated)
             for depth in depths
             for schedule in _SCHEDULES
             for partition in _PARTITIONS
@@ -87,7 +87,7 @@ ROWS = tuple(
 """Of the whole table."""
 
 
-def asked_of(row: Row) -> Asked | None:
+def depth_row_of(row: Row) -> DepthRow | None:
     """The row of the table that a run is of; None where it is of none.
 
     Runs that recompute layers are of none: they are slower and keep less.
@@ -99,7 +99,7 @@ def asked_of(row: Row) -> Asked | None:
     if row.get("recomputed_layers"):
         return None
     if row.get("strategy") == "single":
-        found = Asked(depth=1, emulated=emulated)
+        found = DepthRow(depth=1, emulated=emulated)
     else:
         way = str(row.get("parallel.strategy._target_", "")).rpartition(".")[2]
         schedule = {None: "asynchronous", "1f1b": "sync_1f1b"}.get(
@@ -107,7 +107,7 @@ def asked_of(row: Row) -> Asked | None:
         )
         if way not in ("PipelineStrategy", "SynchronousPipelineStrategy") or ranks is None:
             return None
-        found = Asked(
+        found = DepthRow(
             depth=int(ranks),
             schedule=str(schedule),
             partition=str(row.get("parallel.search.search")),
@@ -120,7 +120,7 @@ _OF_SETTING = (
     *("data.batch_size", "data.source._target_", "model.convolutions", "model.width"),
     "parallel.strategy.microbatches",
 )
-"""Keys that a setting tells by itself."""
+"""Keys that are attributes of a setting."""
 _EFFORT = (
     *("data.source.test_images", "data.source.train_images", "hardware.network"),
     "hardware.value.hosts",
@@ -131,7 +131,7 @@ _EFFORT = (
 _STRATEGY = "parallel.strategy."
 _OF_ROWS = ("parallel.strategy._target_", "parallel.strategy.process_group_backend",
             "parallel.strategy.timeout_s")  # fmt: skip
-"""Of a strategy: what the row tells, and what changes no figure."""
+"""Of a strategy: what the row stands for, and what changes no figure."""
 
 
 def sets_apart(key: str) -> bool:
@@ -140,18 +140,18 @@ def sets_apart(key: str) -> bool:
 
 
 def is_noted(key: str) -> bool:
-    """Whether another value of a key is told by a note: not every row could have it, or effort."""
+    """Whether a note lists other values of a key: not every row has it, or it is effort."""
     of_strategy = key.startswith(_STRATEGY) and key not in (*_OF_ROWS, *_OF_SETTING)
     return key in _EFFORT or of_strategy
 
 
 def override_notes(made: Sequence[tuple[Row, Sequence[str]]], commands: Commands) -> list[str]:
     """Which runs of a table are not quite what the commands of their cells give."""
-    if commands.usual is None:
+    if commands.composed is None:
         return []
     found: dict[tuple[str, ...], list[str]] = {}
     for row, command in made:
-        if words := overrides_of(row, command, commands.usual, is_noted):
+        if words := overrides_of(row, command, commands.composed, is_noted):
             found.setdefault(words, []).append(str(row.get("run_id")))
     return [
         f"made with {', '.join(words)} beside the commands of their cells: {', '.join(names)}"
@@ -160,13 +160,13 @@ def override_notes(made: Sequence[tuple[Row, Sequence[str]]], commands: Commands
 
 
 def mean_notes(label: Sequence[str], runs: Sequence[Row]) -> list[str]:
-    """What is to be said of a row's runs that are averaged and not alike."""
+    """Notes on a row's runs that are averaged and not alike."""
     notes = unlike_notes(runs, lambda key: sets_apart(key) or is_noted(key))
     return [f"{', '.join(label)}: {note}" for note in notes]
 
 
 MICROBATCHES = 32
-"""T, unless something else is said."""
+"""T by default."""
 _KEYS = {
     "data.batch_size": "batch_size",
     "model.convolutions": "convolutions",
@@ -190,7 +190,7 @@ class DepthSetting:
         width: of the network.
         microbatches: T.
         profile: file in place of the emulated devices' own; None: that.
-        others: overrides that neither a row nor anything above tells.
+        others: further overrides.
     """
 
     source: str = "DrawnDigits"
@@ -205,10 +205,10 @@ class DepthSetting:
     def of(cls, row: Row, *, microbatches: int) -> Self:
         """Of a run, in whose table T is a number; without its overrides."""
         source = str(row.get("data.source._target_", "")).rpartition(".")[2]
-        told: dict[str, Any] = {name: row[key] for key, name in _KEYS.items() if key in row}
+        known: dict[str, Any] = {name: row[key] for key, name in _KEYS.items() if key in row}
         if row.get("kind") == "emulated":
-            told["profile"] = row.get(_PROFILE)
-        return cls(source=source or cls().source, microbatches=microbatches, **told)
+            known["profile"] = row.get(_PROFILE)
+        return cls(source=source or cls().source, microbatches=microbatches, **known)
 
     @property
     def title(self) -> str:
@@ -236,18 +236,18 @@ class DepthSetting:
     def overrides(self, commands: Commands) -> tuple[str, ...]:
         """Of every command, where it is not as usual; see also :meth:`parts_of`."""
         words = _SOURCES.get(self.source, ("", ()))[1]
-        wanted = {key: getattr(self, name) for key, name in _KEYS.items()}
-        found = (*commands.given, *words, *commands.unlike(words, wanted))
+        expected = {key: getattr(self, name) for key, name in _KEYS.items()}
+        found = (*commands.given, *words, *commands.unlike(words, expected))
         if self.profile is not None:
             found = (*found, word(_PROFILE.rpartition(".")[0], {"core": self.profile}))
         return (*found, *self.others)
 
     def command(self, row: Row, commands: Commands) -> tuple[str, ...]:
         """Overrides of the command of a run's cell."""
-        asked = asked_of(row)
-        assert asked is not None, "a run of the study"
-        parts = self.parts_of(asked.schedule)
-        words = (*self.overrides(commands), *asked.overrides, *parts)
+        entry = depth_row_of(row)
+        assert entry is not None, "a run of the study"
+        parts = self.parts_of(entry.schedule)
+        words = (*self.overrides(commands), *entry.overrides, *parts)
         return (f"experiment={commands.experiment}", *words)
 
 
@@ -274,15 +274,15 @@ def settings_of(rows: Sequence[Row], commands: Commands) -> dict[DepthSetting, l
 
 
 def _others(row: Row, bare: DepthSetting, commands: Commands) -> tuple[str, ...]:
-    if commands.usual is None:
+    if commands.composed is None:
         return ()
-    return overrides_of(row, bare.command(row, commands), commands.usual, sets_apart)
+    return overrides_of(row, bare.command(row, commands), commands.composed, sets_apart)
 
 
 def _is_of(row: Row, own: DepthSetting, setting: DepthSetting, commands: Commands) -> bool:
     """Whether the command of another setting gives a run's configuration all the same."""
     bare = replace(own, others=())
-    if commands.usual is None or bare != replace(setting, others=()):
+    if commands.composed is None or bare != replace(setting, others=()):
         return False
     command = bare.command(row, commands)
-    return is_made_by(row, command, setting.others, commands.usual, sets_apart)
+    return is_made_by(row, command, setting.others, commands.composed, sets_apart)

@@ -26,7 +26,7 @@ _COLUMNS = {
 }
 """By what a profile's run holds for each layer."""
 _OF_TITLE = ("data.batch_size", "data.num_points", "data.resolution", "model.width")
-"""Keys that the title of a block tells, beside the source of its shapes."""
+"""Keys that the title of a block has, beside the source of its shapes."""
 _PAPER = printed("fig7")
 _DERIVED = "not printed: computed from the authors' own measurements on a TITAN Xp"
 _TITAN = "TITAN Xp, the authors'"
@@ -55,7 +55,7 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
 
 
 def _told(run: Row, commands: Commands) -> tuple[str, ...]:
-    """What of a command gives all that a run's title tells but its overrides and its device."""
+    """Overrides that give a run's title, but for its further overrides and its device."""
     setting = Setting.of(run)
     root = () if setting.option == USUAL else (f"data.root=${setting.option.upper()}",)
     words = (*setting.overrides, *root)
@@ -64,10 +64,10 @@ def _told(run: Row, commands: Commands) -> tuple[str, ...]:
 
 def _others(run: Row, commands: Commands) -> tuple[str, ...]:
     """Overrides of a run beside these."""
-    if commands.usual is None:
+    if commands.composed is None:
         return ()
     command = (f"experiment={commands.experiment}", *_told(run, commands))
-    return overrides_of(run, command, commands.usual, _matters)
+    return overrides_of(run, command, commands.composed, _matters)
 
 
 def _matters(key: str) -> bool:
@@ -84,7 +84,7 @@ def _block(run: Row | None, made_by: str, *, title: str) -> Block:
 
 
 def _titles(runs: Sequence[Row], others: Sequence[Sequence[str]]) -> list[str]:
-    """Of each run; of runs that it does not tell from each other with what does."""
+    """Of each run, with what distinguishes it from others of the same title."""
     plain = ["; ".join((_title(run), *more)) for run, more in zip(runs, others, strict=True)]
     alike = [
         [run for run, other in zip(runs, plain, strict=True) if other == title] for title in plain
@@ -96,7 +96,7 @@ def _titles(runs: Sequence[Row], others: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _difference(run: Row, alike: Sequence[Row]) -> list[str]:
-    """What tells a run from others: settings of its task, and its name where others share these."""
+    """Distinguishes a run from others: settings of its task, its name if these are the same."""
     keys = [key for key in differing(alike) if key.startswith("task.")]
     words = [word(key, run.get(key)) for key in keys]
     same = [each for each in alike if all(each.get(key) == run.get(key) for key in keys)]

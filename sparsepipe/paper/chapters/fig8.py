@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sparsepipe.paper.chapters.training_settings import Setting, blocks_of, data_notes
-from sparsepipe.paper.chapters.trainings import TEST, TRAIN, Asked, accuracy, run_notes
+from sparsepipe.paper.chapters.trainings import TEST, TRAIN, TrainingRow, accuracy, run_notes
 from sparsepipe.paper.printed import CITATION, printed
 from sparsepipe.plots import style
 from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Ours, Printed, Row, our_number
@@ -22,7 +22,7 @@ from sparsepipe.report.measurements import mean_of
 _LINE = 0.08
 """Height of a line of words, of a panel's."""
 _LOOKS: Mapping[str, Mapping[str, Any]] = {
-    # Line, marker and filling tell them apart without colour.
+    # Line, marker and filling distinguish them without colour.
     "dense": {
         "color": style.VERMILION, "linestyle": "--", "marker": "s", "markerfacecolor": "white",
         "markeredgewidth": 1.6,
@@ -81,12 +81,12 @@ def _draw(axes: Axes, column: Column, block: Block, grids: Sequence[str]) -> Non
 
 
 def _words(network: str, cells: Mapping[str, Cell | None]) -> list[str]:
-    """What is said of a network in place of figures, with the grids of which it is said."""
-    said: dict[str, list[str]] = {}
+    """Words in place of figures of a network, with the grids that they apply to."""
+    found: dict[str, list[str]] = {}
     for grid, cell in cells.items():
         if cell is not None and cell.ours is not None and isinstance(cell.ours.value, str):
-            said.setdefault(cell.ours.value, []).append(grid)
-    return [f"{network} {words}: {', '.join(grids)}" for words, grids in said.items()]
+            found.setdefault(cell.ours.value, []).append(grid)
+    return [f"{network} {words}: {', '.join(grids)}" for words, grids in found.items()]
 
 
 def _write_below(axes: Axes, lines: Sequence[str]) -> None:
@@ -120,7 +120,7 @@ MEMORY = Column(
 )
 
 _ROWS = tuple(
-    Asked(resolution=resolution, network=network)
+    TrainingRow(resolution=resolution, network=network)
     for resolution in (32, 50, 100, 200)
     for network in ("dense", "sparse")
 )
@@ -138,25 +138,25 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
 
 
 def _cell_of(row: Row) -> tuple[str, ...] | None:
-    asked = next((each for each in _ROWS if each.has(row)), None)
-    return None if asked is None or row.get("task_name") != _TASK else asked.overrides
+    entry = next((each for each in _ROWS if each.has(row)), None)
+    return None if entry is None or row.get("task_name") != _TASK else entry.overrides
 
 
 def _block(rows: Sequence[Row], commands: Commands, setting: Setting | None) -> Block:
     return Block(
         title="" if setting is None else setting.title,
-        cells=tuple(cell for asked in _ROWS for cell in _cells(asked, rows, commands)),
+        cells=tuple(cell for entry in _ROWS for cell in _cells(entry, rows, commands)),
         notes=(
             *data_notes(commands),
-            *(note for asked in _ROWS for note in run_notes(asked, asked.runs(rows, task=_TASK))),
+            *(note for entry in _ROWS for note in run_notes(entry, entry.runs(rows, task=_TASK))),
         ),
         sweep=commands.sweep(),
     )
 
 
-def _cells(asked: Asked, rows: Sequence[Row], commands: Commands) -> list[Cell]:
-    runs = asked.runs(rows, task=_TASK)
-    paper = _PAPER.get((str(asked.resolution), asked.network), {})
+def _cells(entry: TrainingRow, rows: Sequence[Row], commands: Commands) -> list[Cell]:
+    runs = entry.runs(rows, task=_TASK)
+    paper = _PAPER.get((str(entry.resolution), entry.network), {})
     found = (
         (TRAIN, paper.get("train_accuracy_percent"), accuracy(runs, "train")),
         (TEST, paper.get("test_accuracy_percent"), accuracy(runs, "test")),
@@ -166,18 +166,18 @@ def _cells(asked: Asked, rows: Sequence[Row], commands: Commands) -> list[Cell]:
     refused = _refused(runs)
     return [
         Cell(
-            row=(f"{asked.resolution}³", asked.network),
+            row=(f"{entry.resolution}³", entry.network),
             column=column,
             paper=None if text is None else Printed(text=text, derived=_FROM_TABLE),
             ours=_beside(ours, refused, column),
-            command=commands.one(*asked.overrides),
+            command=commands.one(*entry.overrides),
         )
         for column, text, ours in found
     ]
 
 
 def _refused(runs: Sequence[Row]) -> Ours | None:
-    """What is to be said of a network that did not fit; None where none was refused."""
+    """Words for a network that did not fit; None where all fitted."""
     refused = [run for run in runs if run.get("fits") is False]
     if not refused:
         return None
@@ -193,7 +193,7 @@ def _refused(runs: Sequence[Row]) -> Ours | None:
 
 
 def _beside(ours: Ours | None, refused: Ours | None, column: Column) -> Ours | None:
-    """A figure, with what is to be said of seeds that did not fit; or that in place of one."""
+    """A figure with a note on seeds that did not fit; or words in place of a figure."""
     if refused is None:
         return ours
     if ours is None:

@@ -80,15 +80,15 @@ def _bar_time(runs: Sequence[Row]) -> Ours | None:
 
 
 def _bar_speedup(runs: Sequence[Row], own: Sequence[Row], others: Sequence[Row]) -> Ours | None:
-    """Over data parallelism: its own runs, or what the others tell of it."""
-    told = [row.get("dp_minibatch_s") for row in others]
-    return _over(runs, dp_minibatch_s([minibatch_s(row) for row in own], told), own)
+    """Over data parallelism: its own runs, or what other runs have computed for it."""
+    known = [row.get("dp_minibatch_s") for row in others]
+    return _over(runs, dp_minibatch_s([minibatch_s(row) for row in own], known), own)
 
 
 def _bar_speedup_without_overlap(runs: Sequence[Row], others: Sequence[Row]) -> Ours | None:
-    """Over data parallelism that sums gradients after the backward, which simulations tell."""
-    told = [row.get("dp_without_overlap_minibatch_s") for row in others]
-    return _over(runs, dp_minibatch_s([], told), ())
+    """Over data parallelism that sums gradients after the backward, which simulations compute."""
+    known = [row.get("dp_without_overlap_minibatch_s") for row in others]
+    return _over(runs, dp_minibatch_s([], known), ())
 
 
 def _bar_over_runs(runs: Sequence[Row], base: Sequence[Row]) -> Ours | None:
@@ -107,9 +107,9 @@ def _bar_off_percent(runs: Sequence[Row], simulated: Sequence[Row]) -> Ours | No
 
 def _bar_time_scale(runs: Sequence[Row]) -> Ours | None:
     """By which emulations were stretched: their seconds are the cluster's, whatever it is."""
-    told = [row for row in runs if row.get("time_scale")]
-    texts = dict.fromkeys(f"{row['time_scale']:g}" for row in told)
-    return Ours(value=" or ".join(texts), runs=tuple(told)) if told else None
+    known = [row for row in runs if row.get("time_scale")]
+    texts = dict.fromkeys(f"{row['time_scale']:g}" for row in known)
+    return Ours(value=" or ".join(texts), runs=tuple(known)) if known else None
 
 
 def _bar_plan(runs: Sequence[Row]) -> Ours | None:
@@ -292,7 +292,7 @@ FIG9 = Chapter(
         f"smallest of HETE-MP {SMALLEST_HETE_MP}, not for how many GPUs; nor does it print the "
         "speed of the link between the servers, hence several. MP is by our search, beside it with "
         "the paper's split (its Table III), with which its figure is compared. DP sums gradients "
-        "while the backward runs; DP without overlap, which simulations tell, sums them after it."
+        "while the backward runs; DP without overlap, of simulations alone, sums them after it."
     ),
     heads=("GPUs", "strategy"),
     find=_blocks,

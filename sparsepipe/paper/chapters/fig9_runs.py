@@ -14,8 +14,8 @@ from typing import Any
 
 from sparsepipe.paper.printed import printed
 from sparsepipe.report.chapter import Row
-from sparsepipe.report.commands import Commands, Wanted
-from sparsepipe.report.overrides import Usual, is_made_by, overrides_of
+from sparsepipe.report.commands import Commands, Request
+from sparsepipe.report.overrides import Composed, is_made_by, overrides_of
 
 STRATEGIES: Mapping[str, str] = {
     "dp": "DP",
@@ -72,13 +72,13 @@ def minibatch_s(result: Mapping[str, Any]) -> float:
     return 1 / float(result["minibatches_per_s"])
 
 
-def dp_minibatch_s(own: Sequence[float], told: Iterable[float | None]) -> float | None:
+def dp_minibatch_s(own: Sequence[float], computed: Iterable[float | None]) -> float | None:
     """Seconds of a minibatch by data parallelism, over which speedups are taken.
 
     Returns:
         None where neither is known.
     """
-    known = list(own) or list(dict.fromkeys(value for value in told if value))
+    known = list(own) or list(dict.fromkeys(value for value in computed if value))
     return fmean(known) if known else None
 
 
@@ -117,15 +117,15 @@ def strategy_of(result: Mapping[str, Any]) -> str | None:
 _HOSTS = "hardware.value.hosts"
 
 
-def is_on_its_gpus(row: Row, usual: Usual | None) -> bool:
+def is_on_its_gpus(row: Row, composed: Composed | None) -> bool:
     """Whether a run's hardware is the inventory of the paper for as many GPUs."""
     gpus = devices_of(row)
     if _kinds(str(row.get("hardware_devices") or "").split(", ")) != _papers().get(gpus):
         return False
     own = row.get(_HOSTS)
-    if usual is None or not isinstance(own, list):
+    if composed is None or not isinstance(own, list):
         return True
-    theirs = usual(("experiment=fig9", f"hardware=paper_{gpus}gpu"), (_HOSTS,)).get(_HOSTS)
+    theirs = composed(("experiment=fig9", f"hardware=paper_{gpus}gpu"), (_HOSTS,)).get(_HOSTS)
     return theirs is None or list(map(_host, own)) == list(map(_host, theirs))
 
 
@@ -141,10 +141,10 @@ def _kinds(parts: Iterable[str]) -> Counter[str]:
     """Of parts such as ``4 x RTX 2080 Ti`` or, as the paper prints them, ``4 RTX``."""
     found: Counter[str] = Counter()
     for part in parts:
-        told = re.fullmatch(r"(\d+) (?:x )?(.+)", part)
-        if told is not None:
-            name = told[2].casefold().replace(" ", "")
-            found["rtx" if name == "rtx2080ti" else name] += int(told[1])
+        match = re.fullmatch(r"(\d+) (?:x )?(.+)", part)
+        if match is not None:
+            name = match[2].casefold().replace(" ", "")
+            found["rtx" if name == "rtx2080ti" else name] += int(match[1])
     return found
 
 
@@ -183,7 +183,7 @@ class Group:
 
     Attributes:
         setting: kind and link.
-        others: overrides that neither the setting nor a cell tells.
+        others: further overrides.
     """
 
     setting: Setting
@@ -211,14 +211,14 @@ class Group:
 def groups_of(rows: Sequence[Row], commands: Commands) -> dict[Group, list[Row]]:
     """Runs by what they have in common; those of the whole sweep come also without any run.
 
-    So do those of overrides that a sweep was asked for and has left no run of.
+    So do those of overrides that a sweep has requested and that no run has.
 
     A run belongs to each group whose command for its bar gives its configuration.
     """
-    bars = [row for row in rows if _is_bar(row) and is_on_its_gpus(row, commands.usual)]
+    bars = [row for row in rows if _is_bar(row) and is_on_its_gpus(row, commands.composed)]
     own = [_group(row, commands) for row in bars]
-    asked = ((), *filter(None, map(_others, commands.wanted)))
-    expected = (Group(setting=each, others=others) for others in asked for each in EXPECTED)
+    requested = ((), *filter(None, map(_others, commands.requests)))
+    expected = (Group(setting=each, others=others) for others in requested for each in EXPECTED)
     found = dict.fromkeys((*expected, *own))
     pairs = list(zip(bars, own, strict=True))
     return {
@@ -229,7 +229,7 @@ def groups_of(rows: Sequence[Row], commands: Commands) -> dict[Group, list[Row]]
 
 def elsewhere(rows: Sequence[Row], commands: Commands) -> list[Row]:
     """Runs that would be bars of the figure, were it not for their hardware."""
-    return [row for row in rows if _is_bar(row) and not is_on_its_gpus(row, commands.usual)]
+    return [row for row in rows if _is_bar(row) and not is_on_its_gpus(row, commands.composed)]
 
 
 def _is_bar(row: Row) -> bool:
@@ -246,24 +246,24 @@ def matters(key: str) -> bool:
     return key.startswith("parallel.") and not below
 
 
-def _others(wanted: Wanted) -> tuple[str, ...]:
-    """Overrides that a sweep was asked for, as far as they count."""
-    return tuple(word for word in wanted.overrides or () if matters(word.partition("=")[0]))
+def _others(request: Request) -> tuple[str, ...]:
+    """Requested overrides, as far as they count."""
+    return tuple(word for word in request.overrides or () if matters(word.partition("=")[0]))
 
 
 def _group(row: Row, commands: Commands) -> Group:
     setting = setting_of(row)
-    if commands.usual is None:
+    if commands.composed is None:
         return Group(setting=setting)
-    others = overrides_of(_asked(row), _command(row, setting), commands.usual, matters)
+    others = overrides_of(_configured(row), _command(row, setting), commands.composed, matters)
     return Group(setting=setting, others=others)
 
 
 def _belongs(row: Row, own: Group, group: Group, commands: Commands) -> bool:
-    if own.setting != group.setting or own == group or commands.usual is None:
+    if own.setting != group.setting or own == group or commands.composed is None:
         return own == group
     command = _command(row, own.setting)
-    return is_made_by(_asked(row), command, group.others, commands.usual, matters)
+    return is_made_by(_configured(row), command, group.others, commands.composed, matters)
 
 
 def _command(row: Row, setting: Setting) -> tuple[str, ...]:
@@ -271,8 +271,8 @@ def _command(row: Row, setting: Setting) -> tuple[str, ...]:
     return ("experiment=fig9", *_task(setting), f"parallel={strategy_of(row)}")
 
 
-def _asked(row: Row) -> Mapping[str, object]:
-    """The row with ``parallel`` as it was asked for, which simulations keep in their task."""
+def _configured(row: Row) -> Mapping[str, object]:
+    """The row with ``parallel`` as configured, which simulations keep in their task."""
     if row["kind"] != "simulated":
         return {key: value for key, value in row.items() if not key.startswith("task.")}
     kept = {key: value for key, value in row.items() if not key.startswith("parallel.")}

@@ -8,9 +8,9 @@ from dataclasses import replace
 from sparsepipe.paper.chapters.depth_runs import (
     MICROBATCHES,
     ROWS,
-    Asked,
+    DepthRow,
     DepthSetting,
-    asked_of,
+    depth_row_of,
     mean_notes,
     override_notes,
     settings_of,
@@ -45,15 +45,17 @@ _PAPER: Mapping[int, Mapping[str, str]] = {
 
 
 def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
-    groups = settings_of([row for row in rows if asked_of(row) is not None], commands)
+    groups = settings_of([row for row in rows if depth_row_of(row) is not None], commands)
     made_by = {each: commands.giving(*each.overrides(commands)) for each in groups}
     notes = {
         each: override_notes([(row, each.command(row, commands)) for row in runs], commands)
         for each, runs in groups.items()
     }
-    asked = replace(commands, scales=())  # it is the same at any scale
-    told = [each.giving(*each.given, *group.parts_of("gpipe")) for group, each in made_by.items()]
-    missing = of_missing(asked, told)
+    anywhere = replace(commands, scales=())  # it is the same at any scale
+    existing = [
+        each.giving(*each.given, *group.parts_of("gpipe")) for group, each in made_by.items()
+    ]
+    missing = of_missing(anywhere, existing)
     usual = DepthSetting()
     return [
         *(
@@ -71,23 +73,23 @@ def _block(
     setting: DepthSetting, rows: Sequence[Row], commands: Commands, *, notes: Sequence[str] = ()
 ) -> Block:
     """A table: all of it, or emulated rows alone where these have a profile of their own."""
-    asked = ROWS if setting.profile is None else tuple(each for each in ROWS if each.emulated)
-    cells = [cell for each in asked for cell in _cells(each, setting, rows, commands)]
-    means = (note for each in asked for note in mean_notes(each.label, each.runs(rows)))
+    entries = ROWS if setting.profile is None else tuple(each for each in ROWS if each.emulated)
+    cells = [cell for each in entries for cell in _cells(each, setting, rows, commands)]
+    means = (note for each in entries for note in mean_notes(each.label, each.runs(rows)))
     return Block(
         title=setting.title,
         cells=tuple(cells),
         notes=(*notes, *means),
-        sweep=_sweep(asked, setting, commands),
+        sweep=_sweep(entries, setting, commands),
     )
 
 
-def _sweep(asked: Sequence[Asked], setting: DepthSetting, commands: Commands) -> str:
+def _sweep(entries: Sequence[DepthRow], setting: DepthSetting, commands: Commands) -> str:
     """Of all rows, in two where not all of them take what the setting says of microbatches."""
     trials: dict[tuple[str, ...], dict[str, None]] = {}
-    for each in asked:
+    for each in entries:
         trials.setdefault(setting.parts_of(each.schedule), {})[each.trial] = None
-    if asked == ROWS and len(trials) == 1:
+    if entries == ROWS and len(trials) == 1:
         return commands.sweep()
     found = (
         commands.sweep(f"paper/trial={','.join(names)}", *parts) for parts, names in trials.items()
@@ -96,22 +98,22 @@ def _sweep(asked: Sequence[Asked], setting: DepthSetting, commands: Commands) ->
 
 
 def _cells(
-    asked: Asked, setting: DepthSetting, rows: Sequence[Row], commands: Commands
+    entry: DepthRow, setting: DepthSetting, rows: Sequence[Row], commands: Commands
 ) -> list[Cell]:
-    runs, paper = asked.runs(rows), _PAPER[asked.depth]
-    threads = () if asked.emulated else ("OMP_NUM_THREADS=1",)
+    runs, paper = entry.runs(rows), _PAPER[entry.depth]
+    threads = () if entry.emulated else ("OMP_NUM_THREADS=1",)
     one_thread = commands.giving(*commands.given, environment=threads)
-    command = one_thread.one(*asked.overrides, *setting.parts_of(asked.schedule))
+    command = one_thread.one(*entry.overrides, *setting.parts_of(entry.schedule))
     # What is kept on one device does not depend on who counts it, and an emulation has a profile.
-    counted = runs if asked.depth > 1 else Asked(depth=1, emulated=True).runs(rows)
-    memory_command = command if asked.depth > 1 else commands.one(*_SERIAL_COUNTED.overrides)
+    counted = runs if entry.depth > 1 else DepthRow(depth=1, emulated=True).runs(rows)
+    memory_command = command if entry.depth > 1 else commands.one(*_SERIAL_COUNTED.overrides)
     found: list[tuple[Column, str | None, Ours | None, str]] = [
         (TIME, paper["total_time_minutes"], mean_of(runs, _minutes), command),
         (
             SPEEDUP,
             paper["speedup"],
-            _speedup(runs, asked.serial.runs(rows)),
-            one_thread.one(*asked.serial.overrides) if runs else command,
+            _speedup(runs, entry.serial.runs(rows)),
+            one_thread.one(*entry.serial.overrides) if runs else command,
         ),
         (MEMORY, paper["total_memory_mb"], _scaled(counted, "kept_bytes"), memory_command),
         (
@@ -122,26 +124,26 @@ def _cells(
         ),
         (DEVICE, None, _scaled(counted, "kept_bytes_of_device"), memory_command),
     ]
-    if asked.depth > 1:
+    if entry.depth > 1:
         found += [
             (BUBBLE, None, mean_of(runs, "bubble_share", scale=100), command),
             (BUSIEST, None, mean_of(runs, "bubble_share_of_busiest", scale=100), command),
-            (IDEAL, None, _ideal(asked, setting, runs), command),
+            (IDEAL, None, _ideal(entry, setting, runs), command),
             (PLAN, None, _plan(runs), command),
         ]
     return [
         Cell(
-            row=asked.label,
+            row=entry.label,
             column=column,
             paper=None if text is None else Printed(text=text),
             ours=ours,
-            command="" if column is IDEAL and asked.schedule == "asynchronous" else made_by,
+            command="" if column is IDEAL and entry.schedule == "asynchronous" else made_by,
         )
         for column, text, ours, made_by in found
     ]
 
 
-_SERIAL_COUNTED = Asked(depth=1, emulated=True)
+_SERIAL_COUNTED = DepthRow(depth=1, emulated=True)
 
 
 def _rate(row: Row) -> float | None:
@@ -181,11 +183,11 @@ def _over(own: Ours, base: Ours) -> Ours:
     return Ours(value=float(own.value) / one, spread=spread, count=own.count, runs=runs)
 
 
-def _ideal(asked: Asked, setting: DepthSetting, runs: Sequence[Row]) -> Ours | None:
+def _ideal(entry: DepthRow, setting: DepthSetting, runs: Sequence[Row]) -> Ours | None:
     """Nothing of the asynchronous pipeline, which neither fills nor drains between updates."""
-    if asked.schedule == "asynchronous" or not runs:
+    if entry.schedule == "asynchronous" or not runs:
         return None
-    return Ours(value=100 * setting.ideal_bubble(asked.depth), runs=tuple(runs))
+    return Ours(value=100 * setting.ideal_bubble(entry.depth), runs=tuple(runs))
 
 
 def _plan(runs: Sequence[Row]) -> Ours | None:

@@ -15,7 +15,7 @@ from sparsepipe.paper.chapters.training_settings import (
 from sparsepipe.paper.chapters.trainings import (
     TEST,
     TRAIN,
-    Asked,
+    TrainingRow,
     accuracy,
     budget_notes,
     ratio,
@@ -34,9 +34,9 @@ BATCH = Column(key="batch", heading="largest batch", unit="shapes a device", for
 BATCHES = Column(key="batch_ratio", heading="batch over D-1", unit="x", compare=Compare.RATIO)
 
 _OF_SEARCHES = (*OF_TRIALS, *(f"task.{key}" for key in ("most", "precision", "start", "timeout_s")))
-"""Keys of what a search for the largest batch may be asked for."""
-_PAPER: Mapping[Asked, Mapping[str, str]] = {
-    Asked(
+"""Settings of a search for the largest batch."""
+_PAPER: Mapping[TrainingRow, Mapping[str, str]] = {
+    TrainingRow(
         resolution=int(row["resolution"]),
         devices=int(row["num_gpus"]),
         network=row["network"],
@@ -46,9 +46,9 @@ _PAPER: Mapping[Asked, Mapping[str, str]] = {
 }
 
 
-def _first(asked: Asked) -> Asked:
+def _first(entry: TrainingRow) -> TrainingRow:
     """D-1: the dense network on one device at the same resolution."""
-    return Asked(resolution=asked.resolution, network="dense")
+    return TrainingRow(resolution=entry.resolution, network="dense")
 
 
 def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
@@ -56,47 +56,47 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
 
 
 def _cell_of(row: Row) -> tuple[str, ...] | None:
-    asked = next((each for each in _PAPER if each.has(row)), None)
-    if asked is None:
+    entry = next((each for each in _PAPER if each.has(row)), None)
+    if entry is None:
         return None
-    return _fit(asked) if row.get("task_name") == FITTING else _train(asked)
+    return _fit(entry) if row.get("task_name") == FITTING else _train(entry)
 
 
-def _train(asked: Asked) -> tuple[str, ...]:
-    trial = "one_device" if asked.devices == 1 else "four_devices"
-    return (f"paper/trial={trial}", *asked.overrides)
+def _train(entry: TrainingRow) -> tuple[str, ...]:
+    trial = "one_device" if entry.devices == 1 else "four_devices"
+    return (f"paper/trial={trial}", *entry.overrides)
 
 
-def _fit(asked: Asked) -> tuple[str, ...]:
-    return ("paper/trial=largest_batch", *asked.overrides)
+def _fit(entry: TrainingRow) -> tuple[str, ...]:
+    return ("paper/trial=largest_batch", *entry.overrides)
 
 
 def _block(rows: Sequence[Row], commands: Commands, setting: Setting | None) -> Block:
     trial = _asked_trial(commands) if setting is None else _trial(setting, rows, commands)
     return Block(
         title="" if setting is None else setting.title,
-        cells=tuple(cell for asked in _PAPER for cell in _cells(asked, rows, commands, trial)),
+        cells=tuple(cell for entry in _PAPER for cell in _cells(entry, rows, commands, trial)),
         notes=(
             *budget_notes(rows),
             *data_notes(commands),
-            *(note for asked in _PAPER for note in run_notes(asked, asked.runs(rows))),
-            *(note for asked in _PAPER for note in search_notes(asked, _searches(asked, rows))),
+            *(note for entry in _PAPER for note in run_notes(entry, entry.runs(rows))),
+            *(note for entry in _PAPER for note in search_notes(entry, _searches(entry, rows))),
         ),
         sweep=_sweep(commands, trial),
     )
 
 
 def _asked_trial(commands: Commands) -> tuple[str, ...]:
-    """Overrides of searches that a sweep was asked for; a training refuses them."""
+    """Requested overrides of searches; a training refuses them."""
     return tuple(word for word in commands.of_task if word.partition("=")[0] in _OF_SEARCHES)
 
 
 def _trial(setting: Setting, rows: Sequence[Row], commands: Commands) -> tuple[str, ...]:
     """Overrides of searches whose trials were not the usual ones, which no training knows."""
     searches = [row for row in rows if row.get("task_name") == FITTING]
-    told = {key: row[key] for row in searches for key in OF_TRIALS if key in row}
+    trial = {key: row[key] for row in searches for key in OF_TRIALS if key in row}
     where = (*setting.overrides, "paper/trial=largest_batch")
-    return commands.unlike(where, told) if told else ()
+    return commands.unlike(where, trial) if trial else ()
 
 
 def _sweep(commands: Commands, trial: Sequence[str]) -> str:
@@ -107,14 +107,14 @@ def _sweep(commands: Commands, trial: Sequence[str]) -> str:
 
 
 def _cells(
-    asked: Asked, rows: Sequence[Row], commands: Commands, trial: Sequence[str]
+    entry: TrainingRow, rows: Sequence[Row], commands: Commands, trial: Sequence[str]
 ) -> list[Cell]:
-    runs, paper = asked.runs(rows), _PAPER[asked]
-    first, base = _first(asked), _PAPER[_first(asked)]
+    runs, paper = entry.runs(rows), _PAPER[entry]
+    first, base = _first(entry), _PAPER[_first(entry)]
     of_first = first.runs(rows)
-    training, fitting = commands.one(*_train(asked)), commands.one(*_fit(asked), *trial)
+    training, fitting = commands.one(*_train(entry)), commands.one(*_fit(entry), *trial)
     theirs = int(paper["batch_size"]) / int(base["batch_size"])
-    batch, batches = _batches(asked, rows)
+    batch, batches = _batches(entry, rows)
     found: list[tuple[Column, Printed, Ours | None, str]] = [
         (TRAIN, Printed(text=paper["train_accuracy_percent"]), accuracy(runs, "train"), training),
         (TEST, Printed(text=paper["test_accuracy_percent"]), accuracy(runs, "test"), training),
@@ -136,10 +136,10 @@ def _cells(
         ),
     ]
     row = (
-        f"{asked.resolution}³",
-        str(asked.devices),
-        asked.network,
-        f"{asked.point_ratio:g}",
+        f"{entry.resolution}³",
+        str(entry.devices),
+        entry.network,
+        f"{entry.point_ratio:g}",
     )
     return [
         Cell(row=row, column=column, paper=printed_, ours=ours, command=made_by)
@@ -177,18 +177,18 @@ def _reason(runs: Sequence[Row], first: Sequence[Row]) -> str:
     return next((reason for reason in reasons if reason), "")
 
 
-def _searches(asked: Asked, rows: Sequence[Row]) -> list[Row]:
+def _searches(entry: TrainingRow, rows: Sequence[Row]) -> list[Row]:
     """For the largest batch of a row; there are none on several devices."""
-    return asked.runs(rows, task=FITTING)
+    return entry.runs(rows, task=FITTING)
 
 
-def _batches(asked: Asked, rows: Sequence[Row]) -> tuple[Ours | None, Ours | None]:
+def _batches(entry: TrainingRow, rows: Sequence[Row]) -> tuple[Ours | None, Ours | None]:
     """The largest batch, and over that of D-1, on one device whatever the row's number."""
-    found = searched(_searches(replace(asked, devices=1), rows))
-    base = searched(_searches(_first(asked), rows))
+    found = searched(_searches(replace(entry, devices=1), rows))
+    base = searched(_searches(_first(entry), rows))
     ours = None if found is None else found.ours
     over_base = None if found is None or base is None else ratio(found, base, of="D-1")
-    if asked.devices == 1:
+    if entry.devices == 1:
         return ours, over_base
     return _of_one_device(ours), _of_one_device(over_base)
 

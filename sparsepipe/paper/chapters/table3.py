@@ -17,7 +17,7 @@ _OF_TITLE = (
     *("task.bandwidth_bytes_per_s", "task.mp_cost_model", "task.hete_cost_model"),
     "task.order",
 )
-"""Keys that the title of a block tells."""
+"""Keys that the title of a block has."""
 _PAPER = printed("table3")
 _COMPUTED = "not printed: the paper's split with its best cuts, by our cost model"
 
@@ -25,8 +25,8 @@ _COMPUTED = "not printed: the paper's split with its best cuts, by our cost mode
 def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     runs = [row for row in rows if row.get("task_name") == "table3"]
     made_by = [_made_by(run, commands) for run in runs]
-    asked = replace(commands, scales=())  # it is the same at any scale
-    missing = of_missing(asked, made_by)
+    anywhere = replace(commands, scales=())  # it is the same at any scale
+    missing = of_missing(anywhere, made_by)
     return [
         *(_block(run, theirs.one()) for run, theirs in zip(runs, made_by, strict=True)),
         *(replace(_block(None, theirs.one()), title=title) for title, theirs in missing.items()),
@@ -34,8 +34,8 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
 
 
 def _made_by(run: Row, commands: Commands) -> Commands:
-    told = {key: run[key] for key in _OF_TITLE if key in run}
-    return commands.giving(*commands.unlike((), told))
+    settings = {key: run[key] for key in _OF_TITLE if key in run}
+    return commands.giving(*commands.unlike((), settings))
 
 
 def _block(run: Row | None, made_by: str) -> Block:

@@ -9,8 +9,8 @@ from typing import Any, Self
 from sparsepipe.report.chapter import Block, Row
 from sparsepipe.report.commands import Commands, of_missing
 from sparsepipe.report.overrides import (
+    Composed,
     Matters,
-    Usual,
     is_made_by,
     of_memory,
     of_training,
@@ -24,7 +24,7 @@ _DATA = {
     "NormalResampled": ("ModelNet40 with normals", "modelnet40_normal_resampled"),
 }
 """Sources: in words, and the option of ``data`` that has them. But for the first one they are
-files, in a directory that the environment variable of the option's name tells."""
+files, in a directory that the environment variable of the option's name holds."""
 USUAL = "shapes"
 """The option of ``data`` that needs no files."""
 _OWN_KEYS = {
@@ -56,7 +56,7 @@ class Setting:
         threads: on which one device computes, where it is a processor; None of several devices.
         budget_bytes: within which batches were to fit, where there are several budgets.
         steps: of training, in which batches were to fit, where there are several numbers of them.
-        others: overrides that neither a cell's command nor anything above tells.
+        others: further overrides.
     """
 
     scale: str | None
@@ -122,7 +122,7 @@ class Setting:
 
     @property
     def threads_text(self) -> str:
-        """On how many threads one device computes; empty where that is not told."""
+        """On how many threads one device computes; empty where that is unknown."""
         return "" if self.threads is None else f"{_counted('thread', self.threads)} a device"
 
     @property
@@ -143,7 +143,7 @@ class Setting:
 
     @staticmethod
     def has(key: str) -> bool:
-        """Whether a setting tells a key of the configuration, so that it is no other override."""
+        """Whether a key of the configuration is an attribute of settings."""
         return key in _OWN_KEYS
 
 
@@ -194,12 +194,12 @@ def data_notes(commands: Commands) -> list[str]:
 def _thread_limit(rows: Sequence[Row]) -> tuple[str, ...]:
     """As the environment says it; nothing where one device computes on all cores."""
     alone = [row for row in rows if row.get("task_name") != "fit_batch" and row.get("ranks") == 1]
-    told = [
+    limited = [
         (row.get("threads_per_rank"), row.get("machine_cores"))
         for row in alone
         if row.get("hardware_accelerator") == "cpu"
     ]
-    limits = {int(threads) for threads, cores in told if threads and cores and threads < cores}
+    limits = {int(threads) for threads, cores in limited if threads and cores and threads < cores}
     return tuple(f"OMP_NUM_THREADS={limit}" for limit in sorted(limits)[:1])
 
 
@@ -210,7 +210,7 @@ Make = Callable[[Sequence[Row], Commands, Setting | None], Block]
 
 TRAININGS, FITTING = ("train", "train_if_fits"), "fit_batch"
 OF_TRIALS = {"task.budget_bytes": "budget_bytes", "task.steps": "steps"}
-"""Keys of what is asked of a batch to fit, by the attribute of the setting."""
+"""Conditions for a batch to fit: keys, by the attribute of the setting."""
 _NOT_OF_MEMORY = frozenset({"tested", "trained", "epochs", "batches", "threads"})
 """Of a setting: what fits into memory depends on none of these."""
 
@@ -264,20 +264,20 @@ class _Run:
     """A run that is for a cell.
 
     Attributes:
-        row: what it tells.
+        row: its result.
         own: its setting, as far as it has one by itself.
-        unsaid: attributes of the setting that it says nothing of.
+        unknown: attributes of the setting that it says nothing of.
         command: of its cell, without overrides.
         matters: keys of its configuration that count.
-        usual: tells the configuration of a command; None: nobody knows.
+        composed: returns values of composed configurations; None: unknown.
     """
 
     row: Row
     own: Setting
-    unsaid: frozenset[str]
+    unknown: frozenset[str]
     command: tuple[str, ...]
     matters: Matters
-    usual: Usual | None
+    composed: Composed | None
 
     @classmethod
     def of(cls, row: Row, commands: Commands, cell: Sequence[str] | None) -> Self | None:
@@ -294,25 +294,27 @@ class _Run:
             return is_of_trial or (counted(key) and not Setting.has(key))
 
         others = (
-            () if commands.usual is None else overrides_of(row, command, commands.usual, matters)
+            ()
+            if commands.composed is None
+            else overrides_of(row, command, commands.composed, matters)
         )
         return cls(
             row=row,
             own=replace(base, others=others, threads=None if is_fitting else base.threads),
-            unsaid=_unsaid(row, base),
+            unknown=_unknown(row, base),
             command=command,
             matters=matters,
-            usual=commands.usual,
+            composed=commands.composed,
         )
 
     @property
     def place(self) -> tuple[bool, int]:
         """Those that say most come first."""
-        return self.row["task_name"] == FITTING, len(self.unsaid)
+        return self.row["task_name"] == FITTING, len(self.unknown)
 
     def new_settings(self, found: Sequence[Setting]) -> list[Setting]:
         """Those that it brings to others that are there."""
-        if not self.unsaid:
+        if not self.unknown:
             return [self.own]
         if any(map(self.is_of, found)):
             return []
@@ -324,17 +326,17 @@ class _Run:
         if not self._is_alike(setting):
             return False
         return setting.others == self.own.others or (
-            self.usual is not None
-            and is_made_by(self.row, self.command, setting.others, self.usual, self.matters)
+            self.composed is not None
+            and is_made_by(self.row, self.command, setting.others, self.composed, self.matters)
         )
 
     def _is_alike(self, setting: Setting) -> bool:
         """But for overrides."""
-        said = {each.name for each in fields(Setting)} - self.unsaid - {"others"}
-        return all(getattr(setting, name) == getattr(self.own, name) for name in said)
+        known = {each.name for each in fields(Setting)} - self.unknown - {"others"}
+        return all(getattr(setting, name) == getattr(self.own, name) for name in known)
 
 
-def _unsaid(row: Row, base: Setting) -> frozenset[str]:
+def _unknown(row: Row, base: Setting) -> frozenset[str]:
     if row["task_name"] == FITTING:
         return _NOT_OF_MEMORY
     several = {"threads"} if row.get("ranks") != 1 else set()
@@ -352,9 +354,9 @@ def _by_trial(setting: Setting, rows: Sequence[Row]) -> Iterator[tuple[Setting, 
     if len(found) < 2:
         yield setting, list(rows)
         return
-    asked = [dict(zip(OF_TRIALS.values(), trial, strict=True)) for trial in found]
-    unlike = {name for name in OF_TRIALS.values() if len({trial[name] for trial in asked}) > 1}
-    for trial, searches in zip(asked, found.values(), strict=True):
+    trials = [dict(zip(OF_TRIALS.values(), trial, strict=True)) for trial in found]
+    unlike = {name for name in OF_TRIALS.values() if len({trial[name] for trial in trials}) > 1}
+    for trial, searches in zip(trials, found.values(), strict=True):
         own = {name: value for name, value in trial.items() if name in unlike}
         yield (
             replace(setting, **own),

@@ -16,7 +16,7 @@ TEST = Column(key="test_accuracy", heading="test accuracy", unit="%", compare=Co
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class TrainingRow:
     """A row: which training.
 
     Attributes:
@@ -59,17 +59,17 @@ def accuracy(runs: Sequence[Row], split: str) -> Ours | None:
     return mean_of(runs, f"{split}/accuracy", scale=100)
 
 
-def run_notes(asked: Asked, runs: Sequence[Row]) -> list[str]:
-    """What is to be said of a row's runs that are averaged and not alike."""
-    name = " ".join(asked.overrides)
+def run_notes(entry: TrainingRow, runs: Sequence[Row]) -> list[str]:
+    """Notes on a row's runs that are averaged and not alike."""
+    name = " ".join(entry.overrides)
     return [f"{name}: {note}" for note in unlike_notes(runs, of_training)]
 
 
-def search_notes(asked: Asked, searches: Sequence[Row]) -> list[str]:
+def search_notes(entry: TrainingRow, searches: Sequence[Row]) -> list[str]:
     """Likewise, of searches for a row's largest batch."""
-    name = " ".join(asked.overrides)
-    told = "sizes that any has tried count"
-    notes = unlike_notes(searches, of_memory, of_one_seed=told)
+    name = " ".join(entry.overrides)
+    which = "sizes that any has tried count"
+    notes = unlike_notes(searches, of_memory, of_one_seed=which)
     return [f"largest batch, {name}: {note}" for note in notes]
 
 
@@ -161,7 +161,7 @@ def searched(rows: Sequence[Row]) -> Searched | None:
 
 
 def ratio(ours: Searched, base: Searched, *, of: str) -> Ours:
-    """One largest batch over another; a bound or in words where no more can be told."""
+    """One largest batch over another; a bound or in words where there is none."""
     runs = (*ours.runs, *base.runs)
     if not base.least:
         return _words("no ratio", runs, f"no ratio: not one shape of {of} was seen to fit")

@@ -20,7 +20,7 @@ from sparsepipe.paper.chapters.pipeline_depth import PIPELINE_DEPTH
 from sparsepipe.partition.memory.model import MemoryModel
 from sparsepipe.profiling import Profile
 from sparsepipe.report.commands import Commands
-from sparsepipe.report.overrides import usual
+from sparsepipe.report.overrides import composed_values
 from sparsepipe.schedule import Plan
 from sparsepipe.schedule.plan import balanced
 from sparsepipe.tasks.emulate import as_emulated, emulated_profiles
@@ -41,7 +41,9 @@ def trial(name: str, *more: str) -> RunSpec:
 
 
 def test_every_cell_is_a_job_of_the_sweep_and_every_job_a_cell() -> None:
-    (block,) = PIPELINE_DEPTH.blocks([], Commands(experiment="pipeline_depth", usual=usual))
+    (block,) = PIPELINE_DEPTH.blocks(
+        [], Commands(experiment="pipeline_depth", composed=composed_values)
+    )
     swept = jobs_of(shlex.split(block.sweep)[1:])
     alone = {frozenset(words_of(cell.command)) for cell in block.cells if cell.command}
     # Serial runs are the same with any partition.
@@ -70,7 +72,7 @@ def test_every_command_is_one_of_a_run_that_its_cell_is_for(profiles: str | None
             for trial in asked]  # fmt: skip
     rows[0] |= {"strategy": "single", "ranks": 1}
     rows[1] |= {"strategy": "gpipe straight", "ranks": 8, "schedule": "gpipe"}
-    commands = Commands(experiment="pipeline_depth", usual=usual)
+    commands = Commands(experiment="pipeline_depth", composed=composed_values)
     (block,) = PIPELINE_DEPTH.blocks(rows, commands)
     trials, emulated = set(), set()
     told = dict.fromkeys(cell.command for cell in block.cells if cell.command)
@@ -94,7 +96,7 @@ def test_commands_of_other_microbatches_are_those_of_synchronous_runs_alone() ->
     parts = "parallel.strategy.microbatches=8"
     ran = {"strategy": "gpipe straight", "ranks": 2, "schedule": "gpipe"}
     row = made_by(NAME, "paper/trial=pipeline_depth/gpipe_2", parts, **ran)
-    commands = Commands(experiment="pipeline_depth", usual=usual)
+    commands = Commands(experiment="pipeline_depth", composed=composed_values)
     (block,) = PIPELINE_DEPTH.blocks([row], commands)
     assert block.title.endswith("T = 8")
     trials: dict[bool, set[str]] = {False: set(), True: set()}
@@ -118,7 +120,7 @@ def serial(run_id: str, *more: str) -> dict:
 
 
 def test_runs_with_overrides_have_a_table_of_their_own() -> None:
-    commands = Commands(experiment="pipeline_depth", usual=usual)
+    commands = Commands(experiment="pipeline_depth", composed=composed_values)
     plain, apart = PIPELINE_DEPTH.blocks([serial("a"), serial("b", "optim=adamw")], commands)
     assert [[run["run_id"] for run in block.runs] for block in (plain, apart)] == [["a"], ["b"]]
     assert apart.title == f"{plain.title}; optim=adamw"
@@ -130,7 +132,7 @@ def test_runs_with_overrides_have_a_table_of_their_own() -> None:
 
 def test_how_a_rate_was_taken_is_told_by_a_note() -> None:
     """It sets nothing apart: depths are trained for unlike numbers of minibatches anyway."""
-    commands = Commands(experiment="pipeline_depth", usual=usual)
+    commands = Commands(experiment="pipeline_depth", composed=composed_values)
     core = "name: core, count: 1, profile: {cnn_5x5: profiles/pipeline_depth/core.json}"
     host = f"name: server, link: {{bytes_per_s: 1e6}}, devices: [{{{core}}}]"
     slow = f"hardware.value.hosts=[{{{host}}}]"

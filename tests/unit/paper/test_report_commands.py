@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from sparsepipe.config import compose
 from sparsepipe.paper.chapters import CHAPTERS
 from sparsepipe.report.commands import Commands
-from sparsepipe.report.overrides import usual
+from sparsepipe.report.overrides import composed_values
 from tests.support.command_line import composed
 
 _TRIED = 4
@@ -48,7 +48,9 @@ def test_a_command_of_fig8_is_that_of_its_cell(network: str, resolution: int) ->
 def test_commands_of_cells_without_runs_are_jobs_of_their_sweep(
     name: str, count: int, scales: tuple[str, ...]
 ) -> None:
-    (block,) = CHAPTERS[name].blocks([], Commands(experiment=name, scales=scales, usual=usual))
+    (block,) = CHAPTERS[name].blocks(
+        [], Commands(experiment=name, scales=scales, composed=composed_values)
+    )
     swept = jobs_of(shlex.split(block.sweep)[1:])
     alone = {frozenset(shlex.split(cell.command)[1:]) for cell in block.cells}
     assert alone == swept
@@ -59,7 +61,7 @@ def test_commands_of_cells_without_runs_are_jobs_of_their_sweep(
 def test_a_cell_of_a_single_run_without_runs_has_a_scale_in_its_command(
     name: str, scale: str
 ) -> None:
-    (block,) = CHAPTERS[name].blocks([], Commands(experiment=name, usual=usual))
+    (block,) = CHAPTERS[name].blocks([], Commands(experiment=name, composed=composed_values))
     (command,) = {cell.command for cell in block.cells if cell.command}
     assert command == f"sparsepipe experiment={name} scale={scale}"
     assert composed(*shlex.split(command)[1:]).scale == scale

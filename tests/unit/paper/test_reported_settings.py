@@ -11,7 +11,7 @@ import pytest
 from sparsepipe.paper.chapters import CHAPTERS
 from sparsepipe.report.chapter import Block
 from sparsepipe.report.commands import Commands
-from sparsepipe.report.overrides import usual
+from sparsepipe.report.overrides import composed_values
 from tests.support.command_line import composed
 from tests.support.reported_runs import made_by
 
@@ -23,7 +23,7 @@ SMALL = ("experiment=table2", "scale=smoke", "paper/trial=one_device", "paper/ne
 
 
 def commands(name: str, scale: str | None = None) -> Commands:
-    return Commands(experiment=name, scales=(scale,) if scale else (), usual=usual)
+    return Commands(experiment=name, scales=(scale,) if scale else (), composed=composed_values)
 
 
 def words(command: str) -> list[str]:

@@ -39,7 +39,7 @@ def test_all_have_the_name_that_runs_were_given(exhibit: Chapter) -> None:
 
 
 def test_a_setting_that_the_scale_would_not_give_is_in_the_command() -> None:
-    usual = block(training("dense", 32, **MADE), usual=as_desk)
+    usual = block(training("dense", 32, **MADE), composed=as_desk)
     assert usual.sweep == "sparsepipe -m experiment=table2 scale=desk"
     changed = {
         "data.num_points": None,
@@ -48,7 +48,7 @@ def test_a_setting_that_the_scale_would_not_give_is_in_the_command() -> None:
         "trainer.max_epochs": 7,
         "trainer.limit_train_batches": 4.0,  # as a ledger has it beside shares
     }
-    other = block(training("dense", 32, **{**MADE, **changed}), usual=as_desk)
+    other = block(training("dense", 32, **{**MADE, **changed}), composed=as_desk)
     given = (
         "scale=desk data.num_points=null data.source.train_per_class=1 model.width=0.125 "
         "trainer.max_epochs=7 trainer.limit_train_batches=4"
@@ -59,13 +59,13 @@ def test_a_setting_that_the_scale_would_not_give_is_in_the_command() -> None:
 
 def test_a_share_of_an_epoch_stays_a_share() -> None:
     row = training("dense", 32, **{**MADE, "trainer.limit_train_batches": 1.0})
-    assert block(row, usual=as_desk).sweep.endswith("trainer.limit_train_batches=1.0")
+    assert block(row, composed=as_desk).sweep.endswith("trainer.limit_train_batches=1.0")
 
 
 def test_what_nobody_knows_is_left_out() -> None:
     row = training("dense", 32, **{**MADE, "model.width": 0.125})
     assert "width" not in block(row).sweep
-    assert "width" not in block(row, usual=lambda overrides, keys: {}).sweep
+    assert "width" not in block(row, composed=lambda overrides, keys: {}).sweep
 
 
 def test_other_data_have_a_directory_that_the_shell_fills_in() -> None:
@@ -107,7 +107,7 @@ def test_without_runs_commands_have_the_scale_at_which_all_is_swept(name: str) -
         assert overrides == (f"experiment={name}",)
         return dict.fromkeys(keys, "smoke")
 
-    (found,) = CHAPTERS[name].blocks([], Commands(experiment=name, usual=usual))
+    (found,) = CHAPTERS[name].blocks([], Commands(experiment=name, composed=usual))
     told = {each.command for each in found.cells if each.command} | {found.sweep} - {""}
     assert all(f"experiment={name} scale=smoke" in command for command in told)
 

@@ -44,7 +44,7 @@ def recorded_adamw(rate: float) -> dict[str, Any]:
 
 def tables(*rows: Row, known: bool = True) -> list[Block]:
     usual = as_desk if known else None
-    return list(TABLE2.blocks(rows, Commands(experiment="table2", usual=usual)))
+    return list(TABLE2.blocks(rows, Commands(experiment="table2", composed=usual)))
 
 
 def overrides(row: Row) -> tuple[str, ...]:
@@ -314,7 +314,7 @@ def test_trials_of_fig8_are_apart(key: str, usually: float, other: float) -> Non
 
     told = {"name": "fig8", "task": "train_if_fits", "fits": True, key: usually}
     runs = [trained("sparse", **told), trained("dense", **{**told, key: other})]
-    found = list(FIG8.blocks(runs, Commands(experiment="fig8", usual=usual)))
+    found = list(FIG8.blocks(runs, Commands(experiment="fig8", composed=usual)))
     assert [word(key, other) in block.title for block in found] == [False, True]
 
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from sparsepipe.report.overrides import usual
+from sparsepipe.report.overrides import composed_values
 
 KEYS = ("data.num_points", "data.source.train_per_class", "model.width", "trainer.max_epochs")
 
@@ -22,11 +22,11 @@ KEYS = ("data.num_points", "data.source.train_per_class", "model.width", "traine
 )
 def test_scales(overrides: tuple[str, ...], values: tuple[float | None, ...]) -> None:
     """As docs/experiments.md has them in a table."""
-    assert usual(overrides, KEYS) == dict(zip(KEYS, values, strict=True))
+    assert composed_values(overrides, KEYS) == dict(zip(KEYS, values, strict=True))
 
 
 def test_what_composes_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert usual(("experiment=table2", "scale=dsk"), KEYS) == {}
+        assert composed_values(("experiment=table2", "scale=dsk"), KEYS) == {}
     (message,) = caplog.messages
     assert "'scale' has no option 'dsk'" in message
