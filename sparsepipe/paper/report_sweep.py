@@ -115,14 +115,14 @@ class SweepReport(Callback):
         """Makes the report; where that fails, the runs are there all the same."""
         # Every command makes its callbacks: what they need should be read by sweeps alone.
         from sparsepipe.launch.outcome import log_report
-        from sparsepipe.paper.report_task import Reported, write_chapters
+        from sparsepipe.paper.report_task import ReportContents, write_chapters
 
         experiment = _chapter_of(config)
         if experiment is None:
             return
         sweep = sweep_directory(config)
         try:
-            reported = Reported.of(
+            reported = ReportContents.of(
                 str(config.name),
                 outputs=str(config.paths.outputs),
                 exhibits=[experiment],

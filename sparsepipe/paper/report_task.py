@@ -41,7 +41,7 @@ _OUTPUTS = "paths.outputs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reported:
+class ReportContents:
     """Which chapters a report has, and where their runs are.
 
     Attributes:
@@ -149,7 +149,7 @@ def _names(name: str, exhibits: Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-_read: dict[Reported, dict[str, list[Row]]] = {}
+_read: dict[ReportContents, dict[str, list[Row]]] = {}
 """What a fingerprint was taken of, until its report is made: the runs are read once."""
 
 
@@ -216,8 +216,8 @@ class Report(Task):
         text = json.dumps(made_of, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def _reported(self, spec: RunSpec) -> Reported:
-        return Reported.of(
+    def _reported(self, spec: RunSpec) -> ReportContents:
+        return ReportContents.of(
             spec.name,
             outputs=spec.paths.outputs,
             exhibits=self._exhibits,
@@ -228,7 +228,7 @@ class Report(Task):
 
 def write_chapters(
     directory: Path,
-    reported: Reported,
+    reported: ReportContents,
     rows: Mapping[str, Sequence[Row]],
     *,
     failures: Sequence[Failure] = (),
@@ -258,7 +258,7 @@ def write_chapters(
             setting = f" ({block.title})" if block.title else ""
             log.info(
                 "%s%s: %d of %d figures%s",
-                chapter.exhibit.title,
+                chapter.definition.title,
                 setting,
                 filled,
                 total,

@@ -121,7 +121,7 @@ class Cell:
     """A place in a table.
 
     Attributes:
-        row: labels of its row, one for each of the exhibit's heads.
+        row: labels of its row, one for each of the chapter's heads.
         column: the quantity.
         paper: the paper's figure; None where it has none.
         ours: ours; None where no run has it.

@@ -61,7 +61,7 @@ _FROM_ENVIRONMENT = re.compile(r"[\w.]+=\$\w+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commands:
-    """Makes the command lines that fill an exhibit's cells.
+    """Makes the command lines that fill a chapter's cells.
 
     Attributes:
         experiment: the option of that group.
@@ -70,7 +70,7 @@ class Commands:
         scales: whose cells are words of even where no run has one of them.
         requests: likewise, at a scale and with overrides.
         given: overrides of every command.
-        of_task: of the task, which not every cell's command takes; the exhibit knows which do.
+        of_task: of the task, which not every cell's command takes; the chapter knows which do.
         environment: variables that every command needs, as ``NAME=value``.
         composed: returns values of keys in the configuration that overrides compose; None: unknown.
     """
@@ -137,12 +137,12 @@ _PLACES = ("data.cache_dir", "data.root")
 """Keys that say where data are: the same data may be elsewhere."""
 
 
-def of_missing(commands: Commands, words: Collection[Commands]) -> dict[str, Commands]:
+def missing_commands(commands: Commands, existing: Collection[Commands]) -> dict[str, Commands]:
     """Commands of the cells that no run is for, by the title of their block.
 
     Args:
         commands: of the experiment, with the requests.
-        words: those of the blocks that there are.
+        existing: those of the blocks that there are.
 
     Returns:
         Commands for each request that no block has. Without requests and blocks, those of the
@@ -150,10 +150,10 @@ def of_missing(commands: Commands, words: Collection[Commands]) -> dict[str, Com
     """
     lacking = [
         request
-        for request in _requests(commands, is_any_covered=bool(words))
-        if not any(_is_covered(request, block) for block in words)
+        for request in _requests(commands, is_any_covered=bool(existing))
+        if not any(_is_covered(request, block) for block in existing)
     ]
-    is_alone = not words and len(lacking) == 1 and not lacking[0].overrides
+    is_alone = not existing and len(lacking) == 1 and not lacking[0].overrides
     alike = Counter(title for title, _ in {(each.title, each.setting) for each in lacking})
     return {
         "" if is_alone else _title(request, alike): replace(

@@ -12,7 +12,7 @@ import jinja2
 
 from sparsepipe.plots import style
 from sparsepipe.report.chapter import HOW_COMPARED, MISSING
-from sparsepipe.report.layout import FilledChapter, ShownBlock, citation_of, citation_text
+from sparsepipe.report.layout import BlockLayout, FilledChapter, citation_of, citation_text
 from sparsepipe.utils.tables import markdown_table
 
 
@@ -59,17 +59,17 @@ def _failures(failures: Sequence[Failure]) -> Iterator[str]:
 
 
 def _chapter(chapter: FilledChapter, citation: str) -> Iterator[str]:
-    yield f"## {chapter.exhibit.title}"
-    yield " ".join(filter(None, (chapter.exhibit.about, citation_text(chapter, citation))))
+    yield f"## {chapter.definition.title}"
+    yield " ".join(filter(None, (chapter.definition.about, citation_text(chapter, citation))))
     for block, pictures in zip(chapter.blocks, chapter.pictures, strict=True):
         if block.title:
             yield f"### {block.title[:1].upper()}{block.title[1:]}"
         yield _table(block)
         yield from _lists(block)
-        yield from (f"![{chapter.exhibit.title}]({name})" for name in pictures)
+        yield from (f"![{chapter.definition.title}]({name})" for name in pictures)
 
 
-def _table(block: ShownBlock) -> str:
+def _table(block: BlockLayout) -> str:
     head = [
         f"{group.title}: {name}" if group.title else name
         for group in block.groups
@@ -78,7 +78,7 @@ def _table(block: ShownBlock) -> str:
     return markdown_table(head, [[text.plain for text in row] for row in block.rows])
 
 
-def _lists(block: ShownBlock) -> Iterator[str]:
+def _lists(block: BlockLayout) -> Iterator[str]:
     yield block.counted
     if block.footnotes:
         yield _listed(block.footnotes)

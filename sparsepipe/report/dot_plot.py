@@ -25,17 +25,17 @@ _PAPER: dict[str, Any] = {
 }  # fmt: skip
 
 
-def beside_each_other(exhibit: Chapter, block: Block) -> Figure | None:
+def beside_each_other(chapter: Chapter, block: Block) -> Figure | None:
     """The block's pictured columns; None where none has a figure of ours.
 
     Args:
-        exhibit: names the columns and the heads of rows.
+        chapter: names the columns and the heads of rows.
         block: the figures.
     """
     columns = [
         column
         for column in block.columns
-        if column.key in exhibit.pictured
+        if column.key in chapter.pictured
         and any(our_number(cell) is not None for cell in _cells(block, column))
     ]
     if not columns:
@@ -50,7 +50,7 @@ def beside_each_other(exhibit: Chapter, block: Block) -> Figure | None:
         _draw(axes, column, block)
     panels[0].set_yticks(range(len(rows)), rows)
     panels[0].set_ylim(len(rows) - 0.5, -0.5)
-    panels[0].set_ylabel(", ".join(exhibit.heads), fontsize=style.LABEL_PT, color=style.INK)
+    panels[0].set_ylabel(", ".join(chapter.heads), fontsize=style.LABEL_PT, color=style.INK)
     if block.title:
         figure.suptitle(wrapped(block.title, 32 * len(columns)), fontsize=style.TICK_PT)
     figure.legend(

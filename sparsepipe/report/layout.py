@@ -84,7 +84,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShownBlock:
+class BlockLayout:
     """A block as it is set.
 
     Attributes:
@@ -126,8 +126,8 @@ class ShownBlock:
         return f"{filled} of {fillable} figures are there{words}."
 
 
-def shown(exhibit: Chapter, block: Block) -> ShownBlock:
-    """A block of an exhibit as texts."""
+def block_layout(chapter: Chapter, block: Block) -> BlockLayout:
+    """A block of a chapter as texts."""
     places = letters(block.runs)
     numbers: dict[str, str] = {}
     rows = tuple(
@@ -138,16 +138,16 @@ def shown(exhibit: Chapter, block: Block) -> ShownBlock:
         letter: sum(Place.of(run) == place for run in block.runs)
         for place, letter in places.items()
     }
-    return ShownBlock(
+    return BlockLayout(
         title=block.title,
         groups=(
-            Group(title="", heads=exhibit.heads),
+            Group(title="", heads=chapter.heads),
             *(Group(title=column.title, heads=tuple(_heads(column))) for column in block.columns),
         ),
         rows=rows,
         footnotes={number: note for note, number in numbers.items()},
         notes=block.notes,
-        gaps=tuple(gaps(exhibit, block)),
+        gaps=tuple(gaps(chapter, block)),
         sweep=block.sweep,
         places={letter: place for place, letter in places.items()},
         runs=counts,
@@ -224,12 +224,12 @@ def compared_text(cell: Cell) -> str:
     return f"{value:.2f}" if cell.column.compare is Compare.RATIO else f"{value:+.2f}"
 
 
-def gaps(exhibit: Chapter, block: Block) -> Iterator[Gap]:
+def gaps(chapter: Chapter, block: Block) -> Iterator[Gap]:
     """What is missing, by the command that fills it."""
     by_command: dict[str, dict[str, list[str]]] = {}
     for labels, cells in block.rows.items():
         missing = [cell for cell in cells.values() if cell.missing]
-        heads = zip(exhibit.heads, labels, strict=True)
+        heads = zip(chapter.heads, labels, strict=True)
         row = ", ".join(f"{head} {label}" for head, label in heads)
         is_all = len(missing) == len(cells) and len({cell.command for cell in missing}) == 1
         for cell in missing:
@@ -242,34 +242,34 @@ def gaps(exhibit: Chapter, block: Block) -> Iterator[Gap]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilledChapter:
-    """A table or figure of the paper, filled.
+    """A chapter with our figures.
 
     Attributes:
-        exhibit: which.
+        definition: the chapter.
         found: figures by block.
         blocks: the same as texts.
         pictures: file names of each block's pictures.
         figures: what is drawn, by file name.
     """
 
-    exhibit: Chapter
+    definition: Chapter
     found: tuple[Block, ...]
-    blocks: tuple[ShownBlock, ...]
+    blocks: tuple[BlockLayout, ...]
     pictures: tuple[tuple[str, ...], ...]
     figures: Mapping[str, Figure]
 
 
-def fill(exhibit: Chapter, rows: Sequence[Row], commands: Commands | None = None) -> FilledChapter:
-    """Fills an exhibit from finished runs."""
-    found = tuple(exhibit.blocks(rows, commands))
-    draw = exhibit.draw or (lambda block: beside_each_other(exhibit, block))
+def fill(chapter: Chapter, rows: Sequence[Row], commands: Commands | None = None) -> FilledChapter:
+    """Fills a chapter from finished runs."""
+    found = tuple(chapter.blocks(rows, commands))
+    draw = chapter.draw or (lambda block: beside_each_other(chapter, block))
     drawn = [draw(block) for block in found]
-    names = [_name(exhibit.name, number) for number in range(len(found))]
+    names = [_name(chapter.name, number) for number in range(len(found))]
     figures = {name: figure for name, figure in zip(names, drawn, strict=True) if figure}
     return FilledChapter(
-        exhibit=exhibit,
+        definition=chapter,
         found=found,
-        blocks=tuple(shown(exhibit, block) for block in found),
+        blocks=tuple(block_layout(chapter, block) for block in found),
         pictures=tuple((name,) if name in figures else () for name in names),
         figures=figures,
     )
@@ -277,15 +277,15 @@ def fill(exhibit: Chapter, rows: Sequence[Row], commands: Commands | None = None
 
 def citation_of(chapters: Sequence[FilledChapter]) -> str:
     """What columns "paper" have the figures of, where a chapter says nothing else."""
-    found = dict.fromkeys(each.exhibit.citation for each in chapters)
+    found = dict.fromkeys(each.definition.citation for each in chapters)
     return next(iter(found))
 
 
 def citation_text(each: FilledChapter, common: str) -> str:
     """What a chapter says of that; empty where it is what all have."""
-    own = each.exhibit.citation
+    own = each.definition.citation
     return "" if own == common else f'Here columns "paper" have what is printed in: {own}.'
 
 
-def _name(exhibit: str, number: int) -> str:
-    return f"{exhibit}_{number + 1}.png" if number else f"{exhibit}.png"
+def _name(chapter: str, number: int) -> str:
+    return f"{chapter}_{number + 1}.png" if number else f"{chapter}.png"

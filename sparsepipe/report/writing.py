@@ -18,7 +18,9 @@ from sparsepipe.utils.tables import write_csv
 
 def csv_rows(chapter: FilledChapter) -> list[dict[str, Any]]:
     """The cells of all blocks, with the same keys in all rows."""
-    return [row for block in chapter.found for row in _rows(chapter.exhibit.name, block, chapter)]
+    return [
+        row for block in chapter.found for row in _rows(chapter.definition.name, block, chapter)
+    ]
 
 
 def _rows(name: str, block: Block, chapter: FilledChapter) -> Iterator[dict[str, Any]]:
@@ -32,7 +34,7 @@ def _rows(name: str, block: Block, chapter: FilledChapter) -> Iterator[dict[str,
             "comparison": cell.column.compare.name.lower(),
             "command": cell.command,
         }
-        labels = dict(zip(chapter.exhibit.heads, cell.row, strict=True))
+        labels = dict(zip(chapter.definition.heads, cell.row, strict=True))
         assert not labels.keys() & known.keys(), "a column of its own for each"
         yield {"exhibit": name, "setting": block.title, **labels, **known}
 
@@ -72,34 +74,34 @@ def _joined(words: Iterator[str]) -> str:
 def write_report(
     directory: Path,
     title: str,
-    exhibits: Sequence[tuple[Chapter, Sequence[Row]]],
+    chapters: Sequence[tuple[Chapter, Sequence[Row]]],
     *,
     commands: Mapping[str, Commands] | None = None,
     failures: Sequence[Failure] = (),
 ) -> list[FilledChapter]:
-    """Writes ``report.html``, ``report.md``, and for each exhibit ``<name>.csv`` and pictures.
+    """Writes ``report.html``, ``report.md``, and for each chapter ``<name>.csv`` and pictures.
 
     Args:
         directory: where to; it is made.
         title: of the document.
-        exhibits: tables and figures of the paper, each with the finished runs of its experiment.
-        commands: by the exhibit's name, make the commands that fill its cells.
+        chapters: each with the finished runs of its experiment.
+        commands: by the chapter's name, make the commands that fill its cells.
         failures: jobs that have left no run.
 
     Returns:
-        The chapters.
+        The filled chapters.
 
     Raises:
         DataError: a file cannot be written.
     """
     made_by = commands or {}
-    chapters = [fill(exhibit, rows, made_by.get(exhibit.name)) for exhibit, rows in exhibits]
-    pictures = {name: directory / name for filled in chapters for name in filled.figures}
-    for filled in chapters:
-        write_csv(directory / f"{filled.exhibit.name}.csv", csv_rows(filled))
-        for name, figure in filled.figures.items():
+    filled = [fill(chapter, rows, made_by.get(chapter.name)) for chapter, rows in chapters]
+    pictures = {name: directory / name for each in filled for name in each.figures}
+    for each in filled:
+        write_csv(directory / f"{each.definition.name}.csv", csv_rows(each))
+        for name, figure in each.figures.items():
             style.save_png(figure, pictures[name])
-    write_text_atomic(directory / "report.md", markdown(title, chapters, failures))
+    write_text_atomic(directory / "report.md", markdown(title, filled, failures))
     content: Mapping[str, bytes] = {name: path.read_bytes() for name, path in pictures.items()}
-    write_text_atomic(directory / "report.html", page(title, chapters, content, failures))
-    return chapters
+    write_text_atomic(directory / "report.html", page(title, filled, content, failures))
+    return filled

@@ -12,7 +12,7 @@ from sparsepipe.paper.printed import CITATION, printed
 from sparsepipe.plots import style
 from sparsepipe.plots.shares import Costs, accumulated_shares_figure
 from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed, Row
-from sparsepipe.report.commands import Commands, of_missing
+from sparsepipe.report.commands import Commands, missing_commands
 from sparsepipe.report.dot_plot import wrapped
 from sparsepipe.report.measurements import differing
 from sparsepipe.report.overrides import of_training, overrides_of, word
@@ -44,7 +44,7 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
         commands.giving(*_told(run, commands), *more)
         for run, more in zip(runs, others, strict=True)
     ]
-    missing = of_missing(commands, made_by)
+    missing = missing_commands(commands, made_by)
     return [
         *(
             _block(run, theirs.one(), title=title)

@@ -17,7 +17,7 @@ from sparsepipe.paper.chapters.depth_runs import (
 )
 from sparsepipe.paper.printed import CITATION_OF_DEPTH, printed
 from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed, Row
-from sparsepipe.report.commands import Commands, of_missing
+from sparsepipe.report.commands import Commands, missing_commands
 from sparsepipe.report.measurements import mean_of, no_speedup
 from sparsepipe.runs.ledger_table import plan_text
 
@@ -55,7 +55,7 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     existing = [
         each.giving(*each.given, *group.parts_of("gpipe")) for group, each in made_by.items()
     ]
-    missing = of_missing(anywhere, existing)
+    missing = missing_commands(anywhere, existing)
     usual = DepthSetting()
     return [
         *(

@@ -7,7 +7,7 @@ from typing import Any
 
 from sparsepipe.paper.printed import CITATION, printed
 from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Printed, Row
-from sparsepipe.report.commands import Commands, of_missing
+from sparsepipe.report.commands import Commands, missing_commands
 from sparsepipe.report.measurements import mean_of, unlike_notes
 
 FLOPS = Column(
@@ -32,7 +32,7 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
         if row.get("task_name") == "table1" and row.get("measured_device"):
             found.setdefault((row.get("scale"), *map(row.get, _EFFORT)), []).append(row)
     made_by = {key: _commands(key, commands) for key in sorted(found, key=_order)}
-    missing = of_missing(commands, made_by.values())
+    missing = missing_commands(commands, made_by.values())
     return [
         *(_block(found[key], theirs, title=_title(*key)) for key, theirs in made_by.items()),
         *(_block([], theirs, title=title) for title, theirs in missing.items()),

@@ -17,11 +17,11 @@ from sparsepipe.paper.chapters.trainings import (
     TRAIN,
     TrainingRow,
     accuracy,
+    batch_searches,
     budget_notes,
     ratio,
     run_notes,
     search_notes,
-    searched,
 )
 from sparsepipe.paper.printed import CITATION, printed
 from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed, Row
@@ -184,8 +184,8 @@ def _searches(entry: TrainingRow, rows: Sequence[Row]) -> list[Row]:
 
 def _batches(entry: TrainingRow, rows: Sequence[Row]) -> tuple[Ours | None, Ours | None]:
     """The largest batch, and over that of D-1, on one device whatever the row's number."""
-    found = searched(_searches(replace(entry, devices=1), rows))
-    base = searched(_searches(_first(entry), rows))
+    found = batch_searches(_searches(replace(entry, devices=1), rows))
+    base = batch_searches(_searches(_first(entry), rows))
     ours = None if found is None else found.ours
     over_base = None if found is None or base is None else ratio(found, base, of="D-1")
     if entry.devices == 1:

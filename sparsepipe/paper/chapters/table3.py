@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sparsepipe.paper.printed import CITATION, printed, stages_of
 from sparsepipe.report.chapter import Block, Cell, Chapter, Column, Compare, Ours, Printed, Row
-from sparsepipe.report.commands import Commands, of_missing
+from sparsepipe.report.commands import Commands, missing_commands
 
 SPLIT = Column(key="split", heading="GPUs of each stage", compare=Compare.WORDS)
 DEVICES = Column(key="devices", heading="devices of each stage")
@@ -26,7 +26,7 @@ def _blocks(rows: Sequence[Row], commands: Commands) -> list[Block]:
     runs = [row for row in rows if row.get("task_name") == "table3"]
     made_by = [_made_by(run, commands) for run in runs]
     anywhere = replace(commands, scales=())  # it is the same at any scale
-    missing = of_missing(anywhere, made_by)
+    missing = missing_commands(anywhere, made_by)
     return [
         *(_block(run, theirs.one()) for run, theirs in zip(runs, made_by, strict=True)),
         *(replace(_block(None, theirs.one()), title=title) for title, theirs in missing.items()),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from sparsepipe.report.chapter import Block, Row
-from sparsepipe.report.commands import Commands, of_missing
+from sparsepipe.report.commands import Commands, missing_commands
 from sparsepipe.report.overrides import (
     Composed,
     Matters,
@@ -226,7 +226,7 @@ def blocks_of(
         setting: commands_of(setting, theirs, commands) for setting, theirs in settings.items()
     }
     found = [make(theirs, made_by[setting], setting) for setting, theirs in settings.items()]
-    missing = of_missing(commands, made_by.values())
+    missing = missing_commands(commands, made_by.values())
     found += [replace(make([], theirs, None), title=title) for title, theirs in missing.items()]
     first, *others = found
     return [replace(first, notes=(*first.notes, *_left_out(begun))), *others]

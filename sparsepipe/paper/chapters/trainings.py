@@ -92,7 +92,7 @@ OTHERS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Searched:
+class BatchSearches:
     """What searches for the same batch have found, those with one seed together.
 
     Attributes:
@@ -136,7 +136,7 @@ class Searched:
         return replace(found, note=f"{between}: sizes between were not tried")
 
 
-def searched(rows: Sequence[Row]) -> Searched | None:
+def batch_searches(rows: Sequence[Row]) -> BatchSearches | None:
     """What searches have found; None where there is none."""
     by_seed: dict[Any, list[Row]] = {}
     for row in rows:
@@ -152,7 +152,7 @@ def searched(rows: Sequence[Row]) -> Searched | None:
         for run in runs
         if limit is None
     ]
-    return Searched(
+    return BatchSearches(
         runs=tuple(run for runs in by_seed.values() for run in runs),
         sizes=tuple(map(_seen_to_fit, by_seed.values())),
         most=None if others else fmean(known),
@@ -160,7 +160,7 @@ def searched(rows: Sequence[Row]) -> Searched | None:
     )
 
 
-def ratio(ours: Searched, base: Searched, *, of: str) -> Ours:
+def ratio(ours: BatchSearches, base: BatchSearches, *, of: str) -> Ours:
     """One largest batch over another; a bound or in words where there is none."""
     runs = (*ours.runs, *base.runs)
     if not base.least:
@@ -187,7 +187,7 @@ def _words(value: str, runs: tuple[Row, ...], note: str) -> Ours:
     return Ours(value=value, runs=runs, note=note, counts=False)
 
 
-def _because(found: Searched) -> str:
+def _because(found: BatchSearches) -> str:
     return f"not memory ended the search, {' and '.join(found.ended)}"
 
 
