@@ -39,7 +39,7 @@ class Placeholders:
     """A loader of stand-ins.
 
     Args:
-        length: how many.
+        length: number of stand-ins.
     """
 
     def __init__(self, length: int) -> None:
@@ -56,8 +56,8 @@ class Padded:
     """A loader followed by stand-ins up to a length, whatever length the loader reports.
 
     Args:
-        loader: what is read.
-        length: of both together.
+        loader: the loader that is read first.
+        length: number of batches and stand-ins together.
     """
 
     def __init__(self, loader: Iterable[Any], length: int) -> None:

@@ -25,7 +25,7 @@ class Remote(nn.Module):
     """Stands where a layer is that another rank runs; it has no parameters.
 
     Args:
-        name: the layer's name in the module.
+        name: name of the layer in the module.
     """
 
     def __init__(self, name: str) -> None:
@@ -109,8 +109,8 @@ class Placement:
 
     Args:
         module: the LightningModule.
-        name: of the Sequential in it.
-        plan: cuts it.
+        name: name of the Sequential in it.
+        plan: cuts the Sequential into stages.
     """
 
     module: nn.Module
@@ -171,8 +171,8 @@ class Shard:
     """A module reduced to the layers of one rank, until they are put back.
 
     Args:
-        placement: of the module.
-        stage: this rank's.
+        placement: which stage owns which layer.
+        stage: number of this rank's stage.
     """
 
     def __init__(self, placement: Placement, *, stage: int) -> None:

@@ -31,7 +31,7 @@ class OptionHistory:
     belongs to its updates: the next one sees it, whatever its step.
 
     Args:
-        optimizer: whose options change.
+        optimizer: optimizer whose options change.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -238,8 +238,8 @@ class OptimizerStep:
         """Updates the parameters.
 
         Args:
-            gradients: by name.
-            loss: of the last minibatch, for hooks.
+            gradients: gradients by the names of parameters.
+            loss: loss of the last minibatch, for hooks.
             step: step whose options are used; later calls give the same or a later one.
 
         Raises:

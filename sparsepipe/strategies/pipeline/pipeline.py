@@ -41,12 +41,12 @@ class StepEvents(ABC):
     Args:
         module: the LightningModule, reduced to this rank's shard.
         updates: applies gradients; None where nothing is trained.
-        precision: Lightning's, for its hooks.
-        keeps: this rank is of the last stage, where steps log.
+        precision: Lightning's precision plugin, for its hooks.
+        keeps: whether this rank is of the last stage, where steps log.
 
     Attributes:
-        loss: of the last minibatch that came back to this rank.
-        repeater: repeats logs on this rank.
+        loss: loss of the last minibatch that came back to this rank.
+        repeater: repeats recorded logs on this rank.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Settings(ABC):
 
         Args:
             plan: the stages and their ranks.
-            rank: this one's number.
+            rank: number of this rank.
             shard: layers and parameters of the rank.
             over: the optimizer of its parameters; None for evaluation only.
 
@@ -178,12 +178,12 @@ class Pipeline:
     Args:
         worker: runs the schedule.
         plan: the stages and their ranks.
-        rank: this one's number.
-        steps: of the module.
+        rank: number of this rank.
+        steps: both halves of the module's steps.
         events: callbacks of the worker.
-        metrics: of the module.
+        metrics: the module's torchmetrics.
         shard: layers and parameters of this rank.
-        end: ends what this rank shares with others.
+        end: closes connections and process groups.
 
     Attributes:
         worker: as given.
@@ -284,13 +284,13 @@ def make_pipeline(
     """A pipeline and its worker; every rank must call it.
 
     Args:
-        settings: options.
-        placement: of the module's layers.
+        settings: options of the strategy.
+        placement: which stage owns which layer.
         sharded: the module, distributed over the ranks.
         module: with the layers of this rank's stage.
-        device: of this rank.
-        rank: this one.
-        precision: Lightning's, for autocast and updates.
+        device: device of this rank.
+        rank: number of this rank.
+        precision: Lightning's precision plugin, for autocast and updates.
         optimizer: over this rank's parameters; None for evaluation only.
 
     Raises:

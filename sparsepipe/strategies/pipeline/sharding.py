@@ -24,7 +24,7 @@ class ShardedOptimizer:
     """An optimizer reduced to the parameters that this rank owns.
 
     Args:
-        optimizer: over the whole module; changed in place.
+        optimizer: the optimizer of the whole module; changed in place.
         owned: ids of the parameters to keep.
 
     Raises:

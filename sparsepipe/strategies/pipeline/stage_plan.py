@@ -63,10 +63,10 @@ def make_plan(
     """A plan, from its cuts or by sharing costs evenly.
 
     Args:
-        replicas: of each stage.
+        replicas: number of replicas of each stage.
         cuts: first layer of each stage but the first; None: computed.
         costs: gives a cost for each layer, called only where it is needed.
-        num_layers: of the network.
+        num_layers: number of layers of the network.
 
     Raises:
         ConfigError: the plan does not fit the layers.
@@ -104,7 +104,7 @@ def flop_costs(layers: nn.Sequential, value: Any) -> list[float]:
 
     Args:
         layers: the network, left as it is.
-        value: its input.
+        value: input of the network.
     """
     costs = []
     training = [(module, module.training) for module in layers.modules()]
@@ -128,7 +128,7 @@ def costs_of(
 
     Args:
         balance: ``layers``, ``parameters`` or ``flops`` (of the forward pass of one batch).
-        trainer: has the loaders.
+        trainer: gives the loaders.
         module: the LightningModule.
         layers: its Sequential.
 

@@ -184,3 +184,18 @@ def test_a_slow_rank_changes_no_number() -> None:
 def test_what_is_no_slowdown_is_refused(kind: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match=r"slowdown=0\.5"):
         kind(slowdown=0.5)
+
+
+class OwnNorm(nn.BatchNorm1d):
+    def forward(self, input):
+        return super().forward(input)
+
+
+def test_synchronised_batch_norm_would_replace_a_forward_of_its_own() -> None:
+    module = pl.LightningModule()
+    module.norm = OwnNorm(2)
+    strategy = DataParallelStrategy()
+    trainer = pl.Trainer(strategy=strategy, devices=1, sync_batchnorm=True, **QUIET)
+    strategy.connect(module)
+    with pytest.raises(ConfigError, match=r"replaces norm, (.|\n)*sync_batchnorm=false"):
+        strategy.setup(trainer)
