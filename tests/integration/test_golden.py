@@ -126,6 +126,7 @@ def test_training_on_one_device(tmp_path: Path) -> None:
     compare_training("training_single", only_run(tmp_path, "golden"))
 
 
+@pytest.mark.full
 def test_training_as_a_pipeline_of_two_ranks(tmp_path: Path) -> None:
     sparsepipe(tmp_path, *TRAINING, "parallel=pipeline")
     run = only_run(tmp_path, "golden")
