@@ -81,8 +81,8 @@ _OF_TRIALS = ("batch_shared_by", "depth", "partition")
 """Keys that settings of a run are made of, and that are none themselves."""
 _NOT_RECORDED = ("checkpoint", "data.cache_dir", "data.root", "force", "hydra", "logger", "paths")
 """How the overrides and groups begin that a run does not record."""
-# A dotted key, or the one key of ours whose mapping starts empty; groups have no dots.
-_PLAIN_ASSIGNMENT = re.compile(r"^(callbacks|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
+# A dotted key, or the one key of ours that takes a mapping and may start empty.
+_PLAIN_ASSIGNMENT = re.compile(r"^(callbacks(?=={)|[A-Za-z_][\w-]*(\.[\w-]+)+)=")
 
 
 def config_dir() -> Path:

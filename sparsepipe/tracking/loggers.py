@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 from lightning_fabric.loggers.logger import rank_zero_experiment
 from lightning_fabric.utilities.rank_zero import rank_zero_only
-from pytorch_lightning.loggers import WandbLogger
+from pytorch_lightning.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from typing_extensions import override
 
 from sparsepipe.callbacks.checkpoint import Resume
@@ -70,6 +71,71 @@ def wandb_logger(
         job_type=job_type,
         tags=list(tags),
     )
+
+
+def tensorboard_logger(*, run_dir: Path) -> TensorBoardLogger:
+    """Writes TensorBoard's event files into ``tensorboard/`` of the run's directory.
+
+    Args:
+        run_dir: the run's directory.
+
+    Raises:
+        ConfigError: TensorBoard is not installed.
+    """
+    _require("tensorboard")
+    return TensorBoardLogger(run_dir, name="tensorboard", version="", default_hp_metric=False)
+
+
+def mlflow_logger(
+    *,
+    run_id: str,
+    run_dir: Path,
+    job_type: str,
+    experiment: str = "sparsepipe",
+    tracking_uri: str | None = None,
+    tags: Sequence[str] = (),
+) -> MLFlowLogger:
+    """A run of MLflow, which a resumed run goes on with.
+
+    Args:
+        run_id: the run's identity, its name there.
+        run_dir: the run's directory.
+        job_type: the task.
+        experiment: name of the experiment there.
+        tracking_uri: of a server; None: ``mlflow/`` in the run's directory.
+        tags: words to find the run by.
+
+    Raises:
+        ConfigError: MLflow is not installed.
+    """
+    _require("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    # MLflow would rather have a database than files, which a run's directory can do without.
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = tracking_uri or (run_dir / "mlflow").absolute().as_uri()
+    client = MlflowClient(uri)
+    there = client.get_experiment_by_name(experiment)
+    runs = (
+        []
+        if there is None
+        else client.search_runs([there.experiment_id], f"tags.`mlflow.runName` = '{run_id}'")
+    )
+    return MLFlowLogger(
+        experiment_name=experiment,
+        run_name=run_id,
+        tracking_uri=uri,
+        tags={"job_type": job_type, **dict.fromkeys(tags, "true")},
+        run_id=runs[0].info.run_id if runs else None,
+    )
+
+
+def _require(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(
+            f"logger={package} needs {package}, which is not installed",
+            remedy=f"pip install 'sparsepipe[{package}]', or leave {package} out of logger=",
+        )
 
 
 class RunLogger(WandbLogger):

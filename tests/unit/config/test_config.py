@@ -24,7 +24,7 @@ OPTIONS = [
     (group.name, option.name) for group in groups_in([config_dir()]) for option in group.options
 ]
 
-GLOBAL = ("experiment", "paper/network", "paper/trial", "scale")
+GLOBAL = ("debug", "experiment", "hparams_search", "paper/network", "paper/trial", "scale")
 """Groups that set keys of others."""
 
 
