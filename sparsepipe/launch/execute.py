@@ -106,9 +106,6 @@ def meet(spec: RunSpec) -> None:
     """Lets ranks agree on what is to be done, before they know which devices they will have.
 
     Therefore over gloo; the group is left when they do know, see ``renumber``.
-
-    Args:
-        spec: the configuration.
     """
     process_group.join("gloo", timeout_s=_timeout_s(spec))
 

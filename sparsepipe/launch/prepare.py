@@ -32,9 +32,6 @@ from sparsepipe.tasks.train import Train
 def resolve_run(spec: RunSpec) -> tuple[RunSpec, Inventory, int]:
     """A configuration as its task runs it, the hardware, and the number of processes on that.
 
-    Args:
-        spec: the configuration.
-
     Raises:
         SparsePipeError: what can be refused before anything is prepared.
     """

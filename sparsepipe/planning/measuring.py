@@ -92,10 +92,6 @@ def profile_spec(spec: RunSpec, device: str, how: Measuring) -> RunSpec:
 def measure_link(spec: RunSpec, *, run_job: RunJob) -> tuple[float, Path]:
     """Bytes/s between the devices of this machine, and the file that says so.
 
-    Args:
-        spec: of the training.
-        run_job: runs the job of a configuration.
-
     Raises:
         SparsePipeError: what ended the run that measures.
         Stopped: a signal did.

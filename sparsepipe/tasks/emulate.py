@@ -328,9 +328,6 @@ _TARGET = f"{TrainEmulated.__module__}.{TrainEmulated.__name__}"
 def as_emulated(spec: RunSpec) -> RunSpec:
     """The configuration as ``TrainEmulated`` runs it, where the hardware is emulated.
 
-    Args:
-        spec: the configuration.
-
     Raises:
         ConfigError: another task is to run, a launcher has started this process, or settings
             contradict one another.
