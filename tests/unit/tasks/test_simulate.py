@@ -285,17 +285,17 @@ def test_a_sweep_ends_with_throughputs_and_their_ratios(tmp_path: Path) -> None:
     assert "4-1 at 24" in searched
 
 
-PAPER = ("task=simulate", "hardware=paper_7gpu", "task.timeline_minibatches=1")
+SEVEN_GPUS = ("task=simulate", "hardware=paper_7gpu", "task.timeline_minibatches=1")
 
 
 def identity(outputs: Path, *overrides: str) -> str:
-    config = composed(f"paths.outputs={outputs}", *PAPER, *overrides)
+    config = composed(f"paths.outputs={outputs}", *SEVEN_GPUS, *overrides)
     inventory = build_inventory(config)
     return prepare(in_one_process(config), inventory).run_id
 
 
 def plan_and_pace(outputs: Path, *overrides: str) -> tuple[list[object], float]:
-    done = run_job(composed(f"paths.outputs={outputs}", *PAPER, *overrides))
+    done = run_job(composed(f"paths.outputs={outputs}", *SEVEN_GPUS, *overrides))
     plan = Plan.from_json(done.plan.read_text())
     stages: list[object] = [(stage.layers, stage.devices) for stage in plan.stages]
     return stages, float(json.loads(done.result.read_text())["minibatch_s"])
@@ -342,7 +342,7 @@ def test_memory_of_data_parallelism_leaves_the_settings_of_searches_alone(tmp_pa
     paths = [tmp_path / name for name in ("plain", "reserved")]
     settings: list[list[str]] = [[], ["parallel.search.reserved_bytes=1e9"]]
     plain, reserved = (
-        run_job(composed(f"paths.outputs={path}", *PAPER, "parallel=dp", *more)).path
+        run_job(composed(f"paths.outputs={path}", *SEVEN_GPUS, "parallel=dp", *more)).path
         for path, more in zip(paths, settings, strict=True)
     )
     assert (plain / "devices.csv").read_text() == (reserved / "devices.csv").read_text()
