@@ -16,10 +16,10 @@ import torch
 from sparsepipe.errors import CheckpointError, ConfigError
 from sparsepipe.runs.rundir import RunDir, file_fingerprint
 from sparsepipe.utils.files import read_json
-from tests.support.command_line import Shell, checkpoint, rows
+from tests.support.command_line import Shell, checkpoint, composed, rows
 
-FORCED = {"force": True, "seed": 0}
-AGAIN = {"force": False, "seed": 0}
+AGAIN = composed("experiment=tiny")
+FORCED = AGAIN.replace(force=True)
 
 
 @pytest.fixture
