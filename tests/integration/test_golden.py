@@ -46,6 +46,11 @@ OF_THE_RUN = {
 MEASURED = re.compile(r"_s$|memory|^hardware_|^bubble_share")
 # Columns of reports that are hashes, or say what recorded runs were made with.
 OF_RECORDED_RUNS = {"versions", "commit", "runs"}
+# Groups in commands that had other names when the reports were recorded.
+RENAMED = (
+    (re.compile(r"\bpaper/(trial|network)="), r"\1="),
+    (re.compile(r"\btask=paper/fig9_"), "task=fig9/"),
+)
 TARGET = re.compile(r"(; | )?\S*_target_=[^;\s]*")  # in words and commands of reports
 
 TRAINING = (
@@ -240,6 +245,8 @@ def chapter(rows: list[dict[str, str]]) -> dict[str, Any]:
     settings: dict[str, list[dict[str, str]]] = {}
     for row in rows:
         words = {k: TARGET.sub("", v) for k, v in row.items() if k not in OF_RECORDED_RUNS}
+        for present, former in RENAMED:
+            words["command"] = present.sub(former, words["command"])
         settings.setdefault(words.pop("setting"), []).append(words)
     now: dict[str, Any] = {}
     for setting, found in settings.items():
