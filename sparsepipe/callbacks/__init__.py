@@ -1,16 +1,10 @@
-"""Lightning callbacks of the house: checkpoints, stops, the metrics file, throughput, progress."""
+"""Lightning callbacks: checkpoints, stops, the metrics file, throughput, progress."""
 
 from sparsepipe.callbacks.busy import Busy
-from sparsepipe.callbacks.checkpoint import Resume, RunCheckpoint
-from sparsepipe.callbacks.epoch_sums import EpochSums
-from sparsepipe.callbacks.metrics_csv import MetricsCsv
-from sparsepipe.callbacks.place import NamePlace
-from sparsepipe.callbacks.plan import KeepPlan
-from sparsepipe.callbacks.progress import EpochLines, ShapesProgressBar
-from sparsepipe.callbacks.pulse import Pulse
-from sparsepipe.callbacks.rates import LogRates
-from sparsepipe.callbacks.stop import StopAtOnce, StopOnSignal
-from sparsepipe.callbacks.throughput import Throughput
+from sparsepipe.callbacks.checkpoint import KeepPlan, Resume, RunCheckpoint
+from sparsepipe.callbacks.metrics import EpochSums, LogRates, MetricsCsv
+from sparsepipe.callbacks.progress import EpochLines, ShapesProgressBar, Throughput
+from sparsepipe.callbacks.stop import NamePlace, Pulse, StopAtOnce, StopOnSignal
 
 __all__ = [
     "Busy",

@@ -1,12 +1,13 @@
-"""Checkpoints of a run, and all that is needed to go on as if nothing had happened."""
+"""Checkpoints and the plan of a run: all that is needed to go on as if nothing had happened."""
 
 from __future__ import annotations
 
 import os
 import random
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,15 @@ from torch.utils.data import DataLoader, Sampler
 from typing_extensions import override
 
 from sparsepipe.config.outputs import writing
+from sparsepipe.config.recomputation import with_spans
 from sparsepipe.errors import ConfigError
+from sparsepipe.partition.activation_checkpointing.setting import bounds_of
 from sparsepipe.runs.rundir import RunDir
 from sparsepipe.runtime.collectives import process_group
+from sparsepipe.schedule import Plan
+from sparsepipe.strategies import StagedStrategy
 from sparsepipe.strategies.trainer_internals import optimizer_steps
+from sparsepipe.utils.files import write_text_atomic
 
 STATE_KEY = "RunCheckpoint"
 
@@ -269,3 +275,56 @@ def set_randomness(state: dict[str, Any]) -> None:
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))  # noqa: NPY002
     random.setstate(state["python"])
+
+
+_TOLD = ("strategy", "bottleneck_s", "bottleneck", "dp_s", "stage_times_s", "transfer_times_s")
+
+
+class KeepPlan(pl.Callback):
+    """Writes the plan into the run's directory as training begins, as a plan file.
+
+    Loggers get it as hyperparameters, with what its search expected of it, if it had one.
+
+    Args:
+        directory: the run's.
+        devices: names of the ranks' devices.
+        details: what else is known of the plan, where it was given in a file.
+
+    A plan file tells the spans of layers that are recomputed as ``recomputed``, if there are some.
+    """
+
+    def __init__(
+        self, directory: RunDir, devices: Sequence[str], details: Mapping[str, Any]
+    ) -> None:
+        self._directory = directory
+        self._devices = devices
+        self._details = details
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        strategy, path = trainer.strategy, self._directory.plan
+        if not isinstance(strategy, StagedStrategy) or not trainer.is_global_zero:
+            return
+        if not path.exists():
+            with writing(path):
+                plan = with_spans(self._on_devices(strategy.plan), strategy.recomputed)
+                write_text_atomic(path, plan.to_json())
+        kept = Plan.from_json(path.read_text(encoding="utf-8"))
+        told = {name: kept.details[name] for name in _TOLD if name in kept.details}
+        if spans := bounds_of(strategy.recomputed):
+            told["recomputed"] = spans
+        hyperparameters = {"config": kept.config, "cuts": list(kept.cuts), **told}
+        for logger in trainer.loggers:
+            logger.log_hyperparams({"plan": hyperparameters})
+
+    def _on_devices(self, plan: Plan) -> Plan:
+        """As the strategy has it, with the devices on which the ranks are."""
+        names = iter(self._devices)
+        return replace(
+            plan,
+            details=self._details,
+            stages=tuple(
+                replace(stage, devices=tuple(islice(names, stage.replicas)))
+                for stage in plan.stages
+            ),
+        )

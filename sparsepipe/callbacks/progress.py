@@ -1,16 +1,103 @@
-"""What a person sees of a training: a bar on a terminal, a line an epoch elsewhere."""
+"""What a person sees of a training: shapes per second, a bar on a terminal, a line an epoch."""
 
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import RichProgressBar
+from torch import Tensor
 from typing_extensions import override
 
-from sparsepipe.callbacks.metrics_csv import epoch_metrics
-from sparsepipe.callbacks.throughput import Throughput
+from sparsepipe.callbacks.metrics import epoch_metrics
+from sparsepipe.runtime.collectives import process_group
+
+
+class Throughput(pl.Callback):
+    """Logs ``time/epoch_s`` and ``train/shapes_per_s``, summed over the ranks.
+
+    An epoch's time is that of its training steps, before a stop and after it, on the rank that
+    takes longest; the validation and the checkpoint at its end are not in it.
+
+    Attributes:
+        shapes_per_s: running rate of all ranks, for the progress bar.
+    """
+
+    def __init__(self) -> None:
+        self.shapes_per_s = 0.0
+        self._started_s = 0.0
+        self._last_s = 0.0
+        self._shapes = 0
+        self._before = (0.0, 0)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        epoch_s, shapes = self._of_epoch()
+        return {"epoch_s": epoch_s, "shapes": shapes}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._before = (state_dict["epoch_s"], state_dict["shapes"])
+
+    @override
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._started_s = self._last_s = time.perf_counter()
+        self._shapes = 0
+        self._before = (0.0, 0)
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # An epoch that was begun by an earlier process is not announced again.
+        self._started_s = self._last_s = time.perf_counter()
+        self._shapes = 0
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        now_s = time.perf_counter()
+        shapes = batch_size_of(batch)
+        readers = (trainer.distributed_sampler_kwargs or {}).get("num_replicas", 1)
+        rate = readers * shapes / max(now_s - self._last_s, 1e-9)
+        self.shapes_per_s = rate if not self._shapes else 0.9 * self.shapes_per_s + 0.1 * rate
+        self._shapes += shapes
+        self._last_s = now_s
+
+    @override
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        epoch_s, shapes = self._of_epoch()
+        pl_module.log("time/epoch_s", epoch_s)
+        pl_module.log("train/shapes_per_s", shapes / max(epoch_s, 1e-9))
+
+    def _of_epoch(self) -> tuple[float, int]:
+        """Seconds and shapes of the epoch so far; every rank must ask."""
+        # Up to the last batch's end, since validation has come in between.
+        parts = process_group.gather_objects((self._last_s - self._started_s, self._shapes))
+        before_s, shapes_before = self._before
+        longest_s = max(seconds_s for seconds_s, _ in parts)
+        return before_s + longest_s, shapes_before + sum(shapes for _, shapes in parts)
+
+
+def batch_size_of(batch: Any) -> int:
+    """Number of shapes in a batch: the length of its labels, or of its first tensor."""
+    if isinstance(batch, Mapping) and "label" in batch:
+        return len(batch["label"])
+    if isinstance(batch, Tensor):
+        return len(batch)
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)):
+        return next((size for item in batch if (size := batch_size_of(item))), 0)
+    return 0
+
 
 log = logging.getLogger(__name__)
 

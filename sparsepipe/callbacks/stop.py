@@ -1,20 +1,25 @@
-"""Ends a run in good order when a signal comes."""
+"""Ends a run in good order when a signal comes, shows that it is alive, names where it failed."""
 
 from __future__ import annotations
 
 import signal
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
 from typing_extensions import override
 
 from sparsepipe.callbacks.checkpoint import RunCheckpoint
+from sparsepipe.emulate import lift_limits, set_limits
+from sparsepipe.emulate.training import Rates, rates, steady_part
+from sparsepipe.errors import SparsePipeError
 from sparsepipe.runs.signals import SignalWatch
 from sparsepipe.runtime.collectives import process_group
 from sparsepipe.runtime.collectives.stop_agreement import StopAgreement
 from sparsepipe.runtime.failures.rank_reports import Stopped
-from sparsepipe.strategies import StagedStrategy
-from sparsepipe.strategies.trainer_internals import log_step_metrics
+from sparsepipe.strategies import PipelineStrategy, StagedStrategy
+from sparsepipe.strategies.trainer_internals import evaluation_loop, log_step_metrics
 
 
 class StopOnSignal(pl.Callback):
@@ -121,3 +126,92 @@ def stop_if_any_asked(watch: SignalWatch) -> None:
     """
     if process_group.any_rank(watch.signum is not None):
         raise Stopped(watch.signum or signal.SIGTERM)
+
+
+class Pulse(pl.Callback):
+    """Notes the time of each step of one epoch.
+
+    Links are to be without limits before the training, and are so again after it.
+
+    Args:
+        time_scale: how many times slower than the cluster all goes.
+        clock: seconds that only grow.
+    """
+
+    def __init__(
+        self, time_scale: float, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.time_scale = time_scale
+        self._clock = clock
+        self._begin_s = 0.0
+        self._ends_s: list[float] = []
+        self._per_step, self._ahead = 1, 0
+
+    def rates(self) -> Rates:
+        """Of the epoch, once it is over."""
+        return rates(
+            self._ends_s,
+            begin_s=self._begin_s,
+            per_step=self._per_step,
+            time_scale=self.time_scale,
+            ahead=self._ahead,
+        )
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        strategy = trainer.strategy
+        self._per_step = trainer.world_size
+        if isinstance(strategy, StagedStrategy):
+            self._per_step = strategy.plan.replicas(0)
+        if isinstance(strategy, PipelineStrategy):  # a synchronous one is empty after each step
+            self._ahead = strategy.plan.warmup(0)
+        steady_part(int(trainer.num_training_batches), ahead=self._ahead)  # refused early
+        _together("limiting the links")
+        if trainer.is_global_zero:
+            set_limits()
+        _together("limiting the links")
+
+    @override
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._begin_s = self._clock()
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        self._ends_s.append(self._clock())
+
+    @override
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        _together("lifting the links' limits")
+        if trainer.is_global_zero:
+            lift_limits()
+
+
+def _together(what: str) -> None:
+    process_group.gather_objects(True, what=what)
+
+
+class NamePlace(pl.Callback):
+    """Adds stage and batch as a note to what a rank raises, unless something closer has."""
+
+    @override
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        if isinstance(exception, SparsePipeError) or hasattr(exception, "__notes__"):
+            return
+        stage = ""
+        if isinstance(trainer.strategy, StagedStrategy) and trainer.strategy.pipeline:
+            stage = f"stage {trainer.strategy.plan.stage_of(trainer.global_rank)}: "
+        doing = "" if trainer.state.stage is None else trainer.state.stage.value
+        if trainer.validating or trainer.sanity_checking or trainer.testing:
+            batch = evaluation_loop(trainer).batch_progress.current.ready
+        else:
+            batch = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        exception.add_note(f"{stage}{doing} epoch {trainer.current_epoch + 1}, batch {batch}")

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 import torch
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
-from sparsepipe.callbacks.metrics_csv import read_rows
+from sparsepipe.callbacks.metrics import read_rows
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.data.dataloaders import import_once_for_workers

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
-from sparsepipe.callbacks.metrics_csv import epoch_metrics, mean_over_ranks, write_rows
-from sparsepipe.callbacks.throughput import batch_size_of
+from sparsepipe.callbacks.metrics import epoch_metrics, mean_over_ranks, write_rows
+from sparsepipe.callbacks.progress import batch_size_of
 from sparsepipe.cluster import Inventory
 from sparsepipe.config.build import build_data, build_module
 from sparsepipe.config.division import division_of

@@ -20,7 +20,7 @@ from sparsepipe.callbacks import (
     RunCheckpoint,
     StopOnSignal,
 )
-from sparsepipe.callbacks.metrics_csv import (
+from sparsepipe.callbacks.metrics import (
     add_to_last_row,
     epoch_metrics,
     mean_over_ranks,

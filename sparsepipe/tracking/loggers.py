@@ -1,15 +1,18 @@
-"""Weights & Biases beside the metrics file that every run has."""
+"""Weights & Biases, TensorBoard and MLflow beside the metrics file that every run has."""
 
 from __future__ import annotations
 
+import configparser
 import importlib.util
+import netrc
 import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from lightning_fabric.loggers.logger import rank_zero_experiment
 from lightning_fabric.utilities.rank_zero import rank_zero_only
@@ -19,10 +22,12 @@ from typing_extensions import override
 from sparsepipe.callbacks.checkpoint import Resume
 from sparsepipe.errors import ConfigError, OutputError
 from sparsepipe.tracking.history import STEP, History
-from sparsepipe.tracking.wandb_login import has_login
 
 _OURS: dict[str, str] = {}
 """Variables that a run of this process has set, since Weights & Biases takes them nowhere else."""
+_ITS_OWN = ("api.wandb.ai", "api.forge.coreweave.com")
+"""The names of the public server, old and new: a login to one is a login to the other."""
+_KEYS = ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")
 
 
 def wandb_logger(
@@ -273,3 +278,37 @@ def _take_back() -> None:
         if os.environ.get(name) == value:
             del os.environ[name]
     _OURS.clear()
+
+
+def has_login() -> bool:
+    """Whether the environment, the settings file or the netrc file has a login for the server.
+
+    ``wandb.login`` would ask the server, or the terminal.
+    """
+    settings = _settings()
+    if any(os.environ.get(name) for name in _KEYS) or settings.get("api_key"):
+        return True
+    url = os.environ.get("WANDB_BASE_URL") or settings.get("base_url") or f"https://{_ITS_OWN[0]}"
+    host = urlsplit(url).netloc
+    return _in_netrc(_ITS_OWN if host in _ITS_OWN else (host,))
+
+
+def _settings() -> dict[str, str]:
+    """Those that ``wandb login`` writes for all directories, such as the server's address."""
+    folder = Path(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb").expanduser()
+    found = configparser.ConfigParser(interpolation=None)
+    try:
+        found.read(folder / "settings", encoding="utf-8")
+    except (configparser.Error, UnicodeDecodeError):
+        return {}
+    return dict(found["default"]) if found.has_section("default") else {}
+
+
+def _in_netrc(hosts: Collection[str]) -> bool:
+    path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    try:
+        entries = netrc.netrc(path)
+    except (OSError, UnicodeDecodeError, netrc.NetrcParseError):
+        return False  # nor can Weights & Biases read it
+    found = (entries.authenticators(host) for host in hosts)
+    return any(entry is not None and entry[2] for entry in found)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from sparsepipe.callbacks.throughput import batch_size_of
+from sparsepipe.callbacks.progress import batch_size_of
 from sparsepipe.config.build import build_data, build_inventory, build_module
 from sparsepipe.config.run_spec import RunSpec
 from sparsepipe.config.target import Target

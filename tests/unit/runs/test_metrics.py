@@ -20,7 +20,7 @@ def test_reads_one_row_an_epoch(tmp_path):
 
 
 def test_reads_what_a_run_writes(tmp_path):
-    from sparsepipe.callbacks.metrics_csv import add_to_last_row, write_rows
+    from sparsepipe.callbacks.metrics import add_to_last_row, write_rows
 
     path = tmp_path / "metrics.csv"
     rows = [{"epoch": e, "step": 5 * e + 5, "train/loss": 2.0 - e} for e in range(2)]

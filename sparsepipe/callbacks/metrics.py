@@ -1,0 +1,224 @@
+"""Metrics of a training: the file of them, sums over an epoch, the learning rate."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from torch import Tensor
+from typing_extensions import override
+
+from sparsepipe.runs.metrics import read_metrics
+from sparsepipe.runtime.collectives import process_group
+from sparsepipe.strategies.metrics import State, merged_states, put_state, state_of
+from sparsepipe.strategies.trainer_internals import (
+    LoggedValue,
+    drop_computed,
+    optimizer_steps,
+    training_values,
+)
+from sparsepipe.utils.files import write_text_atomic
+
+_KEYS = ("epoch", "step")
+
+
+class MetricsCsv(pl.Callback):
+    """Writes every epoch's metrics, and the learning rate, as one row.
+
+    A row is on the disk before the checkpoint of its epoch is; when a run resumes, rows
+    of epochs that its checkpoint does not include are dropped, since they come again.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows: list[dict[str, Any]] = []
+        self._validated = False
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.is_global_zero:
+            rows = read_rows(self._path)
+            self._rows = [row for row in rows if int(row["epoch"]) < trainer.current_epoch]
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"validated": self._validated}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._validated = state_dict["validated"]
+
+    @override
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._validated = not trainer.sanity_checking
+
+    @override
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        values = mean_over_ranks(epoch_metrics(trainer))
+        if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
+            return
+        row: dict[str, Any] = {"epoch": trainer.current_epoch, "step": trainer.global_step}
+        # Lightning goes on showing the values of an earlier epoch's validation.
+        fresh, self._validated = self._validated, False
+        row.update({k: v for k, v in values.items() if fresh or not k.startswith("val/")})
+        if trainer.optimizers:
+            row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
+        self._rows.append(row)
+        write_rows(self._path, self._rows)
+
+
+def add_to_last_row(path: Path, values: Mapping[str, float]) -> None:
+    """Adds columns, such as the final test's, to the last epoch's row."""
+    rows = read_rows(path)
+    if rows:
+        rows[-1].update(values)
+        write_rows(path, rows)
+
+
+def epoch_metrics(trainer: pl.Trainer) -> dict[str, float]:
+    """The epoch's metrics as numbers; every rank must ask, since metrics synchronise."""
+    values = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    # Lightning keeps the last step's value beside the epoch's under such names.
+    return {
+        name.removesuffix("_epoch"): value
+        for name, value in values.items()
+        if not name.endswith("_step") and f"{name}_epoch" not in values
+    }
+
+
+def mean_over_ranks(values: Mapping[str, float | Tensor]) -> dict[str, float]:
+    """Means of each rank's numbers; those that are synchronised already stay as they are."""
+    everyone = process_group.gather_objects({name: float(value) for name, value in values.items()})
+    return {
+        name: sum(rank[name] for rank in everyone) / len(everyone)
+        for name in everyone[0]
+        if all(name in rank for rank in everyone)
+    }
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics file; none if there is no file."""
+    return read_metrics(path) if path.exists() else []
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes rows under the union of their columns, epoch and step first."""
+    names = sorted({name for row in rows for name in row} - set(_KEYS))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=[*_KEYS, *names], restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text_atomic(path, text.getvalue())
+
+
+log = logging.getLogger(__name__)
+
+_KEY = "epoch_sums"
+_HOOK = "training_step"
+
+Sums = dict[str, State]
+"""By Lightning's name of a logged value."""
+
+
+class EpochSums(pl.Callback):
+    """Lets ``train/loss``, ``train/accuracy`` and the like be those of the whole epoch.
+
+    Lightning begins them anew when a run goes on within an epoch. A stop's checkpoint has each
+    rank's sums of what ``training_step`` logs for an epoch, numbers and torchmetrics; the epoch's
+    end adds those of the batches after the stop. So this comes before all callbacks that ask for
+    metrics. Ranks of a pipeline hold everyone's sums, in the checkpoint as at the end. Of a metric
+    that has no rule for merging, a warning says that it lacks the batches before the stop.
+    """
+
+    def __init__(self) -> None:
+        self._before: Sums = {}
+        self._ended = False
+
+    @override
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        mine = {} if self._ended else dict(self._of_epoch(trainer))
+        checkpoint[_KEY] = process_group.gather_objects(mine)
+
+    @override
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        everyone = checkpoint.get(_KEY, [])
+        if len(everyone) == process_group.world_size():
+            self._before = everyone[process_group.rank()]
+
+    @override
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        # Not called where an earlier process has begun the epoch.
+        self._before, self._ended = {}, False
+
+    @override
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        logged = dict(_logged(trainer))
+        for key, whole in self._of_epoch(trainer):
+            if key in self._before:
+                put_state(_summed(logged[key]), whole)
+                drop_computed(logged[key])
+        self._before, self._ended = {}, True
+
+    def _of_epoch(self, trainer: pl.Trainer) -> Iterator[tuple[str, State]]:
+        """Sums of this process's batches and of those before an earlier stop."""
+        for key, item in _logged(trainer):
+            mine, before = state_of(_summed(item)), self._before.get(key)
+            whole = mine if before is None else _merged(item, [before, mine])
+            if whole is None:
+                log.warning(
+                    "%s of this epoch lacks the batches before the stop: %s cannot be merged",
+                    item.meta.name,
+                    type(item.value).__name__,
+                )
+            yield key, mine if whole is None else whole
+
+
+def _logged(trainer: pl.Trainer) -> Iterator[tuple[str, LoggedValue]]:
+    """What steps log for an epoch; a metric once, also where it has two names."""
+    seen: set[int] = set()
+    for key, item in training_values(trainer).items():
+        if item.meta.fx == _HOOK and item.meta.on_epoch and id(_summed(item)) not in seen:
+            seen.add(id(_summed(item)))
+            yield key, item
+
+
+def _summed(item: LoggedValue) -> Any:
+    """What has the states: Lightning's own sum of a number, or the module's metric."""
+    return item if item.is_tensor else item.value
+
+
+def _merged(item: LoggedValue, states: list[State]) -> State | None:
+    if not item.is_tensor:
+        return merged_states(item.value, states)
+    whole = {name: sum(state[name] for state in states) for name in states[0]}
+    if item.meta.is_max_reduction or item.meta.is_min_reduction:
+        whole["value"] = item.meta.reduce_fx(*(state["value"] for state in states))
+    return whole
+
+
+class LogRates(pl.Callback):
+    """Logs ``lr`` at each epoch's end, as the metrics file has it, to whatever logger there is.
+
+    Lightning's own monitor does so at an epoch's start, which a run that goes on in the middle
+    of an epoch does not come by.
+    """
+
+    @override
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.optimizers or not trainer.is_global_zero:
+            return
+        row = {"lr": trainer.optimizers[0].param_groups[0]["lr"], "epoch": trainer.current_epoch}
+        for logger in trainer.loggers:
+            logger.log_metrics(row, step=optimizer_steps(trainer) - 1)
