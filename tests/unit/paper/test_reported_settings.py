@@ -46,7 +46,7 @@ def test_what_commands_of_cells_give_is_in_one_table(name: str, scale: str, ever
 
 
 def simulated(task: str, strategy: str, gpus: int, *overrides: str) -> dict[str, object]:
-    command = ("experiment=fig9", f"task=fig9/{task}", f"hardware=paper_{gpus}gpu")
+    command = ("experiment=fig9", f"task=paper/fig9_{task}", f"hardware=paper_{gpus}gpu")
     row = made_by(*command, f"parallel={strategy}", *overrides)
     kind = "emulated" if task == "emulated" else "simulated"
     return {**row, "hardware_devices": GPUS[gpus], "minibatches_per_s": 2.0, "kind": kind}
